@@ -1,4 +1,4 @@
-"""`python -m appliance` is `slipway`."""
+"""`python -m appliance` is the same as `slipway`."""
 
 import sys
 

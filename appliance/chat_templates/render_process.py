@@ -1,9 +1,9 @@
-"""A process that renders chat templates: `python -m appliance.chat_templates.render_process MEMORY CPU_S`, on a
-socket at descriptor 0.
+"""Process that renders chat templates: `python -m appliance.chat_templates.render_process MEMORY CPU_S`, with a socket
+at descriptor 0.
 
-MEMORY bytes of address space are allowed beyond those of an idle process, and CPU_S seconds of processor time per job.
-The kernel ends the process at the end of that time, also within one operation of C code. Frames have four bytes of
-length; jobs are JSON, replies one byte for the kind of outcome, the place, a zero byte and the text.
+It may use MEMORY bytes of address space beyond those of an idle process, and CPU_S seconds of CPU time per job. The
+kernel ends the process after that time, even within one operation of C code. Frames have a four-byte length. Jobs are
+JSON. A reply has one byte for the kind of outcome, the location, a zero byte and the text.
 """
 
 import json
@@ -20,7 +20,7 @@ LENGTH = struct.Struct("!I")
 
 
 def received(connection: socket.socket, size: int) -> bytes:
-    """Read `size` bytes. Raises EOFError if the connection ends before, TimeoutError if it has a timeout."""
+    """Read `size` bytes. Raise EOFError if the connection ends before, TimeoutError if it has a timeout."""
     data = bytearray()
     while len(data) < size:
         piece = connection.recv(min(size - len(data), 1 << 20))
@@ -48,7 +48,7 @@ def _outcome(job: bytes) -> Outcome:
 
 
 def serve(connection: socket.socket, cpu_s: float) -> None:
-    """Answer jobs until the other side closes the connection."""
+    """Process jobs until the peer closes the connection."""
     while True:
         try:
             job = received(connection, *LENGTH.unpack(received(connection, LENGTH.size)))

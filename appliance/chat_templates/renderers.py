@@ -1,6 +1,6 @@
-"""Processes that render chat templates for this one, with limits on memory and time.
+"""Pool of processes that render chat templates, with limits on memory and time.
 
-A template is code from a checkpoint or a client. The Jinja sandbox blocks files and attributes but does not bound
+A template is code from a checkpoint or a client. The Jinja sandbox blocks files and attributes but does not limit
 memory and time, so templates run in processes that the kernel can end. Processes start on demand and are reused; one
 that exceeds a limit is replaced.
 """
@@ -20,21 +20,21 @@ from typing import Any, Final
 from appliance.chat_templates.render_process import LENGTH, received
 from appliance.chat_templates.rendering import KINDS, Outcome
 
-PROCESSES: Final = 4  # that render at a time
+PROCESSES: Final = 4  # maximum number of concurrent renders
 MEMORY: Final = 512 << 20
 CPU_S: Final = 5.0
-WALL_S: Final = 60.0  # for a process that is stopped or starved; templates reach CPU_S first
-_EXIT_S: Final = 5.0  # from the end of a connection to the end of its process
+WALL_S: Final = 60.0  # for a stopped or starved process; templates reach CPU_S first
+_EXIT_S: Final = 5.0  # from closing the connection to the exit of the process
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
-"""Variables that a process gets: none that could have a secret."""
+"""Variables that a process inherits; none can contain a secret."""
 
 
 class _Killed(Exception):
-    """A renderer was killed from outside."""
+    """Raised if a renderer was killed from outside."""
 
 
 class _Process:
-    """One renderer."""
+    """One renderer process."""
 
     def __init__(self, memory: int, cpu_s: float) -> None:
         self._connection, theirs = socket.socketpair()
@@ -50,7 +50,7 @@ class _Process:
         return self._child.poll() is None
 
     def render(self, job: bytes) -> Outcome:
-        """Raises EOFError or OSError if the process ended, TimeoutError if it does not answer."""
+        """Render a job. Raise EOFError or OSError if the process ended, TimeoutError if it does not reply."""
         until = monotonic() + WALL_S
         self._connection.settimeout(WALL_S)
         self._connection.sendall(LENGTH.pack(len(job)) + job)
@@ -61,7 +61,7 @@ class _Process:
         return Outcome(KINDS[reply[0]], text.decode("utf-8", "surrogatepass"), place.decode())
 
     def end(self, *, patience_s: float = 0.0) -> int:
-        """Return the exit status of the process, which is killed if it does not end within `patience_s`."""
+        """Close the connection and return the exit status of the process, which is killed after `patience_s`."""
         self._connection.close()
         try:
             return self._child.wait(patience_s)
@@ -85,12 +85,13 @@ class Renderers:
         self.close = weakref.finalize(self, _end_all, self._idle)
 
     def render(self, source: str, scope: Mapping[str, Any]) -> Outcome:
-        """Return the rendered text, or why there is none. Raises ValueError for a scope that JSON cannot hold."""
+        """Return the rendered text, or the reason why there is none. Raise ValueError if JSON cannot represent the
+        scope."""
         job = json.dumps([source, scope]).encode()
         with self._free:
             try:
                 return self._render(job)
-            except _Killed:  # while it was idle, perhaps
+            except _Killed:  # possibly while it was idle
                 try:
                     return self._render(job)
                 except _Killed:
@@ -108,7 +109,7 @@ class Renderers:
         except BaseException:
             process.end()
             raise
-        if found.kind == "limit":  # its memory is in pieces
+        if found.kind == "limit":  # its memory is fragmented
             process.end()
         else:
             self._idle.append(process)

@@ -1,9 +1,8 @@
-"""Jinja templates to text, as transformers renders them: a sandbox with trimmed blocks and a few extra functions.
+"""Rendering of Jinja templates as in transformers: a sandbox with trimmed blocks and a few extra functions.
 
-The environment's rules (trim_blocks, lstrip_blocks, tojson without HTML escapes, raise_exception, strftime_now, loop
-controls, the generation tag) are the convention of Hugging Face checkpoints; templates are written against them.
-A template can take any amount of memory and time, within one operator or filter too, so only processes with limits
-call this (render_process.py).
+The settings (trim_blocks, lstrip_blocks, tojson without HTML escapes, raise_exception, strftime_now, loop controls, the
+generation tag) are the convention of Hugging Face checkpoints. A template can use any amount of memory and time, even
+within one operator or filter, so only processes with limits call this module (render_process.py).
 """
 
 import json
@@ -21,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CHARACTERS = 64 * 2**20
-"""Most characters of a rendered text."""
+"""Maximum length of a rendered text."""
 
 Kind = Literal["text", "syntax", "refused", "failed", "limit"]
 KINDS: tuple[Kind, ...] = ("text", "syntax", "refused", "failed", "limit")
@@ -32,18 +31,18 @@ class Outcome:
     """Result of rendering a template."""
 
     kind: Kind
-    """`text`: rendered; `syntax`: no valid Jinja; `refused`: the template called raise_exception; `failed`: it raised
-    another exception; `limit`: it took too much memory or time."""
+    """`text`: rendered; `syntax`: invalid Jinja; `refused`: the template called raise_exception; `failed`: it raised
+    another exception; `limit`: it exceeded the limit of memory or time."""
 
     text: str
-    """The rendered text, or why there is none."""
+    """The rendered text, or the reason why there is none."""
 
     place: str = ""
     """Type of the exception and line of the template, without text of the conversation."""
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks replies for training; serving renders what is inside."""
+    """`{% generation %}…{% endgeneration %}` marks replies for training; serving renders the text inside."""
 
     tags = {"generation"}
 
@@ -54,7 +53,7 @@ class _Generation(Extension):
 
 
 class Refused(jinja2.TemplateError):
-    """The template called raise_exception."""
+    """Raised if the template called raise_exception."""
 
 
 def _tojson(
@@ -68,7 +67,7 @@ def _raise_exception(message: Any) -> NoReturn:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    # Without the optimizer no expression is computed before the template is rendered.
+    # Without the optimizer, no expression is evaluated before the template is rendered.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols]
     )
@@ -97,7 +96,7 @@ def render(source: str, scope: Mapping[str, Any]) -> Outcome:
         return Outcome("limit", "it takes too much memory")
     except OverflowError as error:
         return Outcome("limit", str(error))
-    except Exception as error:  # code of the template can raise anything
+    except Exception as error:  # template code can raise any exception
         return Outcome("failed", str(error), _place(error))
 
 

@@ -1,6 +1,6 @@
 """Chat templates of a checkpoint or of a request, and the errors of templates that fail.
 
-rendering.py has the rules of the templates' environment, renderers.py the processes that render.
+rendering.py defines the environment of the templates, renderers.py the processes that render them.
 """
 
 import json
@@ -16,15 +16,15 @@ from engine.api.files import read_text
 from engine.text import Tokenizer
 
 LARGE = 1 << 20
-"""Bytes of a conversation as JSON above which a template that exceeds a limit is not to blame."""
+"""Size of a conversation as JSON, in bytes, above which a template that exceeds a limit is not considered faulty."""
 
-# Where the last message's text ends in the rendered conversation; the trailing space shows whether the template trims.
+# Marks the end of the last message in the rendered conversation; the trailing space shows whether the template trims.
 _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class TemplateError(CheckpointError):
-    """The model's own template fails, which the operator has to correct. `place` describes the failure without text of
-    the conversation."""
+    """Raised if the model's own template fails, which the operator has to fix. `place` describes the failure without
+    text of the conversation."""
 
     code = "template"
 
@@ -34,7 +34,7 @@ class TemplateError(CheckpointError):
 
 
 def _named(sources: str | Mapping[str, str], name: str | None, has_tools: bool) -> str:
-    """One of several templates: by name, else `tool_use` where tools are given, else `default`."""
+    """Return one of several templates: by name, else `tool_use` if tools are given, else `default`."""
     if isinstance(sources, str):
         return sources
     wanted = name or ("tool_use" if has_tools and "tool_use" in sources else "default")
@@ -46,7 +46,7 @@ def _named(sources: str | Mapping[str, str], name: str | None, has_tools: bool) 
 
 
 def _mark_end(message: dict[str, Any], source: str) -> str:
-    """Puts the end tag behind the last message's text, which is returned."""
+    """Append the end tag to the text of the last message, and return the original text."""
     content = message.get("content")
     if isinstance(content, list):
         for part in reversed(content):
@@ -73,18 +73,18 @@ def _cut_at_end(rendered: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A model's template, or its templates by name. `special_tokens` are visible in it (bos_token, eos_token, …)."""
+    """A model's template, or its templates by name. `special_tokens` are available in it (bos_token, eos_token, …)."""
 
     sources: str | Mapping[str, str]
     special_tokens: Mapping[str, str]
     renderers: Renderers = field(default_factory=Renderers, compare=False, repr=False)
 
     def names(self) -> tuple[str, ...]:
-        """Of several templates; a request may choose one."""
+        """Return the names if there are several templates; a request may choose one."""
         return () if isinstance(self.sources, str) else tuple(self.sources)
 
     def text(self) -> str:
-        """All of the template's text: what an output format is recognised by."""
+        """Return the text of all templates, from which the output format is recognised."""
         return self.sources if isinstance(self.sources, str) else "\n".join(self.sources.values())
 
     def render(
@@ -99,7 +99,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the conversation as the model's prompt text. `template` is a name or a source that replaces the
-        model's own. Messages must be the caller's own copies. Raises RequestError if the template refuses the
+        model's own. Messages must be the caller's own copies. Raise RequestError if the template refuses the
         conversation, or came with the request and fails; TemplateError if the model's own fails."""
         named = not isinstance(self.sources, str) and template in self.sources
         own = template is None or named
@@ -143,8 +143,9 @@ def _failure(found: Outcome, scope: Mapping[str, Any], *, own: bool) -> RequestE
 def check_template(template: ChatTemplate) -> None:
     """Render a conversation of one message with the template, or with each of several.
 
-    A template may refuse the conversation by `raise_exception`; content may be a text or a list of parts. Raises
-    TemplateError if a template is no valid Jinja or fails on both."""
+    A template may refuse the conversation with `raise_exception`; content may be a text or a list of parts. Raise
+    TemplateError if a template is invalid Jinja or fails for both.
+    """
     for name in template.names() or (None,):
         faults = [
             fault
@@ -168,7 +169,8 @@ def _faults(template: ChatTemplate, name: str | None, content: Any) -> list[Temp
 def load_template(
     tokenizer: Tokenizer, override: str | None, renderers: Renderers | None = None
 ) -> ChatTemplate | None:
-    """The checkpoint's template, or the file that replaces it; None if there is neither. Raises CheckpointError."""
+    """Return the checkpoint's template, or the file that replaces it. Return None if the checkpoint has no template.
+    Raise CheckpointError."""
     renderers = renderers or Renderers()
     if override is None:
         sources = tokenizer.chat_template

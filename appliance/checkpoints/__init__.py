@@ -1,8 +1,8 @@
-"""Where a checkpoint comes from. One file for each kind; what they share:
+"""Checkpoint sources and downloads. Each kind of source has its own module; all share these steps:
 
-    order ─▶ store ─▶ listing ─▶ shelf        what is wanted, where it lies, its files, where they go
-                        ├─▶ facts             small files and the headers of weights: enough for a plan
-                        └─▶ fetch             the rest: attempts, resumption, checksums, a lock
+    order ─▶ store ─▶ listing ─▶ shelf        download spec, source, its files, cache directory
+                        ├─▶ facts             small files and headers of weights, enough for a plan
+                        └─▶ fetch             the other files: retries, resumption, checksums, a lock
 
-No torch here, and no client library before a source needs it.
+This package imports neither torch nor a client library before a source needs it.
 """

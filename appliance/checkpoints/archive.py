@@ -1,5 +1,5 @@
-"""An archive on a web server. It is downloaded whole, with its SHA-256 checked on the way, unpacked beside its final
-folder and renamed into place. What is in it cannot be known before."""
+"""Checkpoint in an archive on a web server. The whole archive is downloaded while its SHA-256 is computed, unpacked
+next to its final folder and renamed. Its contents are unknown before the download."""
 
 import hashlib
 import os
@@ -25,13 +25,14 @@ CURE = "name the server's bearer token in `secrets` and model.credentials"
 
 @dataclass(frozen=True)
 class Archive:
-    """`cache`: folder for all archives. The folder of one is named by its SHA-256 where that is given, else by address,
-    version (entity tag, else time of the last change) and size."""
+    """An archive at a URL."""
 
-    url: str
+    url: str  # address of the archive
     sha256: str
     max_size: int
     cache: Path
+    """Folder of all archives. The subfolder of one is named by its SHA-256 if that is given, else by a hash of address,
+    version (entity tag, else modification time) and size."""
     token: str = field(default="", repr=False)
     stall_s: float = 60.0
 
@@ -49,7 +50,7 @@ class Archive:
         return "an archive"
 
     def expected(self) -> int:
-        return 0  # the server says the size before the download, or never
+        return 0  # the server reports the size at the start of the download, or never
 
     @property
     def _list_file(self) -> Path:
@@ -61,7 +62,7 @@ class Archive:
         except (OSError, msgspec.DecodeError):
             listing = None
         if self.sha256 and (listing is None or listing.files[0].sha256 != self.sha256):
-            # It may have come from another address, or with the image.
+            # the cached copy may come from another address, or from the image
             listing = Listing(self.sha256, (RemoteFile(self._file_name, None, "", self.sha256),))
             return listing if self.folder(listing).is_dir() else None
         return None if listing is None else msgspec.structs.replace(listing, fixed=bool(self.sha256))
@@ -84,7 +85,7 @@ class Archive:
         return listing
 
     def shelf(self, listing: Listing) -> Shelf:
-        """Of the archive itself; `folder` is where its files go."""
+        """Return the cache entry of the archive file. `folder` returns where its contents go."""
         folder = self.cache / listing.revision
         return Shelf(folder.with_name(f"{folder.name}.archive"), folder.with_name(f"{folder.name}.lock"))
 
@@ -99,7 +100,7 @@ class Archive:
     def unpack(self, listing: Listing, min_free: int = 0) -> None:
         """Unpack the downloaded archive and move its files into place. `min_free` bytes of the disk stay free.
 
-        Raises SourceError.
+        Raise SourceError if the archive is invalid or the disk cannot be written.
         """
         final, shelf = self.folder(listing), self.shelf(listing)
         archive = shelf.folder / listing.files[0].name
@@ -109,7 +110,7 @@ class Archive:
             try:
                 if not final.is_dir():
                     os.replace(unpack(archive, working, self.max_size, min_free), final)
-            except OSError as error:  # the archive stays: with room, the next start goes on from here
+            except OSError as error:  # the archive is kept, so that the next start continues here when there is space
                 raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
             except SourceError:
                 shutil.rmtree(shelf.folder, ignore_errors=True)

@@ -1,5 +1,5 @@
-"""A folder of a bucket, whatever its store: a listing that is kept for a start without the network, and a folder of the
-cache that is named by the content of the listing."""
+"""Folders of buckets, for all kinds of stores. The listing is cached, for starts without a network; the cache folder is
+named by a hash of the listing."""
 
 import hashlib
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ from appliance.checkpoints.remote import Listing, RemoteFile, SourceError, selec
 
 @dataclass(frozen=True)
 class Folder:
-    """`prefix` has no slash at either end. `scheme` begins the folder's URI."""
+    """A folder of a bucket."""
 
     bucket: str
-    prefix: str
+    prefix: str  # has no slash at either end
     cache: Path
     stall_s: float = 60.0
 
-    scheme = ""
+    scheme = ""  # scheme of the folder's URI
 
     @property
     def shown(self) -> str:
@@ -33,7 +33,7 @@ class Folder:
 
     @property
     def start(self) -> str:
-        """What the keys of all its objects begin with."""
+        """Return the common prefix of the keys of its objects."""
         return f"{self.prefix}/" if self.prefix else ""
 
     @property
@@ -50,7 +50,7 @@ class Folder:
         return Shelf(self._home / listing.revision, self._home / ".lock")
 
     def listed(self, objects: Iterable[tuple[str, int, str]]) -> Listing:
-        """The listing of its objects, each with key, size and version, which is kept. Raises SourceError."""
+        """Build the listing from key, size and version of each object, and store it in the cache. Raise SourceError."""
         found = [RemoteFile(key.removeprefix(self.start), size, version) for key, size, version in objects]
         try:
             files = select([file for file in found if file.name and not file.name.endswith("/")], ())
@@ -67,6 +67,6 @@ class Folder:
 
 
 def digest(files: tuple[RemoteFile, ...]) -> str:
-    """Changes with the name, size or version of any file."""
+    """Return a hash of names, sizes and versions of the files."""
     lines = "\n".join(f"{file.name}\t{file.size}\t{file.version}" for file in sorted(files, key=lambda f: f.name))
     return hashlib.sha256(lines.encode()).hexdigest()

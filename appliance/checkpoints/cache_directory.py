@@ -1,5 +1,5 @@
-"""A folder of the cache that one version of a checkpoint goes into. A file appears under its name only when it is whole
-and checked; until then it is NAME.part, from which an interrupted download goes on."""
+"""Cache directory of one version of a checkpoint. A file gets its name when it is complete and verified; until then it
+is NAME.part, from which an interrupted download resumes."""
 
 import contextlib
 import fcntl
@@ -25,12 +25,13 @@ class _File(Protocol):
 
 @dataclass(frozen=True)
 class Shelf:
-    """`folder` is what is served. With `blobs` (the hub's layout) a file lies there under its version, and `folder` has
-    links to it. `lock_file` keeps two processes from downloading the same."""
+    """Cache directory of one version."""
 
-    folder: Path
-    lock_file: Path
+    folder: Path  # the folder that is served
+    lock_file: Path  # prevents two processes from downloading the same files
     blobs: Path | None = None
+    """If set (layout of the Hugging Face cache), files are stored here under their version, and `folder` has links to
+    them."""
 
     def target(self, file: _File) -> Path:
         return self.folder / file.name if self.blobs is None else self.blobs / file.version
@@ -43,7 +44,7 @@ class Shelf:
         return file.size is None or size == file.size
 
     def holds(self, file: _File) -> bool:
-        """Whether its content is here, perhaps under the name of another revision alone."""
+        """Return whether the content is in the cache, possibly only under another revision."""
         if self.blobs is None or file.size is None:
             return self.has(file)
         try:
@@ -52,7 +53,7 @@ class Shelf:
             return False
 
     def kept(self, file: _File) -> int:
-        """Bytes of it that are here already, whole or not."""
+        """Return the number of bytes that are in the cache, of a complete or partial file."""
         if self.has(file) or self.holds(file):
             return file.size or 0
         with contextlib.suppress(OSError):
@@ -64,7 +65,7 @@ class Shelf:
         return target.with_name(f"{target.name}.part")
 
     def put(self, file: _File) -> None:
-        """Gives a whole file its name."""
+        """Give a complete file its final name."""
         target, name = self.target(file), self.folder / file.name
         name.parent.mkdir(parents=True, exist_ok=True)
         if self.part(file).exists():
@@ -75,7 +76,7 @@ class Shelf:
             os.replace(link, name)
 
     def free_bytes(self) -> int:
-        """Free space of the disk that it is on."""
+        """Return the free space of the disk that contains it."""
         place = self.folder
         while not place.exists():
             place = place.parent
@@ -83,8 +84,8 @@ class Shelf:
 
     @contextlib.contextmanager
     def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
-        """Held by one process at a time; the kernel takes it back from one that dies. `waiting` is called now and then
-        while another has it, and may raise."""
+        """Hold an exclusive lock among processes; the kernel releases it when a process ends. `waiting` is called
+        repeatedly while another process has the lock, and may raise."""
         self.lock_file.parent.mkdir(parents=True, exist_ok=True)
         with self.lock_file.open("ab") as file:
             while True:

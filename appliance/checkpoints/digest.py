@@ -1,7 +1,7 @@
-"""SHA-256 of many large files: streamed, several at a time (hashlib lets go of the interpreter), with progress.
+"""SHA-256 of many large files: streamed, several in parallel (hashlib releases the GIL), with progress.
 
-A digest is remembered by (path, size, time of the last change in ns, inode) in the cache folder. That is good enough to
-say in `check` that nothing changed since; `serve` reads every byte again.
+Digests are cached by path, size, modification time in ns and inode. That is sufficient for `check` to report that
+nothing has changed; `serve` reads every byte again.
 """
 
 import contextlib
@@ -21,24 +21,25 @@ from engine.api.files import open_file, real_path
 BUFFER_BYTES = 4 * 2**20
 THREADS = 8
 REMEMBERED = "digests.json"
-_LINE_EVERY_S = 10.0  # where nobody watches, as in a container's log
+_LINE_EVERY_S = 10.0  # without a terminal, for example in the log of a container
 _DRAW_EVERY_S = 0.2
-_SILENT_S = 1.0  # what is done by then needs no progress
+_SILENT_S = 1.0  # work that finishes earlier shows no progress
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Progress = Callable[[int], None]
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """Of one file. Bytes."""
+    """Size in bytes and SHA-256 of a file."""
 
     size: int
     sha256: Sha256
 
 
 def digests(paths: Iterable[Path], progress: Progress) -> dict[Path, Digest]:
-    """The digest of each file, the largest first; `progress` is told bytes as they are read. Raises OSError."""
-    from concurrent.futures import ThreadPoolExecutor  # 8 ms that no start without a lock pays
+    """Return the digest of each file, starting with the largest. `progress` is called with the bytes read. Raise
+    OSError."""
+    from concurrent.futures import ThreadPoolExecutor  # 8 ms that a start without a lock should not spend
 
     largest = sorted(paths, key=lambda path: -path.stat().st_size)
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
@@ -56,11 +57,11 @@ def digest(path: Path, progress: Progress) -> Digest:
     return Digest(size, found.hexdigest())
 
 
-# -- what was hashed before -------------------------------------------------------------------------------------------
+# -- cache of digests -------------------------------------------------------------------------------------------------
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """A file as the system describes it, and its digest then."""
+    """Status of a file and its digest at that time."""
 
     size: int
     changed_ns: int
@@ -74,7 +75,7 @@ def _mark(path: Path) -> tuple[int, int, int]:
 
 
 def remembered(cache: Path | None, paths: Iterable[Path]) -> dict[Path, Digest]:
-    """Digests of those files that look as they did when they were last hashed."""
+    """Return the cached digests of files whose status has not changed."""
     seen = _read(cache)
     found = {}
     for path in paths:
@@ -86,7 +87,7 @@ def remembered(cache: Path | None, paths: Iterable[Path]) -> dict[Path, Digest]:
 
 
 def remember(cache: Path | None, found: Mapping[Path, Digest]) -> None:
-    """Notes digests for the next `check`; a cache that cannot be written is no failure."""
+    """Store digests for the next `check`. A cache that cannot be written is not an error."""
     if cache is None:
         return
     seen = _read(cache)
@@ -111,7 +112,7 @@ def _read(cache: Path | None) -> dict[str, _Seen]:
 
 @dataclass
 class Shown:
-    """Says on standard error how far the hashing is: one line that is drawn anew on a terminal, else one in 10 s."""
+    """Prints the progress of hashing to standard error: one line that is updated on a terminal, else one every 10 s."""
 
     total: int
     what: str

@@ -1,6 +1,6 @@
-"""Downloads what a manifest names, before anything is started: `slipway fetch`, and `slipway serve` for archives.
+"""Download the checkpoint of a manifest before anything starts: `slipway fetch`, and `slipway serve` for archives.
 
-A download can be ended at any moment: what was read stays, and the next one goes on from it.
+A download can be interrupted at any time; the next one continues from the data in the cache.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ def bring(
     say: Callable[[str], None],
     beside: Callable[[Progress], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
 ) -> Path:
-    """The folder of the checkpoint, which is whole then. `say` gets a line of progress now and then, `beside` is open
-    during a download. Raises SourceError."""
+    """Download the checkpoint and return its folder. `say` gets a line of progress regularly; the context manager of
+    `beside` is open during a download. Raise SourceError."""
     resolved = resolve(order, policy, environ)
     store, listing = resolved.store, resolved.listing
     if is_whole(store, listing):
@@ -49,7 +49,8 @@ def bring(
 
 @contextlib.contextmanager
 def on_stderr() -> Iterator[Callable[[str], None]]:
-    """Says lines: on a terminal each over the one before it, elsewhere one below the other."""
+    """Yield a function that prints lines: on a terminal each replaces the previous one, elsewhere they follow each
+    other."""
     terminal, said = sys.stderr.isatty(), False
 
     def say(text: str) -> None:
@@ -66,8 +67,8 @@ def on_stderr() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def ended_by_signals(code: int) -> Iterator[None]:
-    """Lets SIGTERM and SIGINT end the process with `code`, also as PID 1, and at once: threads that wait for a server
-    would hold up an orderly end by their timeouts."""
+    """Let SIGTERM and SIGINT end the process at once with `code`, also as PID 1. An orderly end would wait for the
+    network timeouts of other threads."""
 
     def end(*_: object) -> None:
         print("\nstopped; what was downloaded so far stays in the cache", file=sys.stderr, flush=True)
@@ -83,7 +84,7 @@ def ended_by_signals(code: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told(tell: Callable[[], None]) -> Iterator[None]:
-    """Calls `tell` regularly while the block runs, and once at its end."""
+    """Call `tell` regularly while the block runs, and once at its end."""
     over = threading.Event()
 
     def run() -> None:

@@ -1,5 +1,5 @@
-"""What `model.source` means here: a local folder, or an order that can be written into a file and carried out by
-another process. The variables of the platforms (SageMaker, Vertex AI, the hub) are read here and nowhere else."""
+"""Resolution of `model.source`: to a local folder, or to a download spec that can be written to a file for another
+process. Only this module reads the variables of the platforms (SageMaker, Vertex AI, Hugging Face hub)."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ EXTRAS = {"s3": "boto3", "gs": "google.cloud.storage"}
 
 
 class Secret(msgspec.Struct, frozen=True):
-    """Where a token lies: a file, or a variable. Never the token."""
+    """Location of a token, never the token itself: a file or an environment variable."""
 
     file: str = ""
     env: str = ""
@@ -34,12 +34,11 @@ class Secret(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """`what` is a repository, an address, bucket/prefix, or package==version. `cache` is the folder for all of this
-    kind."""
+    """Specification of a download."""
 
     kind: Literal["huggingface", "http", "s3", "gs", "pypi"]
-    what: str
-    cache: str
+    what: str  # a repository, a URL, bucket/prefix, or package==version
+    cache: str  # folder of all downloads of this kind
     revision: str = "main"
     patterns: tuple[str, ...] = ()
     sha256: str = ""
@@ -50,7 +49,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float = 60.0
 
     def store(self, environ: Mapping[str, str]) -> Store:
-        """Raises OSError if the token's file cannot be read."""
+        """Return the store of this spec. Raise OSError if the file of the token cannot be read."""
         cache, token = Path(self.cache), self.token.read(environ) if self.token else ""
         if self.kind == "huggingface":
             from appliance.checkpoints.hub import Hub
@@ -77,7 +76,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What is still to be downloaded before an engine can start."""
+    """A download that has to finish before an engine can start."""
 
     order: Order
     listing: Listing
@@ -86,7 +85,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Local:
-    """A checkpoint that is here. `why` says what named it, where that is not the manifest."""
+    """A checkpoint in a local folder. `why` says what named it, unless the manifest did."""
 
     path: Path
     why: str = ""
@@ -105,7 +104,7 @@ def policy(settings: Settings, environ: Mapping[str, str]) -> Policy:
 
 
 def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
-    """Raises Refused at the key that cannot be followed."""
+    """Resolve the source of the manifest. Raise Refused with the key that cannot be resolved."""
     model = settings.manifest.model
     source = model.source
     if model.credentials is not None and source.kind not in ("huggingface", "http", "sagemaker"):
@@ -148,7 +147,7 @@ def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
 
 
 def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
-    """What the platform laid there first, then HF_MODEL_ID, as the platform's own images have it."""
+    """Return the checkpoint that the platform mounted, else the one of HF_MODEL_ID, like the platform's own images."""
     key, repo = ("model", "source", "sagemaker"), value(environ, "HF_MODEL_ID")
     found = sorted(path.name for path in SAGEMAKER_MODEL.iterdir()) if SAGEMAKER_MODEL.is_dir() else []
     if any(name.endswith((".safetensors", ".gguf")) or name == "config.json" for name in found):
@@ -242,7 +241,7 @@ def _hub_home(environ: Mapping[str, str]) -> str:
 
 
 def _own_token(environ: Mapping[str, str]) -> str:
-    """The hub's own: HF_TOKEN, or what `hf auth login` left."""
+    """Return the token of the Hugging Face hub: HF_TOKEN, or the token file of `hf auth login`."""
     if token := value(environ, "HF_TOKEN") or value(environ, "HUGGING_FACE_HUB_TOKEN"):
         return token.strip()
     home = _hub_home(environ)

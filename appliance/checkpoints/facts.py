@@ -1,4 +1,4 @@
-"""What a plan has to know of a checkpoint, wherever it lies."""
+"""Metadata of a checkpoint that a plan needs, for local and remote sources."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,20 +8,18 @@ from appliance.checkpoints.remote import SourceError
 
 
 class NotHere(SourceError):
-    """Nothing is known of it before it is downloaded."""
+    """Raised if nothing is known about the checkpoint before it is downloaded."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """`folder` is to be read now, `path` is where the checkpoint is or will be. `note` says where it comes from and how
-    much of it is here, `version` what the key that names it has come to and why; `name` is what the model is called
-    if nobody says, empty for the checkpoint's own folder."""
+    """Metadata of a checkpoint."""
 
-    folder: Path
-    path: Path
-    name: str
-    shown: str = ""
+    folder: Path  # folder to read now
+    path: Path  # folder in which the checkpoint is or will be
+    name: str  # default name of the model; empty for the name of the checkpoint's folder
+    shown: str = ""  # name of the source for messages
     revision: str = ""
-    note: str = ""
-    version: str = ""
-    job: Job | None = None
+    note: str = ""  # where it comes from, and how much of it is in the cache
+    version: str = ""  # how the revision of the source was resolved
+    job: Job | None = None  # the download that is still needed

@@ -1,9 +1,9 @@
-"""Downloads the files of a listing to its shelf: several at once, each in as many attempts as it takes, every attempt
-going on where the last one ended.
+"""Download the files of a listing into its cache directory: several in parallel, each with retries that resume where
+the previous attempt ended.
 
-An attempt ends with its file, with an error, or with the first pause of `stall_s` without a byte, which the stores'
-clients watch. Attempts that bring nothing are counted; `total_s` bounds all of them together. What another attempt
-cannot cure (401, 403, 404, a wrong checksum) ends the download at once.
+An attempt ends with the complete file, with an error, or after `stall_s` without a byte, which the clients of the
+stores detect. Attempts without progress are counted; `total_s` limits the whole download. Permanent errors (401, 403,
+404, a wrong checksum) end it at once.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class Abandoned(SourceError):
-    """Ended because another file failed."""
+    """Raised if the download ended because another file failed."""
 
 
 class Deadline:
-    """Raises SourceError once the time is over or another thread has failed."""
+    """Time limit of a download. Raises SourceError when the time is over or another thread has failed."""
 
     def __init__(self, total_s: float) -> None:
         self._total_s = total_s
@@ -60,8 +60,8 @@ def fetch(
     progress: Progress,
     whole: Callable[[], bool] = _never,
 ) -> None:
-    """Makes the shelf whole, unless `whole` says that another process has made it needless meanwhile. Raises
-    SourceError; what was read so far stays for the next time."""
+    """Download the missing files. Do nothing if `whole` returns True, because another process has finished meanwhile.
+    Raise SourceError; the data received so far is kept for the next download."""
     deadline = Deadline(policy.total_s)
 
     def waiting() -> None:
@@ -89,7 +89,8 @@ def fetch(
 
 
 def check_space(shelf: Shelf, missing: list[RemoteFile], policy: Policy) -> None:
-    """Raises SourceError if what is missing, where that is known, would leave less than `min_free`."""
+    """Raise SourceError if the missing files, as far as their sizes are known, would leave less than `min_free`
+    bytes."""
     needed = sum((file.size or 0) - shelf.kept(file) for file in missing)
     free = shelf.free_bytes()
     if missing and free - needed < policy.min_free:
@@ -101,7 +102,7 @@ def check_space(shelf: Shelf, missing: list[RemoteFile], policy: Policy) -> None
 
 
 def tried(policy: Policy, run: Callable[[], T]) -> T:
-    """What `run` returns, tried again while its error is transient."""
+    """Return the result of `run`, retried while its error is transient."""
     deadline = Deadline(policy.total_s)
     for failures in range(1, policy.attempts + 1):
         try:
@@ -131,7 +132,7 @@ def _file(store: Store, file: RemoteFile, shelf: Shelf, policy: Policy, progress
                 if not error.transient:
                     raise
                 failures = 1 if attempt.brought else failures + 1
-                begun_anew += isinstance(error, StartOver)  # however much each time brings
+                begun_anew += isinstance(error, StartOver)  # counted regardless of the bytes received
                 if max(failures, begun_anew) >= policy.attempts:
                     raise SourceError(
                         f"{file.name}: given up after {max(failures, begun_anew)} attempts: {error}"
@@ -144,13 +145,13 @@ def _file(store: Store, file: RemoteFile, shelf: Shelf, policy: Policy, progress
 
 
 def _brief(error: SourceError) -> str:
-    """Without the address, which stands beside it."""
+    """Return the message without the address, which is shown next to it."""
     where, _, what = str(error).partition(": ")
     return what if what and "://" in where else str(error)
 
 
 class _Attempt:
-    """One try at what is missing of one file; `brought` counts the bytes that it added."""
+    """One attempt at the missing part of a file. `brought` is the number of bytes that it added."""
 
     def __init__(self, store: Store, file: RemoteFile, shelf: Shelf, progress: Progress, deadline: Deadline) -> None:
         self._store, self._file, self._part = store, file, shelf.part(file)
@@ -158,7 +159,7 @@ class _Attempt:
         self.brought = 0
 
     def run(self) -> None:
-        """Raises SourceError; StartOver after it has thrown away what is of no use."""
+        """Run the attempt. Raise SourceError; raise StartOver after deleting data that cannot be used."""
         start = self._part.stat().st_size if self._part.exists() else 0
         self._progress.put(self._file.name, start)
         try:
@@ -186,7 +187,7 @@ class _Attempt:
         with self._part.open("ab") as part:
             for block in self._store.stream(self._file, start):
                 part.write(block)
-                part.flush()  # what has come outlives a kill
+                part.flush()  # received data survives a SIGKILL
                 if self._file.sha256:
                     digest.update(block)
                 at += len(block)
@@ -208,6 +209,6 @@ class _Attempt:
         if file.sha256 and digest.hexdigest() != file.sha256:
             wrong = f"{file.name}: has SHA-256 {digest.hexdigest()}, but {file.sha256} is wanted"
             if start:
-                raise StartOver(wrong)  # the part that was kept may be of another version
+                raise StartOver(wrong)  # the cached part may belong to another version
             self._part.unlink()
             raise SourceError(wrong)

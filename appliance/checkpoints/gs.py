@@ -1,5 +1,5 @@
-"""A folder of a Google Cloud Storage bucket, through google-cloud-storage. Who may read it is the machine's identity:
-application default credentials. STORAGE_EMULATOR_HOST names a server of that protocol, which is asked without any."""
+"""Folders of Google Cloud Storage buckets, through google-cloud-storage. Access uses the machine's identity
+(application default credentials). STORAGE_EMULATOR_HOST names an emulator, which is used without credentials."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Gs(buckets.Folder):
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         key = f"{self.start}{file.name}"
-        # The generation: an object that was replaced meanwhile must not be joined with a part of the old one.
+        # With the generation, an object that was replaced meanwhile cannot be mixed with a part of the old one.
         blob = self._client.bucket(self.bucket).blob(key, generation=int(file.version), chunk_size=8 * BLOCK)
         try:
             with blob.open("rb", timeout=self.stall_s, retry=None) as data:
@@ -54,7 +54,7 @@ class Gs(buckets.Folder):
             raise SourceError(f"{self.shown}: {error}; {CURE}") from error
 
     def _translated(self, error: Exception, what: str) -> Exception:
-        """The client's errors as ours; any other as it is."""
+        """Translate an error of the client to ours. Return any other error unchanged."""
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError, TransportError
         from requests.exceptions import RequestException

@@ -1,11 +1,11 @@
-"""A repository of the Hugging Face hub. Its list of files comes from huggingface_hub; they go into the hub's own cache,
-in the layout that all its clients share, so that what another program downloaded is found, and the other way round:
+"""Repositories of the Hugging Face hub. huggingface_hub returns the list of files. They are stored in the hub's own
+cache, in the layout that all clients share, so that downloads are shared with other programs:
 
-    models--ORG--NAME/blobs/VERSION            a file's content: SHA-256 of large files, git's object id of others
+    models--ORG--NAME/blobs/VERSION            content of a file: SHA-256 of large files, git object id of others
     models--ORG--NAME/snapshots/COMMIT/FILE    a link to it
-    models--ORG--NAME/refs/BRANCH              the commit that a branch or tag meant last
+    models--ORG--NAME/refs/BRANCH              latest known commit of a branch or tag
 
-huggingface_hub's own download begins a file anew in each process, so the bytes are fetched here, with resumption.
+The download of huggingface_hub restarts a file in each process, so this module fetches the bytes, with resumption.
 Source: huggingface_hub 2.4, file_download.py.
 """
 
@@ -32,14 +32,14 @@ CURE = "name a token of an account that may read the repository in `secrets` and
 
 @dataclass(frozen=True)
 class Hub:
-    """`cache` is the hub's: $HF_HOME/hub unless told otherwise. `token` is empty where nobody gave one."""
+    """A repository of the hub."""
 
     repo: str
     revision: str
     patterns: tuple[str, ...]
-    cache: Path
+    cache: Path  # the hub's cache, by default $HF_HOME/hub
     endpoint: str
-    token: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)  # empty without a token
     stall_s: float = 60.0
 
     @property
@@ -68,8 +68,8 @@ class Hub:
         return msgspec.structs.replace(listing, fixed=commit == self.revision)
 
     def _of_others(self, commit: str) -> Listing | None:
-        """What another client left: the files that are there, as nobody says which others there would be. So it is
-        never all that is known of a commit while the hub can be asked."""
+        """Return the files that another client downloaded. The list may be incomplete, so it is not used while the hub
+        can be reached."""
         folder = self._home / "snapshots" / commit
         files = tuple(
             RemoteFile(str(path.relative_to(folder)), path.stat().st_size, path.resolve().name)
@@ -104,7 +104,7 @@ class Hub:
             status = error.response.status_code
             cure = f"; {CURE}" if status in (401, 403) else ""
             raise SourceError(f"{where}: answered {status}{cure}", transient=status in TRANSIENT) from error
-        except Exception as error:  # of whichever HTTP library its version has
+        except Exception as error:  # of the HTTP library of the installed version
             raise SourceError(f"{where}: {error or type(error).__name__}", transient=True) from error
         commit = info.sha or ""
         if not COMMIT.fullmatch(commit):
@@ -120,12 +120,12 @@ class Hub:
     def _file(self, commit: str, sibling: Any) -> RemoteFile:
         lfs = sibling.lfs.sha256 if sibling.lfs else ""
         version = lfs or sibling.blob_id or ""
-        if not re.fullmatch(r"[0-9a-f]{40,64}", version):  # a mirror that tells less than the hub does
+        if not re.fullmatch(r"[0-9a-f]{40,64}", version):  # a mirror that does not return object ids
             version = hashlib.sha256(f"{commit}/{sibling.rfilename}".encode()).hexdigest()
         return RemoteFile(sibling.rfilename, sibling.size, version, lfs)
 
     def _remember(self, listing: Listing) -> None:
-        """For a start without the network."""
+        """Store the listing for a start without a network."""
         try:
             path = self._list_file(listing.revision)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The lock file: one for each manifest, beside it, with the suffix .lock.
+"""Lock file of a manifest, next to it, with the suffix .lock.
 
-It holds the SHA-256 of every file that a start reads, and what the plan was on the machine that wrote it. The files are
-a promise: a difference refuses. The plan is a note: another machine may rightly come to another one.
+It contains the SHA-256 of every file that a start reads, and the plan on the machine that wrote it. A file that differs
+is refused. The plan is only informative: it may differ on another machine.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,14 +25,14 @@ LOCK_BYTES = CONFIG_BYTES
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the chat template comes from, and the digest of its text (of all of them, where there are several)."""
+    """Source of the chat template, and the digest of its text (of all templates if there are several)."""
 
     file: str
     sha256: Sha256
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The checkpoint: its folder as the plan found it, the revision of its source if one is known, its files."""
+    """The checkpoint: its folder according to the plan, the revision of its source if known, and its files."""
 
     path: str
     architecture: str
@@ -41,30 +41,28 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`manifest` is the fingerprint of the effective manifest, `machine` what it was planned on, `plan` every key as it
-    was resolved and the numbers that followed. `outputs_sha256` and `graphs_sha256` are those of the plan: the first
-    changes with what may change a reply, the second with what kernels and graphs are compiled for. `golden`: golden
-    prompts as an engine of the plan computed them, where one could run."""
+    """Content of a lock file."""
 
     lock: Literal[1] = 1
     slipway: str
-    manifest: Sha256
-    outputs_sha256: Sha256
-    graphs_sha256: Sha256
-    machine: str
+    manifest: Sha256  # fingerprint of the effective manifest
+    outputs_sha256: Sha256  # hash of the parts of the plan that may change a reply
+    graphs_sha256: Sha256  # hash of the parts of the plan for which kernels and graphs are compiled
+    machine: str  # machine of the plan
     model: Model
     template: Template | None = None
-    plan: dict[str, Any]
-    golden: Recorded | None = None
+    plan: dict[str, Any]  # every key as resolved, and the derived numbers
+    golden: Recorded | None = None  # outputs for the self-test prompts, if an engine could compute them
 
 
 def lock_path(manifest: Path) -> Path:
-    """`service.yaml` → `service.lock`"""
+    """Return the path of the lock file: `service.yaml` → `service.lock`."""
     return manifest.with_suffix(".lock")
 
 
 def as_yaml(lock: Lock, manifest: str) -> str:
-    """The file's text: a stable order, one line a file, so that two locks differ where the checkpoints do."""
+    """Return the text of the file, in a stable order with one line per file, so that a diff of two locks shows the
+    files that differ."""
     model = lock.model
     lines = [
         f"# Written by `slipway lock {manifest}`. `slipway serve` refuses a checkpoint whose files are not these.",
@@ -90,14 +88,14 @@ def as_yaml(lock: Lock, manifest: str) -> str:
 
 
 def _golden(recorded: Recorded) -> list[str]:
-    """JSON as a block of text, a prompt a line: to YAML 1.1 a number such as 1e-7 is a word."""
+    """Return a block of JSON text with one prompt per line. YAML 1.1 would read a number such as 1e-7 as a string."""
     goldens = ",\n  ".join(_scalar(golden) for golden in recorded.goldens)
     text = f'{{"arithmetic": {_scalar(recorded.arithmetic)}, "goldens": [\n  {goldens}]}}'
     return ["golden: |-", f"  {text}"]
 
 
 def _scalar(value: Any) -> str:
-    """JSON, which is YAML too."""
+    """Return JSON, which is also YAML."""
     return msgspec.json.encode(value).decode()
 
 
@@ -115,7 +113,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_lock(path: Path) -> Lock:
-    """Raises Refused for what is no lock; FileNotFoundError where there is none."""
+    """Read a lock file. Raise Refused if it is invalid, FileNotFoundError if it does not exist."""
     try:
         read = _Loader(read_file(path, LOCK_BYTES)).get_single_data()
         if isinstance(read, dict) and isinstance(read.get("golden"), str):
@@ -129,19 +127,19 @@ def read_lock(path: Path) -> Lock:
         raise Refused([Problem(Place(str(path)), "", message, code=CODE)], exits.INTEGRITY) from error
 
 
-# -- comparing --------------------------------------------------------------------------------------------------------
+# -- comparison -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One file that is not what the lock says."""
+    """A file that differs from the lock."""
 
     name: str
     message: str
 
 
 def compare(locked: Mapping[str, Digest], found: Mapping[str, Digest | None]) -> Iterator[Difference]:
-    """What differs, by name. `found`: the files that would be read; None is one that is not there."""
+    """Yield the differences by name. `found` has the files that would be read; None is a missing file."""
     for name in sorted({*locked, *found}):
         old, new = locked.get(name), found.get(name)
         if old is None and new is not None:
@@ -153,11 +151,11 @@ def compare(locked: Mapping[str, Digest], found: Mapping[str, Digest | None]) ->
             yield Difference(name, f"changed{sizes}; expected sha256 {old.sha256}, found {new.sha256}")
 
 
-DRIFT_SHARE = 0.05  # free memory is never twice the same: smaller changes of numbers that follow from it are no news
+DRIFT_SHARE = 0.05  # free memory varies between starts: smaller changes of derived numbers are ignored
 
 
 def drift(locked: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """`key is now, locked as then` for every value that is planned otherwise now, and whether replies depend on it."""
+    """Yield a message for every planned value that differs from the lock, with whether it may change replies."""
     for key, new in found.items():
         old = locked.get(key)
         if old != new and not (key in MEASURED and _near(old, new)):

@@ -43,7 +43,7 @@ DAMAGE = (
 
 
 class ArchiveError(Exception):
-    """The archive is damaged, or holds something that is not unpacked."""
+    """Raised if the archive is damaged, or contains a member that cannot be unpacked."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Member:
 
     path: PurePosixPath
     data: IO[bytes] | None = None
-    """Content of a file, to be read before the next member is asked for."""
+    """Content of a file; read it before requesting the next member."""
     size: int = 0
-    """Declared size of a file in bytes. `data` gives no more than this."""
+    """Declared size of a file in bytes; `data` returns at most this many."""
     link: str | None = None
     """Target of a symbolic link, relative."""
 
 
 def read_members(archive: Path) -> Iterator[Member]:
-    """Yield the members in the order of the archive. Raises ArchiveError, one of DAMAGE, or OSError of the disk."""
+    """Yield the members in the order of the archive. Raise ArchiveError, one of DAMAGE, or OSError of the disk."""
     reader = _zip_members if archive.name.endswith((".zip", ".whl")) else _tar_members
     for count, member in enumerate(reader(archive), start=1):
         if count > MAX_MEMBERS:
@@ -69,13 +69,13 @@ def read_members(archive: Path) -> Iterator[Member]:
 
 
 class _Metered(io.BufferedReader):
-    """A file that refuses to hand out more than `allowance` bytes while one is set."""
+    """A file that refuses to return more than `allowance` bytes while that is set."""
 
     allowance: int | None = None
     limit = 0
 
     def restrict(self, limit: int) -> None:
-        """Allow `limit` bytes to be read from here on."""
+        """Allow `limit` more bytes to be read."""
         self.allowance = self.limit = limit
 
     def lift(self) -> None:
@@ -132,9 +132,9 @@ def _tar_member(opened: tarfile.TarFile, part: tarfile.TarInfo) -> Member:
 
 
 def _read_end(opened: tarfile.TarFile, file: _Metered) -> None:
-    """Refuse a tar file that is cut off between two members, or whose gzip checksum is wrong.
+    """Refuse a tar file that is truncated between two members, or whose gzip checksum is wrong.
 
-    tarfile takes the end of the file and a damaged header for the end of the archive.
+    tarfile treats the end of the file and a damaged header as the end of the archive.
     """
     file.seek(opened.offset)
     file.restrict(MAX_DIRECTORY)

@@ -10,11 +10,11 @@ from appliance.checkpoints.remote import Policy
 
 @contextlib.contextmanager
 def facts(found: Local | Order, policy: Policy, environ: Mapping[str, str]) -> Iterator[Facts]:
-    """Raises SourceError; NotHere if it has to be downloaded whole before anything is known of it."""
+    """Yield the metadata of a checkpoint. Raise SourceError; raise NotHere if it has to be downloaded first."""
     if isinstance(found, Local):
         yield Facts(found.path, found.path, "", note=found.why)
         return
-    from appliance.checkpoints.remote_metadata import facts_from_afar  # nothing of this is loaded for a local folder
+    from appliance.checkpoints.remote_metadata import facts_from_afar  # not imported for a local folder
 
     with facts_from_afar(found, policy, environ) as known:
         yield known

@@ -14,16 +14,16 @@ _VERSIONS = re.compile(r"\(from versions: (.*)\)")
 _FOUND = re.compile(r"^\s+Got\s+([0-9a-f]{64})$", re.MULTILINE)
 _SIZE = re.compile(r"^\s*Downloading \S+ \((\d+(?:\.\d+)?) (bytes|kB|MB|GB)\)", re.MULTILINE)
 _UNITS = {"bytes": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-_ROUNDED = 0.94  # of a size that is rounded to one place
-_LONGEST = 200  # characters of a line of pip's
+_ROUNDED = 0.94  # of a size that pip rounds to one decimal
+_LONGEST = 200  # characters of a line of pip's output
 _CONFIGURED = "`pip config list` and the PIP_… variables say which index pip uses"
 
 
 def explain(shown: str, sha256: str, log: str, received: int) -> SourceError:
     """Return the error for the output of pip. It is transient if another attempt may succeed.
 
-    `received`: bytes of the wheel that came, as far as they were seen. Older releases of pip take a connection that
-    ends early for the end of the file.
+    `received` is the number of observed bytes of the wheel. Older releases of pip treat a connection that ends early as
+    the end of the file.
     """
     if "No module named pip" in log:
         return SourceError(
@@ -53,7 +53,7 @@ def explain(shown: str, sha256: str, log: str, received: int) -> SourceError:
 
 
 def announced(log: str) -> int:
-    """Return the size of the wheel that pip printed, rounded by it; 0 if it printed none."""
+    """Return the size of the wheel as printed and rounded by pip; 0 if it printed none."""
     sizes = _SIZE.findall(log)
     return round(float(sizes[-1][0]) * _UNITS[sizes[-1][1]]) if sizes else 0
 

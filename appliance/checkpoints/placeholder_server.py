@@ -1,5 +1,5 @@
-"""Who answers at the gateway's address while a checkpoint is downloaded of which nothing is known yet: `/live` is 200,
-`/ready` says how far it is, everything else is 503. The gateway, which needs the tokenizer, follows it."""
+"""HTTP server at the gateway's address while a checkpoint without known metadata is downloaded. `/live` returns 200,
+`/ready` returns 503 with the progress, everything else 503. The gateway, which needs the tokenizer, replaces it."""
 
 import contextlib
 import json
@@ -17,8 +17,8 @@ _POLL_S = 0.1
 
 @contextlib.contextmanager
 def lobby(host: str, port: int, progress: Progress) -> Iterator[None]:
-    """Answers while the block runs; nobody does where another process listens there, which the start itself will tell,
-    nor with port 0, which nobody knows."""
+    """Run the server during the block. It is not started with port 0, or if the address is in use, which the start of
+    the service reports later."""
     try:
         server = _server(host)((host, port), _answers(progress)) if port else None
     except OSError:
@@ -52,7 +52,7 @@ def _answers(progress: Progress) -> type[BaseHTTPRequestHandler]:
         timeout = 10.0
 
         def log_message(self, *_: object) -> None:
-            """Probes are no news."""
+            """Probes are not logged."""
 
         def do_GET(self) -> None:
             path = urlsplit(self.path).path

@@ -1,18 +1,18 @@
-"""How far a download is, in bytes, for a person and for /ready."""
+"""Progress of a download in bytes, for the console and for /ready."""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
-SILENT_S = 5.0  # from then on a pause is told
+SILENT_S = 5.0  # seconds without data after which a pause is reported
 _WINDOW_S = 20.0
 _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 class Progress:
-    """Positions of several files, told by several threads. `say` gets a line for each attempt that failed; `clock` in
-    seconds; `estimate` gives the total where it is not known before the download."""
+    """Thread-safe positions of several files. `say` is called with a line for each failed attempt. `clock` returns
+    seconds. `estimate` returns the total if it is not known before the download."""
 
     def __init__(
         self,
@@ -24,22 +24,22 @@ class Progress:
         self._total = total
         self._estimate = estimate
         self._say = say or (lambda text: None)
-        self.waiting = False  # for another process that downloads the same
+        self.waiting = False  # another process downloads the same files
         self._clock = clock
         self._lock = threading.Lock()
         self._at: dict[str, int] = {}
-        self._moved = 0  # bytes that came over the network
-        self._last = clock()  # when some came last
+        self._moved = 0  # bytes received over the network
+        self._last = clock()  # time of the last received bytes
         self._troubles: dict[str, str] = {}
         self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
 
     def put(self, name: str, position: int) -> None:
-        """So many bytes of a file are here, wherever they came from."""
+        """Set the number of bytes of a file that are in the cache, from any source."""
         with self._lock:
             self._at[name] = position
 
     def add(self, name: str, count: int) -> None:
-        """So many further bytes of it came just now."""
+        """Add newly received bytes of a file."""
         with self._lock:
             self._at[name] = self._at.get(name, 0) + count
             self._moved += count
@@ -51,14 +51,14 @@ class Progress:
                     self._seen.popleft()
 
     def failed(self, name: str, attempt: str, error: str) -> None:
-        """An attempt at a file ended with an error, and `attempt` comes next: `attempt 2 of 5`."""
+        """Record the error of an attempt. `attempt` describes the next one: `attempt 2 of 5`."""
         with self._lock:
             self._troubles[name] = f"{attempt}: {error}"
         self._say(f"{name}: {error}; {attempt} follows")
 
     @property
     def total(self) -> int:
-        """Bytes of all files; 0 where nobody knows."""
+        """Return the bytes of all files; 0 if unknown."""
         return self._total or self._estimate()
 
     @property
@@ -73,13 +73,14 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Bytes a second, of the last 20 s."""
+        """Return bytes per second over the last 20 s."""
         with self._lock:
             (first, before), now = self._seen[0], self._clock()
             return (self._moved - before) / (now - first) if now > first else 0.0
 
     def text(self) -> str:
-        """`3.1 of 15.2 GB, 120 MB/s, 2 min left`, `3.1 of 15.2 GB, no byte for 8 s, attempt 2 of 5: reset`"""
+        """Return for example `3.1 of 15.2 GB, 120 MB/s, 2 min left` or `3.1 of 15.2 GB, no byte for 8 s, attempt 2 of
+        5: reset`."""
         done, rate = self.done, self.rate
         if self.waiting:
             return f"{spell(done, self.total)}, by another process"
@@ -95,7 +96,7 @@ class Progress:
 
 
 def spell(count: float, of: float = 0) -> str:
-    """`15.2 GB`, `3.1 of 15.2 GB`"""
+    """Format a number of bytes: `15.2 GB`, `3.1 of 15.2 GB`."""
     size, unit = next(((size, unit) for size, unit in _UNITS if max(count, of) >= size), (1, "bytes"))
     places = 0 if size == 1 else 1
     return f"{count / size:.{places}f} of {of / size:.{places}f} {unit}" if of else f"{count / size:.{places}f} {unit}"

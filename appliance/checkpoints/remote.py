@@ -1,4 +1,4 @@
-"""What all kinds of sources share: a list of files that lie elsewhere, and a way to read any range of one."""
+"""Interfaces that all kinds of sources share: a list of remote files, and reads of byte ranges."""
 
 import fnmatch
 import re
@@ -21,15 +21,15 @@ SMALL = (
     "*.tiktoken",
     "*.jinja",
     "*.py",
-)  # all but weights; code is inert until it is allowed
-TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # statuses that another attempt may not get
+)  # everything except weights; code is not executed unless allowed
+TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # statuses of temporary errors
 MODULES = "modules.json"
 _MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")  # of sentence-transformers: 1_Pooling, 2_Dense
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 class SourceError(Exception):
-    """The source does not give what is wanted. `transient`: another attempt may."""
+    """Raised if the source does not return the requested data. `transient` says whether another attempt may succeed."""
 
     def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
@@ -37,35 +37,34 @@ class SourceError(Exception):
 
 
 class StartOver(SourceError):
-    """What was kept of an interrupted download is of no use: the file has to be read from its first byte."""
+    """Raised if the cached part of a download cannot be used, so the file has to be read from its first byte."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, transient=True)
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """`pause_s` is the wait after the first attempt that brings nothing; it doubles with each further one."""
+    """Limits and retries of a download."""
 
-    stall_s: float = 60.0
-    attempts: int = 5
-    total_s: float = 2700.0
-    min_free: int = 2**30
+    stall_s: float = 60.0  # longest time without a byte
+    attempts: int = 5  # attempts without progress
+    total_s: float = 2700.0  # limit of the whole download
+    min_free: int = 2**30  # bytes that stay free on the disk
     offline: bool = False
-    pause_s: float = 0.5
+    pause_s: float = 0.5  # wait after the first attempt without progress; doubled after each further one
 
 
 class RemoteFile(msgspec.Struct, frozen=True):
-    """`size` in bytes, None where the server does not tell. `version` changes with the content: a checksum, an entity
-    tag, a generation. `sha256` is checked while the file is read."""
+    """A remote file."""
 
     name: str
-    size: int | None
-    version: str = ""
-    sha256: str = ""
+    size: int | None  # in bytes; None if the server does not report it
+    version: str = ""  # changes with the content: a checksum, an entity tag, a generation
+    sha256: str = ""  # verified while the file is read
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """One version of a checkpoint. `fixed`: the same revision always means the same files."""
+    """Files of one version of a checkpoint. `fixed` says that the revision always refers to the same files."""
 
     revision: str
     files: tuple[RemoteFile, ...]
@@ -77,50 +76,50 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class Store(Protocol):
-    """One source of one kind. All methods raise SourceError."""
+    """A source of a checkpoint. All methods raise SourceError."""
 
     @property
     def shown(self) -> str:
-        """What it is called in messages."""
+        """Return the name of the source for messages."""
 
     @property
     def name(self) -> str:
-        """What the model is called if nobody says."""
+        """Return the default name of the model."""
 
     def known(self) -> Listing | None:
-        """What the cache knows, without the network."""
+        """Return the listing in the cache, without using the network."""
 
     def listing(self) -> Listing:
-        """The files that make the checkpoint, as the other side has them now."""
+        """Return the current files of the checkpoint from the server."""
 
     def shelf(self, listing: Listing) -> "Shelf": ...
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
-        """The bytes of a file from `start` until before `stop`, or to its end. Raises StartOver where only the whole
-        file can be had."""
+        """Yield the bytes of a file from `start` up to but excluding `stop`, or to its end. Raise StartOver if only the
+        whole file is available."""
 
 
 @runtime_checkable
 class PackedStore(Store, Protocol):
-    """A source whose checkpoint is inside one file: nothing is known of it before it is downloaded and unpacked."""
+    """A source whose checkpoint is inside one file. Its metadata is unknown before it is downloaded and unpacked."""
 
     @property
     def form(self) -> str:
-        """Name of this kind of file in messages, such as `an archive`."""
+        """Return the name of this kind of file in messages, such as `an archive`."""
 
     def expected(self) -> int:
-        """Size of the file in bytes, as a running download says it; 0 if it does not."""
+        """Return the size of the file in bytes as reported by a running download; 0 if unknown."""
 
     def folder(self, listing: Listing) -> Path:
-        """The folder of the unpacked checkpoint."""
+        """Return the folder of the unpacked checkpoint."""
 
     def unpack(self, listing: Listing, min_free: int = 0) -> None:
         """Unpack the downloaded file and move the checkpoint into place. `min_free` bytes of the disk stay free."""
 
 
 def select(files: Sequence[RemoteFile], patterns: Sequence[str]) -> tuple[RemoteFile, ...]:
-    """The files of a repository or folder that are a checkpoint: what `patterns` name, or else the small files at its
-    top and one form of its weights. Raises SourceError where there are none."""
+    """Return the files of a repository or folder that form the checkpoint: those that match `patterns`, else the small
+    files at the top level and one form of the weights. Raise SourceError if there are none."""
     if strange := [file.name for file in files if not _harmless(file.name)]:
         raise SourceError(f"lists {strange[0]!r}, which is no path within a folder")
     if patterns:

@@ -1,6 +1,6 @@
-"""What a plan needs of a checkpoint that lies elsewhere: its small files, which are downloaded, and the headers of its
-weights, which are read by range. They make a folder that reads like the checkpoint: a file of weights has its header
-and its size there, and no data (a sparse file takes no space)."""
+"""Metadata of a remote checkpoint for a plan: its small files, which are downloaded, and the headers of its weights,
+which are read as byte ranges. They form a folder that can be read like the checkpoint: each weight file has its header
+and its size there, but no data (a sparse file takes no space)."""
 
 import contextlib
 import struct
@@ -18,13 +18,13 @@ from appliance.checkpoints.progress import Progress, spell, spell_time
 from appliance.checkpoints.remote import WEIGHTS, Listing, PackedStore, Policy, RemoteFile, SourceError, Store
 
 FIRST_READ = 1 << 16
-GIGABIT = 125e6  # bytes a second
+GIGABIT = 125e6  # bytes per second
 LONGEST_HEADER = 100 * 10**6  # the limit of the format
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """`stale`: why the cache had to be believed."""
+    """A resolved version of a checkpoint. `stale` says why the cache was used without asking the server."""
 
     store: Store
     listing: Listing
@@ -36,8 +36,8 @@ class Resolved:
 
 
 def resolve(order: Order, policy: Policy, environ: Mapping[str, str]) -> Resolved:
-    """Which version it is: what the other side says, or the cache where that is enough or all there is. Raises
-    SourceError."""
+    """Resolve the version of the checkpoint: from the server, or from the cache if that is sufficient or the only
+    source. Raise SourceError."""
     try:
         store = order.store(environ)
     except OSError as error:
@@ -68,7 +68,7 @@ def is_whole(store: Store, listing: Listing) -> bool:
 
 @contextlib.contextmanager
 def facts_from_afar(found: Order, policy: Policy, environ: Mapping[str, str]) -> Iterator[Facts]:
-    """As `facts.facts`."""
+    """Yield the metadata of a remote checkpoint; see `metadata.facts`."""
     resolved = resolve(found, policy, environ)
     store, listing = resolved.store, resolved.listing
     shown, note = f"{store.shown}@{listing.revision[:12]}", f"; {resolved.stale}" if resolved.stale else ""
@@ -102,14 +102,14 @@ def _what(order: Order) -> str:
 
 
 def _estimate(left: int, of: int, policy: Policy) -> str:
-    """`3.1 of 15.2 GB (25 s at 1 Gbit/s; at least 1.2 MB/s for model.download.total_timeout)`"""
+    """Return for example `3.1 of 15.2 GB (25 s at 1 Gbit/s; at least 1.2 MB/s for model.download.total_timeout)`."""
     size = spell(of) if left == of else spell(left, of)
     least = f"at least {spell(left / policy.total_s)}/s for model.download.total_timeout"
     return f"{size} ({spell_time(left / GIGABIT)} at 1 Gbit/s; {least})"
 
 
 def _fill(folder: Path, store: Store, listing: Listing, policy: Policy) -> None:
-    """Downloads the small files to the shelf, and links them and the headers of weights into `folder`."""
+    """Download the small files into the cache, and put links to them and the headers of weights into `folder`."""
     shelf = store.shelf(listing)
     small = tuple(file for file in listing.files if not file.name.endswith(WEIGHTS))
     part = Listing(listing.revision, small, listing.fixed)

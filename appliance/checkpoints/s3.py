@@ -1,5 +1,5 @@
-"""A folder of an S3 bucket, through boto3. Who may read it is the machine's identity: boto3 looks for it in its
-usual order (environment, profile, container role, instance role). AWS_ENDPOINT_URL_S3 names another such service."""
+"""Folders of S3 buckets, through boto3. Access uses the machine's identity, which boto3 looks up in its usual order
+(environment, profile, container role, instance role). AWS_ENDPOINT_URL_S3 names a compatible service."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class S3(buckets.Folder):
         key = f"{self.start}{file.name}"
         asked = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
         try:
-            # IfMatch: an object that was replaced meanwhile must not be joined with a part of the old one.
+            # With IfMatch, an object that was replaced meanwhile cannot be mixed with a part of the old one.
             answer = self._client.get_object(Bucket=self.bucket, Key=key, IfMatch=file.version, **asked)
             yield from answer["Body"].iter_chunks(BLOCK)
         except Exception as error:
@@ -44,13 +44,13 @@ class S3(buckets.Folder):
             config=Config(
                 connect_timeout=self.stall_s,
                 read_timeout=self.stall_s,
-                retries={"total_max_attempts": 1},  # attempts are counted above
+                retries={"total_max_attempts": 1},  # the caller counts attempts
                 max_pool_connections=16,
             ),
         )
 
     def _translated(self, error: Exception, what: str) -> Exception:
-        """boto3's errors as ours; any other as it is."""
+        """Translate an error of boto3 to ours. Return any other error unchanged."""
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
         if isinstance(error, NoCredentialsError | NoRegionError):

@@ -1,7 +1,7 @@
 """Unpack an archive from an untrusted server: files, folders, and symbolic links that stay inside.
 
-Links are created after everything else, so no file is ever written through one. A second pass over what lies on the
-disk then follows each link step by step, whatever the order of members was.
+Links are created after everything else, so no file is ever written through a link. A second pass over the disk then
+follows each link step by step, so the order of members does not matter.
 """
 
 import os
@@ -18,13 +18,13 @@ MAX_LINKS_IN_A_ROW = 8
 
 
 def unpack(archive: Path, folder: Path, max_size: int, min_free: int = 0) -> Path:
-    """Unpack into `folder`, which must not exist, and return the folder with the checkpoint: `folder` or the only one
-    in it.
+    """Unpack into `folder`, which must not exist, and return the folder with the checkpoint: `folder` or the only
+    folder in it.
 
-    max_size: most bytes that the files may take together.
+    max_size: maximum total size of the files in bytes.
     min_free: bytes that stay free on the disk.
 
-    Raises SourceError if the archive is damaged or a member is not allowed; OSError if the disk fails.
+    Raise SourceError if the archive is damaged or a member is not allowed; OSError if the disk fails.
     """
     try:
         return _unpack(archive, folder, max_size, min_free)
@@ -81,7 +81,7 @@ def _write(folder: Path, member: Member, links: dict[Path, str]) -> None:
 
 
 def _top(folder: Path) -> Path:
-    """Return the folder with the checkpoint: archives often have one folder with all their files."""
+    """Return the folder with the checkpoint: many archives have one folder with all their files."""
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() and not inside[0].is_symlink() else folder
 
@@ -101,9 +101,9 @@ def _check_files(root: Path) -> None:
 
 
 def _follow(root: Path, link: Path) -> None:
-    """Raise ArchiveError unless the link leads to a file or folder, and no step of the way lies outside of `root`.
+    """Raise ArchiveError unless the link leads to a file or folder, and every step of its path is inside `root`.
 
-    The last part matters because `root` is renamed afterwards: `../root/x` would lead elsewhere then.
+    The second condition is needed because `root` is renamed afterwards: `../root/x` would then lead elsewhere.
     """
     at, parts, links = link.parent, [link.name], 0
     shown = f"the link {link.relative_to(root)} → {os.readlink(link)}"
@@ -122,5 +122,5 @@ def _follow(root: Path, link: Path) -> None:
             raise ArchiveError(f"{shown} passes more than {MAX_LINKS_IN_A_ROW} links")
         at = at.parent
         parts += reversed(target)
-    if not link.exists():  # such as a target `file/.`
+    if not link.exists():  # for example with the target `file/.`
         raise ArchiveError(f"{shown} leads to nothing in the archive")

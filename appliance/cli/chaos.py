@@ -1,4 +1,5 @@
-"""`slipway chaos`: makes faults in a running appliance, one after the other, and says whether it did as it promises."""
+"""`slipway chaos`: inject faults into a running appliance, one after another, and check whether it behaves as
+documented."""
 
 import asyncio
 import contextlib
@@ -19,8 +20,8 @@ from appliance.config import exits
 from engine.api.errors import ConfigError
 
 LOCK = "chaos.lock"  # in the run directory
-BROKEN = 1  # exit code: the appliance did not do what it promises
-LEFT = 3  # exit code: a fault could not be taken back
+BROKEN = 1  # exit code: the appliance did not behave as documented
+LEFT = 3  # exit code: a fault could not be rolled back
 
 
 def chaos(
@@ -63,7 +64,7 @@ def chaos(
 
 
 def chosen(names: str) -> tuple[list[Scenario], list[str]]:
-    """The scenarios of a list with commas, in its order, and the names that are none's."""
+    """Return the scenarios of a comma-separated list, in its order, and the unknown names."""
     if names == "all":
         return list(SCENARIOS), []
     by_name = {scenario.name: scenario for scenario in SCENARIOS}
@@ -72,7 +73,7 @@ def chosen(names: str) -> tuple[list[Scenario], list[str]]:
 
 
 def _target(which: str | None, key: str) -> Target:
-    """Raises LookupError where there is not exactly one, or its key is not known."""
+    """Return the appliance to test. Raise LookupError if there is not exactly one, or if its API key is unknown."""
     directory, address = find(which)
     target = Target(directory, address)
     try:
@@ -120,7 +121,7 @@ def _run_all(target: Target, scenarios: Sequence[Scenario], options: Options, *,
         if not json:
             print("\n".join(report_lines(reports[-1])), flush=True)
         if not reports[-1].kept or reports[-1].left:
-            break  # what is broken or disturbed already shows nothing more
+            break  # after a failure or a remaining fault, further scenarios show nothing new
     if json:
         print(orjson.dumps([as_json(report) for report in reports], option=orjson.OPT_INDENT_2).decode())
     if any(report.left for report in reports):

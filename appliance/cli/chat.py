@@ -1,4 +1,4 @@
-"""`slipway chat`: a conversation with a running service, streamed into the terminal. Works when stdin is a pipe, too.
+"""`slipway chat`: a conversation with a running service, streamed to the terminal. Input may also come from a pipe.
 
 Lines that start with a slash are commands; everything else is a message. Reasoning is shown dimmed.
 """
@@ -19,12 +19,12 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class ChatError(Exception):
-    """The service cannot answer; the text says why and what to do."""
+    """Raised if the service cannot reply. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a streamed reply: text, or reasoning."""
+    """A piece of a streamed reply: text or reasoning."""
 
     text: str
     reasoning: bool = False
@@ -32,7 +32,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a request is made of. `think` None leaves reasoning to the model's template."""
+    """Content of a request. With `think` None the model's template decides about reasoning."""
 
     model: str
     system: str | None = None
@@ -51,9 +51,9 @@ class Conversation:
 
 
 def chat(url: str, *, model: str | None = None, system: str | None = None, api_key: str | None = None) -> int:
-    """Talks until the input ends. Returns 0, or 1 when the service could not answer."""
+    """Run the conversation until the input ends. Return 0, or 1 if the service could not reply."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    # No limit on silence within a reply: a long prompt may take minutes on a CPU.
+    # No limit for pauses within a reply: a long prompt may take minutes on a CPU.
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     with httpx.Client(base_url=service_url(url), headers=headers, timeout=timeout) as client:
         try:
@@ -66,14 +66,14 @@ def chat(url: str, *, model: str | None = None, system: str | None = None, api_k
 
 
 def service_url(url: str) -> str:
-    """`localhost:9000`, `http://host:9000/v1/` → `http://…` without the API's path."""
+    """Return the URL with a scheme and without the API's path: `localhost:9000` → `http://localhost:9000`."""
     full = url if "://" in url else f"http://{url}"
     return full.rstrip("/").removesuffix("/v1")
 
 
 def talk(client: httpx.Client, conversation: Conversation, lines: IO[str], out: IO[str]) -> None:
-    """Reads messages and commands, prints replies. A failed or interrupted reply leaves the conversation as it was; for
-    a pipe, which nobody can correct, a failure ends it."""
+    """Read messages and commands and print replies. A failed or interrupted reply leaves the conversation unchanged. If
+    the input is a pipe, a failure ends the conversation, because nobody can correct the message."""
     asking = lines.isatty()
     if asking:
         print(f"{conversation.model} at {client.base_url}. {HELP}", file=out)
@@ -114,7 +114,7 @@ def _ask(lines: IO[str], out: IO[str], asking: bool) -> str | None:
 
 
 def command(conversation: Conversation, line: str) -> tuple[Conversation | None, str]:
-    """The conversation after a command and what to say; None ends it."""
+    """Run a command. Return the new conversation (None to end it) and the text to print."""
     match line.split():
         case ["/exit" | "/quit"]:
             return None, ""
@@ -130,7 +130,7 @@ def command(conversation: Conversation, line: str) -> tuple[Conversation | None,
 
 
 def show(pieces: Iterator[Piece], out: IO[str]) -> str:
-    """Prints a reply as it comes, reasoning dimmed on a terminal and left out of a pipe; returns its text."""
+    """Print a reply while it is streamed; reasoning is dimmed on a terminal and omitted in a pipe. Return its text."""
     text, dim, coloured = "", False, out.isatty()
     for piece in pieces:
         if piece.reasoning and not coloured:
@@ -147,7 +147,7 @@ def show(pieces: Iterator[Piece], out: IO[str]) -> str:
 
 
 def first_model(client: httpx.Client) -> str:
-    """The first name that the service lists."""
+    """Return the first model name that the service lists."""
     try:
         response = client.get("/v1/models", timeout=CONNECT_TIMEOUT_S)
     except httpx.HTTPError as error:
@@ -158,7 +158,7 @@ def first_model(client: httpx.Client) -> str:
 
 
 def stream(client: httpx.Client, conversation: Conversation) -> Iterator[Piece]:
-    """The pieces of one reply. Raises ChatError with what the service says."""
+    """Yield the pieces of one reply. Raise ChatError with the service's message."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=conversation.body()) as response:
             if response.status_code != 200:
@@ -172,7 +172,7 @@ def stream(client: httpx.Client, conversation: Conversation) -> Iterator[Piece]:
 
 
 def pieces(data: str) -> Iterator[Piece]:
-    """What one server-sent event holds."""
+    """Yield the pieces of one server-sent event."""
     event = msgspec.json.decode(data)
     if "error" in event:
         raise ChatError(event["error"]["message"])
@@ -187,7 +187,7 @@ def pieces(data: str) -> Iterator[Piece]:
 
 
 def refusal(response: httpx.Response) -> str:
-    """What an answer that is no success says, and for the usual cases what to do."""
+    """Return the error message of a response, with advice for common cases."""
     try:
         body = response.json()
         message = str(body["error"]["message"])

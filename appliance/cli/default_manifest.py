@@ -1,7 +1,8 @@
-"""The manifest of `slipway serve` without a MANIFEST argument.
+"""Manifest of `slipway serve` without a MANIFEST argument.
 
-In this order: /manifest.yaml, the model of the hosting platform (`appliance/config/hosting_platform.py`), the packaged
-demo. The platform's port applies unless the manifest, a variable or an option says another one.
+The first of these that exists: /manifest.yaml, the model of the hosting platform
+(`appliance/config/hosting_platform.py`), the packaged demo. The platform's port applies unless the manifest, a variable
+or an option sets another one.
 """
 
 from collections.abc import Mapping
@@ -19,21 +20,21 @@ PORT = ("endpoints", "port")
 
 @dataclass(frozen=True)
 class Found:
-    """What is served, and the lines that say why."""
+    """The manifest to serve, and the lines that explain the choice."""
 
     given: Given
     notes: tuple[str, ...]
 
 
 def demo() -> Path:
-    """Return the demo's manifest: of the installed package, or of the checkout."""
+    """Return the demo's manifest, from the installed package or from the checkout."""
     package = Path(__file__).parents[1]
     installed = package / "demo" / "demo.yaml"
     return installed if installed.is_file() else package.parent / "manifests" / "demo.yaml"
 
 
 def find(environ: Mapping[str, str], options: tuple[Option, ...], overlays: tuple[str, ...], root: Path) -> Found:
-    """Return the manifest to serve. `root` is the root folder of the file system. Raises Refused."""
+    """Return the manifest to serve. `root` is the root folder of the file system. Raise Refused."""
     mounted, platform = root / MOUNTED, detect(environ, root)
     if mounted.exists():
         given = _with_port(Given(mounted, options, environ, overlays), platform)
@@ -49,7 +50,7 @@ def find(environ: Mapping[str, str], options: tuple[Option, ...], overlays: tupl
 
 
 def _with_port(given: Given, platform: Detected | None) -> Given:
-    """Add the platform's port as an option, unless the port is set already."""
+    """Add the platform's port as an option, unless the port is already set."""
     if platform is None or platform.port is None or load(given).origin(PORT) != "default":
         return given
     port = Option(platform.port.origin, ".".join(PORT), str(platform.port.number))

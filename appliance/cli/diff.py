@@ -1,4 +1,4 @@
-"""`slipway diff A B`: what changes when B takes A's place."""
+"""`slipway diff A B`: show what changes when manifest B replaces A."""
 
 import argparse
 import sys
@@ -11,13 +11,13 @@ from appliance.planning.diff.config_snapshot import Side, read_side
 from appliance.planning.diff.diff import compare
 from appliance.planning.diff.text import as_json, as_text
 
-DIFFERENT = 1  # as diff(1) ends
+DIFFERENT = 1  # exit code, as of diff(1)
 FORMATS = {"text": as_text, "json": as_json}
 
 
 def diff(options: argparse.Namespace, machine: Machine | None) -> int:
-    """On this machine, unless another is described. The exit code says whether there is a difference. Raises Refused
-    for a manifest that is wrong by itself."""
+    """Compare two manifests for this machine, or for a described one. The exit code says whether they differ. Raise
+    Refused if one of them is invalid."""
     overlays = tuple(options.overlays)
     if options.other is None and not options.options and not overlays:
         message = "name a second manifest, or what to change: A B, A --set KEY=VALUE, or A --overlay NAME"
@@ -33,5 +33,5 @@ def diff(options: argparse.Namespace, machine: Machine | None) -> int:
 
 
 def _side(options: argparse.Namespace, given: Given, machine: Machine) -> Side:
-    options.manifest = Path(given.manifest)  # whose problems they are, if there are any
+    options.manifest = Path(given.manifest)  # so that problems are reported for this manifest
     return read_side(given, machine)

@@ -1,5 +1,5 @@
-"""The environment report for bug reports: versions of what matters, platform, machine. The only command that may import
-torch, and only in a process of its own, so that a broken torch is reported and not suffered."""
+"""Environment report for bug reports: versions, platform, machine. This is the only command that may import torch. It
+does so in a separate process, so that a broken torch is reported and does not break the command."""
 
 import importlib.metadata
 import json
@@ -22,7 +22,7 @@ _TORCH = "import torch as t; print(t.__version__, t.version.cuda, t.cuda.is_avai
 
 
 def collect() -> dict[str, Any]:
-    """All facts as plain values."""
+    """Return all facts as plain values."""
     machine = read_machine()
     return {
         "slipway": __version__,
@@ -48,7 +48,7 @@ def _version(name: str) -> str:
 
 
 def _torch() -> str:
-    """How torch sees this machine, or why it cannot be imported."""
+    """Return torch's view of this machine, or why it cannot be imported."""
     try:
         command = [sys.executable, "-P", "-c", _TORCH]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False)

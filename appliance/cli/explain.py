@@ -1,4 +1,5 @@
-"""`slipway explain WORD`: a key, an exit code, why an engine died, a kind of problem, a rule, a variable, an error."""
+"""`slipway explain WORD`: explain a key, an exit code, a cause of an engine's exit, a kind of problem, a rule, a
+variable or an API error."""
 
 import difflib
 import sys
@@ -13,7 +14,7 @@ from appliance.supervisor.causes import CAUSES
 
 
 def explain(word: str) -> int:
-    """Prints what the word stands for. Ends with the code of a wrong command line where it stands for nothing."""
+    """Print the meaning of the word. Return the code of a wrong command line if it has none."""
     tellers = (tell_key, tell_exit, tell_cause, tell_problem, tell_rule, tell_variable)
     found = [text for look in tellers if (text := look(word))]
     if found := found or _api_error(word):
@@ -24,14 +25,14 @@ def explain(word: str) -> int:
 
 
 def _api_error(word: str) -> list[str]:
-    """Asked last: it loads the gateway's modules."""
+    """Return the API errors for a word. Called last, because it loads the gateway's modules."""
     from appliance.cli.explanations.api import tell_error
 
     return [text for text in [tell_error(word)] if text]
 
 
 def _unknown(word: str) -> str:
-    """What to say of a word that stands for nothing, with those that are near."""
+    """Return the message for an unknown word, with similar words."""
     named = word.removeprefix("--").replace("-", "_").lower()
     words: dict[str, str] = {key.name: key.name for key in keys().values() if "*" not in key.path}
     words |= {key.path[-1]: key.name for key in leaves()}

@@ -1,4 +1,4 @@
-"""`slipway check --fix`: makes the edits that leave no doubt, says each, and leaves the rest."""
+"""`slipway check --fix`: apply the unambiguous fixes, report each, and leave other problems unchanged."""
 
 import os
 import tempfile
@@ -9,11 +9,11 @@ from appliance.config.findings import Finding
 from appliance.config.fix_edits import Edit, apply, overlap
 from engine.api.files import MANIFEST_BYTES, read_file, real_path
 
-MOST_ROUNDS = 10  # what stands behind a mistake of YAML is found only when that is mended
+MOST_ROUNDS = 10  # problems after a YAML error are found only when that error is fixed
 
 
 def fix(found: list[Finding]) -> list[str]:
-    """Changes the files, and says in a line each what was done."""
+    """Apply fixes to the files. Return one line for each fix."""
     taken: list[Finding] = []
     for finding in found:
         if finding.fixable and not any(overlap(finding.edits, other.edits) for other in taken):
@@ -31,7 +31,7 @@ def fix(found: list[Finding]) -> list[str]:
 
 
 def left(found: list[Finding]) -> list[str]:
-    """What could be mended if it stood in a file, and what to do instead."""
+    """Return messages for problems that would be fixable in a file, with what to do instead."""
     return [
         f"{_where(finding)}: not mended, as the value stands in no file: {finding.outside}"
         for finding in found
@@ -51,7 +51,7 @@ def _change(finding: Finding) -> str:
 
 
 def _write(file: Path, text: Document, edits: list[Edit]) -> None:
-    """In one step, so that the file is never half written; a link stays a link, the mode stays."""
+    """Replace the file atomically. A link remains a link, and the mode is kept."""
     file = real_path(file)
     mark = "\ufeff" if read_file(file, MANIFEST_BYTES).startswith(b"\xef\xbb\xbf") else ""
     with tempfile.NamedTemporaryFile("wb", dir=file.parent, prefix=f".{file.name}.", delete=False) as new:

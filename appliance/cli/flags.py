@@ -1,7 +1,8 @@
-"""One flag for every key of the manifest, made from the schema: the key's path, as in `--engine.cache.block-tokens 32`.
+"""Flags for every key of the manifest, generated from the schema: the key's path, as in `--engine.cache.block-tokens
+32`.
 
-A flag is `--set` with the key in its name: the same precedence, the same spelling of values. `--help` shows the keys of
-SHORT, `--help-all` every key by section.
+A flag is equivalent to `--set` with its key: it has the same precedence and the same syntax of values. `--help` shows
+the keys of SHORT, `--help-all` every key by section.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from appliance.config.keys import Key, find, keys
 from appliance.config.settings import Option
 from appliance.config.suggest import FOREIGN_KEYS, flat, suggest_key
 
-# Key → its other flags. The long one, if there is one, is what `slipway plan` names as the source.
+# Key → its other flags. `slipway plan` names the long one, if there is one, as the source.
 SHORT: dict[str, tuple[str, ...]] = {
     "endpoints.host": ("-H", "--host"),
     "endpoints.port": ("-p", "--port"),
@@ -23,7 +24,7 @@ SHORT: dict[str, tuple[str, ...]] = {
 
 
 class SetKey(argparse.Action):
-    """Collects --set and the flags of keys in their order, so that of two for one key the later wins."""
+    """Collects --set and the flags of keys in order, so that the last value of a key wins."""
 
     def __call__(self, parser: argparse.ArgumentParser, space: Any, values: Any, option: str | None = None) -> None:
         if self.const:
@@ -37,7 +38,8 @@ class SetKey(argparse.Action):
 
 
 def flagged() -> tuple[Key, ...]:
-    """The keys with a flag: all values, and the mapping of secrets as a whole, as the operator chooses its names."""
+    """Return the keys with a flag: all values, and the mapping of secrets as a whole, because the operator chooses its
+    names."""
     return tuple(key for key in keys().values() if key.kind not in ("section", "layer") and "*" not in key.path)
 
 
@@ -46,8 +48,8 @@ def flag(key: Key) -> str:
 
 
 def add_flags(command: argparse.ArgumentParser, *, every: bool) -> None:
-    """--set, --overlay and a flag for each key. The help has the keys with a short form; `every` shows all, one group a
-    section."""
+    """Add --set, --overlay and a flag for each key. The help shows the keys with a short form; with `every` it shows
+    all, in one group per section."""
     command.add_argument(
         *("-s", "--set"),
         dest="options",
@@ -86,8 +88,8 @@ def add_flags(command: argparse.ArgumentParser, *, every: bool) -> None:
 
 
 def suggest_flag(word: str, others: set[str]) -> str:
-    """What an unknown `--word` was probably meant to be: a key by its own name or that of another server, one of the
-    command's `others`, a similar key."""
+    """Return a suggestion for an unknown `--word`: a key with this name here or in another server, one of the command's
+    `others`, or a similar key."""
     path = tuple(word.removeprefix("--").replace("-", "_").split("."))
     above = find(path)
     if above and above.kind == "section":

@@ -1,4 +1,4 @@
-"""Problems of a manifest as text for people, JSON, GitHub's workflow commands, and SARIF 2.1.0 (OASIS)."""
+"""Formats of manifest problems: text, JSON, GitHub workflow commands, and SARIF 2.1.0 (OASIS)."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schem
 
 
 def has_colours(terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Colours are for terminals that do not refuse them (no-color.org)."""
+    """Return whether to use colours: on a terminal, unless it disables them (no-color.org)."""
     return terminal and not is_on(environ, "NO_COLOR") and value(environ, "TERM") != "dumb"
 
 
@@ -27,7 +27,7 @@ def has_colours(terminal: bool, environ: Mapping[str, str]) -> bool:
 
 
 def as_text(found: Sequence[Finding], colours: bool = False) -> str:
-    """Each problem in a line of its own, below it the line that is meant and what to make of it."""
+    """Return one line for each problem, followed by the affected line and the suggested fix."""
     return "\n".join(line for finding in found for line in _block(finding, colours))
 
 
@@ -49,7 +49,7 @@ def _block(finding: Finding, colours: bool) -> list[str]:
     elsewhere = finding.edits[0].file if finding.edits and problem.mend_at else ""
     if elsewhere and elsewhere != place.source:
         lines += [f"{'':>{margin}} | written in {printable(elsewhere)}:"]
-    # The source line stands there already; others that go are shown as well.
+    # The source line is already shown; other removed lines are added.
     lines += [
         _painted(f"{number:>{margin}} - {_line(_cut(line))}".rstrip(), RED, colours)
         for number, line in finding.removed
@@ -62,7 +62,7 @@ def _block(finding: Finding, colours: bool) -> list[str]:
 
 
 def _window(line: str, column: int, end: int) -> tuple[str, int, int]:
-    """The part of a long line around its mark, with the columns of the mark in it."""
+    """Return the part of a long line around its mark, with the columns of the mark in it."""
     if len(line) <= MAX_COLUMNS:
         return line, column, end
     first = max(0, column - 1 - MAX_COLUMNS // 2)
@@ -131,7 +131,7 @@ def _edit(edit: Edit) -> dict[str, Any]:
 
 
 def as_github(found: Sequence[Finding]) -> str:
-    """One workflow command a problem, which GitHub shows beside the line of a pull request."""
+    """Return one workflow command for each problem; GitHub shows it next to the line in a pull request."""
     return "\n".join(map(_command, found))
 
 
@@ -158,7 +158,7 @@ def _property(text: str) -> str:
 
 
 def _relative(source: str) -> str:
-    """As seen from the current folder, which is the repository's in a workflow."""
+    """Return the path relative to the current folder, which is the repository's in a workflow."""
     return os.path.relpath(source) if os.path.isabs(source) and source.startswith(os.getcwd() + os.sep) else source
 
 
@@ -166,7 +166,7 @@ def _relative(source: str) -> str:
 
 
 def as_sarif(found: Sequence[Finding]) -> str:
-    """Columns count characters, as YAML's do."""
+    """Return a SARIF log. Columns count characters, as in YAML positions."""
     rules = list(dict.fromkeys(finding.problem.code for finding in found))
     driver = {
         "name": "slipway",
@@ -213,7 +213,7 @@ def _result(finding: Finding, rules: list[str]) -> dict[str, Any]:
 
 
 def _physical(place: Place, end: int = 0) -> dict[str, Any]:
-    """`end`: the column behind what is meant, where that is known."""
+    """Return the location of a problem. `end` is the column after its text, if known."""
     region = {"startLine": place.line, "startColumn": place.column}
     if end > place.column:
         region["endColumn"] = end

@@ -1,7 +1,7 @@
-"""`slipway init MODEL`: a commented manifest for a checkpoint and this machine.
+"""`slipway init MODEL`: write a commented manifest for a checkpoint and this machine.
 
-Keys that must be written are; keys that one would likely change stand commented out (`#key: value`, without a space, so
-that taking the # away is enough) beside what they come to here, and why.
+Required keys are written. Keys that are often changed are commented out (`#key: value`, without a space, so that
+removing the # enables them), next to their resolved value on this machine and its reason.
 """
 
 import math
@@ -38,7 +38,7 @@ SCHEMA = "slipway.schema.json"
 PATH = ("model", "source", "path")
 REPOSITORY = ("model", "source", "huggingface", "repo")
 NAMES = ("model", "names")
-# Keys that one would likely change, beside those that the plan settles.
+# Keys that are often changed, in addition to those that the plan resolves.
 LIKELY = (
     *("quantization.weights", "quantization.kv_cache", "parallelism.data"),
     *("hardware.device", "hardware.memory_share", "hardware.kv_cache_memory"),
@@ -51,12 +51,12 @@ _WIDTH = 120
 
 
 class Unreadable(Exception):
-    """The folder is no checkpoint that is served; the message says why."""
+    """Raised if the folder is not a supported checkpoint. The message says why."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One key: its value as YAML, what to say beside it, and whether it is written or only offered."""
+    """One key: its value as YAML, a comment, and whether it is written or commented out."""
 
     path: tuple[str, ...]
     value: str
@@ -65,8 +65,8 @@ class Line:
 
 
 def init(model: str, output: Path | None, *, force: bool, machine: Machine | None = None) -> int:
-    """Writes the manifest of a folder, a .gguf file or a repository of the hub, for this machine unless another is
-    described; `-` prints it. Returns the exit code."""
+    """Write the manifest of a folder, a .gguf file or a repository of the hub, for this machine or a described one; `-`
+    prints it. Return the exit code."""
     target = output or Path(f"{_name(model) or 'service'}.yaml")
     printed = str(target) == "-"
     if not printed and target.exists() and not force:
@@ -102,8 +102,8 @@ def init(model: str, output: Path | None, *, force: bool, machine: Machine | Non
 
 
 def compose(model: str, home: Path, machine: Machine | None = None, *, schema: str | None) -> tuple[str, Plan]:
-    """The manifest's text, and the plan that it makes on the machine. `home` is the folder that it will lie in.
-    Raises Unreadable, Refused."""
+    """Return the text of the manifest, and its plan on the machine. `home` is the folder for the manifest. Raise
+    Unreadable or Refused."""
     hub = _is_on_hub(model)
     try:
         checkpoint = None if hub else read_checkpoint(Path(model))
@@ -136,20 +136,21 @@ def _name(model: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The variables that say where the hub and its cache are; others would change the plan."""
+    """Return the variables that locate the hub and its cache; other variables would change the plan."""
     names = (name for name in environment() if name in ("HOME", "XDG_CACHE_HOME") or name.startswith("HF_"))
     return {name: environment()[name] for name in names}
 
 
 def _path(folder: Path, home: Path) -> str:
-    """Relative where the checkpoint lies below the manifest's folder, as it then moves with it."""
+    """Return a path relative to the manifest's folder if the checkpoint is inside, so that both can be moved
+    together."""
     whole, above = folder.resolve(), home.resolve()
     return _quoted(str(whole.relative_to(above)) if whole.is_relative_to(above) and whole != above else str(whole))
 
 
 def _quoted(text: str) -> str:
-    """Plain where no reader of YAML can take it for anything but a text: letters, digits and -._/ behind a letter or
-    the start of a path. Else in quotes."""
+    """Return the text unquoted if every YAML parser reads it as a string: letters, digits and -._/ after a letter or
+    the start of a path. Else quote it."""
     plain = re.fullmatch(r"(/|\.\.?/)?[A-Za-z_][\w./-]*", text, re.ASCII) and text.lower() not in AMBIGUOUS
     return text if plain else msgspec.json.encode(text).decode()
 
@@ -160,7 +161,7 @@ def _called(machine: Machine | None) -> str:
 
 @contextmanager
 def _draft(text: str, home: Path) -> Iterator[Path]:
-    """A file in the folder that the manifest will lie in, as its paths start there."""
+    """Create a temporary file in the manifest's folder, because its paths are relative to that."""
     path = home / f".slipway-init-{os.getpid()}.yaml"
     try:
         path.write_text(text)
@@ -198,14 +199,14 @@ def _head(checkpoint: Checkpoint, name: str, schema: str | None, called: str, co
 
 
 def _parameters(checkpoint: Checkpoint) -> str:
-    if checkpoint.quantization is not None:  # whole numbers lie several to an element
+    if checkpoint.quantization is not None:  # several quantized integers are packed into one element
         return ""
     count = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
     return f"{count / 1e9:.1f} billion weights, " if count >= 1e8 else f"{count / 1e6:.1f} million weights, "
 
 
 def _offered(plan: Plan) -> list[Line]:
-    """Keys that were settled with a reason, and those that one would likely change, in order of the schema."""
+    """Return the keys that were resolved with a reason, and those that are often changed, in order of the schema."""
     effective = {one.key: one for one in plan.effective}
     order = list(keys())
     offered = [
@@ -230,7 +231,7 @@ def _line(key: Key, one: Effective) -> Line:
 
 
 def _rendered(lines: list[Line]) -> Iterator[str]:
-    """YAML with the sections around the keys; a section of which nothing is written is commented out as well."""
+    """Return YAML with the sections of the keys; a section without written keys is commented out as well."""
     written = {line.path[:length] for line in lines if line.written for length in range(len(line.path))}
     opened: tuple[str, ...] = ()
     for line in sorted(lines, key=lambda line: list(keys()).index(line.path)):
@@ -246,7 +247,7 @@ def _rendered(lines: list[Line]) -> Iterator[str]:
 
 
 def _indented(depth: int, text: str, written: bool, within: bool) -> str:
-    """`  key`; `  #key` in a section that is written; `#  key` in one that is not."""
+    """Indent a line: `  key`; `  #key` in a section that is written; `#  key` in a section that is not."""
     space = "  " * depth
     return f"{space}{text}" if written else f"{space}#{text}" if within else f"#{space}{text}"
 

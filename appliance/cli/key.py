@@ -1,4 +1,4 @@
-"""`slipway key`: a new API key, and the line of it for the list of keys, which does not give it away."""
+"""`slipway key`: create an API key, and its line for the list of keys, which contains only a hash."""
 
 import secrets
 import sys
@@ -11,7 +11,7 @@ RANDOM_BYTES = 32
 
 
 def key(words: list[str]) -> int:
-    """Prints the key, then its line with these words behind it."""
+    """Print the key, then its line with these words appended."""
     made = f"sk-{secrets.token_urlsafe(RANDOM_BYTES)}"
     line = " ".join([f"{HASHED}{digest(made).hex()}", *words])
     try:

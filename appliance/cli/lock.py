@@ -1,4 +1,4 @@
-"""`slipway lock`: writes the lock of a manifest, or compares with the one that is there."""
+"""`slipway lock`: write the lock file of a manifest, or compare with the existing one."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ from engine.api.golden import Recorded
 
 
 def write(given: Given, machine: Machine | None = None) -> int:
-    """Hashes the checkpoint and writes the lock. Raises Refused."""
+    """Hash the checkpoint and write the lock file. Raise Refused."""
     settings, _ = settle(given, machine)
     path, key = lock_path(given.manifest), settings.manifest.model.source.key
     plan = prove(given, machine)
@@ -50,7 +50,8 @@ def write(given: Given, machine: Machine | None = None) -> int:
 
 
 def _golden(plan: Plan, lock: Lock, before: Lock | None) -> tuple[Recorded | None, str]:
-    """Computed now, or else those of the lock before, if its files are the same; with what there is to say."""
+    """Return the self-test outputs computed now, or those of the previous lock if its files are the same, with a
+    message."""
     found, why = record(plan)
     if found is not None:
         return found, f"with {found.arithmetic.kernels} kernels on {found.arithmetic.device}"
@@ -62,12 +63,12 @@ def _golden(plan: Plan, lock: Lock, before: Lock | None) -> tuple[Recorded | Non
 def _before(path: Path) -> Lock | None:
     try:
         return read_lock(path)
-    except (FileNotFoundError, Refused):  # what is no lock is replaced by one
+    except (FileNotFoundError, Refused):  # an invalid lock is replaced
         return None
 
 
 def verify(given: Given, machine: Machine | None = None) -> int:
-    """Compares with the lock, reading every byte, whatever model.lock says; writes nothing. Raises Refused."""
+    """Compare with the lock and read every byte, regardless of model.lock; write nothing. Raise Refused."""
     guard = Guard(hashed=True, strict=True)
     plan = prove(given, machine, verify=guard)
     print(guard.summary())

@@ -1,7 +1,7 @@
-"""The command `slipway`. Each command imports what it needs when it runs: `slipway --help` answers at once.
+"""The command `slipway`. Each command imports what it needs when it runs, so that `slipway --help` responds at once.
 
-`--a-b` and `--a_b` are one option. Commands that read a manifest take a flag for each of its keys (flags.py). Exit
-codes: appliance/config/exits.py.
+`--a-b` and `--a_b` are the same option. Commands that read a manifest have a flag for each of its keys (flags.py). Exit
+codes are in appliance/config/exits.py.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from appliance.config.version import __version__
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends with the code of a wrong command line, and suggests the command or option that was meant."""
+    """Parser that exits with the code of a wrong command line and suggests a similar command or option."""
 
     command = ""
 
@@ -35,7 +35,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _suggest(word: str, command: str) -> str:
-    """A hint for a word that is no command and no option; "" where it is one, or where nothing is near."""
+    """Return a suggestion for a word that is neither a command nor an option; "" if it is one, or if none is
+    similar."""
     options = _long_options(command)
     if word in options:
         return ""
@@ -48,7 +49,8 @@ def _suggest(word: str, command: str) -> str:
 
 
 def _long_options(named: str) -> set[str]:
-    """The long options of a command, of all commands if none is named: a misspelt one is reported without it."""
+    """Return the long options of a command, or of all commands if none is named: the report of a misspelt command does
+    not name one."""
     every = argparse.ArgumentParser(conflict_handler="resolve")
     for name in [named] if named in COMMANDS else COMMANDS:
         _add_arguments(every, name, named=named, every=False)
@@ -56,7 +58,7 @@ def _long_options(named: str) -> set[str]:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Run one command and return its exit code."""
     words = with_command([_dashes(word) for word in (sys.argv[1:] if given is None else given)])
     options = parser("".join(words[:1]), every="--help-all" in words).parse_args(words)
     run: Callable[[argparse.Namespace], int] = options.run
@@ -64,15 +66,14 @@ def main(given: Sequence[str] | None = None) -> int:
         return run(options)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `slipway plan m.yaml | head`: nobody reads on
+    except BrokenPipeError:  # `slipway plan m.yaml | head`: the reader has exited
         sys.stderr.close()
         return 0
 
 
 def with_command(words: list[str]) -> list[str]:
-    """Put `serve` before a manifest or model that is given without a command: `slipway m.yaml` is `slipway serve
-    m.yaml`. A name counts as one if it is a path or has a suffix of one; any other unknown word remains a misspelt
-    command."""
+    """Put `serve` before a manifest or model without a command: `slipway m.yaml` is `slipway serve m.yaml`. A word is a
+    manifest or model if it is a path or has such a suffix; any other unknown word is reported as a misspelt command."""
     first = words[0] if words else "--help"
     if first in COMMANDS or first.startswith("-"):
         return words
@@ -82,14 +83,14 @@ def with_command(words: list[str]) -> list[str]:
 
 
 def _dashes(word: str) -> str:
-    """`--a_b=x_y` → `--a-b=x_y`"""
+    """Replace underscores in the name of an option: `--a_b=x_y` → `--a-b=x_y`."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
 def parser(named: str = "", *, every: bool = False) -> argparse.ArgumentParser:
-    """`named` is the command that will run, which alone gets the flags of the manifest's keys: they need the schema.
-    `every` makes its help list all of them."""
+    """Return the parser. Only the command `named`, which will run, gets the flags of the manifest's keys, because they
+    need the schema. With `every` its help lists all of them."""
     top = _Parser(prog="slipway", description="One manifest in, one LLM service out.", allow_abbrev=False)
     top.command = named
     top.add_argument("--version", action="version", version=f"slipway {__version__}")
@@ -117,7 +118,7 @@ def _reads_manifest(command: str) -> bool:
     return command in COMMANDS and not _READERS.keys().isdisjoint(COMMANDS[command][2])
 
 
-# How the usage line writes the manifests that a command reads.
+# Manifests of a command in its usage line.
 _READERS: dict[Callable[[argparse.ArgumentParser], None], str] = {
     arguments.manifest: "MANIFEST",
     arguments.manifest_or_none: "[MANIFEST]",
@@ -138,14 +139,14 @@ def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
 
 
 def _named(word: Path) -> Any:
-    """The model that is named in the place of a manifest, or None."""
+    """Return the model that is named in place of a manifest, or None."""
     from appliance.cli.model_argument import named_model
 
     return named_model(str(word))
 
 
 def _machine(options: argparse.Namespace) -> Any:
-    """The machine that --hardware describes; None stands for the one at hand."""
+    """Return the machine that --hardware describes, None for this machine."""
     if not getattr(options, "hardware", None):
         return None
     from appliance.hardware.described import hardware
@@ -154,7 +155,7 @@ def _machine(options: argparse.Namespace) -> Any:
 
 
 def _prove(options: argparse.Namespace, *, hashed: bool = False, assume: bool = False) -> tuple[Any, Any]:
-    """The plan, and the guard that held the checkpoint to its lock. Raises Refused with everything that is wrong."""
+    """Return the plan, and the guard that compared the checkpoint with its lock. Raise Refused with all problems."""
     from appliance.lockfile.verify import Guard
     from appliance.planning.validate import prove
 
@@ -172,8 +173,8 @@ def _warn(plan: Any, options: argparse.Namespace, to: TextIO) -> None:
 
 
 def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False) -> Callable[[argparse.Namespace], int]:
-    """A command that ends with one message and the code of its cause where the manifest is refused. `report`: what a
-    program reads of it is its output, and no message beside it."""
+    """Return a command that prints one message and returns the code of its cause if the manifest is refused. With
+    `report` machine-readable problems are the command's output, without another message."""
 
     def refusing(options: argparse.Namespace) -> int:
         from appliance.config.problems import Refused
@@ -288,11 +289,11 @@ def _proven_for_a_start(options: argparse.Namespace) -> Any:
 
 
 def _find_manifest(options: argparse.Namespace) -> None:
-    """Choose what `serve` without MANIFEST serves, and say why."""
+    """Choose what `serve` without MANIFEST serves, and print the reason."""
     from appliance.cli.default_manifest import MOUNTED, find
     from appliance.config.settings import environment
 
-    options.manifest = Path("/") / MOUNTED  # named in the message if the search itself is refused
+    options.manifest = Path("/") / MOUNTED  # named in the message if the search is refused
     found = find(environment(), options.options, tuple(options.overlays), Path("/"))
     options.given, options.manifest = found.given, found.given.manifest
     for line in found.notes:
@@ -366,7 +367,8 @@ def why(options: argparse.Namespace) -> int:
 
 
 def _of_engine(module: str, *names: str) -> Callable[[argparse.Namespace], int]:
-    """A command that the engine has, which gets the options of these names: nothing here imports its core."""
+    """Return a command that runs a module of the engine with the options of these names, without importing the
+    engine."""
 
     def run(options: argparse.Namespace) -> int:
         import subprocess

@@ -1,5 +1,5 @@
-"""A model in the place of a manifest: `slipway serve MODEL`, where MODEL is a folder, a .gguf file or a repository of
-the Hugging Face hub. The manifest is made in memory and printed."""
+"""Model in place of a manifest: `slipway serve MODEL`, where MODEL is a folder, a .gguf file or a repository of the
+Hugging Face hub. The manifest is created in memory and printed."""
 
 import re
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class NamedModel:
 
     word: str
     source: dict[str, Any]
-    """Value of model.source. A path is absolute."""
+    """Value of model.source, with an absolute path."""
     name: str
-    """Name of the model, and of the file that its manifest would be saved in."""
+    """Name of the model, and of the file in which its manifest would be saved."""
 
     @property
     def manifest(self) -> Path:
-        """Where the manifest would be: in the current folder."""
+        """Return the path that the manifest would have, in the current folder."""
         return Path(f"{self.name}.yaml")
 
     @property
@@ -37,18 +37,18 @@ class NamedModel:
 
 
 def named_model(word: str) -> NamedModel | None:
-    """Return the model that a word means, or None if it can only be a manifest."""
+    """Return the model that a word refers to, or None if it can only be a manifest."""
     path = Path(word)
     if path.is_dir() or path.suffix == ".gguf":
         name = path.resolve().name.removesuffix(".gguf")
         return NamedModel(word, {"path": str(path.resolve())}, _NO_NAME.sub("-", name).strip("-") or "model")
     if path.suffix in MANIFESTS or not HUB_ID.fullmatch(word) or Path(path.parts[0]).exists():
-        return None  # below a folder that is there it is a path, although nothing is at its end
+        return None  # a path inside an existing folder, even if it does not exist
     return NamedModel(word, {"huggingface": {"repo": word}}, path.name)
 
 
 def explain_missing(word: str) -> str:
-    """Return what a model is, for a word that is neither a model nor a manifest; "" for others."""
+    """Return a hint about what a model is, for a word that is neither a model nor a manifest; "" for other words."""
     path = Path(word)
     if path.exists() or path.suffix in MANIFESTS or named_model(word) is not None:
         return ""
@@ -56,6 +56,6 @@ def explain_missing(word: str) -> str:
 
 
 def notes(model: NamedModel) -> list[str]:
-    """Return the lines that show the manifest and say how to keep it."""
+    """Return lines that show the manifest and explain how to keep it."""
     how = f"to change it, save it with `slipway init {model.word} -o my.yaml` and serve my.yaml"
     return [f"serving {model.word} with this manifest; {how}:", *(f"  {line}" for line in model.text.splitlines())]

@@ -1,4 +1,4 @@
-"""What a command says where a manifest is refused, and what `check --fix` does about it first."""
+"""Messages of commands for a refused manifest, and the fixes of `check --fix`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def tell(refused: Refused, manifest: Path, form: str, to: TextIO) -> None:
 
 
 def warn(notices: Sequence[Problem], form: str, to: TextIO) -> None:
-    """What is no mistake and still worth knowing, once a start."""
+    """Print notices that are not errors."""
     if notices:
         found = findings(notices)
         text = as_text(found, has_colours(to.isatty(), environment())) if form == "text" else FORMATS[form](found)
@@ -33,7 +33,7 @@ def warn(notices: Sequence[Problem], form: str, to: TextIO) -> None:
 
 
 def mend(prove: Callable[[], Any]) -> None:
-    """Corrects what leaves no doubt until nothing more is found."""
+    """Apply unambiguous fixes until no more are found."""
     for _ in range(MOST_ROUNDS):
         try:
             found = findings(prove().notices)

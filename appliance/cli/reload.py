@@ -1,4 +1,4 @@
-"""`slipway reload`: asks the launcher of a running appliance to follow its manifest, and prints what it says."""
+"""`slipway reload`: request a reload from the launcher of a running appliance, and print its output."""
 
 import socket
 import sys
@@ -25,7 +25,8 @@ def reload(which: str | None, *, restart: bool) -> int:
 
 
 def _ask(path: Path, order: Order) -> int:
-    """Raises OSError, also where the launcher ends before it has said everything."""
+    """Send the request, print the reply and return its exit code. Raise OSError, also if the launcher ends before it
+    has sent everything."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(str(path))
         line.sendall(msgspec.json.encode(order) + b"\n")

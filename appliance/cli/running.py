@@ -1,4 +1,4 @@
-"""Which of the appliances that run on this host a command means."""
+"""Lookup of an appliance that runs on this host."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,8 +10,8 @@ Running = tuple[Path, rundir.Address]
 
 
 def find(which: str | None) -> Running:
-    """The run directory and the address of the one that `which` names, by its manifest or its URL; of the only one for
-    None. Raises LookupError, which names those that run."""
+    """Return run directory and address of the appliance with this manifest or URL, or of the only one if `which` is
+    None. Raise LookupError, with the running ones in the message."""
     found = rundir.directories(environment())
     meant = [one for one in found if which is None or _is(one[1], which)]
     if len(meant) == 1:

@@ -1,4 +1,4 @@
-"""`slipway selftest`: computes the golden prompts of a lock anew, and tells what differs, prompt by prompt."""
+"""`slipway selftest`: compute the self-test prompts of a lock again, and report the differences of each prompt."""
 
 import sys
 
@@ -12,8 +12,8 @@ from engine.api.golden import Band, Golden, band_between, difference, distance
 
 
 def selftest(given: Given) -> int:
-    """0 if all agree, the code of a failed self-test if one does not, that of integrity without anything to compare.
-    Raises Refused."""
+    """Return 0 if all outputs agree, the code of a failed self-test if one differs, that of integrity without a
+    comparison. Raise Refused."""
     plan = prove(given, verify=Guard(hashed=False))
     engine, path = plan.engines[0], lock_path(given.manifest)
     locked = engine.self_test.locked
@@ -36,7 +36,7 @@ def selftest(given: Given) -> int:
 
 
 def _told(expected: Golden, found: Golden | None, band: Band) -> bool:
-    """Prints a line; whether the prompt is not as it was."""
+    """Print the result of a prompt. Return whether it failed."""
     name = f"  {expected.prompt.name:<8} {len(expected.prompt.ids):>3} tokens"
     if found is None:
         print(f"{name}  not computed: its logits are not finite, or it does not fit into model.max_context")

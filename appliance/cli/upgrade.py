@@ -1,4 +1,4 @@
-"""`slipway upgrade`: manifests of an older apiVersion in the present one, as a difference or written in place."""
+"""`slipway upgrade`: convert manifests of an older apiVersion, as a diff or in place."""
 
 import difflib
 import os
@@ -14,7 +14,7 @@ from engine.api.files import MANIFEST_BYTES, read_file, real_path
 
 
 def upgrade_files(files: Sequence[Path], *, write: bool, check: bool) -> int:
-    """The exit code: a file that cannot be rewritten counts most, then one that is still to be."""
+    """Convert the files. Return the exit code: of a failed conversion first, else of an outdated file."""
     code = exits.OK
     for file in files:
         try:
@@ -47,7 +47,7 @@ def _difference(file: Path, before: bytes, after: bytes) -> str:
 
 
 def _replace(file: Path, data: bytes) -> None:
-    """Writes beside it and renames, so that the file is whole at any moment; links are followed, its mode stays."""
+    """Replace the file atomically through a temporary file next to it. Links are followed, and the mode is kept."""
     target = real_path(file)
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:

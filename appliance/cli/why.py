@@ -1,4 +1,4 @@
-"""`slipway why ID`: what happened to a request of a running service and why, line by line."""
+"""`slipway why ID`: show the timeline of a request of a running service, line by line."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ STATES = {
 
 
 def why(url: str, request: str, *, api_key: str | None = None) -> Iterator[str]:
-    """Lines. Raises ChatError for a service that cannot be reached, or does not know the request."""
+    """Yield the lines. Raise ChatError if the service cannot be reached, or does not know the request."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     with httpx.Client(base_url=service_url(url), headers=headers, timeout=CONNECT_TIMEOUT_S) as client:
         try:

@@ -1,7 +1,7 @@
-"""Every metric as a line of data: what it is, our name, and the name the reference engine gives the same number.
+"""Declarations of all metrics: kind, name, and vLLM's name of the same metric.
 
-Our names follow the Prometheus conventions (base units, no colon, `_total` only on counters). Their page is
-docs/metrics.md.
+Names follow the Prometheus conventions (base units, no colon, `_total` only on counters). docs/metrics.md documents
+them.
 """
 
 from dataclasses import dataclass
@@ -10,17 +10,18 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Family:
-    """`name` and `vllm` come without prefix and without `_total`; `vllm` None: only under our name. `start` lists the
-    label values (beside model_name and engine) whose series exist from the start. `per_engine`: one an engine."""
+    """A metric family."""
 
     kind: Literal["counter", "gauge", "histogram"]
-    name: str
+    name: str  # without prefix and without `_total`
     help: str
     vllm: str | None = None
+    """Name in vLLM, without prefix and `_total`; None if vLLM has no such metric."""
     labels: tuple[str, ...] = ()
     start: tuple[tuple[str, ...], ...] = ((),)
+    """Label values, without model_name and engine, of the series that exist from the start."""
     buckets: tuple[float, ...] = ()
-    per_engine: bool = True
+    per_engine: bool = True  # whether each engine has its own series
 
 
 _FIRST_TOKEN_S = (
@@ -42,7 +43,7 @@ _PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
 def token_buckets(max_context: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, … up to the context; at least one bucket."""
+    """Return 1, 2, 5, 10, … up to the context length; at least one bucket."""
     steps = [float(mantissa * 10**exponent) for exponent in range(10) for mantissa in (1, 2, 5)]
     return tuple(step for step in steps if step <= max(1, max_context))
 

@@ -1,4 +1,5 @@
-"""Half an hour of the service's load, sampled by the gateway: what the status page draws before it was opened."""
+"""Load of the service over the last half hour, sampled by the gateway, so that the status page has data when it is
+opened."""
 
 from collections import deque
 from dataclasses import asdict, dataclass, fields

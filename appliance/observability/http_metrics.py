@@ -1,4 +1,4 @@
-"""HTTP metrics under the names the FastAPI instrumentator made usual, so that existing dashboards fit."""
+"""HTTP metrics with the names of the FastAPI instrumentator, which existing dashboards use."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,8 @@ _FINE_DURATION_S = (
 
 
 class HttpMetrics(Collector):
-    """One call per request. A handler is a route's template, so that paths with names in them stay one series."""
+    """HTTP metrics, updated once per request. The handler is the template of the route, so that paths with names share
+    one series."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()

@@ -1,7 +1,7 @@
-"""Log records: one line each, as text or JSON; short module paths; the request's id and trace where there are any.
+"""Log records: one line each, as text or JSON, with short module paths and the request's id and trace if there are any.
 
-A JSON line begins with `ts`, `level`, `program`, `logger` and `message`, as those of the launcher do. Keys and prompt
-text never get into a record. Generated text does only when the manifest asks for it (OBS-03).
+A JSON line begins with `ts`, `level`, `program`, `logger` and `message`, like the lines of the launcher. Keys and
+prompt text never appear in a record. Generated text appears only if the manifest enables it (OBS-03).
 """
 
 import json
@@ -26,7 +26,7 @@ _FIELDS = (
 
 
 def _where(record: logging.LogRecord) -> str:
-    """`appliance.server.app` → `server.app`; names of other packages stay."""
+    """Shorten the logger's name: `appliance.server.app` → `server.app`. Names of other packages are unchanged."""
     return record.name.removeprefix("appliance.")
 
 
@@ -37,7 +37,8 @@ def _frames(record: logging.LogRecord) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """A field's value in a line of text. One with a space in it could pass for a field of its own: it is quoted."""
+    """Return a field's value for a line of text. A value with a space is quoted, because it could look like another
+    field."""
     quoted = isinstance(value, str) and (" " in value or '"' in value)
     return json.dumps(value, ensure_ascii=False) if quoted else str(value)
 
@@ -47,7 +48,7 @@ def _when(record: logging.LogRecord) -> str:
 
 
 class TextLines(logging.Formatter):
-    """`2026-01-01T00:00:00.000Z info http.app message request_id=…`"""
+    """Formatter of lines such as `2026-01-01T00:00:00.000Z info http.app message request_id=…`."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_when(record), record.levelname.lower(), _where(record), record.getMessage()]
@@ -59,7 +60,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """The same fields as one JSON object."""
+    """Formatter of the same fields as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -76,7 +77,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logging(config: GatewayConfig, stream: TextIO | None = None) -> None:
-    """All records of this process to `stream` (standard error), from the configured level on."""
+    """Write all records of this process from the configured level on to `stream` (by default standard error)."""
     output = logging.StreamHandler(stream or sys.stderr)
     output.setFormatter(JsonLines() if config.log_format == "json" else TextLines())
     root = logging.getLogger()
@@ -85,22 +86,22 @@ def set_up_logging(config: GatewayConfig, stream: TextIO | None = None) -> None:
 
 
 def set_level(config: GatewayConfig) -> None:
-    """The least severity that is logged."""
+    """Set the minimum level that is logged."""
     root = logging.getLogger()
     root.setLevel(config.log_level.upper())
-    # uvicorn tells each start and stop in lines of its own; the gateway's lines say the same with the address.
+    # uvicorn logs each start and stop; the gateway's own lines contain the same with the address.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The request that a line is about, and the caller's trace that it belongs to."""
+    """The request of a log line, and the caller's trace to which it belongs."""
 
     request_id: str
     trace: Trace | None = None
     arrived_s: float = 0.0
-    """On the monotonic clock."""
+    """Arrival time on the monotonic clock."""
 
     def fields(self) -> dict[str, Any]:
         if self.trace is None:
@@ -117,19 +118,20 @@ class Outcome:
     prompt_tokens: int
     completion_tokens: int  # of all choices
     finish_reason: str
-    """One per choice, joined by commas. `cancelled`: the client left; `error`, `deadline`: the request failed."""
+    """One per choice, joined by commas. `cancelled`: the client disconnected; `error`, `deadline`: the request
+    failed."""
 
     ttft_s: float | None
-    """Seconds from the request's arrival to its first token, None without a token."""
+    """Seconds from the request's arrival to its first token, None if there was no token."""
 
     seconds: float
 
 
 class RequestLog:
-    """What is told about requests, as the manifest says."""
+    """Log of requests, as configured in the manifest."""
 
     def __init__(self, config: GatewayConfig, *, silent: bool = False) -> None:
-        """`silent`: only unexpected errors are logged."""
+        """With `silent` only unexpected errors are logged."""
         self._log = logging.getLogger("appliance.requests")
         self._silent = silent
         self._requests = config.log_requests
@@ -145,7 +147,7 @@ class RequestLog:
         self._log.info("request", extra={**subject.fields(), **facts})
 
     def request(self, subject: Subject, route: str, parameters: dict[str, object]) -> None:
-        """Parameters of a request; the caller leaves prompts and messages out."""
+        """Log the parameters of a request. The caller must omit prompts and messages."""
         if self._requests:
             self._log.info("parameters of %s", route, extra={**subject.fields(), "fields": parameters})
 
@@ -158,17 +160,18 @@ class RequestLog:
             self._log.info("choice %d (%s): %s", index, finish, text, extra=subject.fields())
 
     def completed(self, subject: Subject, outcome: Outcome) -> None:
-        """The end of a generation, whether or not a client still reads it."""
+        """Log the end of a generation, whether or not the client is still connected."""
         if self._silent:
             return
         facts = {name: value for name, value in asdict(outcome).items() if value is not None}
         self._log.info("completed", extra={**subject.fields(), **facts})
 
     def model_fault(self, subject: Subject, fault: str) -> None:
-        """A file of the model is at fault. `fault` must not quote the prompt."""
+        """Log a fault in a file of the model. `fault` must not quote the prompt."""
         self._log.error("the model is at fault: %s", fault, extra=subject.fields())
 
     def unexpected(self, subject: Subject, error: BaseException) -> None:
-        """A bug: where it was raised and its type. Its message may quote the prompt, so it stays out."""
+        """Log an unexpected exception: its type and where it was raised. The message is omitted because it may quote
+        the prompt."""
         told = (type(error), error, error.__traceback__)
         self._log.error("unexpected %s", type(error).__name__, exc_info=told, extra=subject.fields())

@@ -1,7 +1,5 @@
-"""The gateway's metrics: recorded once, rendered under our names and, if the manifest wants it, under vLLM's as well.
-
-One store and one collector, so that the two views cannot disagree.
-"""
+"""Metrics of the gateway: recorded once, and exported under Slipway's names and, if configured, also under vLLM's. One
+store and one collector serve both, so that they cannot differ."""
 
 import time
 from bisect import bisect_left
@@ -25,7 +23,8 @@ PHASES = ("starting", "loading", "warming", "ready", "restarting", "failed", "dr
 
 
 class Buckets:
-    """Counts of one histogram series. A value belongs to the first bucket whose bound is not below it."""
+    """Counts of one histogram series. A value belongs to the first bucket whose bound is greater than or equal to
+    it."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -45,7 +44,7 @@ class Buckets:
 
 
 class Metrics(Collector):
-    """Numbers by family name and label values; an engine's label is its index in the configuration."""
+    """Values by family name and label values. The label of an engine is its index in the configuration."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
@@ -57,7 +56,7 @@ class Metrics(Collector):
         self._ready: list[Ready | None] = [None for _ in config.engines]
         self.phase = "starting"
         self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Open connections and, of these, idle ones; asked when metrics are rendered."""
+        """Returns the open connections and how many of them are idle; called when metrics are rendered."""
         self.http = HttpMetrics()
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -77,7 +76,7 @@ class Metrics(Collector):
             self._numbers[family.name] = dict.fromkeys(keys, 0.0)
 
     def reconfigure(self, config: GatewayConfig) -> None:
-        """The same numbers under the names of another configuration."""
+        """Keep the values, with the names of another configuration."""
         self._config = config
 
     # Recording -----------------------------------------------------------------------------------------------------
@@ -98,7 +97,7 @@ class Metrics(Collector):
         return sum(numbers) / max(1, len(numbers))
 
     def tell_keys(self, names: Iterable[str]) -> None:
-        """Series of API keys by name, from 0."""
+        """Create the series of API keys by name, starting at 0."""
         for name in names:
             self._numbers["key_tokens"].setdefault((name,), 0.0)
             for unit in UNITS:
@@ -108,7 +107,7 @@ class Metrics(Collector):
         self._histograms[name][labels].add(value, times)
 
     def prompt(self, engine: str, tokens: int, cached: int) -> None:
-        """A prompt is computed: `cached` of its tokens came from the prefix cache."""
+        """Record a computed prompt; `cached` of its tokens came from the prefix cache."""
         self.add("prompt_tokens", tokens, engine)
         self.add("prompt_tokens_cached", cached, engine)
         self.add("prompt_tokens_by_source", tokens - cached, engine, "local_compute")
@@ -118,29 +117,30 @@ class Metrics(Collector):
         self.observe("request_prefill_kv_computed_tokens", tokens - cached, engine)
 
     def finished(self, engine: str, reason: Finish, generated: int, max_tokens: int) -> None:
-        """A sequence ended; children of one request count singly (ME-03)."""
+        """Record the end of a sequence. Each child of one request counts (ME-03)."""
         self.add("requests", 1, engine, reason)
         self.observe("request_generation_tokens", generated, engine)
         self.observe("request_params_max_tokens", max_tokens, engine)
 
     def request_done(self, choices: int, most_tokens: int) -> None:
-        """An HTTP request that generated `choices` sequences, the longest of `most_tokens`, is over."""
+        """Record the end of an HTTP request with `choices` sequences, the longest of `most_tokens` tokens."""
         self.observe("request_params_n", choices)
         self.observe("request_max_num_generation_tokens", most_tokens)
 
     def tool_calls(self, streaming: bool, found: bool) -> None:
-        """A chat reply was searched for tool calls."""
+        """Record that a chat reply was searched for tool calls."""
         mode = "streaming" if streaming else "non_streaming"
         self.add("tool_call_parser_invocations", 1, mode, "tool_call" if found else "no_tool_call", "chat_completions")
 
     def grammar_checked(self, outcome: str, seconds: float) -> None:
-        """A request's grammar was looked at; "kept" is what was known already."""
+        """Record the check of a request's grammar; "kept" means that the result was cached."""
         self.add("grammar_checks", 1, outcome)
         if outcome != "kept":
             self.observe("grammar_check_seconds", seconds)
 
     def stats(self, index: int, stats: Stats) -> None:
-        """Gauges as they are, counters by what they gained: an engine that starts again starts again at 0."""
+        """Update gauges to the new values and counters by their increments, because a restarted engine counts from
+        0."""
         engine, last = self._engines[index], self._last[index]
         self.set("requests_running", stats.running, engine)
         self.set("requests_waiting", stats.waiting, engine)
@@ -164,7 +164,7 @@ class Metrics(Collector):
         self._last[index] = stats
 
     def self_test_failed(self, index: int) -> None:
-        """An engine ended for a golden prompt that was not as it should; its last Stats did not know of it yet."""
+        """Record that an engine ended because of a failed self-test prompt, which its last Stats do not include."""
         engine = self._engines[index]
         self.add("self_test_runs", 1, engine)
         self.add("self_test_failures", 1, engine)
@@ -179,7 +179,7 @@ class Metrics(Collector):
         self.set("engine_up", 1, engine)
 
     def engine_down(self, index: int) -> None:
-        """Gauges of an engine that is gone are 0: it runs nothing and holds nothing."""
+        """Set the gauges of an engine that ended to 0."""
         self.stats(index, Stats())
         self.set("engine_up", 0, self._engines[index])
 
@@ -247,5 +247,5 @@ class Metrics(Collector):
 
 
 def now() -> float:
-    """The gateway's own clock for latencies, in seconds."""
+    """Return the gateway's clock for latencies, in seconds."""
     return time.monotonic()

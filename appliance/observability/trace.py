@@ -1,7 +1,7 @@
-"""The caller's trace, as W3C Trace Context hands it over (https://www.w3.org/TR/trace-context/): `traceparent` is
-version-trace-parent-flags, `tracestate` up to 32 vendors' key=value pairs.
+"""Trace of the caller in the W3C Trace Context format (https://www.w3.org/TR/trace-context/): `traceparent` is
+version-trace-parent-flags, `tracestate` up to 32 key=value pairs of vendors.
 
-A trace that is not well formed is ignored, as the standard wants: it may never fail a request.
+A malformed trace is ignored, as the standard requires: it must never fail a request.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_MEMBERS = 32
-MAX_STATE = 512  # characters; what the standard asks everybody to carry at least
+MAX_STATE = 512  # characters; the minimum that the standard requires everyone to propagate
 
 _PARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})-[0-9a-f]{2}(?P<rest>-.*)?"
@@ -20,7 +20,7 @@ _MEMBER = re.compile(rf"(?P<key>{_KEY})=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{{0,255}}[\
 
 @dataclass(frozen=True)
 class Trace:
-    """Ids in lower-case hexadecimal; `parent_id` is the caller's span. `state` is None where there is none."""
+    """Ids in lower-case hexadecimal. `parent_id` is the caller's span. `state` is None if there is no `tracestate`."""
 
     trace_id: str
     parent_id: str
@@ -28,7 +28,7 @@ class Trace:
 
 
 def read_trace(parents: Sequence[str], states: Sequence[str]) -> Trace | None:
-    """The trace of all `traceparent` and `tracestate` headers of a request; None if there is none to go on with."""
+    """Return the trace from all `traceparent` and `tracestate` headers of a request; None without a valid one."""
     found = _PARENT.fullmatch(parents[0].strip(" \t")) if len(parents) == 1 else None
     if found is None or found["version"] == "ff" or (found["version"] == "00" and found["rest"] is not None):
         return None
@@ -38,7 +38,7 @@ def read_trace(parents: Sequence[str], states: Sequence[str]) -> Trace | None:
 
 
 def _state(headers: Sequence[str]) -> str | None:
-    """The members of all headers as one; None if one of them is damaged, or there are none."""
+    """Return the members of all headers, joined. Return None if one of them is invalid, or if there are no members."""
     members = [member for text in ",".join(headers).split(",") if (member := text.strip(" \t"))]
     matches = [_MEMBER.fullmatch(member) for member in members]
     keys = {match["key"] for match in matches if match is not None}

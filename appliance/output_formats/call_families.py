@@ -1,4 +1,4 @@
-"""How families of models write tool calls. Those that say more about themselves stand before those that say less."""
+"""Tool-call formats of model families. Formats with more specific markers come before less specific ones."""
 
 from dataclasses import replace
 
@@ -188,7 +188,7 @@ LLAMA3_JSON = Calls(
     recognised_by=('"name": function name, "parameters":',),
 )
 
-# Calls as Python writes them, and Gemma's.
+# Calls in Python syntax, and Gemma's syntax.
 LLAMA4_PYTHONIC = Calls(
     "llama4_pythonic",
     LooseCall(),

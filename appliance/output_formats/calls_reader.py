@@ -1,7 +1,7 @@
-"""Tool calls as they arrive, from the marker that opens them to the one that closes them.
+"""Streaming parser of a section of tool calls, from its opening marker to its closing marker.
 
-What is no call before any function was told is the reply's content, marker and all. Behind a call only the next one
-matters: other text before a marker that must come is dropped.
+If the text turns out not to be a call before a function name was emitted, it becomes content, including the marker.
+After a call, other text before a required marker is dropped.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from appliance.output_formats.marks import at_front, first, skip_space, undecide
 
 
 class CallsReader:
-    """Begins behind the opening marker `opened`, "" where a reply begins with bare calls. `count` calls came before;
-    `body_begun`: the marker is a part of the first body. When `status` is "broken" none was a call: `raw` is the text
-    that was used."""
+    """Reads one section of calls, starting after the opening marker `opened` ("" if the reply begins with bare calls).
+    `count` is the number of earlier calls. With `body_begun` the marker is part of the first body. If `status` is
+    "broken", no call was found, and `raw` is the text that was consumed."""
 
     def __init__(
         self, calls: Calls, functions: Sequence[Function], opened: str, count: int, *, body_begun: bool = False
@@ -26,12 +26,12 @@ class CallsReader:
         self._first = count
         self._begin, self._end = calls.begin.strip(), calls.end.strip()
         self._close = "" if body_begun else calls.openings.get(opened, calls.close.strip())
-        self._marked = body_begun or any(mark for _, mark in pieces(opened))  # words alone mark nothing
+        self._marked = body_begun or any(mark for _, mark in pieces(opened))  # plain words mark nothing
         self._may_close = bool(opened) or not calls.bare  # bare calls need not be closed
         self._listed = calls.listed
         self._body: BodyReader | None = None
         self._needs_end = False
-        self._names = True  # the broken call was told
+        self._names = True  # whether the broken call was emitted
         self._behind = [mark for mark in dict.fromkeys((self._end, self._close)) if mark]
         begun = body_begun or bool(self._begin and opened and (opened == self._begin or not calls.open))
         self._state = self._open
@@ -50,15 +50,15 @@ class CallsReader:
         return events, at
 
     def finish(self, rest: str) -> list[Event]:
-        """What is left when the reply ends here, `rest` not used: a call without a name is dropped, unless nothing
-        marked it as one."""
+        """Return the events at the end of the reply; `rest` is the unconsumed text. A call without a name is dropped,
+        unless no marker announced it."""
         if self._state == self._in_broken:
             return [self._lost_call(self.raw + rest)]
         if self.count == self._first and not self._marked and (self.raw + rest):
             return [Content(self.raw + rest)]
         return []
 
-    # Each state gives how much of the text it used, None where it must see more or is at the end.
+    # Each state returns how much of the text it consumed, None if it needs more text or has reached the end.
 
     def _open(self, text: str, events: list[Event]) -> int | None:
         start = skip_space(text)
@@ -74,7 +74,7 @@ class CallsReader:
         return start + 1
 
     def _item(self, text: str, events: list[Event]) -> int | None:
-        """A call, or the end of all."""
+        """Read a call, or the end of all calls."""
         start = skip_space(text)
         if start or not text:
             return start or None
@@ -122,7 +122,7 @@ class CallsReader:
         return used
 
     def _none(self, events: list[Event], used: int, text: str = "") -> int:
-        """What was to be a call is none."""
+        """Handle text that was expected to be a call and is not one."""
         if self.count == self._first:
             self.status = "broken"
         elif self._close and self._may_close:
@@ -134,12 +134,12 @@ class CallsReader:
         return used
 
     def _ended(self, text: str, events: list[Event]) -> int | None:
-        """Behind a body: up to the marker that ends its call."""
+        """Skip to the marker that ends the call, after its body."""
         if not self._end:
             self._state = self._between
             return 0
         marks = [mark for mark in (self._end, self._begin, self._close) if mark]
-        if not self._needs_end:  # a body without its begin marker may lack the end too
+        if not self._needs_end:  # a body without a begin marker may also lack the end marker
             start = skip_space(text)
             found = at_front(text[start:], marks)
             if found is None:
@@ -182,8 +182,8 @@ class CallsReader:
         return self._astray(text, start)
 
     def _astray(self, text: str, start: int) -> int | None:
-        """Text behind a call that is no call: another body where nothing marks one, else dropped up to a marker where
-        one must come."""
+        """Handle text after a call that is not a call: it is another body if calls have no markers; if a marker must
+        follow, it is dropped up to that marker."""
         if self._close and self._may_close:
             if not self._begin and not self._listed and not self._calls.separator.strip():
                 self._state = self._item
@@ -204,7 +204,7 @@ class CallsReader:
         return place[0]
 
     def _listed_all(self, text: str, events: list[Event]) -> int | None:
-        """Behind the list."""
+        """Read the end of the section after the list."""
         if not self._close:
             self.status = "done"
             return 0
@@ -221,7 +221,7 @@ class CallsReader:
         return 0
 
     def _closed(self, used: int) -> int:
-        """All calls are read. If there was none, the markers said nothing and are dropped."""
+        """Finish the section. If it contained no call, its markers are dropped."""
         self.status = "done"
         return used
 

@@ -1,7 +1,8 @@
-"""Replies in messages with headers (gpt-oss's harmony): each message is content, reasoning or a call by its channel.
+"""Replies as messages with headers (harmony format of gpt-oss): the channel of a message decides whether it is content,
+reasoning or a call.
 
 A header is `<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>`; the recipient may
-also stand behind the channel. The prompt ends with the first header's beginning.
+also follow the channel. The prompt ends with the beginning of the first header.
 """
 
 import re
@@ -21,8 +22,8 @@ Kind = Literal["content", "reasoning", "call"]
 
 
 class ChannelReader:
-    """Reads one reply. Without `calls` a call's arguments are reasoning. `reasons`: the prompt opened the channel of
-    thoughts."""
+    """Reads one reply. Without `calls`, arguments of calls are reasoning. `reasons` says that the prompt opened the
+    reasoning channel."""
 
     def __init__(self, channels: Channels, *, calls: bool, reasons: bool = False, one_call: bool = False) -> None:
         self._channels = channels
@@ -36,9 +37,9 @@ class ChannelReader:
         self._count = 0
         self._arguments = JsonValue()
         self._started = False
-        self._raw = ""  # of a call, behind its header
-        self._spoke = False  # there was reasoning already
-        self._fresh = True  # nothing of this message was told
+        self._raw = ""  # of a call, after its header
+        self._spoke = False  # reasoning has been emitted
+        self._fresh = True  # nothing of this message has been emitted
 
     @property
     def is_reasoning(self) -> bool:
@@ -75,7 +76,7 @@ class ChannelReader:
     # Headers
 
     def _heads(self, text: str) -> bool:
-        """Whether the text can be a header, or its beginning."""
+        """Return whether the text can be a header or the beginning of one."""
         bare, marks = text.lstrip(SPACE), self._channels
         known = (marks.start, marks.channel, marks.constrain, marks.message, marks.role, "to=")
         return any(bare.startswith(one) or one.startswith(bare) for one in known)
@@ -85,7 +86,7 @@ class ChannelReader:
         end = whole.find(self._channels.message)
         head = whole[: end if end >= 0 else len(whole) - undecided(whole, [self._channels.message])]
         if not self._heads(head) or len(head) > _MOST_HEADER:
-            # No header at all: the model says it to the user.
+            # This is not a header: treat it as content.
             self._begin("content", self._channels.final)
             self._text, self._header = whole, ""
             return True
@@ -146,9 +147,9 @@ class ChannelReader:
             self._raw += text
 
     def _read_call(self, events: list[Event]) -> None:
-        """Takes arguments to the end of their JSON, whose strings may hold what looks like a marker."""
+        """Read the arguments to the end of their JSON; its strings may contain texts that look like markers."""
         if not self._started and self._raw.strip(SPACE):
-            return  # what stood there before is no JSON, so this belongs to it
+            return  # the earlier text is not JSON, and this text belongs to it
         start = 0 if self._started else skip_space(self._text)
         if start == len(self._text) or not (self._started or self._text[start] == "{"):
             return
@@ -163,7 +164,7 @@ class ChannelReader:
         self._text = self._text[used:]
 
     def _close(self, events: list[Event], *, cut: bool = False) -> None:
-        """The message is over; `cut`: with the reply, so that a call of which nothing came is dropped."""
+        """End the message. `cut` says that the reply ends here, so a call without any arguments is dropped."""
         if self._kind == "call" and self._started and self._arguments.status == "broken":
             events.append(CallBroken(self._count - 1, self._raw))
         elif self._kind == "call" and not self._started and self._raw.strip(SPACE):
@@ -173,7 +174,7 @@ class ChannelReader:
             self._count += 1
 
 
-# Grammars, from behind the header's beginning that the prompt has
+# Grammars. They start after the beginning of the header that is in the prompt.
 
 
 def _head(channels: Channels, channel: str, writer: Writer) -> str:
@@ -181,7 +182,7 @@ def _head(channels: Channels, channel: str, writer: Writer) -> str:
 
 
 def thoughts(channels: Channels, writer: Writer, *, opened: bool) -> str:
-    """A message of thoughts, and the beginning of the next header."""
+    """Return a grammar of a reasoning message and the beginning of the next header."""
     head = "" if opened else f"{_head(channels, channels.thinking, writer)} "
     return f"{head}{writer.until(channels.end)} {writer.text(channels.start + channels.role)}"
 
@@ -200,7 +201,7 @@ def answer(channels: Channels, expression: str, writer: Writer) -> str:
 
 
 def free(channels: Channels, functions: Sequence[Function], writer: Writer, *, reasons: bool) -> str:
-    """Any messages, in which each call is one of these functions."""
+    """Return a grammar of any messages in which each call is of one of these functions."""
     names = (channels.thinking, channels.calling, channels.final)
     heads = " | ".join(_head(channels, name, writer) for name in names)
     calls = f" | {call(channels, functions, writer)}" if functions else ""

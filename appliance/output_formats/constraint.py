@@ -1,8 +1,8 @@
-"""An output format as a grammar: what the reply may be, in llguidance's dialect of Lark.
+"""Output formats as grammars: the allowed replies in llguidance's dialect of Lark.
 
-The same declaration that parses a reply builds it, so a constrained reply is always one that the parser understands.
-Reasoning stays free: the constraint begins behind its end (docs/http.md, Structured output). Without reasoning a plain
-schema or expression is sent as it is.
+The grammar is built from the declaration that also parses replies, so the parser understands every constrained reply.
+Reasoning is not constrained: the constraint begins after its end (docs/http.md, Structured output). Without reasoning,
+a schema or expression is passed unchanged.
 """
 
 import json
@@ -24,15 +24,14 @@ from engine.structured.definition import json_expression
 
 @dataclass(frozen=True)
 class Language:
-    """What structured output was asked for. `source` is a schema, an expression, the choices, a Lark or GBNF grammar,
-    or a structural tag. `special` gives the id of a marker that is a special token."""
+    """Requested structured output. `special` returns the id of a marker that is a special token."""
 
     kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
-    source: Any
+    source: Any  # a schema, an expression, the choices, a Lark or GBNF grammar, or a structural tag
     param: str
 
     def grammar(self, special: Special) -> Grammar:
-        """The language on its own."""
+        """Return a grammar of this language alone."""
         if self.kind == "json_schema":
             return Grammar("json_schema", json.dumps(self.source, ensure_ascii=False))
         if self.kind == "regex":
@@ -44,7 +43,7 @@ class Language:
         return Grammar("lark", _to_lark(self.source, self.param))
 
     def expression(self, special: Special) -> str:
-        """The language as part of a Lark rule."""
+        """Return the language as part of a Lark rule."""
         if self.kind == "json_schema":
             return json_expression(self.source)
         if self.kind == "regex":
@@ -59,23 +58,21 @@ class Language:
 def _to_lark(source: str, param: str) -> str:
     try:
         return str(any_to_lark(source))
-    except Exception as error:  # the converter raises plain Exception for every kind of fault
+    except Exception as error:  # the converter raises plain Exception for every error
         raise RequestError(f"{param}: the grammar is neither Lark nor GBNF: {error}", param) from error
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """Builds grammars for one request. `special` gives the id of a marker that is a special token: such a marker is no
-    text. `reasoning` is the part that may come first, `reasons` whether the prompt opened it already. With `channels`
-    all of the reply is messages."""
+    """Builds grammars for one request."""
 
-    special: Special
-    reasoning: Reasoning | None = None
-    reasons: bool = False
-    channels: Channels | None = None
+    special: Special  # returns the id of a marker that is a special token; free text cannot contain such a marker
+    reasoning: Reasoning | None = None  # format of the reasoning that may come first
+    reasons: bool = False  # whether the prompt has opened the reasoning
+    channels: Channels | None = None  # if set, the whole reply consists of messages
 
     def reply(self, language: Language) -> Grammar:
-        """The reply is a text of this language."""
+        """Return a grammar of replies in this language."""
         writer = LarkWriter(self.special)
         if self.channels is not None:
             return self._lark(answer(self.channels, language.expression(self.special), writer), writer)
@@ -91,7 +88,7 @@ class Constraint:
         one_call: bool,
         otherwise: Language | None = None,
     ) -> Grammar:
-        """One or more calls of these functions, or (`otherwise`) a text of a language."""
+        """Return a grammar of one or more calls of these functions, or of a text in the language `otherwise`."""
         writer = LarkWriter(self.special)
         if self.channels is not None:
             expression = call(self.channels, functions, writer)
@@ -104,14 +101,15 @@ class Constraint:
         return self._lark(expression, writer, calls)
 
     def text_with_calls(self, calls: Calls, functions: Sequence[Function], *, one_call: bool) -> Grammar:
-        """Free text in which each call that is begun is one of these functions."""
+        """Return a grammar of free text in which each call is of one of these functions."""
         writer = LarkWriter(self.special)
         if self.channels is not None:
             return writer.grammar(free(self.channels, functions, writer, reasons=self.reasons))
         return self._lark(text_with_calls(calls, functions, writer, one_call=one_call), writer, calls)
 
     def text_without_calls(self, calls: Calls) -> Grammar | None:
-        """Free text in which no call begins, None where calls have no marker of their own: any JSON could be one."""
+        """Return a grammar of free text without calls. Return None if calls have no marker, because any JSON could be a
+        call."""
         writer = LarkWriter(self.special)
         if self.channels is not None:
             return writer.grammar(free(self.channels, (), writer, reasons=self.reasons))
@@ -120,7 +118,8 @@ class Constraint:
         return self._lark(text_without_calls(calls, writer), writer, calls)
 
     def _lark(self, expression: str, writer: LarkWriter, calls: Calls | None = None) -> Grammar:
-        """What was asked for, behind the reasoning. A call's marker would end that, so it does not occur there."""
+        """Return the grammar of an optional reasoning part and the expression. Markers of calls end reasoning, so they
+        are excluded from it."""
         if self.reasoning is None:
             return writer.grammar(expression)
         if self.channels is not None:

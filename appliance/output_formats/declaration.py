@@ -1,8 +1,9 @@
-"""What an output format is, as data: reasoning, tool calls, channels. It constrains a reply and it parses one.
+"""Declarative description of output formats: reasoning, tool calls, channels. The same declaration constrains and
+parses replies.
 
-A new family is one `Reasoning` or `Calls` value in `appliance.output_formats.families`; a new shape of call body is one
-`Body`. Texts of a declaration are what a model writes, line ends included; whitespace around them is optional when a
-reply is read.
+A new family is one `Reasoning` value in `reasoning_families` or one `Calls` value in `call_families` or `tag_families`;
+a new shape of call body is one `Body`. Texts of a declaration are written as the model writes them, including line
+breaks; the parser treats whitespace around them as optional.
 """
 
 import re
@@ -14,16 +15,17 @@ from typing import Any, Literal, Protocol
 from appliance.output_formats.events import Event
 
 Status = Literal["open", "done", "broken"]
-# What may be one special token within a declared text, such as <|message|>, <tool_call> or [TOOL_CALLS].
-# PLaMo's tags are three tokens or more, of which the first and the last are special: <|plamo:begin_ think :plamo|>.
-# MiniMax's mark is one: ]<]minimax[>[ and MiniCPM's tags begin with one: <function name="f">
+# Parts of a declared text that may be one special token, such as <|message|>, <tool_call> or [TOOL_CALLS]. PLaMo's tags
+# are three or more tokens, of which the first and the last are special: <|plamo:begin_ think :plamo|>. MiniMax's mark
+# is one token: ]<]minimax[>[ and MiniCPM's tags begin with one: <function name="f">
 _MARKER = re.compile(r"\]<\]\w+\[>\[|<\w+(?= name=\")|<\|\w+:(?:begin|end)_|:\w+\|>|<[^<>\s]+>|\[[A-Z_/]+\]")
-Special = Callable[[str], int | None]  # the id of a marker that is a special token
+Special = Callable[[str], int | None]  # returns the id of a marker that is a special token, else None
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function that the model may call; `parameters` is its JSON schema, `strict` wants arguments to follow it."""
+    """A function that the model may call. `parameters` is its JSON schema. With `strict` its arguments must follow the
+    schema."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -31,8 +33,8 @@ class Function:
 
 
 class BodyReader(Protocol):
-    """Reads one call. `feed` gives the events of a piece of text and how much of it belongs to the call; what it does
-    not take it wants to see again, with more behind it. `started`: the call's function was told."""
+    """Parser of one call. `feed` returns the events of a piece of text and how much of it belongs to the call; the
+    caller passes the rest again with more text appended. `started` says that the name of the function was emitted."""
 
     @property
     def status(self) -> Status: ...
@@ -44,61 +46,57 @@ class BodyReader(Protocol):
 
 
 class Writer(Protocol):
-    """A grammar in the making. Every method gives a Lark expression."""
+    """Builder of a grammar. Every method returns a Lark expression."""
 
     def text(self, text: str) -> str:
-        """Exactly this, its special tokens as tokens."""
+        """Return an expression of exactly this text; special tokens become token ids."""
         ...
 
     def json(self, schema: Mapping[str, Any]) -> str: ...
 
     def until(self, end: str, expression: str = "") -> str:
-        """Any text, or one of a regular expression, up to and with the first `end`."""
+        """Return any text, or a text of a regular expression, up to and including the first `end`."""
         ...
 
     def rule(self, body: str) -> str:
-        """The body under a name of its own."""
+        """Return the name of a new rule with this body."""
         ...
 
 
 class Body(Protocol):
-    """How a call is written between its markers."""
+    """Format of a call between its markers."""
 
     def reader(self, index: int, functions: Sequence[Function], ends: Sequence[str]) -> BodyReader:
-        """`ends` are the markers behind the body: a body that can do without its own end is over before one."""
+        """Return a parser of one call. `ends` are the markers that may follow the body; a body without an end of its
+        own ends before one of them."""
         ...
 
     def grammar(self, function: Function, writer: Writer) -> str:
-        """A Lark expression of one call of this function."""
+        """Return a Lark expression of one call of this function."""
         ...
 
     def texts(self) -> tuple[str, ...]:
-        """The fixed texts in which markers may stand."""
+        """Return the fixed texts that may contain markers."""
         ...
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Thoughts before the answer. `trim` are characters that pad the markers and belong to neither text; `others` are
-    further pairs of markers that mean the same. `implicit`: a reply begins inside, whether it writes `start` or not,
-    unless the prompt closed the reasoning or a switch is off.
-
-    `switches` are variables of the chat template; unset ones count as `default`. With default True reasoning is on if
-    all of them are, else if any is. Where it is off and the prompt shows nothing, all of the reply is content.
-    `answer` are markers around what follows, which belong to no text; `dropped` are others that may stand anywhere in
-    it. See `Calls` for how it is recognised.
-    """
+    """Format of the reasoning before the answer. `recognised_by` and `model_types` work as in `Calls`."""
 
     name: str
     start: str
     end: str
-    trim: str = "\n"
-    others: tuple[tuple[str, str], ...] = ()
+    trim: str = "\n"  # characters that pad the markers and belong to neither text
+    others: tuple[tuple[str, str], ...] = ()  # further pairs of equivalent markers
     implicit: bool = False
+    """The reply begins inside the reasoning even without `start`, unless the prompt closed it or a switch is off."""
     switches: tuple[str, ...] = ()
-    default: bool = True
-    answer: tuple[str, str] | None = None
-    dropped: tuple[str, ...] = ()
+    """Variables of the chat template that switch reasoning on. With `default` True, reasoning is on if all of them are
+    true; otherwise it is on if any is. If it is off and the prompt shows no reasoning, the whole reply is content."""
+    default: bool = True  # value of unset switches
+    answer: tuple[str, str] | None = None  # markers around the answer; they belong to no text
+    dropped: tuple[str, ...] = ()  # markers that may occur anywhere in the answer and are removed
     recognised_by: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
 
@@ -125,17 +123,8 @@ Ids = Literal["", "functions", "short"]
 
 @dataclass(frozen=True)
 class Calls:
-    """Tool calls. All of them stand between `open` and `close`, each between `begin` and `end`; any of these may be
-    empty. `listed`: they are a list in brackets; else `separator` stands between two.
-
-    Leniency: `also` are further pairs that open and close, or without `open` begin a call and close; `starts` are
-    beginnings of a body that are read without the marker before it; `bare`: a reply may begin with calls without any
-    marker, which is then also how a grammar writes them. With nothing before and behind a body all of the reply is one
-    call.
-
-    A chat template that has all of `recognised_by` belongs to the format; where `model_types` are given, only with a
-    model whose type (config.json) begins with one of them. Without signs a format is only taken by its name. `ids` says
-    what the template wants call ids to be: "functions" like functions.name:0, "short" 9 letters and digits.
+    """Format of tool calls. A section between `open` and `close` contains all calls, each between `begin` and `end`;
+    any marker may be empty. If there are no markers around a body and calls are not bare, the whole reply is one call.
     """
 
     name: str
@@ -145,22 +134,28 @@ class Calls:
     open: str = ""
     close: str = ""
     separator: str = "\n"
-    listed: bool = False
-    bare: bool = False
+    listed: bool = False  # calls form a list in brackets; otherwise `separator` is between them
+    bare: bool = False  # a reply may begin with calls without any marker; grammars then also write them so
     also: tuple[tuple[str, str], ...] = ()
-    starts: tuple[str, ...] = ()
+    """Further pairs of markers accepted by the parser: they open and close the section, or without `open` they begin a
+    call and close it."""
+    starts: tuple[str, ...] = ()  # beginnings of a body that are accepted without the preceding marker
     ids: Ids = ""
+    """Call ids that the template requires: "functions" means functions.name:0, "short" means 9 letters and digits."""
     recognised_by: tuple[str, ...] = ()
+    """The format is recognised if the chat template contains all of these; if empty, the format is used only by
+    name."""
     model_types: tuple[str, ...] = ()
+    """If set, the format is recognised only if the model type (config.json) begins with one of these."""
 
     @property
     def only(self) -> bool:
-        """All of the reply is one call."""
+        """Return whether the whole reply is one call."""
         return not (self.begin or self.open or self.bare)
 
     @property
     def openings(self) -> dict[str, str]:
-        """Markers in the midst of a text with which calls open, and those that close them."""
+        """Return the markers within a text that open calls, and the markers that close them."""
         first = self.open.strip() or self.begin.strip()
         pairs = {first: self.close.strip()} if first else {}
         return pairs | dict(self.also)
@@ -168,21 +163,21 @@ class Calls:
 
 @dataclass(frozen=True)
 class Channels:
-    """A reply as messages, each with a header that names its channel and maybe a recipient, whose call it then is:
+    """Reply as messages, each with a header that names its channel and optionally a recipient, which makes it a call:
     `start` role `channel` name to=recipient `constrain` type `message` text `ends`. Texts of the channel `final` are
-    content, others reasoning."""
+    content, others are reasoning."""
 
     start: str
     channel: str
     constrain: str
     message: str
     end: str
-    ends: tuple[str, ...]  # others that end a message, and with it the reply
+    ends: tuple[str, ...]  # further markers that end a message and the reply
     role: str
     final: str
     thinking: str
     calling: str
-    recipient: str  # what names of functions begin with
+    recipient: str  # prefix of the names of functions
 
     def texts(self) -> tuple[str, ...]:
         return (self.start, self.channel, self.constrain, self.message, self.end, *self.ends)
@@ -190,7 +185,7 @@ class Channels:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """What one model's replies look like. With channels these are how `reasoning` and `calls` are written."""
+    """Output format of one model. If `channels` is set, it defines how `reasoning` and `calls` are written."""
 
     reasoning: Reasoning | None = None
     calls: Calls | None = None
@@ -198,12 +193,12 @@ class OutputFormat:
 
     @property
     def name(self) -> str:
-        """For people: how calls and reasoning are written."""
+        """Return the display name of the formats of calls and reasoning."""
         names = [part.name for part in (self.calls, self.reasoning) if part is not None]
         return " + ".join(dict.fromkeys(names)) or "plain"
 
     def markers(self) -> tuple[str, ...]:
-        """All fixed texts of the format; () where a reply is nothing but text."""
+        """Return all fixed texts of the format; () if a reply is plain text."""
         found: list[str] = list(self.channels.texts()) if self.channels else []
         if self.reasoning:
             found += [*self.reasoning.starts, *self.reasoning.ends, *(self.reasoning.answer or ())]
@@ -215,12 +210,12 @@ class OutputFormat:
         return tuple(text for text in dict.fromkeys(found) if text)
 
     def tokens(self) -> tuple[str, ...]:
-        """What a decoder must not hide, should it be a special token."""
+        """Return the markers that the detokenizer must keep if they are special tokens."""
         return tuple(dict.fromkeys(part for text in self.markers() for part, marks in pieces(text) if marks))
 
 
 def pieces(text: str) -> list[tuple[str, bool]]:
-    """The text cut at what may be special tokens, and whether each piece may be one."""
+    """Split the text at possible special tokens. Return the pieces, each with whether it may be a special token."""
     found, at = [], 0
     for match in _MARKER.finditer(text):
         if match.start() > at:

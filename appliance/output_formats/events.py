@@ -1,4 +1,4 @@
-"""What a reply consists of, in order: reasoning, content and tool calls, in pieces. Pieces of one kind concatenate."""
+"""Parts of a reply in order: reasoning, content and tool calls, in pieces. Pieces of one kind are concatenated."""
 
 from dataclasses import dataclass, replace
 
@@ -10,8 +10,8 @@ class Content:
 
 @dataclass(frozen=True)
 class ReasoningText:
-    """`channel` is where a format with channels wrote it: "analysis", or "commentary" for what a model says beside its
-    calls."""
+    """A piece of reasoning. `channel` is the channel of a format with channels: "analysis", or "commentary" for text
+    next to calls."""
 
     text: str
     channel: str = ""
@@ -19,8 +19,8 @@ class ReasoningText:
 
 @dataclass(frozen=True)
 class CallStart:
-    """A call whose function is known; once per call, before its arguments. `id` is the model's own name for the call,
-    where its format has one."""
+    """Start of a call: emitted once, when the function is known and before the arguments. `id` is the model's own id of
+    the call, if its format has one."""
 
     index: int
     name: str
@@ -29,7 +29,7 @@ class CallStart:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """A piece of a call's arguments, JSON text."""
+    """A piece of a call's arguments as JSON text."""
 
     index: int
     text: str
@@ -37,8 +37,8 @@ class CallArguments:
 
 @dataclass(frozen=True)
 class CallBroken:
-    """A started call turned out to be no call; `text` is all of it as the model wrote it, markers included. A stream
-    cannot take back what it sent, so the call stands there with the arguments so far; a whole reply shows the text
+    """A started call turned out to be invalid. `text` is all of it as the model wrote it, markers included. A stream
+    cannot retract what it sent, so it keeps the call with the arguments so far; a complete reply shows the text
     instead."""
 
     index: int
@@ -60,7 +60,7 @@ def _continues(last: Event, event: Event) -> bool:
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """The events with adjacent pieces of one kind put together: the same for every way to cut the text."""
+    """Merge adjacent pieces of one kind. The result does not depend on how the text was split."""
     if len(events) < 2:
         return list(events)
     result: list[Event] = []

@@ -1,4 +1,4 @@
-"""The formats that are known: by their names, and recognised by a model's chat template and type."""
+"""Registry of the known formats: by name, and by a model's chat template and type."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -25,7 +25,7 @@ __all__ = [
 AUTO, NO_CALLS, NO_REASONING = "auto", "plain", "identity"
 PLAIN = OutputFormat()
 
-# gpt-oss. Reasoning and calls are named here for what wants to know of them; the channels are how they are written.
+# gpt-oss. Reasoning and calls are declared for code that needs to know about them; the channels define the syntax.
 _CHANNELS = Channels(
     start="<|start|>",
     channel="<|channel|>",
@@ -58,8 +58,8 @@ def _recognised(parts: Sequence[Part], text: str, model_type: str) -> Part | Non
 
 
 def recognise(template: str, model_type: str = "") -> OutputFormat:
-    """The format that a chat template writes past replies in, or asks for. Escaped quotes count as quotes.
-    `model_type` is what config.json calls the model; it settles what templates alone leave open."""
+    """Return the format in which a chat template writes or requests replies. Escaped quotes count as quotes.
+    `model_type` is the type in config.json; it decides where templates alone are ambiguous."""
     text = template.replace('\\"', '"')
     if all(mark in text for mark in HARMONY_MARKS):
         return HARMONY
@@ -67,14 +67,15 @@ def recognise(template: str, model_type: str = "") -> OutputFormat:
 
 
 def names() -> tuple[str, ...]:
-    """What may be asked for, beside `auto`; two of them may be joined by a plus."""
+    """Return the accepted names except `auto`. Two of them may be joined by a plus."""
     parts = (*CALLS, *REASONINGS)
     return (*dict.fromkeys(part.name for part in parts), "harmony", NO_CALLS, NO_REASONING)
 
 
 def chosen(name: str, recognised: OutputFormat) -> OutputFormat:
-    """The format of a name, or of two names joined by a plus: what a name says nothing about is as recognised. A name
-    of both a way to call and a way to reason means both. Raises KeyError with a name that is not known."""
+    """Return the format with this name, or with two names joined by a plus. A part that a name does not define is taken
+    from `recognised`. A name of both a call format and a reasoning format selects both. Raise KeyError with an unknown
+    name."""
     found = recognised
     for part in name.split("+"):
         part = part.strip()
@@ -87,7 +88,7 @@ def chosen(name: str, recognised: OutputFormat) -> OutputFormat:
             continue
         reasoning = next((one for one in REASONINGS if one.name == part), found.reasoning)
         calls = next((one for one in CALLS if one.name == part), found.calls)
-        if found.channels is not None:  # parts of channels are nothing without them
+        if found.channels is not None:  # the parts are unusable without the channels
             reasoning = None if reasoning is found.reasoning else reasoning
             calls = None if calls is found.calls else calls
         found = OutputFormat(
@@ -98,5 +99,5 @@ def chosen(name: str, recognised: OutputFormat) -> OutputFormat:
 
 
 def named_call(name: str) -> Calls:
-    """The reply as the bare arguments of one function."""
+    """Return the format of a reply that is the bare arguments of one function."""
     return Calls(name, BareArguments(name))

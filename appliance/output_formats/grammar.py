@@ -1,4 +1,4 @@
-"""Grammars of calls in llguidance's dialect of Lark, from the declaration that also reads them."""
+"""Grammars of calls in llguidance's dialect of Lark, built from the declaration that also parses them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ SPACES = r"/[ \n]{0,4}/"
 
 
 class LarkWriter:
-    """Collects the rules of one grammar. `special` gives the id of a marker that is a special token."""
+    """Collects the rules of one grammar. `special` returns the id of a marker that is a special token."""
 
     def __init__(self, special: Special) -> None:
         self._special = special
@@ -22,7 +22,7 @@ class LarkWriter:
         return Grammar("lark", "\n".join([f"start: {expression}", *rules]))
 
     def _cut(self, text: str) -> list[str | int]:
-        """The text with its special tokens as ids."""
+        """Split the text into literal texts and ids of special tokens."""
         parts: list[str | int] = []
         for piece, may_be in pieces(text):
             token = self._special(piece) if may_be else None
@@ -43,16 +43,17 @@ class LarkWriter:
     def rule(self, body: str, flags: str = "") -> str:
         name = self._rules.get(body)
         if name is None:
-            # Expressions can only be combined in a terminal, which has a name of capitals and no flags.
+            # Expressions can be combined only in a terminal, whose name is in capitals and which takes no flags.
             letter = "T" if "/ & ~/" in body else "r"
             name = self._rules[body] = f"{letter}{len(self._rules)}{flags if letter == 'r' else ''}"
         name = name.removesuffix("[lazy]")
         return self.rule(name, flags) if flags and name.startswith("T") else name
 
     def until(self, end: str, expression: str = "", without: Sequence[str] = ()) -> str:
-        """A textual end belongs into the expression itself, as the lexer takes the longest text and does not give back
-        the end's first characters. Lazy: it ends at the first one, not at the last; what an expression asks for may go
-        beyond the first, so there, and for the end without its padding, nothing may stand behind another one."""
+        """Return text up to and including `end`. If `end` is plain text, it is part of the regular expression, because
+        the lexer takes the longest match and does not give back the first characters of the end. The rule is lazy, so
+        it ends at the first occurrence of `end`. An `expression` could match beyond that; so with one, and for an end
+        without its padding, the rule excludes texts in which something follows an earlier end."""
         inner = f"({expression.replace('/', chr(92) + '/')})" if expression else ANY_TEXT[1:-1]
         parts = self._cut(end)
         at = next((place for place, part in enumerate(parts) if isinstance(part, int)), len(parts))
@@ -66,7 +67,7 @@ class LarkWriter:
         return f"{self.rule(found)} {behind}"
 
     def until_any(self, ends: Sequence[str], without: Sequence[str] = ()) -> str:
-        """As `until`, up to the first of several ends."""
+        """Return text up to and including the first of several ends; see `until`."""
         texts = self.texts(ends)
         options = [self.until(end, without=without) for end in ends if end not in texts or len(ends) == 1]
         if len(ends) > 1 and texts:
@@ -75,7 +76,7 @@ class LarkWriter:
         return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
     def texts(self, markers: Sequence[str]) -> list[str]:
-        """Those without special tokens: a free text could hold them."""
+        """Return the markers without special tokens, which free text could contain."""
         return [mark for mark in markers if mark and all(isinstance(part, str) for part in self._cut(mark))]
 
 
@@ -90,7 +91,7 @@ def _bodies(calls: Calls, functions: Sequence[Function], writer: LarkWriter) -> 
 def _calls_behind(
     marker: str, calls: Calls, functions: Sequence[Function], writer: LarkWriter, *, one_call: bool
 ) -> str:
-    """All calls, behind the marker that opens them, which is "" or the beginning of what is written first."""
+    """Return all calls, after the marker that opens them. `marker` is "" or a prefix of the first text of the calls."""
     bodies = _bodies(calls, functions, writer)
     behind = _sequence(bodies, writer.text(calls.end))
     whole = writer.rule(_sequence(writer.text(calls.begin), behind))
@@ -107,12 +108,12 @@ def _calls_behind(
 
 
 def all_calls(calls: Calls, functions: Sequence[Function], writer: LarkWriter, *, one_call: bool) -> str:
-    """A reply that is nothing but calls."""
+    """Return a grammar of a reply that consists of calls only."""
     return _calls_behind("", calls, functions, writer, one_call=one_call)
 
 
 def text_with_calls(calls: Calls, functions: Sequence[Function], writer: LarkWriter, *, one_call: bool) -> str:
-    """Free text in which each call that is begun is one of these functions."""
+    """Return a grammar of free text in which each call is of one of these functions."""
     marker = calls.open.strip() or calls.begin.strip()
     refused = writer.texts((*calls.openings, *calls.starts))
     if calls.bare:
@@ -126,10 +127,10 @@ def text_with_calls(calls: Calls, functions: Sequence[Function], writer: LarkWri
 
 
 def text_without_calls(calls: Calls, writer: LarkWriter) -> str:
-    """Free text in which no marker of a call occurs. Markers that are special tokens are no text anyway."""
+    """Return a grammar of free text without markers of calls. Special tokens cannot occur in free text anyway."""
     return writer.rule(_without(ANY_TEXT, writer.texts((*calls.openings, *calls.starts))))
 
 
 def _without(expression: str, markers: Sequence[str]) -> str:
-    """The expression, of a text in which none of the markers occurs."""
+    """Return the expression, restricted to texts without any of the markers."""
     return " & ".join([expression, *(f"~/(?s:.*){pattern(marker)}(?s:.*)/" for marker in markers)])

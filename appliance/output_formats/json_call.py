@@ -1,4 +1,4 @@
-"""Call bodies in JSON: an object of name and arguments, or the bare arguments of a function that is known."""
+"""Call bodies in JSON: an object with name and arguments, or the bare arguments of a known function."""
 
 import json
 import re
@@ -14,8 +14,8 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class _ObjectReader:
-    """`{"name": …, "arguments": {…}}` with the keys in any order. Arguments stream once the name is known; `waits`: the
-    name is told only once arguments have begun, and an object without them is no call."""
+    """Parser of `{"name": …, "arguments": {…}}` with the keys in any order. Arguments are streamed once the name is
+    known. With `waits` the name is emitted only when arguments begin, and an object without arguments is not a call."""
 
     def __init__(self, index: int, name_key: str, argument_keys: tuple[str, ...], waits: bool) -> None:
         self.status: Literal["open", "done", "broken"] = "open"
@@ -31,7 +31,7 @@ class _ObjectReader:
         self._value = JsonValue()
         self._raw = ""  # of the key or value being read
         self._streams = False
-        self._held = ""  # arguments that came before the name
+        self._held = ""  # arguments that arrived before the name
 
     def feed(self, text: str) -> tuple[list[Event], int]:
         events: list[Event] = []
@@ -118,7 +118,7 @@ class _ObjectReader:
             events.append(CallArguments(self._index, self._held))
 
     def _unstreamed(self, value: object, events: list[Event]) -> None:
-        """Arguments as a string of JSON, as some models write them, or null."""
+        """Handle arguments as a string of JSON, which some models write, or null."""
         if isinstance(value, str) and self._is_object(value):
             if self._name:
                 self._start(events)
@@ -147,8 +147,8 @@ class _ObjectReader:
 
 @dataclass(frozen=True)
 class JsonCall:
-    """One object per call; the first of `argument_keys` is the one that a grammar writes. `waits`: an object without
-    arguments is no call, which keeps apart what is written without markers."""
+    """JSON object per call. Grammars write the first of `argument_keys`. With `waits` an object without arguments is
+    not a call, which distinguishes calls without markers from other JSON."""
 
     name_key: str = "name"
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
@@ -167,7 +167,7 @@ class JsonCall:
 
 
 class _ArgumentsReader:
-    """The arguments object of one known function and nothing else."""
+    """Parser of a reply that is only the arguments object of one known function."""
 
     def __init__(self, name: str) -> None:
         self.started = False
@@ -196,7 +196,7 @@ class _ArgumentsReader:
 
 @dataclass(frozen=True)
 class BareArguments:
-    """What a reply is when tool_choice names its function."""
+    """Format of a reply for which tool_choice names the function."""
 
     name: str
 

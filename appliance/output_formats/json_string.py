@@ -1,22 +1,22 @@
-"""The text of a custom tool's call, decoded from its JSON arguments as they arrive."""
+"""Streaming decoder of the text of a custom tool's call from its JSON arguments."""
 
 import json
 
 
 class JsonString:
-    """The value of the first member of a JSON object, a string, decoded piece by piece. What comes behind it, or is no
-    such object, gives nothing."""
+    """Decoder of the first value of a JSON object, a string, piece by piece. Later members and other input produce no
+    text."""
 
     def __init__(self) -> None:
-        self._quotes = 0  # outside of escapes: two around the name, then those of the value
-        self._held = ""  # an escape that is not whole
+        self._quotes = 0  # quotes seen outside of escapes: two around the name, two around the value
+        self._held = ""  # an incomplete escape
 
     def feed(self, text: str) -> str:
         found = ""
         for character in text:
-            if len(self._held) == 6 and character != "\\":  # half of a pair, and no other half
+            if len(self._held) == 6 and character != "\\":  # half of a surrogate pair without the other half
                 found += self._taken()
-            if len(self._held) == 11 and self._is_first_half(self._held[6:] + character):  # likewise
+            if len(self._held) == 11 and self._is_first_half(self._held[6:] + character):  # also half of a pair
                 held, self._held = self._held[6:], self._held[:6]
                 found += self._taken()
                 self._held = held

@@ -1,4 +1,4 @@
-"""One JSON value (RFC 8259) read as it arrives: where it ends, and at which character it cannot be JSON."""
+"""Streaming JSON scanner (RFC 8259) that finds the end of one value, or the first character that is not valid JSON."""
 
 import re
 from typing import Literal
@@ -8,7 +8,7 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORDS = ("true", "false", "null")
-# Every beginning of a number, so that a wrong character is noticed at once.
+# Every prefix of a number, so that a wrong character is detected at once.
 _NUMBER_START = re.compile(
     r"-?(0|[1-9][0-9]*)?|-?(0|[1-9][0-9]*)(\.[0-9]*)?|-?(0|[1-9][0-9]*)(\.[0-9]+)?[eE][-+]?[0-9]*"
 )
@@ -17,8 +17,8 @@ Status = Literal["open", "done", "broken"]
 
 
 class JsonValue:
-    """Feed text; `status` tells whether the value is open, done or broken. Of a number at the top the end is only known
-    by the character behind it."""
+    """Scanner of one value. `status` says whether the value is open, done or broken. The end of a top-level number is
+    known only from the next character."""
 
     def __init__(self) -> None:
         self.status: Status = "open"
@@ -29,7 +29,7 @@ class JsonValue:
         self._scalar = ""
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Reads from `at` on; gives the place behind what belongs to the value."""
+        """Read from `at` on. Return the position after the part that belongs to the value."""
         while at < len(text) and self.status == "open":
             if self._string:
                 at = self._in_string(text, at)
@@ -131,7 +131,7 @@ class JsonValue:
         return at + 1
 
     def _ended(self) -> None:
-        """A string, scalar or container is complete."""
+        """Update the state after a complete string, scalar or container."""
         if self._expects in ("key", "first_key"):
             self._expects = "colon"
         elif self._closers:

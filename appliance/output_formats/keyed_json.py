@@ -1,4 +1,4 @@
-"""Call bodies in JSON whose only key is the function's name: `{"f": {…}}`."""
+"""Call bodies in JSON whose only key is the name of the function: `{"f": {…}}`."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class _Reader:
         self.status: Status = "open"
         self.started = False
         self._index = index
-        self._signs = ["{", '"', ":", "{", "}"]  # those that are still to come, where a value begins or the object ends
+        self._signs = ["{", '"', ":", "{", "}"]  # expected characters at which a value begins or the object ends
         self._value: JsonValue | None = None
         self._key = ""
 
@@ -58,7 +58,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class KeyedJson:
-    """One object per call."""
+    """JSON object per call."""
 
     def reader(self, index: int, functions: Sequence[Function], ends: Sequence[str]) -> BodyReader:
         return _Reader(index)

@@ -1,4 +1,4 @@
-"""Pieces of Lark grammars in llguidance's dialect."""
+"""Helpers for Lark grammars in llguidance's dialect."""
 
 import json
 import re
@@ -11,20 +11,20 @@ ANY_TEXT = "/(?s:.*)/"
 
 
 def literal(text: str) -> str:
-    """Exactly this text."""
+    """Return an expression of exactly this text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def json_schema(schema: Mapping[str, Any]) -> str:
-    """JSON that the schema allows; a function without parameters takes an empty object."""
+    """Return an expression of JSON that the schema allows. A function without parameters takes an empty object."""
     return json_expression(dict(schema) or {"type": "object", "properties": {}})
 
 
 def without(marker: str) -> str:
-    """Any text in which the marker does not occur."""
+    """Return an expression of any text without the marker."""
     return f"{ANY_TEXT} & ~/(?s:.*){pattern(marker)}(?s:.*)/"
 
 
 def pattern(text: str) -> str:
-    """Exactly this text, inside a regular expression."""
+    """Return a regular expression of exactly this text."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")

@@ -1,5 +1,5 @@
-"""Arguments in a syntax that is nearly JSON, turned into JSON as they arrive: Python's keyword arguments, and Gemma's
-objects with bare keys and strings between markers."""
+"""Streaming conversion to JSON of arguments in similar syntaxes: Python's keyword arguments, and Gemma's objects with
+bare keys and strings between markers."""
 
 import json
 import math
@@ -27,13 +27,12 @@ _BARE = re.compile(r"[^,{}\[\]<>\"]+")
 
 @dataclass(frozen=True)
 class Syntax:
-    """`quotes` are what strings stand in, and whether a backslash escapes there. `sign` joins a name and its value at
-    the top, `close` ends all. `bare`: strings may stand without quotes."""
+    """Syntax of arguments."""
 
-    quotes: Mapping[str, bool]
-    sign: Literal["=", ":"]
-    close: Literal[")", "}"]
-    bare: bool = False
+    quotes: Mapping[str, bool]  # delimiters of strings, with whether a backslash escapes inside
+    sign: Literal["=", ":"]  # between a name and its value at the top level
+    close: Literal[")", "}"]  # end of the arguments
+    bare: bool = False  # whether strings may be unquoted
 
 
 PYTHON = Syntax({"'": True, '"': True}, "=", ")")
@@ -47,8 +46,8 @@ class _Frame:
 
 
 class LooseArguments:
-    """Reads behind the opening bracket. `feed` gives JSON text and how much was used. `begun`: the first name or the
-    end has come, so that this is what it seemed to be."""
+    """Parser of arguments after the opening bracket. `feed` returns JSON text and how much was consumed. `begun` says
+    that the first name or the end has arrived, so that these are arguments."""
 
     def __init__(self, syntax: Syntax) -> None:
         self.status: Status = "open"
@@ -74,7 +73,7 @@ class LooseArguments:
         return ready, at
 
     def _step(self, text: str, at: int) -> int | None:
-        """The place behind what can be read now; None where more text must come first."""
+        """Return the position after the next element, None if more text is needed."""
         if self._quote:
             return self._in_string(text, at)
         if self._word:
@@ -115,7 +114,7 @@ class LooseArguments:
         return at + 1
 
     def _begin(self, text: str, at: int) -> int | None:
-        """A key, an element or a value begins."""
+        """Begin a key, an element or a value."""
         frame = self._frames[-1]
         self._is_key = self._expects == "item" and bool(frame.sign)
         quote = self._quote_at(text, at)
@@ -143,7 +142,7 @@ class LooseArguments:
         return at + 1
 
     def _quote_at(self, text: str, at: int) -> str | None:
-        """The quote that begins here, "" if none does."""
+        """Return the quote that begins here, "" if there is none, None if more text is needed."""
         for quote in self._syntax.quotes:
             if text.startswith(quote, at):
                 return quote
@@ -191,11 +190,11 @@ class LooseArguments:
         return after
 
     def _complete(self, text: str, at: int) -> bool:
-        """Whether all of the escape at this place has come."""
+        """Return whether the escape at this position is complete."""
         return len(text) > at + 1 and len(text) >= at + 2 + _DIGITS.get(text[at + 1], 0)
 
     def _escape(self, text: str, at: int) -> int:
-        """The escape as a character, or as it stands where it is none."""
+        """Decode an escape; text that is not an escape is kept unchanged."""
         letter = text[at + 1]
         width = _DIGITS.get(letter)
         if width is None:
@@ -206,13 +205,13 @@ class LooseArguments:
         if not 0 <= code <= 0x10FFFF:
             self._json += _inside("\\" + letter)
             return at + 2
-        # Half of a surrogate pair is no character by itself; JSON's own escape may stand for it.
+        # Half of a surrogate pair is not a character; it is written as a JSON escape.
         self._json += f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else _inside(chr(code))
         return at + 2 + width
 
 
 def scalar(word: str) -> str | None:
-    """A word or number of Python or JSON as JSON; None for anything else."""
+    """Return a word or number of Python or JSON as JSON; None for anything else."""
     if word in _WORDS or JSON_NUMBER.fullmatch(word):
         return _WORDS.get(word, word)
     try:
@@ -227,7 +226,7 @@ def scalar(word: str) -> str | None:
 
 
 def python_value(text: str) -> str | None:
-    """A list or dict as Python writes it as JSON; None if it is none."""
+    """Return a list or dict in Python syntax as JSON; None if it is not one."""
     reader = LooseArguments(PYTHON)
     written, used = reader.feed(f"x={text})")
     if reader.status != "done" or used < len(text) + 3:

@@ -1,4 +1,4 @@
-"""Call bodies of a name and arguments in brackets: `f(a=1, b="x")` and `call:f{a:1,b:<escape>x<escape>}`."""
+"""Call bodies with a name and arguments in brackets: `f(a=1, b="x")` and `call:f{a:1,b:<escape>x<escape>}`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class _Reader:
         return events, at + used
 
     def _read_head(self, character: str) -> int:
-        """Takes the character if it can belong to `before` and a name."""
+        """Consume the character if it can belong to `before` and a name."""
         head = (self._head + character).lstrip()
         if character == self._opener and self._in_name(self._head.strip()):
             self._name = self._head.strip().removeprefix(self._before)
@@ -63,7 +63,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class LooseCall:
-    """`before` name, then arguments in the brackets of the syntax. `separator` is written between two of them."""
+    """Call with `before`, a name, and arguments in the brackets of the syntax, separated by `separator`."""
 
     syntax: Syntax = PYTHON
     before: str = ""
@@ -92,7 +92,7 @@ class LooseCall:
 
 @dataclass(frozen=True)
 class _Values:
-    """Expressions of values by their schema."""
+    """Grammar expressions of values by schema."""
 
     syntax: Syntax
     root: Mapping[str, Any]
@@ -123,7 +123,7 @@ class _Values:
         return self._text({}) if "string" in types else self._list({}, depth)
 
     def value(self, value: Any) -> str:
-        """A known value as it is written."""
+        """Return a known value in the syntax."""
         if isinstance(value, str):
             return quoted(value) if self.syntax.sign == "=" else f"{self._quote}{value}{self._quote}"
         if isinstance(value, list):
@@ -164,7 +164,7 @@ class _Values:
 
 
 def string_pattern(schema: Mapping[str, Any]) -> str:
-    """What the schema wants of a string as a regular expression over all of it; "" for anything."""
+    """Return the schema's constraints on a string as a regular expression of the whole string; "" if there are none."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and pattern:

@@ -1,4 +1,4 @@
-"""Markers in a text that is still arriving."""
+"""Search for markers in text that is still arriving."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -9,15 +9,16 @@ SPACE = " \t\n\r"
 
 @lru_cache(maxsize=1024)
 def _begins(markers: tuple[str, ...]) -> Callable[[str], re.Match[str] | None]:
-    """Finds where one of the markers may begin: most pieces of a reply have not even the first character of one."""
+    """Return a function that finds where a marker may begin. Most pieces of a reply contain no first character of a
+    marker, so this check is cheap."""
     beginnings = "".join(sorted({re.escape(marker[:1]) for marker in markers}))
     if "" in markers or not markers:
-        return re.compile("" if markers else r"[^\s\S]").search  # an empty marker is everywhere, none is nowhere
+        return re.compile("" if markers else r"[^\s\S]").search  # an empty marker matches everywhere, no marker nowhere
     return re.compile(f"[{beginnings}]").search
 
 
 def undecided(text: str, markers: Iterable[str]) -> int:
-    """Length of the longest end of the text that may still become one of the markers."""
+    """Return the length of the longest suffix of the text that may still become a marker."""
     markers = tuple(markers)
     if _begins(markers)(text) is None:
         return 0
@@ -30,7 +31,7 @@ def undecided(text: str, markers: Iterable[str]) -> int:
 
 
 def first(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
-    """Place and name of the marker that occurs first; of several at one place the longest."""
+    """Return position and name of the first marker; of several at one position the longest."""
     markers = tuple(markers)
     if _begins(markers)(text) is None:
         return None
@@ -42,14 +43,15 @@ def first(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
 
 
 def decided(text: str, markers: tuple[str, ...]) -> tuple[int, str | None]:
-    """How much of the text is no marker whatever follows, and the marker that stands there, if one is whole."""
+    """Return the length of the text before the first possible marker, and that marker if it is complete."""
     if _begins(markers)(text) is None:
         return len(text), None
     return first(text, markers) or (len(text) - undecided(text, markers), None)
 
 
 def at_front(text: str, markers: Iterable[str]) -> str | None:
-    """The longest marker that the text begins with, "" for none; None if more text may still complete a longer one."""
+    """Return the longest marker at the beginning of the text, "" if there is none, None if more text may complete a
+    longer one."""
     best = ""
     for marker in markers:
         if text.startswith(marker):

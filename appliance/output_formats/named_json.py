@@ -1,4 +1,4 @@
-"""Call bodies that name the function first and then give its arguments as one JSON object."""
+"""Call bodies that contain the name of the function and then its arguments as one JSON object."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from appliance.output_formats.json_text import JsonValue
 from appliance.output_formats.marks import first, undecided
 
 NAME = r"[^\s<>\[\]{}()\"'`,;]+"
-_MOST_HEAD = 300  # characters before the arguments; what is longer is no name
+_MOST_HEAD = 300  # limit of the characters before the arguments; a longer text is not a name
 
 
 class _Reader:
@@ -57,24 +57,23 @@ class _Reader:
 
 @dataclass(frozen=True)
 class NamedJson:
-    """`before` name `between` {arguments} `after`; `others` are read in place of `between`. `prefix` stands before the
-    function's name, `numbered` means that a call's number follows it (functions.name:0, all of which is the call's id),
-    `id_mark` is what an id may follow."""
+    """Call as `before` name `between` {arguments} `after`."""
 
     between: str
     before: str = ""
     after: str = ""
-    prefix: str = ""
+    prefix: str = ""  # text before the name of the function
     numbered: bool = False
-    id_mark: str = ""
-    others: tuple[str, ...] = ()
+    """Whether the call's number follows the name (functions.name:0); the whole text is then the id of the call."""
+    id_mark: str = ""  # marker before an optional id
+    others: tuple[str, ...] = ()  # texts that the parser accepts in place of `between`
 
     def reader(self, index: int, functions: Sequence[Function], ends: Sequence[str]) -> BodyReader:
         return _Reader(index, self._head, ends)
 
     @cached_property
     def _head(self) -> re.Pattern[str]:
-        """All before the arguments. What a model may leave out is optional: everything but the name."""
+        """Return a pattern of everything before the arguments. All parts but the name are optional."""
         name = f"(?P<name>{NAME}?)" if self.numbered else f"(?P<name>{NAME})"
         if self.numbered:
             name = f"(?P<id>(?:{re.escape(self.prefix)})?{name}(?::[0-9]+)?)"

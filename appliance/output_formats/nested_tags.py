@@ -1,5 +1,5 @@
-"""Lists and objects as tags in tags (MiniMax M3): an object has a tag for each of its fields, a list an `item` for each
-of its own. Every tag begins with a mark of the model's, so that text may hold any other."""
+"""Lists and objects as nested tags (MiniMax M3): an object has a tag for each field, a list an `item` tag for each
+element. Every tag begins with a marker of the model, so text may contain any other tags."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ _CONTAINERS = frozenset(("array", "object"))
 _DEEPEST = 16
 _TAG = re.compile(r"<([^\s<>/]+)>")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
-# What of a schema tags alone cannot hold to: such a value is written in JSON.
+# Schema keywords that a grammar of tags cannot enforce: such a value is written in JSON.
 _BEYOND = frozenset(("const", "enum", "allOf", "anyOf", "oneOf", "not", "if", "contains", "uniqueItems", "prefixItems"))
 _BEYOND |= {"patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"}
 _BEYOND |= {"dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems", "additionalItems"}
 
 
 class Nested:
-    """A value up to the closing tag of its own name, converted once it is complete."""
+    """Parser of a value up to the closing tag of its own name. It is converted when it is complete."""
 
     def __init__(self, mark: str, name: str, schema: Any, root: Mapping[str, Any]) -> None:
         self._mark, self._schema, self._root = mark, schema, root
@@ -49,7 +49,7 @@ class Nested:
 
 
 def as_nested(text: str, mark: str, schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
-    """The value as JSON text, its parts by their own schemas."""
+    """Return the value as JSON text, with each part converted by its own schema."""
     schema = resolved(schema, root)
     allowed = kinds(schema, root)
     if allowed and not allowed & _CONTAINERS or depth > _DEEPEST:
@@ -71,7 +71,7 @@ def as_nested(text: str, mark: str, schema: Any, root: Mapping[str, Any], depth:
 
 
 def _part(schema: Mapping[str, Any], root: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """The alternative of a schema that allows this type, or the schema."""
+    """Return the alternative of a schema that allows this type, or the schema itself."""
     for key in ("anyOf", "oneOf"):
         for option in schema.get(key) or ():
             if kind in kinds(option, root):
@@ -80,7 +80,7 @@ def _part(schema: Mapping[str, Any], root: Mapping[str, Any], kind: str) -> Mapp
 
 
 def _parts(text: str, mark: str) -> list[tuple[str, str]] | None:
-    """Names and texts of the tags that the text consists of; None if it is no such text."""
+    """Return names and texts of the tags that the text consists of; None if it contains anything else."""
     parts: list[tuple[str, str]] = []
     at = skip_space(text)
     while at < len(text):
@@ -107,8 +107,8 @@ Leaf = Callable[[Mapping[str, Any], Mapping[str, Any], str, Writer], str]
 def nested_grammar(
     schema: Any, root: Mapping[str, Any], closing: str, mark: str, writer: Writer, leaf: Leaf, depth: int = 0
 ) -> str:
-    """A Lark expression of a value and its closing tag. `leaf` writes what is neither list nor object, and what tags
-    cannot hold to."""
+    """Return a Lark expression of a value and its closing tag. `leaf` builds the expression of values that are neither
+    list nor object, and of schemas that tags cannot enforce."""
     schema = resolved(schema, root)
     allowed = kinds(schema, root)
     plain = depth < _DEEPEST and not _BEYOND & schema.keys()
@@ -128,6 +128,6 @@ def nested_grammar(
 
 
 def _fields(schema: Mapping[str, Any]) -> bool:
-    """Whether each field can be a tag, and those that must be there are known."""
+    """Return whether each field can be a tag, and all required fields are known."""
     known = properties(schema)
     return bool(known) and required(schema) <= known.keys() and all(map(_NAME.fullmatch, known))

@@ -1,4 +1,4 @@
-"""Named arguments in a grammar: in the order of the schema, those that may be missing optional."""
+"""Named arguments in a grammar: in the order of the schema; those that are not required are optional."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from appliance.output_formats.declaration import Writer
 
 ANY_NAME = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
-MOST_ANY = 16  # arguments that no schema names
+MOST_ANY = 16  # limit of arguments for a schema that names none
 
 
 def takes_any(parameters: Mapping[str, Any]) -> bool:
-    """Whether the schema names no arguments and refuses none. An empty one takes none."""
+    """Return whether the schema neither names nor forbids arguments. An empty schema allows none."""
     named = parameters.get("properties") or parameters.get("allOf")
     return bool(parameters) and not named and parameters.get("additionalProperties", True) is not False
 
@@ -25,10 +25,10 @@ def required(parameters: Mapping[str, Any]) -> frozenset[str]:
 
 
 def in_order(pairs: Mapping[str, str], parameters: Mapping[str, Any], writer: Writer, separator: str) -> str:
-    """Expressions by name, one behind the other with a separator between any two that are there."""
+    """Return the expressions in order, with a separator between those that are present."""
     needed = required(parameters)
     comma = writer.text(separator)
-    # From the last one back: what may stand from here on, as the first of all and behind another one.
+    # Built from the last one backwards: the expression from here on, as the first argument and after another one.
     leading, following = '""', '""'
     for name, expression in reversed(list(pairs.items())):
         one = writer.rule(expression)

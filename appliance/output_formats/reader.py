@@ -1,8 +1,8 @@
-"""A reply's text to events, piece by piece. However the text is cut, the joined events are the same.
+"""Streaming parser of a reply: text to events. The joined events do not depend on how the text is split.
 
-Rules: whitespace before a call is no content if nothing else stands there; a possible marker is held back until it is
-decided; reasoning is only looked for before the first content; a call's marker inside unclosed reasoning ends the
-reasoning; a call that is unfinished at the end keeps its arguments so far, one without a name so far is dropped.
+Rules: whitespace before a call is content only if other text is there; a possible marker is held back until it is
+decided; reasoning is recognised only before the first content; a marker of a call inside open reasoning ends the
+reasoning; a call that is incomplete at the end keeps its arguments so far, and is dropped if it has no name yet.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from appliance.output_formats.marks import decided
 
 
 class Reader(Protocol):
-    """Reads one reply."""
+    """Parser of one reply."""
 
     @property
     def is_reasoning(self) -> bool: ...
@@ -24,15 +24,15 @@ class Reader(Protocol):
     def feed(self, text: str) -> list[Event]: ...
 
     def finish(self) -> list[Event]:
-        """What was held back, at the end of the reply."""
+        """Return the events of held-back text at the end of the reply."""
         ...
 
 
 def reader_of(
     output_format: OutputFormat, *, functions: Sequence[Function] = (), reasons: bool = False, one_call: bool = False
 ) -> Reader:
-    """`reasons`: the reply begins inside of the reasoning. `functions` are given to the call bodies; `one_call` drops
-    all calls but the first."""
+    """Return a parser for the format. `reasons` says that the reply begins inside the reasoning. `functions` are passed
+    to the call bodies. With `one_call` all calls but the first are dropped."""
     if output_format.channels is not None:
         calls = output_format.calls is not None
         return ChannelReader(output_format.channels, calls=calls, reasons=reasons, one_call=one_call)
@@ -40,7 +40,7 @@ def reader_of(
 
 
 class ReplyReader:
-    """A reply of reasoning, content and calls; the parameters are those of `reader_of`."""
+    """Parser of a reply with reasoning, content and calls. The parameters are those of `reader_of`."""
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ class ReplyReader:
         self._one_call = one_call
         self._may_reason = self._reasoning is not None and not reasons
         self._may_bare = self._calls is not None and (self._calls.bare or self._calls.only)
-        self._may_repeat = reasons  # a start marker at the very beginning of reasoning that began without one
+        self._may_repeat = reasons  # a start marker may follow at the beginning of reasoning that began without one
         self._dropped = self._reasoning.dropped if self._reasoning is not None else ()
         self._answers = False  # inside the markers of an answer
         self._may_answer = self._reasoning is not None and self._reasoning.answer is not None
-        self._pads = ""  # characters to leave out before the next text of the present part
+        self._pads = ""  # characters to strip before the next text of this part
         self._text = ""  # not yet decided
         self._blank = ""  # whitespace that is content only if content follows
         self._has_content = False
         self._count = 0
-        self._section: CallsReader | None = None
-        self._opened = ""  # the marker that the section began with
+        self._section: CallsReader | None = None  # parser of the current section of calls
+        self._opened = ""  # the marker that opened the section
         self._state = self._in_content
         if reasons and self._reasoning:
             self._state, self._pads = self._in_reasoning, self._reasoning.trim
@@ -84,7 +84,7 @@ class ReplyReader:
         return self._kept(events) if self._one_call else events
 
     def finish(self) -> list[Event]:
-        """What was held back, at the end of the reply."""
+        """Return the events of held-back text at the end of the reply."""
         events: list[Event] = []
         text, self._text = self._text, ""
         if self._state == self._in_reasoning:
@@ -98,14 +98,14 @@ class ReplyReader:
         return self._kept(events) if self._one_call else events
 
     def _kept(self, events: list[Event]) -> list[Event]:
-        """Without all calls but the first."""
+        """Drop all calls but the first."""
         return [
             event
             for event in events
             if not (isinstance(event, CallStart | CallArguments | CallBroken) and event.index > 0)
         ]
 
-    # Each state takes from the front of `_text` what is decided and tells whether to go on.
+    # Each state consumes the decided text at the front of `_text` and returns whether to continue.
 
     def _in_reasoning(self, events: list[Event]) -> bool:
         assert self._reasoning is not None, "only a format with reasoning enters this state"
@@ -125,7 +125,8 @@ class ReplyReader:
         return True
 
     def _repeated(self) -> bool:
-        """Reasoning that began by itself may yet write its start marker, which is no text. Whether that is decided."""
+        """Skip a start marker at the beginning of reasoning that began without one. Return whether enough text has
+        arrived to decide that."""
         assert self._reasoning is not None, "only a format with reasoning enters this state"
         bare = self._text.lstrip()
         if any(start.startswith(bare) and start != bare for start in self._reasoning.starts):
@@ -137,7 +138,7 @@ class ReplyReader:
         return bool(self._text)
 
     def _reason(self, text: str, events: list[Event], *, final: bool) -> None:
-        """Emits reasoning without its padding: what may be padding of the end marker waits in `_blank`."""
+        """Emit reasoning without its padding. Possible padding of the end marker is held back in `_blank`."""
         assert self._reasoning is not None, "only a format with reasoning has reasoning text"
         text = self._blank + (text.lstrip(self._pads) if self._pads else text)
         bare = text.rstrip(self._reasoning.trim)
@@ -166,7 +167,7 @@ class ReplyReader:
             pass
         elif self._may_reason:
             self._open_reasoning()
-        else:  # content came before the marker, so it is content itself
+        else:  # after content the marker is content itself
             self._say(marker, events)
         return True
 
@@ -176,7 +177,7 @@ class ReplyReader:
         self._pads, self._state = self._reasoning.trim, self._in_reasoning
 
     def _content_marks(self) -> tuple[str, ...]:
-        """What may stand in content and is none."""
+        """Return the markers that may end or interrupt content."""
         if self._reasoning is None or not (self._may_reason or self._may_answer or self._answers):
             return (*self._call_marks, *self._dropped)
         starts = self._reasoning.starts if self._may_reason else ()
@@ -188,7 +189,7 @@ class ReplyReader:
         return self._reasoning.answer[1:] if self._answers else self._reasoning.answer[:1]
 
     def _answer(self, marker: str, events: list[Event]) -> None:
-        """A marker around the answer: it is no text, nor are the line ends beside it."""
+        """Handle a marker around the answer. The marker and adjacent line breaks are not content."""
         assert self._reasoning is not None, "its marker was found"
         if self._answers:
             self._answers = False
@@ -200,8 +201,8 @@ class ReplyReader:
         self._may_answer, self._blank, self._pads = False, "", self._reasoning.trim
 
     def _before_bare(self) -> bool:
-        """Calls may begin here without a marker: only whitespace and reasoning may come before. Whether the text says
-        enough to go on."""
+        """Begin calls without a marker, if only whitespace and reasoning came before. Return whether enough text has
+        arrived to continue."""
         assert self._calls is not None, "only calls are bare"
         bare = self._text.lstrip()
         if not bare:
@@ -260,18 +261,19 @@ class ReplyReader:
         if section.status == "broken":
             self._has_content, self._may_reason = True, False
             raw = section.raw
-            if not raw:  # the marker that a body begins with is no beginning here
+            if not raw:  # here the marker at the beginning of a body is plain text
                 raw = self._opened
                 self._text = self._text.removeprefix(raw)
             events.append(Content(raw))
             if self._calls.only:
-                self._calls, self._call_marks = None, ()  # the bare call that all of it was to be is none: text follows
+                # the reply was expected to be one bare call and is not: text follows
+                self._calls, self._call_marks = None, ()
         elif self._calls.only:
             self._calls, self._has_content = None, True
             self._state = self._in_nothing
         return True
 
     def _in_nothing(self, events: list[Event]) -> bool:
-        """Behind the one call that all of the reply is."""
+        """Drop the text after the one call that is the whole reply."""
         self._text = ""
         return False

@@ -1,5 +1,4 @@
-"""How families of models write their thoughts. Those that say more about themselves stand before those that say
-less."""
+"""Reasoning formats of model families. Formats with more specific markers come before less specific ones."""
 
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ NEMOTRON = replace(QWEN3, name="nemotron")
 OLMO3 = replace(QWEN3, name="olmo3")
 KIMI_K2 = replace(QWEN3, name="kimi_k2", switches=_SWITCHES)
 
-# Models that may leave the start away: all is reasoning until the end marker.
+# Models that may omit the start marker: everything is reasoning until the end marker.
 DEEPSEEK_R1 = replace(QWEN3, name="deepseek_r1", implicit=True)
 DEEPSEEK_V3 = replace(DEEPSEEK_R1, name="deepseek_v3", switches=_SWITCHES, default=False)
 HOLO2 = replace(DEEPSEEK_R1, name="holo2", switches=_SWITCHES)
@@ -22,7 +21,7 @@ GLM45 = replace(HOLO2, name="glm45", recognised_by=("</think>", "<arg_key>"))
 MINIMAX_M2 = replace(DEEPSEEK_R1, name="minimax_m2", recognised_by=("</think>", "<minimax:tool_call>"))
 STEP3 = replace(DEEPSEEK_R1, name="step3", recognised_by=("</think>", "steptml:"), model_types=("step3",))
 
-# An answer in markers of its own.
+# Answers in separate markers.
 ERNIE45 = replace(THINK, name="ernie45", answer=("<response>", "</response>"), recognised_by=("</think>", "<response>"))
 HUNYUAN_A13B = replace(
     THINK, name="hunyuan_a13b", answer=("<answer>", "</answer>"), recognised_by=("</think>", "<answer>")
@@ -58,7 +57,7 @@ PLAMO3 = Reasoning(
     end="<|plamo:end_think:plamo|>",
     recognised_by=("<|plamo:begin_", "think"),
 )
-# Each part of a reply stands in tags of its own; those of the answer may have been opened by the prompt.
+# Each part of a reply has its own tags; the prompt may have opened those of the answer.
 KIMI_K3 = Reasoning(
     "kimi_k3",
     start="<|open|>think<|sep|>",

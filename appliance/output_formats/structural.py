@@ -1,8 +1,9 @@
-"""Structural tags: text of which parts are bound, as one Lark grammar.
+"""Structural tags as Lark grammars: text of which some parts are constrained.
 
-A format is a tree of nodes (`{"type": "sequence", "elements": [...]}` and so on; docs/structured-output.md lists them),
-the older form a list of structures with triggers. Markers that are special tokens of the model become these tokens.
-Where free text meets a marker, both are one lazy lexeme, as a lexer takes the longest text and does not give it back.
+A format is a tree of nodes (`{"type": "sequence", "elements": [...]}` and so on; docs/structured-output.md lists them);
+the older form is a list of structures with triggers. Markers that are special tokens of the model become these tokens.
+Free text and the marker after it form one lazy lexeme, because the lexer takes the longest match and does not give text
+back.
 """
 
 import re
@@ -20,12 +21,12 @@ from engine.structured.schema import enforce
 Special = Callable[[str], int | None]
 
 MAX_DEPTH: Final = 32
-_MARKER: Final = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{1,64}\]")  # what a special token may look like inside a text
+_MARKER: Final = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{1,64}\]")  # texts that may be special tokens
 _ANY: Final = "(?s:.*)"
 
 
 def structural_grammar(tag: dict[str, Any], param: str, special: Special) -> str:
-    """The tag as Lark rules that begin at `start`. Raises RequestError naming the place of what is wrong."""
+    """Return the Lark rules of the tag, beginning at `start`. Raise RequestError with the location of an error."""
     compilation = _Compilation(param, special)
     form = tag.get("format")
     if form is None and ("structures" in tag or "triggers" in tag):
@@ -36,7 +37,7 @@ def structural_grammar(tag: dict[str, Any], param: str, special: Special) -> str
 
 
 def _modern(tag: dict[str, Any], param: str) -> dict[str, Any]:
-    """Structures and triggers as the node that means the same."""
+    """Convert structures and triggers to an equivalent node."""
     structures = tag.get("structures")
     if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
         raise RequestError(f"{param}: structures must be a list of objects with begin, schema and end.", param)
@@ -53,7 +54,8 @@ def _modern(tag: dict[str, Any], param: str) -> dict[str, Any]:
 
 @dataclass
 class _Compilation:
-    """Rules so far, by number: names need not be told apart from a user's, who has none here."""
+    """Compilation of one structural tag. Rules are named by number; they cannot clash with names of a user, who has
+    none here."""
 
     param: str
     special: Special
@@ -61,7 +63,7 @@ class _Compilation:
     depth: int = 0
 
     def node(self, node: Any, place: str) -> str:
-        """A node as an expression."""
+        """Return the expression of a node."""
         kind = node.get("type") if isinstance(node, dict) else None
         compiled = _NODES.get(kind) if isinstance(kind, str) else None
         if compiled is None:
@@ -77,7 +79,7 @@ class _Compilation:
         return RequestError(f"{self.param}: {message}.", self.param)
 
     def rule(self, body: str, *, lazy: bool = False) -> str:
-        """The name of a new rule, of a terminal where the body is a single lexeme with operators."""
+        """Add a rule and return its name: a terminal's if the body is a single lexeme with operators."""
         name = f"{'T' if ' & ' in body else 'r'}{len(self.rules)}"
         self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
@@ -107,7 +109,7 @@ class _Compilation:
         return value
 
     def marked(self, text: str) -> list[str | int]:
-        """A text in pieces: ids where the model has a special token, texts between them."""
+        """Split a text into ids of special tokens and the texts between them."""
         pieces: list[str | int] = []
         at = 0
         for found in _MARKER.finditer(text):
@@ -123,13 +125,13 @@ class _Compilation:
     # Free text
 
     def without(self, markers: Sequence[str]) -> str:
-        """Any text in which none of these occurs."""
+        """Return an expression of any text in which none of the markers occurs."""
         if not markers:
             return f"/{_ANY}/"
         return self.rule(f"/{_ANY}/ & ~/{_ANY}({_either(markers)}){_ANY}/")
 
     def up_to(self, marker: str, content: str = _ANY, excluded: Sequence[str] = ()) -> str:
-        """Text of an expression, the first time that the marker comes behind it, and the marker."""
+        """Return text that matches `content`, up to and including the first occurrence of the marker."""
         pieces = self.marked(marker)
         if pieces and isinstance(pieces[0], int):
             before = self.rule(_lexeme(content, excluded)) if content != _ANY or excluded else f"/{_ANY}/"
@@ -141,7 +143,7 @@ class _Compilation:
     # Nodes
 
     def tag(self, node: Any, place: str, *, behind: str = "") -> str:
-        """begin, content, end; without the trigger, which came before."""
+        """Return the expression of begin, content and end. `behind` is the trigger, which has already been matched."""
         if not isinstance(node, dict):
             raise self.refusal(f"{place} must be an object with begin, content and end")
         begin = self.text(node, "begin", place)[len(behind) :]
@@ -167,7 +169,7 @@ class _Compilation:
         return self.texts(node, "excludes", place) if node.get("excludes") else []
 
     def triggered(self, node: dict[str, Any], place: str) -> str:
-        """Free text in which every trigger begins one of the tags."""
+        """Return free text in which every trigger begins one of the tags."""
         triggers = self.texts(node, "triggers", place)
         tags = self.nodes(node, "tags", place)
         triggers = [each for each in triggers if not any(each != one and each.startswith(one) for one in triggers)]
@@ -204,7 +206,7 @@ class _Compilation:
         return one if self.flag(node, "at_least_one", place) else f"{one}?"
 
     def sequence(self, node: dict[str, Any], place: str) -> str:
-        """Free text goes with the fixed text behind it."""
+        """Return the elements in sequence. Free text is combined with the fixed text that follows it."""
         elements = self.nodes(node, "elements", place)
         out, at = [], 0
         while at < len(elements):
@@ -238,7 +240,7 @@ class _Compilation:
         text = self.text(node, "grammar", place)
         try:
             return f"%lark {{\n{any_to_lark(text)}\n}}"
-        except Exception as error:  # the converter raises plain Exception for every kind of fault
+        except Exception as error:  # the converter raises plain Exception for every error
             raise self.refusal(f"{place}.grammar is neither Lark nor GBNF: {error}") from error
 
     def repeat(self, node: dict[str, Any], place: str) -> str:
@@ -270,7 +272,7 @@ def _lexeme(expression: str, excluded: Sequence[str]) -> str:
 
 
 def between_slashes(expression: str) -> str:
-    """A regular expression as a lexeme: slashes that are not escaped yet are, line ends become their escapes."""
+    """Return a regular expression as a lexeme: unescaped slashes and line breaks are escaped."""
     return f"/{_expression(expression)}/"
 
 

@@ -1,4 +1,4 @@
-"""How those families of models write tool calls that give each argument a tag of its own."""
+"""Formats of model families whose tool calls have one tag per argument."""
 
 from dataclasses import replace
 
@@ -81,7 +81,7 @@ GLM45 = Calls(
     end="</tool_call>",
     recognised_by=("<tool_call>", "<arg_key>"),
 )
-# Hunyuan 3 and 4 and K2 Horizon have tags of the same shape, with a suffix or a prefix to each.
+# Hunyuan 3 and 4 and K2 Horizon have tags of the same shape, each with a suffix or a prefix.
 HY_V3 = Calls(
     "hy_v3",
     Tags(("", "<tool_sep>"), ("<arg_key>", "</arg_key>"), "</arg_value>", before_value="\n<arg_value>"),
@@ -125,7 +125,7 @@ K2_HORIZON = Calls(
     end="</ifm|tool_call>",
     recognised_by=("<ifm|tool_call",),
 )
-# The first tag has no wrapper around it.
+# The first tag is not wrapped.
 MINICPM5 = Calls(
     "minicpm5",
     Tags(("", '">'), ('<param name="', '">'), "</param>", wrap=("<![CDATA[", "]]>"), line=""),

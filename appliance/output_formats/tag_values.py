@@ -1,4 +1,4 @@
-"""Values between tags, read up to the closing one and made JSON by the types that their schema allows."""
+"""Values between tags: read up to the closing tag and converted to JSON by the types that their schema allows."""
 
 from typing import Protocol
 
@@ -8,13 +8,14 @@ from appliance.output_formats.typed import as_json, inside, json_or_text
 
 
 class Value(Protocol):
-    """Reads a value to its closing tag. `feed` gives JSON text, how much was used, and whether the tag is read."""
+    """Parser of a value and its closing tag. `feed` returns JSON text, how much was consumed, and whether the tag was
+    read."""
 
     def feed(self, text: str) -> tuple[str, int, bool]: ...
 
 
 class Plain:
-    """A value that is converted once it is complete."""
+    """A value that is converted when it is complete."""
 
     def __init__(self, end: str, allowed: frozenset[str], trim: str = "") -> None:
         self._end, self._allowed, self._trim = end, allowed, trim
@@ -33,7 +34,7 @@ class Plain:
 
 
 class Streamed:
-    """A string, escaped as it comes. One line end next to each tag belongs to the tags where `trim` says so."""
+    """A string that is escaped and streamed. With `trim`, one line break next to each tag belongs to the tag."""
 
     def __init__(self, end: str, trim: str) -> None:
         self._end, self._trim = end, trim
@@ -54,19 +55,20 @@ class Streamed:
 
 
 class Json:
-    """A value in JSON, which ends where it ends; what proves to be none ends at the closing tag like any other."""
+    """A value in JSON, which ends where its JSON ends. If it turns out to be invalid JSON, it ends at the closing
+    tag."""
 
     def __init__(self, end: str, allowed: frozenset[str] | None = None) -> None:
         self._end, self._allowed = end, allowed
         self._value: JsonValue | None = JsonValue()
         self._text = ""
-        self._read = 0  # characters that the closing tag cannot begin in
+        self._read = 0  # offset before which the closing tag cannot begin
 
     def feed(self, text: str) -> tuple[str, int, bool]:
         taken = len(self._text)
         whole = self._text + text
         if self._value is not None and not self._json(self._value, whole):
-            # Should this prove to be no JSON, it ends at the first closing tag: nothing behind that is taken.
+            # If this turns out to be invalid JSON, it ends at the first closing tag: consume nothing after that.
             tag = whole.find(self._end, taken)
             self._text = whole[: tag if tag >= 0 else len(whole) - undecided(text, [self._end])]
             return "", len(self._text) - taken, False
@@ -79,8 +81,8 @@ class Json:
         return written, place + len(self._end) - taken, True
 
     def _json(self, value: JsonValue, text: str) -> bool:
-        """Whether the closing tag may be looked for: behind a container or a string, or at once behind anything
-        else."""
+        """Return whether to look for the closing tag: after a complete container or string, at once for any other
+        value."""
         if not self._read:
             start = skip_space(text)
             if start == len(text):

@@ -1,7 +1,7 @@
-"""Call bodies in tags, one for each argument: `<function=f><parameter=k>v</parameter></function>` and its kin.
+"""Call bodies with one tag per argument: `<function=f><parameter=k>v</parameter></function>` and similar formats.
 
-Values are plain text and become JSON by the schema of their parameter; a string streams as it comes. A value that must
-be a list or an object ends where its JSON ends, so that its strings may hold what looks like a tag.
+Values are plain text and are converted to JSON by the schema of their parameter; strings are streamed. A value that
+must be a list or an object ends where its JSON ends, so its strings may contain texts that look like tags.
 """
 
 import re
@@ -21,7 +21,7 @@ from appliance.output_formats.typed import is_text, kinds, parameter, properties
 
 _NAME = re.compile(NAME)
 _TYPES = frozenset(("number", "integer", "boolean", "null", "array", "object"))
-_WRITTEN = {"integer": "number"}  # types as an attribute names them
+_WRITTEN = {"integer": "number"}  # type names in attributes
 _MOST_NAME = 256
 
 
@@ -32,9 +32,9 @@ class _Reader:
         self._tags, self._index = tags, index
         self._known = {function.name: function.parameters for function in functions}
         self._ends = tuple(ends)
-        self._state, self._behind = self._head, self._between  # now, and behind the value
+        self._state, self._behind = self._head, self._between  # current state, and state after the value
         self._name = ""
-        self._count = 0  # of arguments
+        self._count = 0  # number of arguments
         self._value: Value = Plain("", frozenset())
         self._key = self._said = ""  # of the argument being read
 
@@ -48,7 +48,7 @@ class _Reader:
             at += used
         return events, at
 
-    # Each state gives how much of the text it used, None where it must see more.
+    # Each state returns how much of the text it consumed, None if it needs more text.
 
     def _head(self, text: str, events: list[Event]) -> int | None:
         start = skip_space(text)
@@ -68,7 +68,7 @@ class _Reader:
         return end + len(closing)
 
     def _after_name(self, text: str, events: list[Event]) -> int | None:
-        """What else the tag says of the call."""
+        """Skip the rest of the tag with the name."""
         end = text.find(self._tags.after_name)
         if end < 0:
             return self._unless_long(text, self._tags.after_name)
@@ -108,7 +108,7 @@ class _Reader:
         return end + len(closing)
 
     def _before_value(self, text: str, events: list[Event]) -> int | None:
-        """What is said of the value's type, up to the tag that opens it."""
+        """Read the declared type of the value, up to the tag that opens it."""
         mark = self._tags.before_value.strip() or self._tags.attribute_end
         end = text.find(mark)
         if end < 0:
@@ -120,7 +120,7 @@ class _Reader:
         return end + len(mark)
 
     def _at_value(self, text: str, events: list[Event]) -> int | None:
-        """The value's first character, or what wraps it as a whole."""
+        """Detect the kind of the value at its first character, or its wrapper."""
         opening, closing = self._tags.wrap
         found = at_front(text, [opening]) if opening else ""
         tagged = self._tags.tagged(text)
@@ -171,7 +171,7 @@ class _Reader:
         return start + len(found)
 
     def _unless_long(self, text: str, mark: str) -> int | None:
-        """A mark that is not there yet is waited for while it may still come in time."""
+        """Return None while a missing mark may still arrive within the length limit, else mark the call as broken."""
         return None if len(text) < _MOST_NAME + len(mark) else self._broken()
 
     def _broken(self) -> int:
@@ -180,7 +180,8 @@ class _Reader:
 
 
 def _end_of_name(text: str, begin: int, closing: str) -> int | None:
-    """Where the name ends: at its closing, or without one at whitespace or the next tag."""
+    """Return the end of the name: its closing mark; if there is none, whitespace or the next tag. None if more text is
+    needed."""
     if closing:
         end = text.find(closing, begin)
         return None if end < 0 else end
@@ -190,31 +191,25 @@ def _end_of_name(text: str, begin: int, closing: str) -> int | None:
 
 @dataclass(frozen=True)
 class Tags:
-    """`head` stands around the function's name, `key` around an argument's; `before_value` and `after_value` around
-    its value; `tail` ends the call. `trim` pads a value on each side. `line` is written behind each tag.
+    """Format of a call with one tag per argument."""
 
-    With an `attribute` the opening tag goes on behind the key, up to `attribute_end`, and says by it whether the value
-    is a string, or (`typed`) of what type; `kind` are tags between key and value that may say it. `number` stands with
-    the call's number, in quotes, behind the name, whose tag ends with `after_name`. A value may stand in `wrap`, which
-    no grammar writes. `escaped`: an attribute's quotes and ampersands are entities. `nested` is the mark of tags in
-    tags (see `nested_tags`); `after_value` then has the argument's name in braces."""
-
-    head: tuple[str, str]
-    key: tuple[str, str]
-    after_value: str
-    tail: str = ""
-    before_value: str = ""
+    head: tuple[str, str]  # texts around the name of the function
+    key: tuple[str, str]  # texts around the name of an argument
+    after_value: str  # text after a value; with `nested` it contains the argument's name in braces
+    tail: str = ""  # end of the call
+    before_value: str = ""  # text before a value
     attribute: str = ""
-    attribute_end: str = ">"
+    """Attribute of the opening tag after the key that says whether the value is a string, or with `typed` its type."""
+    attribute_end: str = ">"  # text after the attribute
     typed: bool = False
-    kind: tuple[str, str] = ("", "")
-    number: str = ""
-    after_name: str = ""
-    wrap: tuple[str, str] = ("", "")
-    escaped: bool = False
-    nested: str = ""
-    trim: str = ""
-    line: str = "\n"
+    kind: tuple[str, str] = ("", "")  # tags between key and value that may contain the type
+    number: str = ""  # attribute after the name with the number of the call in quotes
+    after_name: str = ""  # end of the tag with the name
+    wrap: tuple[str, str] = ("", "")  # texts that the parser accepts around a value; grammars do not write them
+    escaped: bool = False  # whether quotes and ampersands in an attribute are entities
+    nested: str = ""  # marker of nested tags (see `nested_tags`)
+    trim: str = ""  # padding of a value on each side
+    line: str = "\n"  # text after each tag
 
     def reader(self, index: int, functions: Sequence[Function], ends: Sequence[str]) -> BodyReader:
         return _Reader(self, index, functions, ends)
@@ -225,12 +220,12 @@ class Tags:
         return tuple(text.removesuffix("{}>") for text in texts)
 
     def closing(self, key: str) -> str:
-        """The tag behind the value of this argument."""
+        """Return the tag after the value of this argument."""
         return self.after_value.replace("{}", key) if self.nested else self.after_value
 
     def tagged(self, text: str) -> Literal["tag", "text", "other"] | None:
-        """Where values may be tags in tags: whether one begins with a tag, or else is no JSON. None if that is not
-        decided."""
+        """Classify a value where nested tags are allowed: "tag" if it begins with a tag, "other" if it may be JSON,
+        else "text". Return None if more text is needed."""
         if not self.nested:
             return "other"
         bare = text[skip_space(text) :]
@@ -240,14 +235,15 @@ class Tags:
         return "tag" if found == f"{self.nested}<" else "other" if bare[0] in "[{" else "text"
 
     def plain(self, written: str) -> str:
-        """A name as its attribute spells it."""
+        """Decode a name from an attribute."""
         return written.replace("&quot;", '"').replace("&amp;", "&") if self.escaped else written
 
     def spelled(self, name: str) -> str:
         return name.replace("&", "&amp;").replace('"', "&quot;") if self.escaped else name
 
     def said(self, between: str) -> str | None:
-        """What stands between a key and its value says of the type; None for what does not belong there."""
+        """Return the declared type between a key and its value, "" if there is none; None if the text is invalid
+        there."""
         if self.attribute:
             found = re.search(rf'{self.attribute}="([^"]*)"', between)
             return found[1] if found else ""
@@ -268,7 +264,8 @@ class Tags:
             ]
         else:
             parts = [writer.text(f"{head}{self.after_name}{self.line}")]
-        if takes_any(function.parameters) and not self.nested:  # whose closing tag no grammar could name
+        # a grammar cannot name the closing tag of an unknown nested argument
+        if takes_any(function.parameters) and not self.nested:
             parts.append(f"{writer.rule(self._any_argument(writer))}{{0,{MOST_ANY}}}")
         for name, schema in properties(function.parameters).items():
             one = writer.rule(self._argument(name, schema, function.parameters, writer))

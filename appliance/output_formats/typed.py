@@ -1,4 +1,4 @@
-"""Values that a model writes as plain text, made JSON by the schema of their parameter (TC-04)."""
+"""Conversion of plain-text values to JSON by the schema of their parameter (TC-04)."""
 
 import json
 import math
@@ -16,7 +16,7 @@ _MOST_REFERENCES = 16
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a `$ref` within `root` names; {} for one that cannot be found."""
+    """Return the schema that a `$ref` within `root` refers to; {} if it is not found."""
     for _ in range(_MOST_REFERENCES):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if reference is None:
@@ -29,7 +29,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def kinds(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types that the schema allows, as far as it says; empty where it says nothing."""
+    """Return the JSON types that the schema allows; empty if it does not restrict them."""
     schema = resolved(schema, root)
     if depth > _MOST_REFERENCES:
         return frozenset()
@@ -54,7 +54,7 @@ def kinds(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str
 
 
 def properties(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schemas of a function's parameters by their names, in order."""
+    """Return the schemas of a function's parameters by name, in order."""
     found: dict[str, Any] = {}
     for part in (parameters, *(parameters.get("allOf") or ())):
         part = resolved(part, parameters)
@@ -64,7 +64,7 @@ def properties(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parameter(parameters: Mapping[str, Any], name: str) -> Any:
-    """The schema of one parameter; {} for an unknown one."""
+    """Return the schema of one parameter; {} for an unknown one."""
     known = properties(parameters)
     if name in known:
         return known[name]
@@ -73,22 +73,22 @@ def parameter(parameters: Mapping[str, Any], name: str) -> Any:
 
 
 def quoted(text: str) -> str:
-    """The text as a JSON string."""
+    """Return the text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def inside(text: str) -> str:
-    """The text as a part of a JSON string."""
+    """Return the text as part of a JSON string, without quotes."""
     return quoted(text)[1:-1]
 
 
 def is_text(allowed: frozenset[str]) -> bool:
-    """Whether a value of these types is taken as it is written."""
+    """Return whether a value of these types is used as written."""
     return allowed in (frozenset(), frozenset(("string",)))
 
 
 def as_json(text: str, allowed: frozenset[str]) -> str:
-    """The value as JSON text: the first of the allowed types that it can be, else a string. With no types named it is
+    """Return the value as JSON text: as the first of the allowed types that fits, else as a string. Without types it is
     a string."""
     if is_text(allowed):
         return quoted(text)
@@ -107,7 +107,7 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
 
 
 def json_or_text(text: str) -> str:
-    """What is JSON as it stands, anything else as a string."""
+    """Return valid JSON unchanged, anything else as a JSON string."""
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -138,7 +138,7 @@ def _number(text: str, allowed: frozenset[str]) -> str | None:
 
 
 def _container(text: str, allowed: frozenset[str]) -> str | None:
-    """A list or an object as JSON, or as Python writes it."""
+    """Return a list or an object, in JSON or Python syntax, as JSON; None if it is neither."""
     shape = {"[": "array", "{": "object"}.get(text[:1])
     if shape not in allowed:
         return None

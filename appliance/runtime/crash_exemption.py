@@ -1,5 +1,5 @@
-"""Messages from the gateway to the restart monitor: which crashes of an engine count towards the restart limit. Each is
-one line of JSON, written to a pipe in the run directory."""
+"""Messages from the gateway to the restart monitor about which crashes of an engine count towards the restart limit.
+Each is one line of JSON, written to a pipe in the run directory."""
 
 import os
 from typing import Literal
@@ -8,10 +8,11 @@ import msgspec
 
 CrashKind = Literal["attributed", "expected", "cancelled", "restored"]
 """attributed: the last crashes that counted were caused by a request and no longer count.
-expected: the next crash is that of a test of requests and does not count. The gateway says so before the test, so that
-a crash cannot exceed the limit before the gateway has noticed it.
-cancelled: the test is over without a crash.
-restored: the last crashes of tests count again because the tests found no request."""
+expected: the next crash belongs to a test of requests and does not count. The gateway sends this before the test, so
+that a crash cannot exceed the limit before the gateway has noticed it.
+cancelled: the test ended without a crash.
+restored: the last crashes of tests count again because the tests found no request.
+"""
 
 
 class Pardon(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
-"""The control socket of a running gateway: a Unix socket in the run directory, one JSON line each way.
+"""Control socket of a running gateway: a Unix socket in the run directory, with one JSON line in each direction.
 
-`Take` applies what can be changed in place. `Ping` comes from the restart monitor: a gateway that does not answer it
-hangs. `Hamper` makes the disk of the journal slow, for `slipway chaos`, if the manifest allows that. `Swap` announces
-that an engine is stopped on purpose: its requests are held as long as that takes, and no request is blamed for its end.
-`Swapped` is answered when the next engine serves.
+`Take` applies the changes that are possible in place. `Ping` comes from the restart monitor: a gateway that does not
+answer it is hung. `Hamper` slows down the journal's disk, for `slipway chaos`, if the manifest allows that. `Swap`
+announces that an engine is stopped on purpose: its requests wait until the next engine serves, and no request is blamed
+for its exit. `Swapped` is answered when the next engine serves.
 """
 
 import asyncio
@@ -28,30 +28,31 @@ class Swapped(msgspec.Struct, frozen=True, tag="swapped"):
 
 
 class Hamper(msgspec.Struct, frozen=True, tag="hamper"):
-    """Each write of the journal takes `pause_s` longer, for so many seconds: it passes, whoever asked for it."""
+    """Delay each write of the journal by `pause_s` for the next `for_s` seconds. The delay ends without a further
+    message."""
 
     pause_s: float
     for_s: float
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Changes nothing; is answered as long as the event loop runs."""
+    """Check that the event loop runs; changes nothing."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`error`: why nothing was changed; empty if it was. `keys`: API keys that are let in. `start_s`: what each
-    engine's last start took, in seconds."""
+    """Reply of the gateway."""
 
-    error: str = ""
-    keys: int = 0
-    start_s: tuple[float, ...] = ()
+    error: str = ""  # why nothing was changed; empty if it was
+    keys: int = 0  # number of accepted API keys
+    start_s: tuple[float, ...] = ()  # duration of each engine's last start, in seconds
 
 
 Message = Take | Swap | Swapped | Hamper | Ping
 
 
 async def ask(path: str, message: Message, timeout_s: float) -> Answer:
-    """Sends one message to a gateway. Raises OSError, also for a gateway that ends before it answers, TimeoutError."""
+    """Send one message to a gateway and return its reply. Raise OSError (also if the gateway ends before it replies) or
+    TimeoutError."""
     writer = None
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,5 +1,6 @@
-"""A parked appliance: no restart helps its engines, and it stays for somebody to look at it. The launcher writes the
-reason into a file of the run directory; gateway and sentinel read it, also those that start later."""
+"""Halted state of an appliance: restarts do not help its engines, and it keeps running so that it can be inspected. The
+launcher writes the reason into a file of the run directory; gateway and restart monitor read it, also when they start
+later."""
 
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import msgspec
 
 
 class Parked(msgspec.Struct, frozen=True):
-    """What /ready says of it: `exit` and `code` are those with which the appliance ends when it is told to."""
+    """Reason for the halted state, as reported by /ready. `exit` and `code` are those with which the appliance ends
+    when it is stopped."""
 
     message: str
     exit: str

@@ -1,5 +1,5 @@
-"""What an engine was computing when it died, as the gateway knows it: a file of the run directory for each engine, for
-the crash bundle."""
+"""Snapshot of the requests that an engine was computing when it ended, as known to the gateway: one file per engine in
+the run directory, for the crash bundle."""
 
 import logging
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ log = logging.getLogger(__name__)
 
 
 class OpenRequest(msgspec.Struct, frozen=True):
-    """`prompt` and `emitted` are tokens."""
+    """A request that was open."""
 
     id: str
-    prompt: int
-    emitted: int
+    prompt: int  # number of tokens
+    emitted: int  # number of tokens
 
 
 def open_file(directory: Path, program: str) -> Path:
@@ -23,12 +23,12 @@ def open_file(directory: Path, program: str) -> Path:
 
 
 def write_open(directory: str, program: str, requests: Sequence[OpenRequest]) -> None:
-    """To be called whenever a connection to an engine ends, with what ended with it; a keeper removes the file when the
-    next life begins. Where the first word of a life was that nothing was open, there is none after it. A directory of
-    "" is nobody who wants to know. What cannot be written, as on a full disk, is only logged: requests go on."""
+    """Record the requests that ended with a connection to an engine. Call it whenever such a connection ends; the
+    reaper deletes the file when the next run begins. An empty list does not replace a file that exists. Do nothing if
+    `directory` is empty. Errors, for example on a full disk, are only logged, so that requests continue."""
     path = open_file(Path(directory), program)
     if directory and (requests or not path.exists()):
-        new = path.with_suffix(".open-new")  # the keeper writes beside it, at the same moment
+        new = path.with_suffix(".open-new")  # the reaper writes its file in the same folder at the same time
         try:
             new.write_bytes(msgspec.json.encode(requests))
             new.rename(path)
@@ -37,5 +37,5 @@ def write_open(directory: str, program: str, requests: Sequence[OpenRequest]) ->
 
 
 def read_open(directory: Path, program: str) -> tuple[OpenRequest, ...]:
-    """Raises FileNotFoundError where the gateway has not said it yet."""
+    """Return the recorded requests. Raise FileNotFoundError if the gateway has not written them yet."""
     return msgspec.json.decode(open_file(directory, program).read_bytes(), type=tuple[OpenRequest, ...])

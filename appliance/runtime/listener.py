@@ -1,4 +1,4 @@
-"""The address that is served: listened on before anything starts, and for as long as the appliance lives."""
+"""Listening socket of the service: opened before anything starts, and open until the appliance ends."""
 
 import asyncio
 import contextlib
@@ -10,20 +10,20 @@ import time
 from pathlib import Path
 
 DOOR = "listener.sock"
-_WAITING = 2048  # connections that nobody has accepted yet
+_WAITING = 2048  # length of the accept queue
 _PATIENCE_S = 10.0
-_LAST_S = 0.5  # for the replies to connections that wait when the appliance ends
-_CREDENTIALS = struct.Struct("iII")  # process, user and group of the other end of a Unix socket
+_LAST_S = 0.5  # time for the replies to waiting connections when the appliance ends
+_CREDENTIALS = struct.Struct("iII")  # process, user and group of the peer of a Unix socket
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 class AddressTaken(Exception):
-    """Nothing can listen there; the message says why and which key to change."""
+    """Raised if the address cannot be used. The message says why and which key to change."""
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there, on a free port for 0: whoever connects waits until somebody accepts. Raises
-    AddressTaken."""
+    """Return a socket that listens on `host` and `port` (0 for a free port); connections wait until a process accepts
+    them. Raise AddressTaken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -32,7 +32,7 @@ def listening(host: str, port: int) -> socket.socket:
             f"endpoints.host: {host!r} is no address of this machine ({error}); 0.0.0.0 listens on all"
         ) from error
     listener = socket.socket(family, socket.SOCK_STREAM)
-    # Connections that linger from a former run do not count, a listener does.
+    # Lingering connections of an earlier run do not block the port; another listener does.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(found[0][4])
@@ -44,12 +44,12 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Door:
-    """The launcher's hold on the listener, which outlives the gateways that it lends it to: a client that comes while
-    none runs waits for the next one. It lends through a Unix socket at `path`."""
+    """Keeps the listener open in the launcher and passes it to gateways, through a Unix socket at `path`. A client that
+    connects while no gateway runs waits for the next one."""
 
     def __init__(self, listener: socket.socket, path: Path) -> None:
         self._listener = listener
-        self._borrower = 0  # the gateway that has it
+        self._borrower = 0  # process id of the gateway that has the listener
         self._loop = asyncio.get_running_loop()
         self._desk = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._desk.bind(str(path))
@@ -68,8 +68,8 @@ class Door:
                 self._borrower = pid
 
     def close(self, reply: bytes = b"") -> None:
-        """Accept no further connections: the gateway answers those that wait, and what comes after it is refused. If no
-        gateway runs, they get `reply`."""
+        """Stop accepting. A running gateway answers the connections that wait, and later ones are refused. If no
+        gateway runs, the waiting connections get `reply`."""
         if self._desk.fileno() >= 0:
             self._loop.remove_reader(self._desk)
             self._desk.close()
@@ -79,14 +79,15 @@ class Door:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not, because it has closed its files."""
+    """Return whether a process runs. A zombie does not count, because it has closed its files."""
     with contextlib.suppress(OSError, IndexError):
         return bool(pid) and Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 def _answer_waiting(listener: socket.socket, reply: bytes) -> None:
-    """Accept the connections that wait and send each a reply. What clients sent is read, else closing resets them."""
+    """Accept the waiting connections and send each a reply. Data from clients is read, because closing a socket with
+    unread data resets the connection."""
     listener.setblocking(False)
     deadline = time.monotonic() + _LAST_S
     waiting: list[socket.socket] = []
@@ -109,7 +110,7 @@ def _answer_waiting(listener: socket.socket, reply: bytes) -> None:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """Read from a client; return nothing after it has closed or reset the connection."""
+    """Read from a client. Return nothing after it has closed or reset the connection."""
     try:
         return connection.recv(2**16)
     except ConnectionError:
@@ -117,7 +118,7 @@ def _read(connection: socket.socket) -> bytes:
 
 
 def lent(path: str) -> socket.socket:
-    """The launcher's listener. Raises OSError where nobody lends one."""
+    """Return the launcher's listener. Raise OSError if it is not available."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(_PATIENCE_S)
         asking.connect(path)
@@ -138,7 +139,7 @@ def _explain(host: str, port: int, error: OSError) -> str:
 
 
 def local_host(host: str) -> str:
-    """The host under which this machine itself reaches a listener on `host`."""
+    """Return the host under which this machine itself reaches a listener on `host`."""
     return _ANY.get(host, host)
 
 

@@ -1,4 +1,4 @@
-"""Asking a gateway how it is: the launcher while it starts, `slipway healthcheck` from outside."""
+"""Readiness requests to a gateway, from the launcher during a start and from `slipway healthcheck`."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,14 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """What /ready says beside its status; `progress` is 0 to 1."""
+    """Body of a /ready reply. `progress` is between 0 and 1."""
 
     phase: str = ""
     progress: float | None = None
     engines: tuple[EngineState, ...] = ()
 
     def text(self) -> str:
-        """One line about what is still missing."""
+        """Return one line about what is still missing."""
         states = self.engines or (EngineState(phase=self.phase, progress=self.progress),)
         return ", ".join(_state(state) for state in states if state.phase != "ready" or len(states) == 1)
 
@@ -34,7 +34,7 @@ class Readiness(msgspec.Struct, frozen=True):
         return any(state.phase == DOWNLOADING for state in self.engines)
 
     def rounded(self) -> "Readiness":
-        """The same with progress in tenths."""
+        """Return a copy with progress rounded down to tenths."""
         engines = tuple(
             msgspec.structs.replace(state, progress=_tenths(state.progress), detail="") for state in self.engines
         )
@@ -52,14 +52,16 @@ def _state(state: EngineState) -> str:
 
 
 def _unverified() -> ssl.SSLContext:
-    """A probe sends nothing that is secret, and has to tell how a service is whose certificate has ended."""
+    """Return a TLS context without verification. A probe sends no secrets, and must also work with an expired
+    certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 async def get(host: str, port: int, path: str, timeout_s: float, *, tls: bool = False) -> tuple[int, bytes] | None:
-    """Status and body of a GET, or None if nobody answers in time. HTTP/1.0, so that the reply ends with the stream."""
+    """Return status and body of a GET, or None if there is no reply in time. It uses HTTP/1.0, so that the reply ends
+    with the stream."""
     writer = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -78,7 +80,7 @@ async def get(host: str, port: int, path: str, timeout_s: float, *, tls: bool = 
 
 
 def readiness(body: bytes) -> Readiness:
-    """What a reply of /ready says; nothing if it is not ours."""
+    """Parse the body of a /ready reply. Return an empty value if the body has another format."""
     try:
         return msgspec.json.decode(body, type=Readiness)
     except msgspec.DecodeError:

@@ -1,7 +1,7 @@
-"""What PID 1 owes its tree on Linux: adopt orphans, reap the dead, and leave nothing alive.
+"""Process-tree functions for PID 1 on Linux: adopt orphans, reap ended children, and kill all descendants.
 
-A program may change its process group or session, so a group kill misses its children; but whatever it does, an orphan
-is handed to the nearest subreaper above it (prctl(2)). So all of the tree can be found below this process, in /proc.
+A program may change its process group or session, so a group kill misses its children. But an orphan is always adopted
+by the nearest subreaper above it (prctl(2)). So the whole tree is found below this process, in /proc.
 """
 
 import contextlib
@@ -23,24 +23,25 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Makes every orphan below this process its child. Raises OSError."""
+    """Make every orphan below this process its child. Raise OSError on failure."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """For the child between fork and exec: the kernel sends it this signal when its parent dies, even by SIGKILL."""
+    """Make the kernel send this signal to the process when its parent ends, even by SIGKILL. Call it between fork and
+    exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def end_as(status: int) -> None:
-    """Ends this process as the one with this wait status ended: with its code, or by its signal, without a core file.
+    """End this process like the one with this wait status: with its exit code, or by its signal, without a core file.
     Does not return."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the limit alone does not count where cores go to a program
+        _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the limit alone has no effect if core dumps are piped to a program
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError):  # SIGKILL has no handler to be set
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         os.kill(os.getpid(), number)
@@ -49,7 +50,7 @@ def end_as(status: int) -> None:
 
 
 def reap() -> dict[int, int]:
-    """Collects every child that has ended. Wait status by process id."""
+    """Reap every child that has ended. Return wait statuses by process id."""
     ended = {}
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -61,13 +62,13 @@ def reap() -> dict[int, int]:
 
 
 def descendants(root: int) -> list[int]:
-    """Processes below `root`, parents before children; zombies are left out."""
+    """Return the processes below `root`, parents before children, without zombies."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
-            # The command's name stands in parentheses and may itself hold parentheses: read after the last one.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ended during the scan
+            # The command's name is in parentheses and may itself contain parentheses: split after the last one.
             state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             if state != "Z":
                 children.setdefault(int(parent), []).append(int(entry.name))
@@ -80,24 +81,24 @@ def descendants(root: int) -> list[int]:
 
 
 def parent(pid: int) -> int:
-    """Of a process that lives; 0 if there is none."""
+    """Return the parent of a running process; 0 if the process does not exist."""
     with contextlib.suppress(OSError, ValueError):
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return 0
 
 
 def marked(word: str) -> Iterator[int]:
-    """Processes other than this one that were started with `word`, as NAME=VALUE, in their environment."""
+    """Yield the processes, except this one, that were started with `word`, as NAME=VALUE, in their environment."""
     wanted = word.encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):  # it ended, or is another user's
+            with contextlib.suppress(OSError):  # it ended, or belongs to another user
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
                     yield int(entry.name)
 
 
 def command(pid: int) -> str:
-    """What a process is, in a few words: its id and the begin of its command line, or its name."""
+    """Return a short description of a process: its id and the start of its command line, or its name."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         name = words or Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
@@ -106,8 +107,9 @@ def command(pid: int) -> str:
 
 
 def kill_all(find: Callable[[], list[int]], patience_s: float) -> tuple[dict[int, str], list[int]]:
-    """SIGKILL to all that `find` finds until it finds none, or `patience_s` is over: what was killed, by id, and which
-    of them are still there (in the kernel, where no signal reaches them). Children are reaped."""
+    """Send SIGKILL to the processes that `find` returns, until it returns none or `patience_s` is over. Return the
+    killed processes by id, and the ids of those that still exist (blocked in the kernel, where signals have no effect).
+    Children are reaped."""
     killed: dict[int, str] = {}
     deadline = time.monotonic() + patience_s
     while alive := find():

@@ -1,8 +1,9 @@
-"""What an API key may use a minute: two buckets, of requests and of tokens, that fill evenly and hold a minute's worth.
+"""Rate limits of an API key: two token buckets, for requests and for tokens, that refill evenly and hold one minute's
+quota.
 
-Tokens are those that an engine computes for a key, of prompts and of replies; what the prefix cache has is free. They
-are taken when they are computed, so a request is let in while anything is left, and the one that empties the bucket is
-served to its end: how long a reply becomes nobody knows before. What is over has to fill up again first.
+Tokens are those that an engine computes for a key, of prompts and replies; prefix-cache hits are free. They are
+deducted when they are computed, because the length of a reply is not known in advance. So a request is admitted while
+the bucket is not empty, and the request that empties it is completed. The deficit has to refill first.
 """
 
 import math
@@ -16,7 +17,7 @@ MINUTE_S = 60.0
 
 
 class Bucket:
-    """Starts full. Times are the caller's, in seconds."""
+    """A bucket that starts full. The caller supplies the time, in seconds."""
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         self.per_minute = per_minute
@@ -24,7 +25,7 @@ class Bucket:
         self._at_s = now_s
 
     def level(self, now_s: float) -> float:
-        """What is left; below 0 is owed."""
+        """Return the remaining amount; a negative value is a deficit."""
         filled = (now_s - self._at_s) * self.per_minute / MINUTE_S
         self._level, self._at_s = min(float(self.per_minute), self._level + filled), now_s
         return self._level
@@ -33,28 +34,28 @@ class Bucket:
         self._level = self.level(now_s) - amount
 
     def full_s(self, now_s: float) -> float:
-        """Until it is full."""
+        """Return the seconds until the bucket is full."""
         return (self.per_minute - self.level(now_s)) * MINUTE_S / self.per_minute
 
     def has_s(self, amount: float, now_s: float) -> float:
-        """Until it has so much; 0 if it has."""
+        """Return the seconds until the bucket contains `amount`; 0 if it does."""
         return max(0.0, amount - self.level(now_s)) * MINUTE_S / self.per_minute
 
     def resized(self, per_minute: int, now_s: float) -> "Bucket":
-        """Another size, with the same taken out of it."""
+        """Return a bucket of another size from which the same amount has been taken."""
         bucket = Bucket(per_minute, now_s)
         bucket.take(self.per_minute - self.level(now_s), now_s)
         return bucket
 
 
 Unit = Literal["requests", "tokens"]
-# A request wants one of the first, and of the second anything that is left.
+# Amounts that a request needs: one request, and any positive number of tokens.
 WANTED: dict[Unit, float] = {"requests": 1.0, "tokens": math.ulp(1.0)}
 
 
 @dataclass(frozen=True)
 class Spent:
-    """A request is refused: `unit` of its key is used up for `seconds`."""
+    """Reason for refusing a request: the limit `per_minute` of `unit` is used up for `seconds`."""
 
     unit: Unit
     per_minute: int
@@ -62,7 +63,7 @@ class Spent:
 
 
 class Allowances:
-    """The buckets of all keys. A key without a limit has none."""
+    """Buckets of all keys. A key without a limit has none."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, dict[Unit, Bucket]] = {}
@@ -71,7 +72,7 @@ class Allowances:
     def allow(
         self, keys: Sequence[ApiKey], requests_per_minute: int | None, tokens_per_minute: int | None, now_s: float
     ) -> None:
-        """These keys and limits from now on; a key's own come before those of all. What was used stays used."""
+        """Replace keys and limits; a key's own limits override the general ones. Amounts already used stay deducted."""
         before, self._buckets = self._buckets, {}
         self._names = {key.owner: key.shown for key in keys}
         for key in keys:
@@ -87,7 +88,7 @@ class Allowances:
             }
 
     def enter(self, owner: str, now_s: float) -> Spent | None:
-        """Takes a request, or says why not: then nothing is taken."""
+        """Deduct one request. If a limit is used up, return it and deduct nothing."""
         buckets = self._buckets.get(owner, {})
         waits = {unit: bucket.has_s(WANTED[unit], now_s) for unit, bucket in buckets.items()}
         unit = max(waits, key=lambda each: waits[each], default=None)
@@ -98,16 +99,16 @@ class Allowances:
         return None
 
     def spend(self, owner: str, tokens: int, now_s: float) -> None:
-        """So many tokens were computed."""
+        """Deduct computed tokens."""
         if bucket := self._buckets.get(owner, {}).get("tokens"):
             bucket.take(tokens, now_s)
 
     def shown(self, owner: str) -> str:
-        """The name of a key in metrics, also of one that a reload took away while its requests ran."""
+        """Return the name of a key for metrics, also of a key that a reload removed while its requests were running."""
         return self._names.get(owner, UNNAMED)
 
     def headers(self, owner: str, now_s: float) -> dict[str, str]:
-        """What is left, in the headers that OpenAI's service answers with."""
+        """Return the remaining amounts as OpenAI's rate-limit headers."""
         found = {}
         for unit, bucket in self._buckets.get(owner, {}).items():
             found[f"x-ratelimit-limit-{unit}"] = str(bucket.per_minute)

@@ -1,7 +1,7 @@
-"""The gateway's certificate: one TLS context for the life of the process, whose certificate is exchanged in place.
+"""TLS certificate of the gateway: one TLS context for the whole process, whose certificate is replaced in place.
 
-Connections that are open keep what they were opened with. Files are looked at every few seconds, as those who renew
-certificates only write them; what cannot be used is told, and the one before stays.
+Open connections keep their certificate. The files are checked every few seconds, because renewal tools only write the
+files. If a new certificate cannot be used, that is logged and the previous one is kept.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """`ends_s`: when it is no longer valid, in seconds since 1970. `stamp` changes with the files."""
+    """A certificate with its TLS context. `ends_s` is the end of its validity, in seconds since 1970. `stamp` changes
+    when the files change."""
 
     def __init__(self, tls: Tls, context: ssl.SSLContext, ends_s: float, stamp: Stamp) -> None:
         self.tls = tls
@@ -30,7 +31,7 @@ class Certificate:
         self.stamp = stamp
 
     def become(self, other: "Certificate") -> None:
-        """Connections from now on get the other one's. Raises OSError if its files have changed since they were
+        """Use the other certificate for new connections. Raise OSError if its files have changed since they were
         read."""
         self.context.load_cert_chain(other.tls.certificate, other.tls.key)
         self.context.minimum_version = VERSIONS[other.tls.least_version]
@@ -38,7 +39,8 @@ class Certificate:
 
     @property
     def changed(self) -> bool:
-        """Whether the files are others than those that were read; one that is being replaced may be gone."""
+        """Return whether the files differ from those that were read. A file that is missing during its replacement does
+        not count."""
         with contextlib.suppress(OSError):
             return _stamp(self.tls) != self.stamp
         return False
@@ -50,9 +52,10 @@ def _stamp(tls: Tls) -> Stamp:
 
 
 def read_certificate(tls: Tls) -> Certificate:
-    """Raises ConfigError naming the file and what is wrong with it: unreadable, no PEM, another key. One that has ended
-    is told and taken: whether that matters is the clients' to say, and a service that does not start helps none."""
-    from cryptography import x509  # 30 ms that a gateway without TLS need not wait for
+    """Read the certificate and its key. Raise ConfigError with the file and the problem: unreadable, not PEM, wrong
+    key. An expired certificate is logged and used: clients decide whether to accept it, and refusing to start would not
+    help."""
+    from cryptography import x509  # 30 ms that a gateway without TLS should not spend
 
     for name in ("certificate", "key"):
         try:

@@ -1,9 +1,8 @@
-"""The API keys, read from where the manifest says, at the start and at each reload.
+"""API keys, read from the place that the manifest names, at the start and at each reload.
 
-One key a line, in the clear or as `sha256:HEX`, the digest of its bytes; behind it, if wanted, words that say whose it
-is and what it may: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes`. `#` begins a
-comment.
-`slipway key` makes a key and its line.
+Each line has one key, in clear text or as `sha256:HEX`, the digest of its bytes. Optional fields after it give its name
+and limits: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes`. `#` begins a comment.
+`slipway key` creates a key and its line.
 """
 
 import hashlib
@@ -27,25 +26,23 @@ MOST = 2**53
 
 @dataclass(frozen=True)
 class ApiKey:
-    """`digest` is the SHA-256 of the key. Limits a minute, None: those of `limits.per_key`. `share`: with
-    `engine.scheduling.policy: fair`, so many times the engine of a key with 1. `priority`: a priority below 0 is
-    allowed."""
+    """One API key."""
 
-    digest: bytes
+    digest: bytes  # SHA-256 of the key
     name: str = ""
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    share: float = 1.0
-    priority: bool = False
+    requests_per_minute: int | None = None  # None: the limit of `limits.per_key`
+    tokens_per_minute: int | None = None  # None: the limit of `limits.per_key`
+    share: float = 1.0  # weight with `engine.scheduling.policy: fair`: engine time relative to a key with 1
+    priority: bool = False  # whether its requests may have a priority below 0
 
     @property
     def owner(self) -> str:
-        """What stands for the key wherever requests are told apart; nobody can send it as a key."""
+        """Return the identifier of the key's owner. It cannot be used as a key."""
         return self.digest.hex()[:16]
 
     @property
     def shown(self) -> str:
-        """In metrics and logs."""
+        """Return the name for metrics and logs."""
         return self.name or UNNAMED
 
 
@@ -54,7 +51,7 @@ def digest(key: str) -> bytes:
 
 
 def read_keys(secret: SecretRef | None) -> list[ApiKey]:
-    """Raises ConfigError naming the place if it cannot be read, has a line that is no key, or has no key."""
+    """Read the keys. Raise ConfigError with the place if it cannot be read, has an invalid line, or has no key."""
     if secret is None:
         return []
     place, lines = _lines(secret)
@@ -65,14 +62,14 @@ def read_keys(secret: SecretRef | None) -> list[ApiKey]:
 
 
 def clear_key(secret: SecretRef) -> str:
-    """The first key of a list that stands there in the clear, for our own requests; "" where all are hashed. Raises
+    """Return the first key of a list that is in clear text, for Slipway's own requests; "" if all are hashed. Raise
     ConfigError if the list cannot be read."""
     words = (line.split()[0] for line in _lines(secret)[1] if line.strip())
     return next((word for word in words if not word.startswith(("#", HASHED))), "")
 
 
 def _lines(secret: SecretRef) -> tuple[str, list[str]]:
-    """What to call the list in messages, and its lines."""
+    """Return the name of the list for messages, and its lines."""
     if secret.file is None:
         text = os.environ.get(secret.env or "", "")
         return f"endpoints.api_keys: environment variable {secret.env}", text.splitlines()
@@ -84,7 +81,7 @@ def _lines(secret: SecretRef) -> tuple[str, list[str]]:
 
 
 def parse_keys(lines: Sequence[str], place: str) -> list[ApiKey]:
-    """Raises ConfigError with `place` and the line's number; no message repeats a part of a key."""
+    """Parse the lines. Raise ConfigError with `place` and the line's number; messages never contain a part of a key."""
     keys: list[ApiKey] = []
     for number, line in enumerate(lines, 1):
         words = line.split()

@@ -1,1 +1,1 @@
-"""A plan as a process tree: run directory, Supervisor, sentinel, signals, the end."""
+"""Process supervision: run directory, Supervisor, restart monitor, signals, reload and shutdown."""

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 LEAST_SHARE = 0.1
-"""Part of one CPU; a process that uses less is inactive."""
+"""Fraction of one CPU; a process that uses less is inactive."""
 _MAJOR_FAULTS = 9  # index of the field after the command name, which is field 2
 
 
 class RunningClock:
-    """Seconds in which this process itself was running: a stop of more than `longest_s` between two calls, as in a
-    container that was paused, counts as `longest_s`."""
+    """Clock that counts the seconds in which this process was running. A gap of more than `longest_s` between two
+    calls, for example in a paused container, counts as `longest_s`."""
 
     def __init__(self, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._longest_s = longest_s
@@ -31,15 +31,14 @@ class RunningClock:
 
 
 def queued_s(pid: int) -> float:
-    """Seconds in which the main thread of a process was ready to run and waited for a CPU; 0 if the kernel does not
-    say."""
+    """Return the seconds in which the main thread of a process was ready to run and waited for a CPU; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
 
 def busy_s(pids: Iterable[int]) -> float:
-    """Seconds in which threads of the processes ran or waited for a CPU."""
+    """Return the seconds in which threads of the processes ran or waited for a CPU."""
     total = 0
     for pid in pids:
         for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -49,7 +48,7 @@ def busy_s(pids: Iterable[int]) -> float:
 
 
 def major_faults(pids: Iterable[int]) -> int:
-    """Page faults of the processes for which the kernel read a disk."""
+    """Return the number of page faults of the processes for which the kernel read a disk."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):

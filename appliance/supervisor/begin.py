@@ -1,15 +1,16 @@
-"""Started by Supervisor: prepares this process as a file says and becomes the program: `python -I -S begin.py FILE`.
+"""Prepare this process as described in a file, then exec the program: `python -I -S begin.py FILE`.
 
-It runs without site packages, so that it takes a few milliseconds, and uses system calls where a shell would need nice,
-env and cat, which an image may not have. FILE is JSON; every key may be missing but `argv`:
+Supervisor runs this script. It runs without site packages, so that it takes a few milliseconds, and it uses system
+calls where a shell would need nice, env and cat, which an image may not have. FILE is JSON; every key but `argv` is
+optional:
 
 argv         the command
 directory    working directory
 nice         added to the priority
-keep         patterns of the names of variables that are kept of the environment; all if it is missing
-environment  variables that are set
+keep         patterns of the names of inherited variables to keep; without it all are kept
+environment  variables to set
 secrets      files with the values of further variables, by name
-announce     a pipe, and the line that is written to it first
+announce     a pipe, and the line to write to it first
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 from fnmatch import fnmatchcase
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing these takes longer than all else here
+if TYPE_CHECKING:  # importing these takes longer than the rest of this script
     from collections.abc import Iterable, Mapping
     from typing import Any, NoReturn
 
@@ -32,7 +33,7 @@ def kept(environment: Mapping[str, str], patterns: Iterable[str]) -> dict[str, s
 
 
 def begin(told: dict[str, Any]) -> NoReturn:
-    """Become the program. Raises OSError."""
+    """Exec the program described by `told`. Raise OSError if that fails."""
     if "announce" in told:
         path, line = told["announce"]
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)

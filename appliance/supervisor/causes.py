@@ -71,7 +71,8 @@ _RANK_KILLED = re.compile(r"rank \d+ \(process \d+\) was killed by SIGKILL")
 
 
 def classify(death: Death | None, *, hung: bool, permanent: bool, last_lines: Sequence[str]) -> Cause:
-    """`last_lines`: what it printed last. `death` is None of a program without a keeper, or whose keeper was killed."""
+    """Return the cause of an exit. `last_lines` are the last lines that the program printed. `death` is None if the
+    program has no reaper, or if its reaper was killed."""
     killed = death is not None and death.signal == "SIGKILL"
     if hung:
         return HANG

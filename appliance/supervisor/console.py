@@ -1,7 +1,8 @@
-"""What the foreground shows: the launcher's own lines, each program's log lines behind its name, one progress line.
+"""Console output of the launcher: its own messages, the log lines of each program prefixed with its name, and one
+progress line.
 
-One thread writes, so that a terminal that stopped or a log driver that hangs never holds up signals and restarts; what
-it cannot take in time is dropped and counted. On a terminal the progress line is drawn over itself and stays last.
+One thread writes, so that a stopped terminal or a hanging log driver never delays signals and restarts. Lines that
+cannot be written in time are dropped and counted. On a terminal the progress line is redrawn in place and stays last.
 """
 
 import contextlib
@@ -19,14 +20,15 @@ _NAME_WIDTH = 10
 _KEYS = ("ts", "level", "logger", "message")
 _ALIASES = {"crit": "critical", "warn": "warning", "erro": "error", "trac": "debug", "blat": "debug", "debg": "debug"}
 _LEVEL = re.compile(r"slipway [\w-]+: (warning|error):|[\d-]+ [\d:,]+ (CRIT|ERRO|WARN|INFO|DEBG|TRAC|BLAT) ")
-"""How Slipway's own programs and Supervisor begin a line with a level."""
+"""Matches the first words of a line with a level, as Slipway's own programs and Supervisor print it."""
 _WAITING_LINES = 10_000
 _CLEAR = b"\r\x1b[K"
 
 
 class Console:
-    """Writes lines with printable characters only. `form`: `text` puts the program's name before each, `json` makes
-    each a record with `ts`, `level`, `program`, `logger`, `message` and whatever else the program's own record has."""
+    """Writes lines to a descriptor and escapes unprintable characters. With `form` "text" each line is prefixed with
+    the program's name; with "json" each line is a record with `ts`, `level`, `program`, `logger`, `message` and the
+    other fields of the program's own record."""
 
     def __init__(self, descriptor: int, form: Literal["text", "json"]) -> None:
         self._descriptor = descriptor
@@ -38,19 +40,19 @@ class Console:
         self._thread = threading.Thread(target=self._write, name="console", daemon=True)
 
     def start(self) -> None:
-        """Starts the writer; not before the last fork, for threads do not survive it."""
+        """Start the writer thread. Call it after the last fork, because threads do not survive a fork."""
         self._thread.start()
 
     def say(self, program: str, text: str) -> None:
-        """A line of the launcher itself."""
+        """Print a message of the launcher itself."""
         self._put(self._own(program, text))
 
     def plain(self, text: str) -> None:
-        """A line without a name before it, to be copied."""
+        """Print a line without a name prefix, so that it can be copied."""
         self._put(self._own("slipway", text) if self._json else f"{_shown(text)}\n".encode())
 
     def log(self, program: str, line: bytes) -> None:
-        """A line of a program's output, without its newline."""
+        """Print one line of a program's output. `line` has no newline."""
         text = line.decode(errors="backslashreplace")
         if self._json:
             self._put(_json_line(_log_record(line) or _plain_record(program, text), program))
@@ -59,11 +61,12 @@ class Console:
 
     @property
     def redraws(self) -> bool:
-        """Whether a progress line replaces the one before it."""
+        """Return whether a progress line replaces the previous one."""
         return self._tty
 
     def progress(self, text: str) -> None:
-        """The state of a start; replaces the last one on a terminal, is a line of its own elsewhere."""
+        """Show the state of a start. On a terminal it replaces the previous progress line; elsewhere it is a new
+        line."""
         if not self._tty:
             self.say("slipway", text)
             return
@@ -74,7 +77,7 @@ class Console:
         self._progress = ""
 
     def close(self, timeout_s: float) -> None:
-        """Writes what is left, if the other side takes it in time."""
+        """Write the remaining lines, for at most `timeout_s`."""
         self.end_progress()
         if self._thread.is_alive():
             with contextlib.suppress(queue.Full):
@@ -102,12 +105,12 @@ class Console:
             try:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
-            except OSError:  # nobody reads any more: go on without
+            except OSError:  # the reader has closed the output: continue without it
                 continue
 
 
 def _shown(text: str) -> str:
-    """Escape unprintable characters; line breaks of a message stay."""
+    """Escape unprintable characters. Line breaks are kept."""
     return printable(text, keep="\n\t")
 
 

@@ -1,4 +1,5 @@
-"""How `slipway reload` reaches the launcher: a Unix socket in the run directory; and SIGHUP, which needs none."""
+"""Control socket of the launcher: `slipway reload` connects to a Unix socket in the run directory. SIGHUP also triggers
+a reload, without the socket."""
 
 import asyncio
 import contextlib
@@ -15,13 +16,13 @@ SOCKET = "launcher.sock"
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What `slipway reload` asks for, one JSON line."""
+    """Request of `slipway reload`, one JSON line."""
 
     restart: bool = False
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What it hears, any number of them; the last one has the exit code."""
+    """One line of the reply to `slipway reload`. The last line has the exit code."""
 
     text: str = ""
     exit: int | None = None
@@ -29,7 +30,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @asynccontextmanager
 async def reloadable(reloader: Reloader, directory: Path, console: Console) -> AsyncIterator[Callable[[], None]]:
-    """Takes orders; yields what SIGHUP does. Whoever asked, the console shows it too."""
+    """Serve reload requests; yield the handler for SIGHUP. The console shows the output of both."""
     tasks: set[asyncio.Task[int]] = set()
 
     def tell(text: str) -> None:

@@ -1,8 +1,8 @@
-"""Crash bundles: a folder for each death of an engine, with what somebody needs who was not there.
+"""Crash bundles: one folder for each crash of an engine, with the data needed to diagnose it later.
 
-`death.json` says what happened, why, and what to do, `log.txt` has the last lines, `engine.json` and `gateway.json` the
-configurations in force. No value of a secret and nothing that looks like a token is in them. The newest are kept, in
-number and in bytes.
+`death.json` has the cause, the exit status and the suggested remedy, `log.txt` the last log lines, `engine.json` and
+`gateway.json` the active configurations. Values of secrets and texts that look like tokens are masked. Old bundles are
+deleted, so that the number and the total size stay below the limits.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from appliance.runtime.inflight import OpenRequest, read_open
 from appliance.supervisor.causes import Cause
 from appliance.supervisor.monitor import Notice
 
-OPEN_S = 0.3  # the gateway has so long to write down what was open
+OPEN_S = 0.3  # how long the gateway may take to write the list of open requests
 _POLL_S = 0.02
 _LONGEST_LINE = 2000  # characters
 _CONFIGURATIONS = ("gateway.json",)
@@ -31,17 +31,16 @@ _GROUP_FILES = ("memory.max", "memory.current", "memory.peak", "memory.limit_in_
 
 @dataclass(frozen=True)
 class Bundles:
-    """Where they are written, the first of `places` that can be, at most `keep` of them and `size` bytes of all; 0 of
-    `keep` writes none."""
+    """Location and retention of crash bundles."""
 
-    places: tuple[Path, ...] = ()
-    keep: int = 10
-    size: int = 16 * 2**20
+    places: tuple[Path, ...] = ()  # candidate folders; the first writable one is used
+    keep: int = 10  # maximum number of bundles; 0 disables them
+    size: int = 16 * 2**20  # maximum total size in bytes
 
 
 class Crashes:
-    """`secrets`: values that are shown nowhere. `facts` go into each bundle. `memory`: the file of the kernel's counts,
-    beside which the limits lie."""
+    """Writes crash bundles. The values in `secrets` are masked everywhere. `facts` are added to each bundle. `memory`
+    is the cgroup file with the kernel's memory events; the files with the limits are in the same folder."""
 
     def __init__(
         self,
@@ -63,11 +62,12 @@ class Crashes:
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Where bundles may be written; none where none are kept."""
+        """Return the folders that may contain bundles; empty if bundles are disabled."""
         return self._bundles.places if self._bundles.keep else ()
 
     async def write(self, notice: Notice, cause: Cause, lines: Sequence[str]) -> Path | None:
-        """The bundle of a death, or None where none is to be written, or can be: then `trouble` says why."""
+        """Write a crash bundle and return its path. Return None if bundles are disabled, or if writing fails: `trouble`
+        then has the reason."""
         if not self._bundles.keep:
             return None
         requests = await self._open(notice.program)
@@ -107,7 +107,8 @@ class Crashes:
         return found
 
     async def _open(self, program: str) -> tuple[OpenRequest, ...] | None:
-        """What the gateway says was open; it hears of the death when the engine's socket ends."""
+        """Return the requests that were open, as reported by the gateway, which sees the crash when the engine's socket
+        closes. Return None if it does not report in time."""
         for _ in range(round(OPEN_S / _POLL_S)):
             with contextlib.suppress(OSError):
                 return read_open(self._directory, program)
@@ -138,7 +139,7 @@ class Crashes:
         return None
 
     def _prune(self, place: Path, newest: Path) -> None:
-        """The oldest go first; names begin with the time. What is not a bundle stays."""
+        """Delete the oldest bundles; their names begin with the time. Folders that are not bundles are kept."""
         found = sorted(path for path in place.iterdir() if path.is_dir() and (path / "death.json").is_file())
         sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in found}
         while len(found) > self._bundles.keep or sum(sizes[path] for path in found) > self._bundles.size:
@@ -148,7 +149,8 @@ class Crashes:
 
 
 def _own(folder: Path) -> None:
-    """Makes it, for its owner only. Raises OSError where it is somebody else's: what is in a bundle is not for them."""
+    """Create the folder with access for its owner only. Raise OSError if it belongs to another user, who must not read
+    the bundles."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
         raise PermissionError(1, "belongs to another user")

@@ -1,4 +1,4 @@
-"""How one life of an engine ended, as its keeper saw it, and what the kernel counted meanwhile."""
+"""Exit status of an engine as its reaper recorded it, with the kernel's memory counters for that run."""
 
 import contextlib
 import os
@@ -12,28 +12,27 @@ _COUNTERS = ("memory.events", "memory.oom_control")  # of cgroup v2 and v1
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`code` is the exit code, or `signal` the name of what killed it. `peak_bytes`: its own largest resident memory.
-    `memory`: what the kernel counted of its cgroup's memory during its life, `oom_kill` first of all; where there is no
-    cgroup, of the machine. `killed`: what it left running, and `stuck` what would not go; `removed`: the shared memory
-    that it left."""
+    """How one run of a program ended."""
 
     pid: int
-    lived_s: float
-    code: int = 0
-    signal: str = ""
-    core: bool = False
-    peak_bytes: int = 0
+    lived_s: float  # duration of the run
+    code: int = 0  # exit code
+    signal: str = ""  # name of the signal that killed it
+    core: bool = False  # whether it dumped core
+    peak_bytes: int = 0  # its own largest resident memory
     memory: dict[str, int] = {}
-    killed: tuple[str, ...] = ()
-    stuck: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
+    """Increments of the kernel's memory counters (`oom_kill` and others) of its cgroup during the run; of the whole
+    machine if there is no cgroup."""
+    killed: tuple[str, ...] = ()  # commands of the processes that it left running and that were killed
+    stuck: tuple[str, ...] = ()  # commands of the processes that could not be killed
+    removed: tuple[str, ...] = ()  # paths of the shared memory that it left and that was removed
 
     def how(self) -> str:
-        """In a few words."""
+        """Return a short description of the exit status."""
         return f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
 
     def left(self) -> str:
-        """What it left behind, in a few words; "" for nothing."""
+        """Return a short description of the processes and shared memory that it left behind, "" if there are none."""
         told = []
         if self.killed:
             told.append(f"what it left running was killed: {'; '.join(self.killed)}")
@@ -45,7 +44,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def signal_name(status: int) -> str:
-    """Of a wait status; "" where it is no signal's."""
+    """Return the name of the signal of a wait status, "" if the process was not killed by a signal."""
     if not os.WIFSIGNALED(status):
         return ""
     try:
@@ -55,13 +54,14 @@ def signal_name(status: int) -> str:
 
 
 def memory_counters(folders: list[Path], machine: Path = Path("/proc/vmstat")) -> Path:
-    """The file in which the kernel counts processes killed for memory: of the nearest of these cgroups that has one,
-    else of the whole machine."""
+    """Return the file in which the kernel counts out-of-memory kills: of the first of these cgroups that has one, else
+    of the whole machine."""
     return next((folder / name for folder in folders for name in _COUNTERS if (folder / name).exists()), machine)
 
 
 def read_counters(path: Path) -> dict[str, int]:
-    """Lines of `name count`, but for those of a machine, of which only the kills are about memory that lacked."""
+    """Read lines of `name count`. From the file of the whole machine only `oom_kill` is used, because its other
+    counters are not about memory shortage."""
     with contextlib.suppress(OSError, ValueError):
         pairs = (line.split() for line in path.read_text().splitlines())
         found = {name: int(count) for name, count in pairs}
@@ -70,5 +70,5 @@ def read_counters(path: Path) -> dict[str, int]:
 
 
 def counted(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """What went up."""
+    """Return the counters that increased, with their increments."""
     return {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}

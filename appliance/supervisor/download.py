@@ -1,8 +1,8 @@
-"""What an engine's program is until the checkpoint is here:
-`python -m appliance.supervisor.download JOB SOCKET PULSE COMMAND…`.
+"""Download the checkpoint, then exec the engine: `python -m appliance.supervisor.download JOB SOCKET PULSE COMMAND…`.
 
-It stands at the engine's socket and tells the gateway how far the download is; then it becomes COMMAND, the engine. One
-of several engines downloads, the others wait for it. Without torch, so it is there within a tenth of a second.
+This process listens on the engine's socket and reports the progress of the download to the gateway; then it replaces
+itself with COMMAND, the engine. With several engines one downloads and the others wait for it. It does not import
+torch, so it starts within a tenth of a second.
 """
 
 import os
@@ -33,7 +33,7 @@ LAST_WORDS_S = 1.0
 
 
 class Herald:
-    """Tells whoever is connected to the engine's socket."""
+    """Reports the state of the download to the gateway, over the engine's socket."""
 
     def __init__(self, socket: str) -> None:
         self._connection: Connection | None = None
@@ -60,8 +60,8 @@ class Herald:
 
 
 def download(job: Job, socket: str, pulse: Pulse) -> None:
-    """Makes the checkpoint whole. Raises SourceError. `pulse` beats for as long as the download may take by its own
-    limits, so that nobody takes a slow one for a start that hangs."""
+    """Download the missing files of the checkpoint. Raise SourceError on failure. `pulse` is updated for as long as the
+    download may take by its own limits, so that a slow download is not treated as a hung start."""
     try:
         store = job.order.store(environment())
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The environment of engines: only variables that the engine, the libraries below it or the loader read.
+"""Environment of engines: only variables that the engine, its libraries or the loader read.
 
-An engine runs what a checkpoint asks for, so it gets no credentials: no API keys, no HF_TOKEN, no keys of a cloud.
+An engine runs code that a checkpoint asks for, so it gets no credentials: no API keys, no HF_TOKEN, no cloud keys.
 """
 
 from collections.abc import Mapping

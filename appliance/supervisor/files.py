@@ -1,4 +1,4 @@
-"""The limit of open files (ulimit -n): raised as far as it may be, and checked before anything starts."""
+"""Limit of open files (ulimit -n): raised to the hard limit, and checked before anything starts."""
 
 import resource
 
@@ -10,16 +10,18 @@ _OF_ENGINE = 8
 
 
 class TooFewFiles(Exception):
-    """The hard limit of open files is too low; the message says what is needed and how to raise it."""
+    """Raised if the hard limit of open files is too low. The message says how many are needed and how to raise it."""
 
 
 def needed(service: Service) -> int:
-    """Return how many files the gateway may have open when all engines are full, and at least what Supervisor wants."""
+    """Return how many files the gateway may have open when all engines are full, at least the number that Supervisor
+    needs."""
     return max(MIN_FILES, _OF_GATEWAY + sum(_OF_ENGINE + engine.max_running for engine in service.engines))
 
 
 def raise_limit(service: Service) -> None:
-    """Raise the soft limit to the hard one, which every program inherits. Raises TooFewFiles."""
+    """Raise the soft limit to the hard limit; all programs inherit it. Raise TooFewFiles if the hard limit is too
+    low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = needed(service)
     most = MOST if hard == resource.RLIM_INFINITY else hard

@@ -1,12 +1,12 @@
-"""When an engine counts as hung: it has work and finishes no step, it has none and does not finish its own probes, or
-its start makes no progress. It is judged by its heartbeat (engine/api/pulse.py), so a slow engine that makes progress
-is never killed.
+"""Detection of hung engines: an engine is hung if it has work and finishes no step, if it is idle and does not finish
+its own probes, or if its start makes no progress. Only its heartbeat (engine/api/pulse.py) is used, so a slow engine
+that makes progress is never killed.
 
-A step may take as long as the longest of these: the budget, `SLOWER` times the longest step so far, `SLOWER` times the
-slowest step that the plan expects (the roofline, which real steps exceed). An engine whose threads run, wait for a CPU
-or wait for pages from a disk is slow rather than hung: it gets `SLOWER` times as long again.
+The limit of a step is the largest of: the budget, `SLOWER` times the longest step so far, and `SLOWER` times the
+slowest step that the plan expects (a roofline estimate, which real steps exceed). An engine whose threads run, wait for
+a CPU or wait for pages from a disk is slow rather than hung: its limit is multiplied by `SLOWER`.
 
-Pure: clock, heartbeats and activity are the caller's.
+This module is pure: the caller supplies clock, heartbeats and activity.
 """
 
 from dataclasses import dataclass
@@ -16,30 +16,28 @@ import msgspec
 from engine.api.pulse import Beat, State
 
 SLOWER = 5
-"""How many times as long as expected something may take."""
+"""Factor between the expected duration and the limit."""
 
 
 class Budgets(msgspec.Struct, frozen=True):
-    """Longest times without a sign of progress, in seconds; 0 is no limit."""
+    """Maximum time without progress, in seconds; 0 disables the limit."""
 
     loading_s: float = 300.0
     busy_s: float = 20.0
-    idle_s: float = 30.0
-    """Three of the engine's probes fall into this time."""
+    idle_s: float = 30.0  # allows for three probes of the engine
     testing_s: float = 120.0
     gateway_s: float = 20.0
-    step_s: float = 0.0
-    """The slowest step of an engine that the plan expects."""
+    step_s: float = 0.0  # slowest step of an engine that the plan expects
 
     @property
     def probe_s(self) -> float:
-        """The time between probes: two fail before an idle engine counts as hung."""
+        """Return the time between probes. Two probes fail before an idle engine counts as hung."""
         return self.idle_s / 3
 
 
 @dataclass
 class Watched:
-    """One life of an engine: its last beat, when it came, and the longest step."""
+    """State of one engine process: its last heartbeat, when that arrived, and its longest step."""
 
     pid: int
     since_s: float
@@ -48,7 +46,7 @@ class Watched:
 
 
 class Hangs:
-    """The engines that run now, by program."""
+    """Heartbeats of the running engines, by program."""
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
@@ -61,18 +59,19 @@ class Hangs:
         self._watched.pop(program, None)
 
     def pid(self, program: str) -> int | None:
-        """The process of a program that runs."""
+        """Return the process id of a running program."""
         watched = self._watched.get(program)
         return watched.pid if watched else None
 
     def silent_s(self, program: str, now_s: float) -> float:
-        """Seconds since the last beat that `look` saw."""
+        """Return the seconds since the last heartbeat that `look` saw."""
         watched = self._watched.get(program)
         return now_s - watched.since_s if watched else 0.0
 
     def look(self, program: str, beat: Beat | None, now_s: float, *, active: bool = False) -> str:
-        """Return why the program counts as hung, or "". A beat of another process is ignored: an earlier engine wrote
-        it. `active`: the engine's threads have recently used CPU time, or waited for it or for a disk."""
+        """Return why the program counts as hung, or "". A heartbeat of another process id is ignored, because an
+        earlier engine wrote it. `active` says that the engine's threads have recently used CPU time, or waited for it
+        or for a disk."""
         watched = self._watched.get(program)
         if watched is None:
             return ""

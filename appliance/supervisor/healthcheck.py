@@ -1,4 +1,5 @@
-"""`slipway healthcheck [URL]`: 0 if the service is ready, 1 if not, with one line that says why. Needs no curl."""
+"""`slipway healthcheck [URL]`: exit with 0 if the service is ready, else with 1 and one line with the reason. It works
+without curl."""
 
 import asyncio
 import sys
@@ -12,7 +13,7 @@ _TIMEOUT_S = 5.0
 
 
 def main(url: str | None) -> int:
-    """Without a URL: asks the appliance that runs on this host."""
+    """Check the service at `url`, or the appliance that runs on this host if `url` is None. Return the exit code."""
     if url is None:
         found = rundir.running(settings.environment())
         if len(found) != 1:

@@ -1,6 +1,7 @@
-"""The running appliance, seen from the process above Supervisor: signals, orphans, log lines, readiness, the end.
+"""Init process of the running appliance, above Supervisor: handles signals, orphans, log lines, readiness and shutdown.
 
-Fit to be PID 1 of a container. What is restarted, and when not, is the sentinel's business; it tells here over a pipe.
+It can run as PID 1 of a container. The restart monitor decides which programs are restarted, and reports its decisions
+to this process through a pipe.
 """
 
 import asyncio
@@ -35,16 +36,16 @@ from appliance.supervisor.startup import Startup
 from appliance.supervisor.supervise import Service
 from appliance.supervisor.supervisord import wake_supervisor
 
-_STOP_EXTRA_S = 2.0  # for Supervisor and the engines, beside the gateway's drain
+_STOP_EXTRA_S = 2.0  # for Supervisor and the engines, in addition to the gateway's drain time
 _AGAIN_S = 1.0
 _WAKE_S = 0.05
-_LOOK_S = 1.0  # between two looks at the restart monitor
+_LOOK_S = 1.0  # interval between checks of the restart monitor
 _SWEEP_S = 0.8
 _BUNDLE_S = 1.0
 _LAST_LINES = 5
 _BUNDLED_LINES = 200
 _LONGEST_LINE = 2**16
-# To clients whose connections wait for a gateway when the appliance ends.
+# Reply to clients whose connections wait for a gateway when the appliance stops.
 _STOPPED_BODY = (
     b'{"error":{"message":"The service is shutting down. Please retry on another instance.",'
     b'"type":"ServiceUnavailableError","param":null,"code":503}}'
@@ -53,7 +54,7 @@ STOPPED = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-type: application/json\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%b" % (len(_STOPPED_BODY), _STOPPED_BODY)
 )
-# A program's last line when it ends for good: EngineError.code and the message.
+# The last line of a program that ends with a permanent error: EngineError.code and the message.
 _LAST_WORDS = re.compile(r"(?:slipway \w+: )?((\w+): .*|.*)")
 _PERMANENT = {"checkpoint": exits.CHECKPOINT, "architecture": exits.CHECKPOINT, "memory": exits.MEMORY}
 _PERMANENT |= {"source": exits.SOURCE, "self_test": exits.SELF_TEST, "drift": exits.SELF_TEST}
@@ -61,7 +62,7 @@ _PERMANENT |= {"source": exits.SOURCE, "self_test": exits.SELF_TEST, "drift": ex
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the appliance ended, and what there is to say about it; `cause` and `bundle` of the death that ended it."""
+    """How the appliance ended, with a message. `cause` and `bundle` belong to the crash that ended it."""
 
     exit: Exit
     message: str = ""
@@ -72,12 +73,12 @@ class Outcome:
 
     @property
     def cure(self) -> str:
-        """That of the cause, where the exit's own says only to look for one."""
+        """Return the remedy: the one of the cause if the exit itself only says to look for the cause."""
         return self.cause.cure if self.exit is exits.RESTARTS and self.cause is not None else self.exit.cure
 
 
 class Lines:
-    """Cuts what comes out of a pipe into lines; keeps the last ones."""
+    """Splits the output of a pipe into lines and keeps the most recent ones."""
 
     def __init__(self, descriptor: int, take: Callable[[bytes], None]) -> None:
         os.set_blocking(descriptor, False)
@@ -91,7 +92,7 @@ class Lines:
         return list(self.recent)[-_LAST_LINES:]
 
     def read(self) -> bool:
-        """Takes all that is there; False at the end of the file."""
+        """Read everything that is available. Return False at the end of the file."""
         while True:
             try:
                 data = os.read(self.descriptor, 2**16)
@@ -108,8 +109,8 @@ class Lines:
 
 
 class Tree:
-    """One run of supervisord and all below it. Made inside the event loop; `run` is called once. `report` is called
-    when the appliance is parked; how it ends, `run` returns."""
+    """One run of supervisord and its descendants. Create it inside the event loop and call `run` once; `run` returns
+    how the appliance ended. `report` is called when the appliance is halted and keeps running."""
 
     def __init__(
         self,
@@ -140,10 +141,10 @@ class Tree:
         self._monitor, self._clock = MonitorWatch(), RunningClock(2 * _LOOK_S)
         self._lines: dict[str, Lines] = {}
         self.manifest = ""
-        self.hung_up: Callable[[], None] | None = None  # what SIGHUP does; None: it stops
+        self.hung_up: Callable[[], None] | None = None  # handler of SIGHUP; without one, SIGHUP stops the appliance
 
     async def run(self) -> Outcome:
-        """Starts everything, waits for the end, and leaves nothing behind."""
+        """Start all programs, wait for the end, and leave no process behind."""
         processes.become_subreaper()
         for number in signals.stop_signals():
             self._loop.add_signal_handler(number, self._signalled, number)
@@ -175,13 +176,14 @@ class Tree:
         self._loop.remove_signal_handler(signal.SIGCHLD)
         for number in (*signals.stop_signals(), *signals.stray_signals()):
             self._loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)  # the run directory is still to be removed, then it is over anyway
+            signal.signal(number, signal.SIG_IGN)  # only the run directory is still to be removed
         for lines in self._lines.values():
             self._loop.remove_reader(lines.descriptor)
             os.close(lines.descriptor)
 
     def _open_pipes(self) -> None:
-        """Opened for reading and writing: so neither end ever waits for the other, nor sees an end of file."""
+        """Open the log pipes for reading and writing, so that neither end waits for the other or sees an end of
+        file."""
         for name in ("gateway", *supervise.engine_names(self._service), "sentinel"):
             descriptor = os.open(self._directory / f"{name}.log", os.O_RDWR)
             self._follow(name, Lines(descriptor, lambda line, name=name: self._console.log(name, line)))  # type: ignore[misc]
@@ -197,8 +199,8 @@ class Tree:
         self._loop.add_reader(lines.descriptor, readable)
 
     def _start_supervisor(self) -> subprocess.Popen[bytes]:
-        # No plain pipe: when we are killed, the next line would break it, and Supervisor with it. Supervisor holds both
-        # ends of this one.
+        # A plain pipe is not used: if the launcher were killed, the next log line would fail and end Supervisor.
+        # Supervisor holds both ends of this one.
         path = self._directory / "supervisor.log"
         os.mkfifo(path, 0o600)
         reading, writing = (os.open(path, os.O_RDWR) for _ in range(2))
@@ -210,8 +212,9 @@ class Tree:
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
-                pass_fds=(lock,),  # the run directory is in use until Supervisor ends, also if the launcher is killed
-                process_group=0,  # a terminal's Ctrl-C reaches only us, who know the order of stopping
+                # the run directory stays in use until Supervisor ends, also if the launcher is killed
+                pass_fds=(lock,),
+                process_group=0,  # a terminal's Ctrl-C reaches only the launcher, which stops the programs in order
                 preexec_fn=processes.end_with_parent,  # no thread runs yet
             )
         os.close(writing)
@@ -238,13 +241,14 @@ class Tree:
                 self._outcome.set_exception(error)
 
     async def _wake_until_up(self) -> None:
-        """Supervisor starts its programs after its first look, which is a second away unless it is woken."""
+        """Wake Supervisor repeatedly until the gateway is up: otherwise it starts its programs only after its first
+        poll, a second later."""
         while not self._startup.gateway_up:
             wake_supervisor(str(self._directory / "supervisor.sock"))
             await asyncio.sleep(_WAKE_S)
 
     def _settle(self, outcome: Outcome) -> None:
-        """The first reason to end is the one that counts."""
+        """Set the outcome. Only the first reason to end counts."""
         if not self._outcome.done():
             self._console.end_progress()
             self._door.close(b"" if self._service.gateway.tls else STOPPED)
@@ -257,7 +261,7 @@ class Tree:
             self.hung_up()
             return
         if self._outcome.done():
-            # Some tools signal a process and its group: the same wish twice, not impatience.
+            # Some tools signal a process and its group: a second signal at the same time does not mean "stop at once".
             if self._loop.time() - self._ended > _AGAIN_S and not self._hurry.is_set():
                 self._console.say("slipway", f"{name} again: not waiting any longer")
                 self._hurry.set()
@@ -270,15 +274,15 @@ class Tree:
 
     def _noticed(self, line: bytes) -> None:
         notice = msgspec.json.decode(line, type=Notice)
-        if self._outcome.done():  # it died of the end
+        if self._outcome.done():  # it ended because of the shutdown
             return
         if notice.kind in ("started", "alive"):
             self._monitor_heard(notice)
             return
-        self._drain()  # its last words were written before the notice was
+        self._drain()  # its last lines were written before the notice
         lines = self._lines[notice.program]
         last, all_lines = tuple(_text(lines.last)), _text(lines.recent)
-        lines.recent.clear()  # what comes now is the next life's
+        lines.recent.clear()  # later lines belong to the next run
         if notice.kind == "unstartable":
             message = f"Supervisor could not start {notice.program}"
             self._settle(Outcome(exits.SUPERVISOR, message, notice.program, last))
@@ -295,14 +299,14 @@ class Tree:
         task.add_done_callback(self._told.discard)
 
     async def _bundled(self, notice: Notice, cause: Cause, lines: list[str], then: Outcome | None) -> None:
-        """Writes the crash bundle of an engine, and then comes to the conclusion, if the death has one."""
+        """Write the crash bundle of an engine, then apply the outcome, if the crash has one."""
         bundle = None
         if notice.program != "gateway":
             try:
                 async with asyncio.timeout(_BUNDLE_S):
                     bundle = await self._crashes.write(notice, cause, lines)
                 trouble = self._crashes.trouble if bundle is None else ""
-            except Exception as error:  # whatever is wrong with a report must not keep the appliance from its end
+            except Exception as error:  # an error in a report must not prevent the shutdown
                 trouble = f"{type(error).__name__}: {error}".rstrip(": ")
             if bundle is not None:
                 self._console.say(notice.program, f"crash bundle {bundle}; slipway explain {cause.name}")
@@ -319,7 +323,7 @@ class Tree:
             self._settle(then)
 
     def _park(self, outcome: Outcome) -> None:
-        """No engine comes back; the gateway says so until somebody ends the appliance."""
+        """Halt the appliance: no engine is restarted, and the gateway reports that until the appliance is stopped."""
         if self._outcome.done() or self._parked is not None:
             return
         self._parked = outcome
@@ -329,7 +333,7 @@ class Tree:
         told = halted.Parked(outcome.message, exit.name, exit.number, cause, outcome.cure)
         try:
             halted.park(self._directory, told)
-        except OSError as error:  # a full disk: the gateway cannot be told, so it must not go on
+        except OSError as error:  # a full disk: the gateway would not see the halted state, so it must not continue
             self._console.say("slipway", f"cannot be parked: {self._directory}: {error.strerror}")
             self._settle(outcome)
             return
@@ -375,7 +379,7 @@ class Tree:
         if status is None:
             return
         code = os.waitstatus_to_exitcode(status)
-        self._supervisor.returncode = code  # reaped here, not by subprocess
+        self._supervisor.returncode = code  # reaped here instead of by subprocess
         self._supervisor_gone.set()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         lines = self._lines["supervisor"]
@@ -384,7 +388,7 @@ class Tree:
         self._settle(Outcome(exits.SUPERVISOR, f"supervisord {how} without having been asked", "supervisor", last))
 
     async def _stop(self) -> None:
-        """Lets Supervisor stop gateway, engines and sentinel in this order, unless the time or our patience ends."""
+        """Let Supervisor stop gateway, engines and monitor in this order, until the deadline or a second signal."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._supervisor.pid, signal.SIGTERM)
         deadline = self._loop.time() + self._service.gateway.drain_s + _STOP_EXTRA_S
@@ -409,7 +413,7 @@ def _how(notice: Notice, cause: Cause) -> str:
 
 
 def _conclusion(notice: Notice, cause: Cause, policy: Policy, last: tuple[str, ...]) -> Outcome:
-    """How the appliance ends by a death after which nothing is restarted."""
+    """Return how the appliance ends after an exit that is not followed by a restart."""
     if notice.kind == "permanent":
         words = _LAST_WORDS.fullmatch(last[-1] if last else "it did not say why")
         assert words is not None, "the expression takes every line"

@@ -1,4 +1,4 @@
-"""The end of a tree: whatever still runs below this process is told, and then made to end."""
+"""Terminate all descendants of this process."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from appliance.runtime.processes import descendants, reap
 
-_POLL_S = 0.02  # a grandchild's end sends no signal here, so the sweep has to look
+_POLL_S = 0.02  # the end of a grandchild sends no signal to this process, so the sweep has to poll
 
 
 async def sweep(grace_s: float, reaped: Callable[[dict[int, int]], None]) -> int:
-    """Ends all descendants of this process: SIGTERM to each, after `grace_s` SIGKILL until none is left.
+    """Terminate all descendants of this process: send SIGTERM to each, and after `grace_s` SIGKILL until none is left.
 
-    `reaped` gets what `reap` returns. Returns how many processes were told.
+    `reaped` is called with the result of `reap`. Return how many processes were signalled.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s

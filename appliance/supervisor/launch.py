@@ -1,4 +1,4 @@
-"""`slipway serve` after its checks: launches a plan in the foreground and turns the ways things end into exit codes."""
+"""`slipway serve` after its checks: run a plan in the foreground and map its outcome to an exit code."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ NO_BUNDLES = Bundles(keep=0)
 
 
 def serve(plan: "Plan", given: "Given") -> int:
-    """Launches the plan of what is given in the foreground. Returns the exit code when everything has ended."""
+    """Launch the plan of `given` in the foreground. Return the exit code when everything has ended."""
     from appliance.planning.diff.config_snapshot import Side
     from appliance.supervisor.reload import Reloader
 
@@ -74,7 +74,7 @@ def serve(plan: "Plan", given: "Given") -> int:
 
 
 def bundles(plan: "Plan", environment: Mapping[str, str]) -> Bundles:
-    """Where crash bundles go: the folder of the manifest, else beside the run directory."""
+    """Return where crash bundles are written: the configured folder, else next to the run directory."""
     wanted = plan.manifest.lifecycle.crash_bundles
     beside = tuple(place / f"slipway-crashes-{os.geteuid()}" for place in rundir.places(environment))
     places = beside if plan.crash_folder is None else (plan.crash_folder,)
@@ -82,7 +82,7 @@ def bundles(plan: "Plan", environment: Mapping[str, str]) -> Bundles:
 
 
 def secret_names(manifest: Manifest) -> tuple[str, ...]:
-    """The environment variables that a manifest declares to be secrets."""
+    """Return the environment variables that a manifest declares as secrets."""
     return tuple(dict.fromkeys(secret.env for secret in manifest.secrets.values() if isinstance(secret, SecretEnv)))
 
 
@@ -96,8 +96,8 @@ def launch(
     reloader: "Callable[[Service, Path], Reloader] | None" = None,
 ) -> int:
     """Run the service in the foreground and return its exit code. `log` is the termination log. `programs` writes the
-    programs' configurations into the run directory and returns how they are started. With a `reloader` the manifest can
-    be reloaded."""
+    configurations of the programs into the run directory and returns how to start them. With a `reloader` the manifest
+    can be reloaded."""
     reported: list[Outcome] = []
 
     def report(outcome: Outcome) -> None:
@@ -113,7 +113,7 @@ def launch(
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with (
             listen.listening(service.gateway.host, service.gateway.port) as listener,
-            signals.held(),  # until the tree handles them, so that the files made here are removed
+            signals.held(),  # until the tree handles them, so that the files created here are removed
             rundir.run_directory(environment) as directory,
             _secret_files(service, environment) as secret_files,
         ):
@@ -121,7 +121,7 @@ def launch(
             service = replace(service, gateway=msgspec.structs.replace(service.gateway, port=port))
             supervise.write(directory, programs(service, directory), service, secret_files)
             if service.other_cpus:
-                os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it, and engines take what is theirs
+                os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it; engines set their own affinity
             crashes = Crashes(
                 bundles,
                 directory,
@@ -145,8 +145,8 @@ def launch(
 
 @contextlib.contextmanager
 def _secret_files(service: Service, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Files in memory with the values of the secrets, by their names: on no disk, in no argument, in the environment of
-    no other program, and there for as often as the gateway starts."""
+    """Yield in-memory files with the values of the secrets, by name. The values are never on a disk, in an argument or
+    in the environment of another program, and can be read at each start of the gateway."""
     files: dict[str, str] = {}
     with contextlib.ExitStack() as opened:
         for name in service.secrets:
@@ -171,7 +171,7 @@ async def _run(
     made = reloader(service, directory)
     tree.manifest = str(made.manifest)
     async with reloadable(made, directory, console) as hung_up:
-        if not sys.stdin.isatty():  # a terminal that is closed hangs up as well, and means the end
+        if not sys.stdin.isatty():  # closing a terminal also sends SIGHUP, and must stop the appliance
             tree.hung_up = hung_up
         return await tree.run()
 
@@ -193,6 +193,6 @@ def _report(outcome: Outcome, log: Path) -> None:
         lines += [f"crash bundle: {outcome.bundle}"] if outcome.bundle else []
     else:
         lines = [text.decode()]
-    with contextlib.suppress(OSError):  # a file on a full disk: the exit code still says it
+    with contextlib.suppress(OSError):  # a file on a full disk: the exit code is still set
         print("\n".join(lines), file=sys.stderr, flush=True)
     write_termination(reason, log)

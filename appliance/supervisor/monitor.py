@@ -1,15 +1,15 @@
-"""Supervisor's event listener: hears of each program's death and decides whether it is started again.
+"""Restart monitor, an event listener of Supervisor: receives each program's exit and decides whether to restart it.
 
-The rule: a program that ends with the permanent code ends the appliance, and so does an engine whose numbers drifted
-twice within the window, for a restart did not cure it; any other end is a crash. Each restart within the window waits
-as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts go through Supervisor;
-what ends the appliance is a notice to the launcher, which alone ends things. Crashes that the gateway attributes to a
-request do not count (pardon.py). With `exhausted: park` the engines are stopped instead, and no engine is started
-again; the gateway stays. If the gateway itself ends with the permanent code, as for a checkpoint that cannot answer a
-request, it is started once more, after the launcher has written down that the appliance is parked.
+A program that exits with the permanent code ends the appliance. So does an engine whose outputs drifted twice within
+the window, because a restart did not cure it. Any other exit is a crash. Each restart within the window is delayed
+according to the policy; more than `max` crashes within `window_s` end the appliance. The monitor restarts programs
+through Supervisor; to end the appliance it sends a notice to the launcher. Crashes that the gateway attributes to a
+request do not count (crash_exemption.py). With `exhausted: park` the engines are stopped and not restarted, and the
+gateway keeps running. If the gateway itself exits with the permanent code, for example because the checkpoint cannot
+answer requests, it is started once more after the launcher has recorded the halted state.
 
-Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
-of payload, and print RESULT. Nothing else may go to standard output.
+Protocol of Supervisor's listeners: the listener prints READY, reads a header line of key:value tokens with `len` and as
+many bytes of payload, and prints RESULT. Nothing else may be written to standard output.
 """
 
 import os
@@ -31,23 +31,23 @@ from appliance.supervisor.supervisord import Ends, Supervisor, take_event, wake_
 from appliance.supervisor.watchdog import GATEWAY, LOOK_S, Watchdog
 from engine.api.errors import EXIT_DRIFT, EXIT_PERMANENT
 
-ALIVE_S = 5.0  # between two signs of life to the launcher
-ENGINES = "engines:"  # begins the names of Supervisor's that can be parked
+ALIVE_S = 5.0  # interval between the messages to the launcher that the monitor is alive
+ENGINES = "engines:"  # prefix of the Supervisor names of programs that can be halted
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """How many restarts of one program are allowed within a span, and the waits: none before the first, `backoff_s`
-    before the second, doubled for each further one up to `longest_s`. `exhausted` says what follows when no restart
-    helps an engine: the appliance exits, or is parked, the gateway up and never ready."""
+    """Limit and delays of the restarts of one program."""
 
-    max: int
+    max: int  # allowed restarts within the window
     window_s: float
-    backoff_s: float = 1.0
-    longest_s: float = 30.0
+    backoff_s: float = 1.0  # delay before the second restart; the first has none, and each further one doubles it
+    longest_s: float = 30.0  # largest delay
     exhausted: Literal["exit", "park"] = "exit"
+    """Action beyond the limit: the appliance exits, or it is halted, with the gateway up and never ready."""
 
     def delay(self, deaths: list[float], now: float) -> float | None:
-        """Seconds until the restart after the last of `deaths` (times, in order), or None if it is one too many."""
+        """Return the seconds until the restart after the last of `deaths` (times, in order), or None if the limit is
+        exceeded."""
         recent = sum(1 for death in deaths if now - death < self.window_s)
         if recent > self.max:
             return None
@@ -69,15 +69,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     control: str
     """Path of the gateway's control socket; empty if it has none."""
     directory: str
-    """The run directory, where keepers write how programs ended."""
+    """The run directory, where reapers write how programs ended."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """Message of the monitor to the launcher, one JSON line each."""
 
     kind: Literal["restart", "permanent", "exhausted", "unstartable", "started", "alive"]
-    """restart: the program ended and is started again. permanent, exhausted, unstartable: the appliance ends or parks.
-    started, alive: the monitor itself was started, or runs."""
+    """restart: the program ended and is started again. permanent, exhausted, unstartable: the appliance ends or is
+    halted. started, alive: the monitor itself was started, or is running."""
     program: str
     how: str = ""
     restart: int = 0
@@ -85,16 +85,18 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     hung: str = ""
     """Why the monitor killed the program; empty if it did not."""
     death: Death | None = None
-    """How the program ended, if it has a keeper that could report it."""
+    """How the program ended, if it has a reaper that could report it."""
     park: bool = False
 
 
 class Sentinel:
-    """`start` starts a program by its Supervisor name; `status` tells its exit status, -1 after a signal, None if it
-    is not dead (any more), or when Supervisor is shutting down; `death` what its keeper says; `park` stops all engines.
+    """Restart logic, independent of Supervisor. `start` starts a program by its Supervisor name. `status` returns its
+    exit status, -1 after a signal, None if it is running or if Supervisor is shutting down. `death` returns what its
+    reaper recorded. `park` stops all engines.
 
-    So each death that counts is followed by one start, also when its event comes late: a new sentinel looks first and
-    gets the events of the time before afterwards."""
+    Each exit that counts is followed by exactly one start, even if its event arrives late: a new monitor first checks
+    all programs and receives the earlier events afterwards.
+    """
 
     def __init__(
         self,
@@ -108,8 +110,8 @@ class Sentinel:
         parked: bool = False,
         is_told: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`parked`: a sentinel before this one found that no engine is to be started any more. `is_told`: whether a
-        gateway that starts now would find out that the appliance is parked."""
+        """`parked` says that an earlier monitor halted the appliance, so no engine may be started. `is_told` returns
+        whether a gateway that starts now would see the halted state."""
         self._policy = policy
         self._notify = notify
         self._start = start
@@ -118,17 +120,17 @@ class Sentinel:
         self._park = park
         self._parked = parked
         self._is_told = is_told
-        self._waits = ""  # the gateway that is started once `is_told`
+        self._waits = ""  # the gateway, to be started once `is_told` returns True
         self._given_up: set[str] = set()
         self._deaths: dict[str, list[float]] = {}
-        self._expected: set[str] = set()  # programs whose next crash is that of a test of requests
-        self._exempt: dict[str, list[float]] = {}  # crashes of such tests by program
+        self._expected: set[str] = set()  # programs whose next crash belongs to a test of requests
+        self._exempt: dict[str, list[float]] = {}  # times of the crashes that belong to such tests, by program
         self._drifted: dict[str, float] = {}
         self._hung: dict[str, str] = {}
         self._due: dict[str, float] = {}
 
     def alive(self) -> None:
-        """Tell the launcher that the monitor runs."""
+        """Tell the launcher that the monitor is running."""
         self._notify(Notice(kind="alive", program="sentinel"))
 
     def next_due(self) -> float | None:
@@ -150,7 +152,7 @@ class Sentinel:
             self.died(name, now)
 
     def pardoned(self, program: str, deaths: int, kind: CrashKind = "attributed") -> None:
-        """Which crashes of a program count: see pardon.py."""
+        """Apply a message of the gateway about which crashes count (crash_exemption.py)."""
         if kind == "expected":
             self._expected.add(program)
         elif kind == "cancelled":
@@ -168,11 +170,11 @@ class Sentinel:
                     del known[-deaths:]
 
     def hung(self, program: str, why: str) -> None:
-        """Note that the program was killed because it hung: its next end gets this reason."""
+        """Record that the program was killed because it hung. Its next exit gets this reason."""
         self._hung[program] = why
 
     def died(self, name: str, now: float) -> None:
-        """Schedules the restart, or reports that a restart cannot help or that there were too many."""
+        """Schedule the restart, or report that a restart cannot help or that there were too many."""
         program = name.rpartition(":")[2]
         if name in self._given_up or (self._parked and name.startswith(ENGINES)):
             return
@@ -225,8 +227,9 @@ class Sentinel:
 
 def main(path: Path) -> int:
     config = msgspec.json.decode(path.read_bytes(), type=Config)
-    pipe = os.open(config.notices, os.O_RDWR)  # for writing alone it would wait for a launcher that may be gone
-    pardons = os.open(config.pardons, os.O_RDWR | os.O_NONBLOCK)  # both ends: no end of file when the gateway goes
+    # opened for both: opening it for writing alone would block if the launcher is gone
+    pipe = os.open(config.notices, os.O_RDWR)
+    pardons = os.open(config.pardons, os.O_RDWR | os.O_NONBLOCK)  # both ends: no end of file when the gateway exits
     supervisor = Supervisor(config.supervisor, config.password)
     sentinel = Sentinel(
         config.policy,
@@ -241,7 +244,7 @@ def main(path: Path) -> int:
     watchdog = Watchdog(config.budgets, config.pulses, config.control, sentinel.hung)
     ends = Ends()
     for program in supervisor.all():
-        if program["statename"] == "EXITED":  # it died while no sentinel was there
+        if program["statename"] == "EXITED":  # it ended while no monitor was running
             sentinel.died(f"{program['group']}:{program['name']}", time.monotonic())
         elif program["pid"] and program["name"] != "sentinel":
             ends.watch(program["pid"])
@@ -251,7 +254,7 @@ def main(path: Path) -> int:
 
 
 def _listen(sentinel: Sentinel, supervisor: Supervisor, ends: Ends, pardons: int, watchdog: Watchdog) -> None:
-    """Handles events until Supervisor closes the pipe."""
+    """Handle events until Supervisor closes the pipe."""
     buffer, alive_at = bytearray(), 0.0
     _write(1, b"READY\n")
     while True:
@@ -287,7 +290,7 @@ def _listen(sentinel: Sentinel, supervisor: Supervisor, ends: Ends, pardons: int
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """All of `data`; it is shorter than PIPE_BUF, so it arrives in one piece."""
+    """Write all of `data`. It is shorter than PIPE_BUF, so the write is atomic."""
     os.write(descriptor, data)
 
 

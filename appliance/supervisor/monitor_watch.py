@@ -1,6 +1,6 @@
-"""The launcher's view of the restart monitor: it must not be started too often, and must not fall silent.
+"""Watchdog of the launcher over the restart monitor: detects frequent restarts and missing messages.
 
-Pure: the clock is the caller's, and counts only time in which the launcher itself was running.
+This module is pure: the caller supplies the clock, which counts only time in which the launcher itself was running.
 """
 
 MAX_STARTS = 10
@@ -16,7 +16,7 @@ class MonitorWatch:
         self._killed = False
 
     def started(self, now_s: float) -> str:
-        """Note a start of the monitor. Return why the appliance must end, or ""."""
+        """Record a start of the monitor. Return why the appliance must end, or ""."""
         self._heard_s = now_s
         self._starts = [*(start for start in self._starts if now_s - start < WINDOW_S), now_s]
         if len(self._starts) <= MAX_STARTS:
@@ -34,7 +34,7 @@ class MonitorWatch:
         return True
 
     def lost(self, now_s: float) -> str:
-        """Return why the appliance must end: the monitor was killed and is silent still."""
+        """Return why the appliance must end (the monitor was killed and still sends nothing), or ""."""
         if self._killed and now_s - self._heard_s >= SILENT_S:
             return f"the restart monitor gave no sign of life for {2 * SILENT_S:g} s"
         return ""

@@ -1,4 +1,4 @@
-"""The processes of a running appliance by what they are, found from outside: command lines below the launcher."""
+"""Find the processes of a running appliance from outside, by the command lines of the launcher's descendants."""
 
 import contextlib
 import re
@@ -22,7 +22,7 @@ def programs(launcher: int) -> dict[str, list[int]]:
 
 
 def program(launcher: int, name: str) -> int:
-    """The process of a program, 0 if it has none now."""
+    """Return the process id of a program, 0 if it is not running."""
     return next(iter(programs(launcher).get(name, ())), 0)
 
 
@@ -42,7 +42,8 @@ def _name(pid: int) -> str:
 
 
 def began(pid: int) -> int:
-    """When a process was started, in ticks since boot: with its id, no other one has it. 0 if it is gone."""
+    """Return the start time of a process in ticks since boot, 0 if it has ended. Together with the id it identifies the
+    process uniquely."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
     return 0

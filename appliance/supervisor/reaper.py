@@ -1,10 +1,10 @@
-"""The process between Supervisor and an engine: `python -m appliance.supervisor.reaper FILE`.
+"""Reaper process between Supervisor and an engine: `python -m appliance.supervisor.reaper FILE`.
 
-It starts the engine, adopts what the engine's processes leave behind, whatever group or session they went to (it is
-their subreaper), and when the engine has ended it kills the rest, removes its files and shared memory, writes down how
-it ended, and ends in the same way. So Supervisor hears of a death when nothing is left of that life, and the next start
-finds what the first one found. A keeper that was killed itself is cleaned up after by the next one: all processes of an
-engine carry its mark in their environment.
+It starts the engine and, as a subreaper, adopts orphaned processes of the engine, whatever group or session they are
+in. When the engine has ended, it kills the remaining processes, removes the engine's files and shared memory, records
+the exit status, and exits with the same status. So Supervisor receives an exit only when nothing of that run is left,
+and the next start finds the initial state. If a reaper itself was killed, the next one cleans up after it: all
+processes of an engine carry a mark in their environment.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from appliance.supervisor.death import Death, counted, read_counters, signal_nam
 from appliance.supervisor.shm_cleanup import FOLDER, Segments
 
 MARK = "SLIPWAY_KEPT"
-_LOOK_S = 0.25  # between two looks at /dev/shm
-_PATIENCE_S = 10.0  # for processes that SIGKILL does not end at once: a driver may have to give back a lot of memory
+_LOOK_S = 0.25  # interval between checks of /dev/shm
+_PATIENCE_S = 10.0  # for processes that SIGKILL does not end at once: a driver may have to free a lot of memory
 _MOST_TOLD = 5
 _HEARD = {
     *(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -33,35 +33,34 @@ _HEARD = {
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What a keeper is told. `files`: patterns, in `directory`, of what the program may leave there. `memory`: where
-    the kernel counts what it kills for memory."""
+    """Configuration of a reaper, written by the launcher."""
 
     program: str
     argv: tuple[str, ...]
     directory: str
-    files: tuple[str, ...] = ()
-    memory: str = ""
+    files: tuple[str, ...] = ()  # patterns, in `directory`, of files that the program may leave there
+    memory: str = ""  # file in which the kernel counts out-of-memory kills
     shared: str = FOLDER
 
     @property
     def mark(self) -> str:
-        """The value of MARK in the environment of the keeper, and so of all that comes from it."""
+        """Return the value of MARK in the environment of the reaper and all its descendants."""
         return f"{self.directory}:{self.program}"
 
     @property
     def death(self) -> Path:
-        """Where its last death is told, until somebody took note of it."""
+        """Return the file with the last exit status, which exists until it has been read."""
         return Path(self.directory, f"{self.program}.death")
 
     @property
     def open(self) -> Path:
-        """What the gateway says was open when the last life ended (interrupted.py), often before this process knows of
-        the end: so it goes when the next one begins."""
+        """Return the file with the requests that were open when the last run ended (inflight.py). The gateway often
+        writes it before this process sees the exit, so it is deleted when the next run begins."""
         return open_file(Path(self.directory), self.program)
 
     @property
     def lives(self) -> Path:
-        """Is there as long as its keeper is."""
+        """Return the file that exists while the reaper runs."""
         return Path(self.directory, f"{self.program}.lives")
 
 
@@ -72,16 +71,16 @@ class Keeper:
         self._killed: dict[int, str] = {}
 
     def run(self) -> int:
-        """One life of the program: its wait status, when all that it left is gone."""
+        """Run the program once. Return its wait status after everything that it left has been removed."""
         kept = self._kept
         processes.become_subreaper()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-        if kept.lives.exists():  # the keeper before this one was killed
+        if kept.lives.exists():  # the previous reaper was killed
             self._clear()
         self._remove_files()
         kept.open.unlink(missing_ok=True)
         kept.death.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # on a full disk; then nothing is cleared after a keeper that is killed
+        with contextlib.suppress(OSError):  # on a full disk; then nothing is cleaned up if this reaper is killed
             kept.lives.touch()
         counters, began_s = read_counters(Path(kept.memory)), time.monotonic()
         self._pid = self._start({signal.Signals(number) for number in before})
@@ -107,8 +106,9 @@ class Keeper:
         return status
 
     def _tell(self, death: Death) -> None:
-        """Whoever reads it sees all of it or nothing; where the disk is full, the program ends as it would."""
-        new = self._kept.death.with_suffix(".death-new")  # the gateway writes beside it, at the same moment
+        """Write the exit status atomically. If the disk is full, the program still ends with its own status."""
+        # the gateway writes its file in the same folder at the same time
+        new = self._kept.death.with_suffix(".death-new")
         try:
             new.write_bytes(msgspec.json.encode(death))
             new.rename(self._kept.death)
@@ -130,7 +130,8 @@ class Keeper:
         return pid
 
     def _wait(self) -> tuple[int, int]:
-        """Until the program has ended: its wait status and its largest resident memory in bytes. Passes signals on."""
+        """Wait until the program has ended and forward signals to it. Return its wait status and its largest resident
+        memory in bytes."""
         while True:
             heard = signal.sigtimedwait(_HEARD, _LOOK_S)
             if heard is not None and heard.si_signo != signal.SIGCHLD:
@@ -153,7 +154,8 @@ class Keeper:
         return None
 
     def _clear(self) -> list[int]:
-        """Kills all that is left of the program: below this process, or with its mark. What would not go."""
+        """Kill the remaining processes of the program: the descendants of this process, and those with its mark. Return
+        the ids of those that could not be killed."""
 
         def left() -> list[int]:
             below = processes.descendants(os.getpid())
@@ -173,14 +175,14 @@ class Keeper:
 
 
 def _few(told: Iterable[str]) -> tuple[str, ...]:
-    """The first ones, and how many more."""
+    """Return the first items, and the number of omitted ones."""
     found = list(told)
     more = len(found) - _MOST_TOLD
     return (*found[:_MOST_TOLD], *([f"{more} more"] if more > 0 else []))
 
 
 def take_death(directory: Path, program: str) -> Death | None:
-    """How a program ended last, told once; None where its keeper could not say."""
+    """Read and delete the last exit status of a program. Return None if its reaper could not write one."""
     path = directory / f"{program}.death"
     try:
         death = msgspec.json.decode(path.read_bytes(), type=Death)

@@ -1,4 +1,4 @@
-"""Why the appliance ended, as JSON: one line on standard error, and the termination log of Kubernetes."""
+"""Reason why the appliance ended, as JSON: one line on standard error, and the termination log of Kubernetes."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from appliance.config.exits import Exit
 from appliance.config.problems import Refused
 
 TERMINATION_LOG = Path("/dev/termination-log")
-MAX_BYTES = 4096  # what Kubernetes keeps
+MAX_BYTES = 4096  # limit of Kubernetes
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,7 +30,7 @@ def termination_log(environment: Mapping[str, str]) -> Path:
 
 
 def write_termination(reason: Reason, log: Path) -> None:
-    """Write the reason into the termination log if there is one, shortened to what Kubernetes keeps."""
+    """Write the reason into the termination log if there is one, shortened to the limit of Kubernetes."""
     text = msgspec.json.encode(reason)
     while len(text) > MAX_BYTES and reason.last_lines:
         reason = msgspec.structs.replace(reason, last_lines=reason.last_lines[1:])
@@ -39,21 +39,21 @@ def write_termination(reason: Reason, log: Path) -> None:
         cut = reason.message[: -max(1, (len(text) - MAX_BYTES) // 6)]  # a character takes at most 6 bytes in JSON
         reason = msgspec.structs.replace(reason, message=cut)
         text = msgspec.json.encode(reason)
-    # Kubernetes creates the file; where nothing does, /dev is not ours to fill.
+    # Kubernetes creates the file. Elsewhere no file is created in /dev.
     with contextlib.suppress(OSError), log.open("r+b") as file:
         file.truncate()
         file.write(text)
 
 
 def refused(message: str, exit: Exit) -> None:
-    """Write why nothing was started into the termination log."""
+    """Write into the termination log why nothing was started."""
     reason = Reason(message=message, exit=exit.name, code=exit.number, cure=exit.cure)
     write_termination(reason, termination_log(settings.environment()))
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Write why a start fails into the termination log, and let the exception pass."""
+    """Write the reason of a failed start into the termination log, and let the exception propagate."""
     try:
         yield
     except Refused as error:

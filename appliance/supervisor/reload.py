@@ -1,8 +1,8 @@
-"""The running appliance follows its manifest: read anew, proven as a whole, then changed where nothing has to stop.
+"""Reload of the manifest in a running appliance: read it again, validate all of it, and apply what needs no restart.
 
-What is given beside the file, options, overlays and environment, is what `slipway serve` was given. A manifest that is
-refused changes nothing. Keys that act in the gateway alone act together; the others are named with what their restart
-costs, and with `restart` engines are swapped for them, behind the journal of their requests.
+Options, overlays and environment are those that `slipway serve` was started with. A manifest that is refused changes
+nothing. Keys that affect only the gateway are applied together. Other changed keys are listed with the cost of their
+restart; with `restart` the engines are replaced one by one, while the journal keeps their requests.
 """
 
 import asyncio
@@ -23,12 +23,13 @@ from appliance.supervisor import supervise
 from appliance.supervisor.supervise import Service
 from appliance.supervisor.swap import ASK_S, Unswapped, swap
 
-WAITS = 3  # exit code: something waits for a restart
+WAITS = 3  # exit code: some changes need a restart
 Say = Callable[[str], None]
 
 
 class Reloader:
-    """`running` is what the appliance was started with, `service` and `directory` what it became."""
+    """Applies a changed manifest. `running` is the configuration that is in effect; `service` and `directory` are the
+    running service and its run directory."""
 
     def __init__(self, running: Side, service: Service, directory: Path) -> None:
         self._running = running
@@ -42,7 +43,8 @@ class Reloader:
         return self._running.given.manifest.absolute()
 
     async def reload(self, *, restart: bool, say: Say) -> int:
-        """One after another. Says what happens line by line; returns the exit code of `slipway reload`."""
+        """Reload the manifest; concurrent calls run one after another. Report the result line by line through `say` and
+        return the exit code of `slipway reload`."""
         async with self._one:
             try:
                 return await self._reload(restart, say)
@@ -76,7 +78,7 @@ class Reloader:
         return WAITS if found.waiting else exits.OK.number
 
     def _read(self, hashed: bool) -> Side:
-        """The manifest as it is now, on the machine as it was before our engines took their memory of it."""
+        """Return the current manifest, planned for the machine as it was before the engines allocated their memory."""
         given, now = self._running.given, self._running.plan
         settings, _ = settle(given, now.machine if now else None)
         same = settings.manifest.hardware.device == self._running.settings.manifest.hardware.device
@@ -84,7 +86,8 @@ class Reloader:
         return Side.of(given, plan)
 
     def _taken(self, found: Step) -> None:
-        """The gateway has taken it, and so does the one that Supervisor would start after it."""
+        """Record the configuration that the gateway has accepted, and write it for the next gateway that Supervisor
+        starts."""
         self._running, self._gateway = found.running, found.gateway
         gateway_config.write_config(found.gateway, self._directory / supervise.GATEWAY)
 

@@ -1,7 +1,7 @@
-"""The run directory: configurations, scripts, sockets and pipes of one running appliance, for its owner only.
+"""Run directory: configurations, scripts, sockets and pipes of one running appliance, accessible to its owner only.
 
 The launcher and its Supervisor hold a lock on a file in it (flock(2)), which the kernel releases when both have ended,
-however they end; it also holds for containers that share the folder. A directory whose lock is free is left behind.
+however they end. The lock also works between containers that share the folder. A directory whose lock is free is stale.
 """
 
 import contextlib
@@ -20,20 +20,19 @@ from appliance.runtime import listener
 
 LOCK = "lock"
 _PREFIX = "slipway-"
-# A Unix socket's path has at most 107 bytes; the longest name below the directory is "supervisor.sock.<pid>".
+# The path of a Unix socket has at most 107 bytes; the longest name in the directory is "supervisor.sock.<pid>".
 _LONGEST = 107 - len("/supervisor.sock.4194304")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the gateway of a running appliance is reached from this host, the launcher's process, and the manifest that
-    it serves. `crashes`: where its crash bundles may lie."""
+    """How a running appliance is reached from this host."""
 
-    pid: int
-    host: str
+    pid: int  # process id of the launcher
+    host: str  # address of the gateway
     port: int
-    manifest: str = ""
+    manifest: str = ""  # the manifest that it serves
     tls: bool = False
-    crashes: tuple[str, ...] = ()
+    crashes: tuple[str, ...] = ()  # folders that may contain its crash bundles
 
     @property
     def url(self) -> str:
@@ -41,19 +40,19 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class NoRunDirectory(Exception):
-    """No place is writable and short enough; the message names the places and the cure."""
+    """Raised if no folder is writable and short enough. The message lists the folders and the remedy."""
 
 
 def places(environment: Mapping[str, str]) -> list[Path]:
-    """Where a run directory may lie, best first."""
+    """Return the folders in which a run directory may be created, best first."""
     named = [variables.value(environment, "XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp", "/dev/shm"]
     return [Path(name) for name in dict.fromkeys(named) if name and Path(name).is_absolute()]
 
 
 @contextmanager
 def run_directory(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Make a directory of mode 0700 and remove it with its contents at the end; remove those that killed services left
-    behind. Raises NoRunDirectory."""
+    """Create a directory of mode 0700 and remove it with its contents at the end. Also remove stale ones of killed
+    services. Raise NoRunDirectory."""
     found = places(environment)
     directory = _create(found)
     try:
@@ -70,7 +69,7 @@ def run_directory(environment: Mapping[str, str]) -> Iterator[Path]:
 
 @contextmanager
 def lock_to_pass(directory: Path) -> Iterator[int]:
-    """Open the lock for a program that shares it: it is released when no process has it open any more."""
+    """Open the lock for a program that shares it. The lock is released when the last process closes it."""
     descriptor = os.open(directory / LOCK, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -80,13 +79,14 @@ def lock_to_pass(directory: Path) -> Iterator[int]:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock the run directory as in use. Where the file system has no locks, nothing is ever removed."""
+    """Lock the run directory as in use. If the file system has no locks, no directory is ever removed as stale."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def _remove_left(place: Path) -> None:
-    """Remove our run directories in `place` whose lock is free. One without a lock is just being made."""
+    """Remove our run directories in `place` whose lock is free. A directory without a lock file is still being
+    created."""
     for path in place.glob(f"{_PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError), path.open("rb") as lock:
             if os.fstat(lock.fileno()).st_uid != os.geteuid():
@@ -118,19 +118,19 @@ def write_address(directory: Path, address: Address) -> None:
 
 
 def running(environment: Mapping[str, str]) -> list[Address]:
-    """Appliances of this user that run on this host."""
+    """Return the appliances of this user that run on this host."""
     return [address for _, address in directories(environment)]
 
 
 def directories(environment: Mapping[str, str]) -> list[tuple[Path, Address]]:
-    """The same with their run directories."""
+    """Return the run directories and addresses of the appliances of this user that run on this host."""
     found = []
     for place in places(environment):
         for path in sorted(place.glob(f"{_PREFIX}*/address.json")):
             try:
                 address = msgspec.json.decode(path.read_bytes(), type=Address)
                 os.kill(address.pid, 0)
-            except (OSError, msgspec.DecodeError):  # another user's, or left behind by a launcher that was killed
+            except (OSError, msgspec.DecodeError):  # of another user, or stale because its launcher was killed
                 continue
             found.append((path.parent, address))
     return found

@@ -1,8 +1,8 @@
-"""Shared memory that a program made in /dev/shm: what its libraries (nccl, torch, CUDA) leave there when it is killed.
+"""Clean up shared memory in /dev/shm that a program's libraries (nccl, torch, CUDA) leave there when it is killed.
 
-Nothing there says whose it is, and other containers may see the same folder. So only a file that a process of the
-program was seen to map, that was not there before the program, that lies in the folder itself and that nobody uses any
-more is taken for the program's. The folder's time of change tells when to look, so a look costs one call.
+The files do not record their owner process, and other containers may share the folder. So a file is removed only if a
+process of the program was seen to map it, if it did not exist before the program, if it is directly in the folder, and
+if no process uses it. The folder's modification time shows when to check, so an idle check costs one system call.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 FOLDER = "/dev/shm"
-_EAGER = 4  # looks after a change: what was just made is mapped a little later
+_EAGER = 4  # checks after a change, because a new file is mapped a little later
 
 
 class Segments:
-    """`processes` gives those of the program that live now."""
+    """Shared-memory files of one program. `processes` returns its running processes."""
 
     def __init__(self, processes: Callable[[], Iterable[int]], folder: str = FOLDER) -> None:
         self._processes = processes
@@ -28,7 +28,7 @@ class Segments:
     def look(self) -> None:
         try:
             changed_ns = os.stat(self._folder).st_mtime_ns
-        except OSError:  # there is no such folder here
+        except OSError:  # the folder does not exist here
             return
         if changed_ns != self._changed_ns:
             self._changed_ns, self._eager = changed_ns, _EAGER
@@ -40,7 +40,7 @@ class Segments:
                 )
 
     def remove(self) -> list[str]:
-        """Removes those of the program, of which no process is left: their paths."""
+        """Remove the program's files that are no longer used by any process. Return their paths."""
         names, removed = self._list(), []
         unused = {name: inode for name, inode in self._seen.items() if names.get(name) == inode}
         if unused:
@@ -54,7 +54,7 @@ class Segments:
         return removed
 
     def _list(self) -> dict[str, int]:
-        """Our user's files, by name their inodes."""
+        """Return the inodes of our user's files by name."""
         found = {}
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
@@ -66,7 +66,7 @@ class Segments:
 
 
 def _mapped(pid: int, folder: str) -> Iterable[tuple[str, int]]:
-    """Name and inode of each file right in the folder that a process maps."""
+    """Yield name and inode of each file directly in the folder that a process maps."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -78,7 +78,7 @@ def _mapped(pid: int, folder: str) -> Iterable[tuple[str, int]]:
 
 
 def _used(folder: str) -> set[int]:
-    """Inodes of the folder's files that some process maps or has open, as far as we may see."""
+    """Return the inodes of the folder's files that a visible process maps or has open."""
     found: set[int] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -1,8 +1,8 @@
-"""Signals of the launcher from its first moment on. Imports nothing heavy: `appliance.cli.entry` installs the
+"""Signal handling of the launcher from its start. This module imports nothing heavy: `appliance.cli.entry` installs the
 handlers before anything else is imported.
 
-Process 1 of a container gets only signals that it handles or blocks: the kernel drops the others. `entrypoint.sh`
-therefore starts `slipway` with the stop signals blocked, and they are delivered once there are handlers.
+Process 1 of a container receives only signals that it handles or blocks; the kernel drops the others. `entrypoint.sh`
+therefore starts `slipway` with the stop signals blocked, and they are delivered once handlers are installed.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ def name_of(number: int) -> str:
 
 
 def end_at_once(code: int | None) -> None:
-    """Let stop signals end this process at once, with `code`, or with 128 plus the signal's number if it is None. For
-    the time in which nothing has been started; downloads and the launcher install handlers of their own."""
+    """Let stop signals end this process at once, with `code`, or with 128 plus the signal's number if `code` is None.
+    Used while nothing has been started; downloads and the launcher install their own handlers."""
 
     def end(number: int, frame: FrameType | None) -> None:
         os.write(2, f"slipway: {name_of(number)} before the service was started\n".encode())
@@ -55,7 +55,7 @@ def unblock() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Keep stop signals pending, for code that must not be interrupted and hands over to other handlers."""
+    """Keep stop signals pending in code that must not be interrupted until other handlers are installed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     try:
         yield
@@ -64,4 +64,4 @@ def held() -> Iterator[None]:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Python's SIG_IGN would be inherited by every program; a handler is not."""
+    """Do nothing. SIG_IGN would be inherited by every program; a handler is not."""

@@ -1,4 +1,4 @@
-"""From a start or restart until the service is ready: what is shown, and when the launcher gives up."""
+"""Progress from a start or restart until the service is ready, and the startup budget of the launcher."""
 
 import asyncio
 import shlex
@@ -13,12 +13,12 @@ from appliance.supervisor.supervise import Service
 
 _PROBE_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
-_UNSEEN_S = 1.0  # time after a death in which a reply may still be from before it
+_UNSEEN_S = 1.0  # time after a crash in which a reply may predate it
 QUESTION, ANSWER = "What is 17 + 25?", "17 + 25 is 42."
 
 
 class Startup:
-    """Asks the gateway until it is ready, then waits for `restarted`."""
+    """Polls the gateway until it is ready, then waits for `restarted`."""
 
     def __init__(self, service: Service, console: Console) -> None:
         self._console = console
@@ -32,11 +32,12 @@ class Startup:
         self._shown: object = None
 
     def restarted(self) -> None:
-        """A program died: readiness has to be seen anew."""
+        """Record that a program ended, so that readiness is checked again."""
         self._restarted.set()
 
     async def watch(self) -> str:
-        """Ends only when the budget was exceeded: what was missing then."""
+        """Report readiness after the start and after each restart. Return only if the budget is exceeded, with what was
+        missing."""
         began = asyncio.get_running_loop().time()
         missing = await self._wait(began)
         if missing is None:
@@ -52,10 +53,11 @@ class Startup:
         return missing
 
     async def _wait(self, began: float) -> str | None:
-        """None once /ready says so, else what was missing when the budget ended."""
+        """Poll /ready until it returns 200, then return None. If the budget ends first, return a description of what is
+        missing."""
         loop = asyncio.get_running_loop()
         missing = "the gateway does not answer"
-        budgeted = began  # a download has a time of its own (model.download.total_timeout)
+        budgeted = began  # a download has its own limit (model.download.total_timeout)
         down = not self.gateway_up
         while loop.time() - budgeted <= self._budget_s:
             answer = await probe.get(self._host, self._gateway.port, "/ready", _PROBE_TIMEOUT_S, tls=self._tls)
@@ -79,7 +81,7 @@ class Startup:
         return f"not ready after {self._budget_s:g} s (health.startup_budget): {missing}"
 
     def _show(self, readiness: probe.Readiness) -> None:
-        """On a terminal every change; elsewhere a line for each phase and each tenth of its progress."""
+        """Show every change on a terminal; elsewhere print a line for each phase and each tenth of its progress."""
         step = readiness if self._console.redraws else readiness.rounded()
         if step != self._shown:
             self._shown = step
@@ -99,8 +101,8 @@ _POOLING: dict[Task, tuple[str, dict[str, Any]]] = {
 
 
 def curl_line(url: str, gateway: GatewayConfig) -> str:
-    """Return a request to be pasted into a shell, of a route that the model has: streamed chat, a completion where an
-    encoder reads the prompt, or the first task of a model that pools."""
+    """Return a request to paste into a shell, for a route that the model supports: streamed chat, a completion for an
+    encoder-decoder model, or the first task of a pooling model."""
     if "generate" not in gateway.tasks:
         route, fields = next(_POOLING[task] for task in gateway.tasks if task in _POOLING)
     elif gateway.sources is not None:

@@ -1,16 +1,16 @@
-"""The service as programs under Supervisor: what is written into the run directory before supervisord starts.
+"""Write the run directory before supervisord starts: its configuration, and a script for each program of the service.
 
-supervisord.conf holds fixed words only. Its `command=` takes `;` for a comment even inside quotes and `%` for an
-expansion, and a program's environment cannot lose a variable there; so each command is `/bin/sh NAME.sh`, relative to
-the run directory, and that script replaces itself with `begin.py NAME.begin`, which becomes the program.
+supervisord.conf contains fixed words only. In its `command=`, `;` starts a comment even inside quotes and `%` starts an
+expansion, and the file cannot remove a variable from a program's environment. So each command is `/bin/sh NAME.sh`,
+relative to the run directory; that script execs `begin.py NAME.begin`, which execs the program.
 
-Why these settings (all tried with Supervisor 4.3.0):
-- `startsecs=0`: with more, an early death goes to BACKOFF, where Supervisor forgets the exit status and restarts the
-  program whatever it was; with 0 every death ends in EXITED, which keeps the status.
-- `autorestart=false`: Supervisor's own restarts have no delay and no limit once a program ran for `startsecs`. The
-  sentinel restarts, with backoff and within a window, through Supervisor.
-- `priority`: groups stop from the highest to the lowest, one after another: gateway, engines, sentinel.
-- `killasgroup` for what a program left in its group; the launcher's sweep for what left the group.
+Reasons for the settings (all tested with Supervisor 4.3.0):
+- `startsecs=0`: with a larger value an early exit leads to BACKOFF, where Supervisor loses the exit status and always
+  restarts the program; with 0 every exit leads to EXITED, which keeps the status.
+- `autorestart=false`: Supervisor's own restarts have no delay, and no limit once a program ran for `startsecs`. The
+  restart monitor restarts programs through Supervisor, with backoff and within a window.
+- `priority`: groups stop from the highest to the lowest, one after another: gateway, engines, monitor.
+- `killasgroup` ends what a program left in its group; the launcher's sweep ends what left the group.
 """
 
 import json
@@ -39,54 +39,52 @@ from engine.api.errors import EXIT_PERMANENT
 from engine.api.pulse import allocate_pulse
 
 PARDONS = "pardons"
-MIN_FILES = 256  # below which Supervisor does not start
+MIN_FILES = 256  # Supervisor does not start with a lower limit
 CONTROL = "gateway.sock"
 GATEWAY = "gateway.json"
-ENGINES = "engines"  # their group
-ENGINE_STOP_S = 2  # time an engine gets from SIGTERM to SIGKILL: it has nothing to save
-# Where cores are shared, a third of an engine thread's weight: a step goes first, and the gateway still gets a quarter
-# of a core that it competes for, so that sockets and tokens never wait long. 19 would leave it 1.5 %.
+ENGINES = "engines"  # the group of the engines
+ENGINE_STOP_S = 2  # time between SIGTERM and SIGKILL for an engine, which has no state to save
+# On shared cores this is a third of an engine thread's weight: engine steps have precedence, and the gateway still gets
+# a quarter of a core that it competes for, so that sockets and tokens are not delayed. A value of 19 would leave it
+# 1.5 %.
 NICE = 5
 
 
 @dataclass(frozen=True)
 class Service:
-    """What is to be launched. `gateway.engines` and each engine's `socket` are filled in when the run directory exists.
-    `secrets` names the environment variables that only the gateway gets. `other_cpus`: where all but the engines run
-    (empty: anywhere). `budgets`: when an engine counts as hung. `memory`: the file in which the kernel counts what it
-    kills for memory."""
+    """Description of the service to launch. `gateway.engines` and each engine's `socket` are set when the run directory
+    exists."""
 
     gateway: GatewayConfig
     engines: tuple[EngineConfig, ...]
     startup_s: float
     restarts: monitor.Policy
-    budgets: Budgets = Budgets()
-    secrets: tuple[str, ...] = ()
-    other_cpus: tuple[int, ...] = ()
-    memory: str = ""
-    job: Job | None = None  # downloaded by each engine's program before it becomes the engine
+    budgets: Budgets = Budgets()  # when an engine counts as hung
+    secrets: tuple[str, ...] = ()  # environment variables that only the gateway gets
+    other_cpus: tuple[int, ...] = ()  # CPUs of all programs except the engines; empty: any CPU
+    memory: str = ""  # file in which the kernel counts out-of-memory kills
+    job: Job | None = None  # downloaded by each engine's program before it execs the engine
 
 
 @dataclass(frozen=True)
 class Program:
-    """One process. Programs of one group stop together; groups stop by descending priority. `argv` arrives as it is.
-    `secrets` names variables that it gets beside `environment`, whose values `write` is told the files of. `nice` is
-    added to its priority, as in nice(1). `leaves`: patterns of what it may leave in the run directory; with it comes a
-    keeper, which removes all that a dead one left (keeper.py)."""
+    """One program of the service."""
 
     name: str
-    argv: tuple[str, ...]
-    group: str
-    priority: int
+    argv: tuple[str, ...]  # passed unchanged
+    group: str  # programs of one group stop together
+    priority: int  # groups stop by descending priority
     stop_s: int
     environment: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
-    nice: int = 0
+    secrets: tuple[str, ...] = ()  # further variables; `write` gets the files with their values
+    nice: int = 0  # added to its priority, as in nice(1)
     leaves: tuple[str, ...] = ()
+    """Patterns of files that it may leave in the run directory; if set, a reaper (reaper.py) starts the program and
+    removes them."""
     keep: tuple[str, ...] | None = None
-    """Patterns of the variables that it gets from the launcher's environment; None: all."""
+    """Patterns of the variables that it inherits from the launcher's environment; None: all."""
     announce: tuple[str, str] | None = None
-    """A pipe, and a line that is written to it before each start."""
+    """A pipe, and a line to write to it before each start."""
 
 
 def engine_names(service: Service) -> tuple[str, ...]:
@@ -94,7 +92,7 @@ def engine_names(service: Service) -> tuple[str, ...]:
 
 
 def programs(service: Service, directory: Path) -> tuple[Program, ...]:
-    """Gateway and engines, with their configuration files written to `directory`."""
+    """Return gateway and engines, and write their configuration files to `directory`."""
     path = directory / GATEWAY
     gateway_config.write_config(told_gateway(service, directory), path)
     gateway = gateway_program(service, (sys.executable, "-P", "-m", "appliance.server", str(path)))
@@ -102,7 +100,7 @@ def programs(service: Service, directory: Path) -> tuple[Program, ...]:
 
 
 def told_gateway(service: Service, directory: Path) -> GatewayConfig:
-    """The gateway's configuration with all places in the run directory."""
+    """Return the gateway's configuration with all paths in the run directory."""
     journal, responses = service.gateway.journal, service.gateway.responses
     return msgspec.structs.replace(
         service.gateway,
@@ -121,7 +119,7 @@ def _socket(directory: Path, name: str) -> Path:
 
 
 def engine_programs(service: Service, directory: Path) -> tuple[Program, ...]:
-    """The engines, with their configuration files written to `directory`: what each finds at its next start."""
+    """Return the engines, and write the configuration files for their next start to `directory`."""
     found = []
     if service.job is not None:
         (directory / "download.json").write_bytes(msgspec.json.encode(service.job))
@@ -162,13 +160,14 @@ def engine_program(service: Service, name: str, argv: tuple[str, ...], *, thread
 
 
 def _threads(count: int) -> dict[str, str]:
-    """Thread pools that libraries would otherwise size by the machine's cores, whatever the cgroup allows."""
+    """Return variables that limit thread pools; libraries otherwise size them by the machine's cores and ignore the
+    cgroup."""
     return {name: str(count) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
 def write(directory: Path, programs: Sequence[Program], service: Service, secret_files: Mapping[str, str]) -> None:
-    """Everything that supervisord needs, in `directory`: its configuration, scripts, and the pipes to the launcher.
-    `secret_files` are where the values of secrets are read, by their names; no value is written."""
+    """Write everything that supervisord needs to `directory`: its configuration, scripts, and the pipes to the
+    launcher. `secret_files` has the paths from which the values of secrets are read, by name; no value is written."""
     password = secrets.token_urlsafe(24)
     watch = monitor.Config(
         supervisor=str(directory / "supervisor.sock"),
@@ -183,7 +182,7 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
     )
     (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
     for pulse in watch.pulses.values():
-        allocate_pulse(Path(pulse))  # now, and not when an engine starts: the disk may be full then
+        allocate_pulse(Path(pulse))  # now instead of at an engine's start, when the disk may be full
     listener = Program(
         "sentinel",
         (sys.executable, "-P", "-m", "appliance.supervisor.monitor", str(directory / "sentinel.json")),
@@ -202,7 +201,8 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
 
 
 def write_script(directory: Path, program: Program, secret_files: Mapping[str, str], memory: str) -> None:
-    """What Supervisor starts as this program from now on. `memory`: where its keeper finds what the kernel counts."""
+    """Write the script with which Supervisor starts this program. `memory` is the file in which the kernel counts
+    out-of-memory kills, for the reaper."""
     started = _kept(directory, program, memory) if program.leaves else program
     (directory / f"{program.name}.begin").write_text(beginning(started, secret_files))
     words = (sys.executable, "-I", "-S", begin.__file__, f"{program.name}.begin")
@@ -210,14 +210,14 @@ def write_script(directory: Path, program: Program, secret_files: Mapping[str, s
 
 
 def rewrite_script(directory: Path, program: Program, memory: str) -> None:
-    """Write the script of a program anew. Its secrets are read from the files of which its script says now."""
+    """Write the script of a program again. The paths of its secrets are taken from the present script."""
     before = json.loads((directory / f"{program.name}.begin").read_text())["secrets"]
     write_script(directory, program, before, memory)
 
 
 def _kept(directory: Path, program: Program, memory: str) -> Program:
-    """The program as its keeper starts it, and what the keeper is told written down: its own command line does not
-    name the program's files, so that whoever looks for the program finds that."""
+    """Return the program as started through its reaper, and write the reaper's configuration. The reaper's command line
+    does not name the program's files, so that a search for the program by command line finds only the program."""
     kept = Kept(program=program.name, argv=program.argv, directory=str(directory), files=program.leaves, memory=memory)
     path = directory / f"{program.name}.kept"
     path.write_bytes(msgspec.json.encode(kept))
@@ -226,7 +226,7 @@ def _kept(directory: Path, program: Program, memory: str) -> Program:
 
 
 def beginning(program: Program, secret_files: Mapping[str, str]) -> str:
-    """Return the file for begin.py, which becomes the program in the launcher's own working directory."""
+    """Return the file from which begin.py starts the program, in the launcher's working directory."""
     told: dict[str, object] = {
         "argv": program.argv,
         "directory": os.getcwd(),
@@ -242,7 +242,8 @@ def beginning(program: Program, secret_files: Mapping[str, str]) -> str:
 
 
 def configuration(programs: Sequence[Program], password: str, *, root: bool) -> str:
-    """The text of supervisord.conf. `root`: without an explicit user Supervisor warns that it runs as root."""
+    """Return the text of supervisord.conf. With `root` it has an explicit user, without which Supervisor warns that it
+    runs as root."""
     access = [("username", "slipway"), ("password", password)]
     sections: list[tuple[str, list[tuple[str, object]]]] = [
         (
@@ -279,7 +280,7 @@ def _program(program: Program) -> list[tuple[str, object]]:
         ("command", f"/bin/sh {program.name}.sh"),
         ("autorestart", "false"),
         ("startsecs", 0),
-        ("exitcodes", f"0,{EXIT_PERMANENT}"),  # decides only how loud Supervisor logs the end
+        ("exitcodes", f"0,{EXIT_PERMANENT}"),  # affects only the log level with which Supervisor reports the exit
         ("stopsignal", "TERM"),
         ("stopwaitsecs", program.stop_s),
         ("killasgroup", "true"),
@@ -295,11 +296,11 @@ def _listener() -> list[tuple[str, object]]:
         ("events", "PROCESS_STATE_RUNNING,PROCESS_STATE_EXITED,PROCESS_STATE_FATAL"),
         ("buffer_size", 100),
         ("autorestart", "true"),
-        # The sentinel keeps no state worth waiting for; it may be killed as often as anyone likes.
+        # The monitor keeps no state that is worth waiting for, and can be killed at any time.
         ("startsecs", 0),
         ("stopwaitsecs", 1),
         ("killasgroup", "true"),
-        ("stdout_logfile", "NONE"),  # else Supervisor writes one into TMPDIR
+        ("stdout_logfile", "NONE"),  # otherwise Supervisor writes a log into TMPDIR
         ("stderr_logfile", "sentinel.log"),
         ("stderr_logfile_maxbytes", 0),
     ]

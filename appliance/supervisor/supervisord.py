@@ -1,4 +1,4 @@
-"""Supervisor as the restart monitor uses it: its event protocol, its XML-RPC interface, the ends of its programs."""
+"""Interface to Supervisor for the restart monitor: event protocol, XML-RPC, and exits of its programs."""
 
 import contextlib
 import os
@@ -11,14 +11,16 @@ from supervisor.xmlrpc import Faults, SupervisorTransport
 
 
 def wake_supervisor(path: str) -> None:
-    """Make Supervisor handle signals and ended children now: it does so once a second, or when a client connects."""
+    """Make Supervisor handle signals and ended children now. Otherwise it does so once a second, or when a client
+    connects."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.setblocking(False)
         connection.connect(path)
 
 
 def take_event(buffer: bytearray) -> tuple[str, dict[str, str]] | None:
-    """Remove the first complete event from `buffer` and return its name and tokens; None if there is none yet."""
+    """Remove the first complete event from `buffer` and return its name and tokens. Return None if there is none
+    yet."""
     end = buffer.find(b"\n")
     if end < 0:
         return None
@@ -37,7 +39,7 @@ def _tokens(text: str) -> dict[str, str]:
 
 
 class Supervisor:
-    """Supervisor's XML-RPC interface on its Unix socket."""
+    """Client of Supervisor's XML-RPC interface on its Unix socket."""
 
     def __init__(self, path: str, password: str) -> None:
         self.path = path
@@ -48,7 +50,8 @@ class Supervisor:
         try:
             self._proxy.supervisor.startProcess(name, False)
         except xmlrpc.client.Fault as fault:
-            # Shutting down: nothing is to be started. Already started: a person was faster. No fork: it tries on.
+            # Shutting down: nothing may be started. Already started: a user was faster. Fork failed: Supervisor
+            # retries.
             if fault.faultCode not in (Faults.SHUTDOWN_STATE, Faults.ALREADY_STARTED, Faults.SPAWN_ERROR):
                 raise
 
@@ -69,7 +72,7 @@ class Supervisor:
         return int(info["exitstatus"]) if info["statename"] == "EXITED" else None
 
     def all(self) -> list[dict[str, Any]]:
-        """Every program: group, name, statename, pid and more; none when Supervisor is shutting down."""
+        """Return group, name, statename, pid and more of every program; empty if Supervisor is shutting down."""
         try:
             return cast(list[dict[str, Any]], self._proxy.supervisor.getAllProcessInfo())
         except xmlrpc.client.Fault as fault:
@@ -85,11 +88,11 @@ class Ends:
         self.descriptors: list[int] = []
 
     def watch(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # too late: Supervisor has reaped it already
+        with contextlib.suppress(ProcessLookupError):  # too late: Supervisor has already reaped it
             self.descriptors.append(os.pidfd_open(pid))
 
     def take(self, readable: Container[int]) -> bool:
-        """Forgets those that ended; whether there was one."""
+        """Drop the processes that ended. Return whether there was one."""
         ended = [descriptor for descriptor in self.descriptors if descriptor in readable]
         for descriptor in ended:
             self.descriptors.remove(descriptor)

@@ -1,6 +1,6 @@
-"""Engines are ended and started again on purpose, one after another, through Supervisor.
+"""Replacement of engines, one after another, through Supervisor.
 
-A program that Supervisor stops because it is asked to does not exit in the sentinel's eyes, so no restart is counted.
+A program that Supervisor stops on request produces no exit event for the restart monitor, so no restart is counted.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ _POLL_S = 0.05
 
 
 class Unswapped(Exception):
-    """An engine could not be swapped; the message says which, and why."""
+    """Raised if an engine could not be replaced. The message says which one, and why."""
 
 
 class Supervisor:
-    """The running supervisord of a run directory. Raises OSError, xmlrpc.client.Fault."""
+    """Client of the supervisord of a run directory. Raises OSError and xmlrpc.client.Fault."""
 
     def __init__(self, directory: Path) -> None:
         config = msgspec.json.decode((directory / "sentinel.json").read_bytes(), type=monitor.Config)
@@ -31,7 +31,7 @@ class Supervisor:
         self._rpc = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport).supervisor
 
     def stop(self, name: str) -> None:
-        """Asks for the end; what is not running has ended."""
+        """Stop a program without waiting for its end. A program that is not running is not an error."""
         try:
             self._rpc.stopProcess(name, False)
         except xmlrpc.client.Fault as fault:
@@ -50,8 +50,8 @@ class Supervisor:
 
 
 async def swap(directory: Path, index: int, budget_s: float) -> float:
-    """Ends an engine and waits until its successor serves; how long no engine of this number did, in seconds. Raises
-    Unswapped."""
+    """Stop an engine and wait until its replacement serves. Return the seconds in which this engine did not serve.
+    Raise Unswapped on failure."""
     loop = asyncio.get_running_loop()
     name, control = f"engine-{index}", str(directory / supervise.CONTROL)
     try:
@@ -60,7 +60,7 @@ async def swap(directory: Path, index: int, budget_s: float) -> float:
         supervisor = Supervisor(directory)
         full = f"engines:{name}"
         await asyncio.to_thread(supervisor.stop, full)
-        # Each question wakes Supervisor, which else looks for ended programs once a second.
+        # Each request wakes Supervisor, which otherwise looks for ended programs once a second.
         while await asyncio.to_thread(supervisor.state, full) in ("STOPPING", "RUNNING", "STARTING"):
             await asyncio.sleep(_POLL_S)
         await asyncio.to_thread(supervisor.start, full)

@@ -1,8 +1,8 @@
-"""Finds programs that hang, for the restart monitor: engines by their heartbeats, the gateway by requests on its
-control socket. A program that hangs is killed; its end is then handled as any other.
+"""Detection of hung programs for the restart monitor: engines by their heartbeats, the gateway by requests on its
+control socket. A hung program is killed; its exit is then handled like any other.
 
-All times are those in which the monitor itself was running: after a pause of the whole container nothing has hung. For
-the gateway, time in which it was ready to run and got no CPU does not count either.
+All times count only while the monitor itself was running, so a pause of the whole container is not a hang. For the
+gateway, time in which it was ready to run and got no CPU does not count either.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from appliance.supervisor.hangs import Budgets, Hangs
 from engine.api.pulse import Beat, read_pulse
 
 GATEWAY = "gateway"
-LOOK_S = 0.5  # between two looks at heartbeats and gateway
-PROBE_S = 2.0  # between an answer of the gateway and the next request
+LOOK_S = 0.5  # interval between checks of heartbeats and gateway
+PROBE_S = 2.0  # time between a reply of the gateway and the next request
 PING = b'{"type":"ping"}\n'
-MEASURED = 0.25  # part of a budget after which it is measured whether a silent engine is active
+MEASURED = 0.25  # fraction of a budget after which the CPU activity of a silent engine is measured
 
 
 @dataclass
 class _Gateway:
-    """One gateway process. Times are of the RunningClock."""
+    """State of one gateway process. Times are of the RunningClock."""
 
     pid: int
     queued_s: float
@@ -39,7 +39,7 @@ class _Gateway:
 
 
 class GatewayProbe:
-    """Sends requests to the gateway's control socket at `path`. A gateway that has never answered is starting."""
+    """Sends requests to the gateway's control socket at `path`. A gateway that has never replied is starting."""
 
     def __init__(self, path: str, budgets: Budgets) -> None:
         self._path = path
@@ -83,7 +83,7 @@ class GatewayProbe:
         return f"hung: {text} for {gateway.silent_s:.0f} s (health.stalled_{key})"
 
     def _ask(self) -> socket.socket | None:
-        """Send a request and return the connection; None if nothing listens yet, or if the queue is full."""
+        """Send a request and return the connection. Return None if nothing listens yet, or if the queue is full."""
         asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             asking.setblocking(False)
@@ -95,7 +95,8 @@ class GatewayProbe:
         return asking
 
     def _has_answered(self, asking: socket.socket) -> bool:
-        """Return whether there is an answer. The next request replaces a connection that ended without one."""
+        """Return whether a reply has arrived. A connection that ended without a reply is replaced by the next
+        request."""
         try:
             if asking.recv(4096):
                 return True
@@ -110,7 +111,7 @@ class GatewayProbe:
 
 
 class Watchdog:
-    """Watches the running programs. `hung` gets a program and the reason before the program is killed."""
+    """Watches the running programs. `hung` is called with a program and the reason before the program is killed."""
 
     def __init__(
         self, budgets: Budgets, pulses: Mapping[str, str], control: str, hung: Callable[[str, str], None]
@@ -124,7 +125,7 @@ class Watchdog:
         self._probe = GatewayProbe(control, budgets)
 
     def started(self, program: str, pid: int) -> None:
-        """Watch a process. A monitor that starts hears of it twice: by its own question and by a late event."""
+        """Watch a process. A monitor that starts gets it twice: from its own query and from a late event."""
         now_s = self._clock.now_s()
         if program == GATEWAY and pid != self._probe.pid:
             self._probe.started(pid, now_s)
@@ -138,7 +139,7 @@ class Watchdog:
         self._hangs.ended(program)
 
     def look(self) -> None:
-        """Kill what hangs. A stopped process does not react to SIGTERM."""
+        """Kill hung programs with SIGKILL, because a stopped process does not react to SIGTERM."""
         now_s = self._clock.now_s()
         for program, file in self._pulses.items():
             keeper = self._hangs.pid(program)
@@ -149,7 +150,7 @@ class Watchdog:
             self._kill(GATEWAY, why, [pid, *processes.descendants(pid)])
 
     def _why(self, program: str, file: Path, keeper: int, now_s: float) -> str:
-        """Return why an engine counts as hung, or "". An engine that could not have a heartbeat file has removed it."""
+        """Return why an engine counts as hung, or "". An engine that cannot write a heartbeat file has removed it."""
         if not file.exists():
             return ""
         activity, active = self._activity[program], False
@@ -168,6 +169,6 @@ class Watchdog:
 
 
 def _beat(file: Path, keeper: int) -> Beat | None:
-    """Return the heartbeat of the keeper's engine, with the keeper's process id: Supervisor knows no other."""
+    """Return the engine's heartbeat with the process id of its reaper, the only one that Supervisor knows."""
     beat = read_pulse(file)
     return replace(beat, pid=keeper) if beat is not None and processes.parent(beat.pid) == keeper else None

@@ -1,1 +1,1 @@
-"""What a word of a manifest, of a message or of an answer stands for: `slipway explain`."""
+"""Explanations of `slipway explain`: words of a manifest, a message or a response."""

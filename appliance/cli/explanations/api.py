@@ -1,10 +1,10 @@
-"""Errors of the HTTP API in words, by status, type or class. Loads the gateway's modules."""
+"""Explanations of the errors of the HTTP API, by status, type or class. This module loads the gateway's modules."""
 
 from appliance.cli.explanations.layout import field
 from appliance.config.suggest import flat
 from appliance.server.errors.api import ApiError
 
-# By the name of the class in appliance.server.errors.api: what it means, and what to do.
+# Meaning and advice by the name of the class in appliance.server.errors.api.
 API: dict[str, tuple[str, str]] = {
     "ApiError": (
         "The server failed in a way that nobody foresaw.",

@@ -1,4 +1,4 @@
-"""Exit codes, kinds of problems of a manifest, rules of what goes together, and environment variables, in words."""
+"""Explanations of exit codes, kinds of manifest problems, compatibility rules and environment variables."""
 
 from appliance.cli.explanations.layout import field
 from appliance.config import exits
@@ -18,7 +18,7 @@ def tell_exit(word: str) -> str:
 
 
 def tell_cause(word: str) -> str:
-    """Why a program died, by the name that messages and crash bundles have."""
+    """Explain a cause of an exit, by its name in messages and crash bundles."""
     found = next((one for one in CAUSES if one.name == word.lower()), None)
     if found is None:
         return ""
@@ -35,7 +35,7 @@ def tell_problem(word: str) -> str:
 
 
 def tell_rule(word: str) -> str:
-    """A rule by its name, as docs/compatibility.md has it."""
+    """Explain a rule by its name in docs/compatibility.md."""
     found = next((one for one in RULES if one.name == word.lower()), None)
     if found is None:
         return ""

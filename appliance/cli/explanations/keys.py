@@ -1,4 +1,4 @@
-"""Keys and sections of the manifest in words: value, default, ways to write it, what a change entails, rules."""
+"""Explanations of keys and sections of the manifest: value, default, syntax, consequences of a change, rules."""
 
 import re
 
@@ -16,14 +16,15 @@ _KINDS = {"section": "a section", "map": "names of your choice", "layer": "in fi
 
 
 def tell_key(word: str) -> str:
-    """All keys and sections that the word may mean: by path, flag, variable, last part, or another server's name."""
+    """Explain all keys and sections that match the word: by path, flag, variable, last part, or another server's
+    name."""
     said, found = _meant(word)
     tell = {"value": _value, "layer": _layer}
     return said + "\n\n".join(tell.get(key.kind, _section)(key) for key in found)
 
 
 def _meant(word: str) -> tuple[str, list[Key]]:
-    """What to say first, and the keys."""
+    """Return an introduction and the matching keys."""
     named, table = word.removeprefix("--").replace("-", "_"), {key.name: key for key in keys().values()}
     if word.upper().startswith(PREFIX):
         named = next((key.name for key in leaves() if variable(key.path) == word.upper()), named)
@@ -58,7 +59,7 @@ def _value(key: Key) -> str:
 
 
 def _in_yaml(path: tuple[str, ...], shown: str) -> str:
-    """One line of flow style: `hardware: {profiles: [{name: h200}]}`, `secrets: {NAME: {file: keys}}`."""
+    """Return one line of flow style: `hardware: {profiles: [{name: h200}]}`, `secrets: {NAME: {file: keys}}`."""
     text = shown
     for depth in range(len(path) - 1, -1, -1):
         if path[depth] == "*" and path[:depth] == PROFILES:
@@ -70,7 +71,7 @@ def _in_yaml(path: tuple[str, ...], shown: str) -> str:
 
 
 def _layer(key: Key) -> str:
-    """Of what a file is composed."""
+    """Explain a key that composes files."""
     lines = [f"{key.name}, in files only", filled(key.text, "  ", "  "), "", field("value", key.allowed)]
     lines += [lead("in YAML") + _in_yaml(key.path, spell(value, key.form)) for value in key.examples]
     below = [other.name for other in keys().values() if other.path[:-2] == key.path and other.path[-2] == "*"]
@@ -78,7 +79,7 @@ def _layer(key: Key) -> str:
 
 
 def _together(key: Key) -> list[str]:
-    """What `auto` prefers, and the rules that tie the key to others."""
+    """Explain what `auto` prefers, and the rules that involve the key."""
     tied = next((one for one in variables.VARIABLES if one.key == key.name), None)
     if tied is None:
         return []
@@ -89,14 +90,14 @@ def _together(key: Key) -> list[str]:
 
 
 def _other(key: Key) -> object:
-    """Something that the key takes and that is not its default."""
+    """Return an allowed value that is not the default."""
     if key.types == {"boolean"}:
         return not key.default
     return next((word for word in key.choices if word != key.default), key.default)
 
 
 def _related(key: Key) -> list[str]:
-    """Keys that this one's text names, and whose texts name it."""
+    """Return the keys that this key's text mentions, and those whose texts mention it."""
 
     def names(text: str, other: Key) -> bool:
         last = other.path[-1]

@@ -1,4 +1,4 @@
-"""Labelled paragraphs, as `slipway explain` prints them."""
+"""Labelled paragraphs for `slipway explain`."""
 
 import textwrap
 
