@@ -22,8 +22,8 @@ import msgspec
 
 from engine.api.config import EngineConfig, read_config
 from engine.api.errors import EXIT_CRASH, EXIT_DRIFT, EXIT_PERMANENT, CheckpointError, Drift, EngineError, OutOfMemory
+from engine.api.heartbeat import HeartbeatWriter, State
 from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Submit, Taken, Tested, ToEngine
-from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
 from engine.binding import bind
 from engine.core.golden import Watch
@@ -60,7 +60,7 @@ class Engine:
         self._connection: Connection | None = None  # the newest; messages to it while loading
         self._listener: Connection | None = None  # whose requests the loop serves; used in the loop's thread only
         self._connected = threading.Event()
-        self._pulse = Pulse(config.pulse)
+        self._pulse = HeartbeatWriter(config.pulse)
         self._ended: SimpleQueue[None] = SimpleQueue()  # its put may interrupt its get, as a signal handler does
         self._code = 0
         self._given_up = False

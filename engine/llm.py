@@ -36,7 +36,6 @@ from engine.api.messages import (
     Timing,
 )
 from engine.api.ranges import (
-    check_cuts,
     check_lengths,
     check_logprobs,
     check_max_tokens,
@@ -45,6 +44,7 @@ from engine.api.ranges import (
     check_repetition,
     check_seed,
     check_stop,
+    check_truncation,
     effective_bias,
     effective_temperature,
     effective_top_k,
@@ -116,7 +116,7 @@ def check_params(params: Params) -> None:
             check_number(name, value, whole=name not in NUMBERS)
     effective_temperature(params.temperature)
     effective_top_k(params.top_k)
-    check_cuts(params.top_p, params.min_p)
+    check_truncation(params.top_p, params.min_p)
     check_repetition(params.repetition_penalty)
     check_penalty("presence_penalty", params.presence_penalty)
     check_penalty("frequency_penalty", params.frequency_penalty)

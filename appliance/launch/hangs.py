@@ -1,5 +1,5 @@
 """When an engine counts as hung: it has work and finishes no step, it has none and does not finish its own probes, or
-its start makes no progress. It is judged by its heartbeat (engine/api/pulse.py), so a slow engine that makes progress
+its start makes no progress. It is judged by its heartbeat (engine/api/heartbeat.py), so a slow engine that makes progress
 is never killed.
 
 A step may take as long as the longest of these: the budget, `SLOWER` times the longest step so far, `SLOWER` times the
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.api.pulse import Beat, State
+from engine.api.heartbeat import Heartbeat, State
 
 SLOWER = 5
 """How many times as long as expected something may take."""
@@ -43,7 +43,7 @@ class Watched:
 
     pid: int
     since_s: float
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     longest_s: float = 0.0
 
 
@@ -70,7 +70,7 @@ class Hangs:
         watched = self._watched.get(program)
         return now_s - watched.since_s if watched else 0.0
 
-    def look(self, program: str, beat: Beat | None, now_s: float, *, active: bool = False) -> str:
+    def look(self, program: str, beat: Heartbeat | None, now_s: float, *, active: bool = False) -> str:
         """Return why the program counts as hung, or "". A beat of another process is ignored: an earlier engine wrote
         it. `active`: the engine's threads have recently used CPU time, or waited for it or for a disk."""
         watched = self._watched.get(program)

@@ -35,7 +35,7 @@ from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
-from engine.api.pulse import allocate_pulse
+from engine.api.heartbeat import allocate_heartbeat
 
 PARDONS = "pardons"
 MIN_FILES = 256  # below which Supervisor does not start
@@ -182,7 +182,7 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
     )
     (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
     for pulse in watch.pulses.values():
-        allocate_pulse(Path(pulse))  # now, and not when an engine starts: the disk may be full then
+        allocate_heartbeat(Path(pulse))  # now, and not when an engine starts: the disk may be full then
     listener = Program(
         "sentinel",
         (sys.executable, "-P", "-m", "appliance.launch.sentinel", str(directory / "sentinel.json")),

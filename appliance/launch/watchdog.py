@@ -16,7 +16,7 @@ from pathlib import Path
 from appliance.launch import processes
 from appliance.launch.activity import Activity, RunningClock, queued_s
 from appliance.launch.hangs import Budgets, Hangs
-from engine.api.pulse import Beat, read_pulse
+from engine.api.heartbeat import Heartbeat, read_heartbeat
 
 GATEWAY = "gateway"
 LOOK_S = 0.5  # between two looks at heartbeats and gateway
@@ -167,7 +167,7 @@ class Watchdog:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _beat(file: Path, keeper: int) -> Beat | None:
+def _beat(file: Path, keeper: int) -> Heartbeat | None:
     """Return the heartbeat of the keeper's engine, with the keeper's process id: Supervisor knows no other."""
-    beat = read_pulse(file)
+    beat = read_heartbeat(file)
     return replace(beat, pid=keeper) if beat is not None and processes.parent(beat.pid) == keeper else None

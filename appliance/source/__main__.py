@@ -23,8 +23,8 @@ from appliance.source.order import Job
 from appliance.source.progress import Progress, spell, spell_time
 from appliance.source.remote import SourceError
 from engine.api.errors import EXIT_PERMANENT
+from engine.api.heartbeat import HeartbeatWriter, State
 from engine.api.messages import Failed, FromEngine, Loading
-from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
 
 TOLD_S = 0.5
@@ -58,7 +58,7 @@ class Herald:
             self._connection = None
 
 
-def download(job: Job, socket: str, pulse: Pulse) -> None:
+def download(job: Job, socket: str, pulse: HeartbeatWriter) -> None:
     """Makes the checkpoint whole. Raises SourceError. `pulse` beats for as long as the download may take by its own
     limits, so that nobody takes a slow one for a start that hangs."""
     try:
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     job = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Job)
     try:
-        download(job, arguments[1], Pulse(arguments[2]))
+        download(job, arguments[1], HeartbeatWriter(arguments[2]))
     except SourceError as error:
         say(f"source: {error}")
         return EXIT_PERMANENT

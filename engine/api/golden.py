@@ -55,7 +55,7 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
         return "float32" if (self.dtype, self.kv_dtype) == ("float32", "float32") else "half"
 
 
-class Digest(msgspec.Struct, frozen=True, array_like=True):
+class LogitFingerprint(msgspec.Struct, frozen=True, array_like=True):
     """Of the logits of one position: a checksum of their bits, the log of the sum of their exponentials, their standard
     deviation, the ids of the largest in descending order with their values, and sums under random signs, divided by the
     root of their number."""
@@ -81,7 +81,7 @@ class Golden(msgspec.Struct, frozen=True):
 
     prompt: Prompt
     reply: tuple[int, ...]
-    digests: tuple[Digest, ...]
+    digests: tuple[LogitFingerprint, ...]
 
     @property
     def finite(self) -> bool:
@@ -169,7 +169,7 @@ def difference(expected: Golden, found: Golden, band: Band) -> str:
     return ""
 
 
-def distance(old: Digest, new: Digest) -> float:
+def distance(old: LogitFingerprint, new: LogitFingerprint) -> float:
     """The largest difference of any number of two digests, as a share of the spread; infinite where one of them is not
     finite and the other is."""
     numbers = (old.logsumexp, new.logsumexp, *old.sketch, *new.sketch, *new.values)
@@ -179,7 +179,7 @@ def distance(old: Digest, new: Digest) -> float:
     return 0.0 if most == 0 else most / old.spread if old.spread > 0 else math.inf
 
 
-def _differences(old: Digest, new: Digest) -> Iterator[float]:
+def _differences(old: LogitFingerprint, new: LogitFingerprint) -> Iterator[float]:
     yield abs(old.logsumexp - new.logsumexp)
     yield from (abs(a - b) for a, b in zip(old.sketch, new.sketch, strict=True))
     there = dict(zip(new.ids, new.values, strict=True))

@@ -41,7 +41,7 @@ def check_penalty(name: str, value: float) -> float:
     return value
 
 
-def check_cuts(top_p: float, min_p: float) -> None:
+def check_truncation(top_p: float, min_p: float) -> None:
     if not 0 < top_p <= 1:
         raise RequestError(f"top_p must be in (0, 1], got {top_p}.", "top_p")
     if not 0 <= min_p <= 1:

@@ -2,7 +2,7 @@
 
 Their plans go to the worker and past the scheduler, in the first slot, which nobody holds while nothing runs, and in
 blocks that are in no pool: no request loses a cached block by them, and no count of requests knows of them. The step
-that an idle engine makes to show that it could compute (see engine/api/pulse.py) is made here, too.
+that an idle engine makes to show that it could compute (see engine/api/heartbeat.py) is made here, too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +17,8 @@ from engine.api.golden import (
     Against,
     Arithmetic,
     Band,
-    Digest,
     Golden,
+    LogitFingerprint,
     Prompt,
     Recorded,
     band_between,
@@ -45,7 +45,7 @@ class Run:
         self._free = iter(blocks)
         self._computed = 0
         self._reply: list[int] = []
-        self._digests: list[Digest] = []
+        self._digests: list[LogitFingerprint] = []
 
     def plan(self) -> StepPlan | None:
         if len(self._reply) == self._wanted:

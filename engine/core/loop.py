@@ -19,6 +19,7 @@ from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Event, Told
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
+from engine.api.heartbeat import State
 from engine.api.messages import (
     Abort,
     Control,
@@ -33,7 +34,6 @@ from engine.api.messages import (
     Submit,
     ToEngine,
 )
-from engine.api.pulse import State
 from engine.core.config import PooledTasks, SchedulerConfig, Sources
 from engine.core.golden import Probe, Run, Watch
 from engine.core.grammars import Grammars, OpenCompiler

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.api.golden import Digest
+from engine.api.golden import LogitFingerprint
 from engine.api.messages import Logprob, Pooled, Pooling, Sampling
 
 Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
@@ -82,7 +82,7 @@ class StepResult:
     logprobs: dict[int, Logprob] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    digests: dict[int, Digest] = field(default_factory=dict)
+    digests: dict[int, LogitFingerprint] = field(default_factory=dict)
     pooled: dict[int, Pooled] = field(default_factory=dict)
 
 

@@ -6,14 +6,14 @@ from functools import cache
 
 import numpy as np
 
-from engine.api.golden import Digest
+from engine.api.golden import LogitFingerprint
 
 TOP = 8
 SKETCHES = 4
 _KEY = b"slipway: signs of golden digests"
 
 
-def digest(logits: np.ndarray) -> Digest:
+def digest(logits: np.ndarray) -> LogitFingerprint:
     """Of [vocab] float32."""
     row = np.ascontiguousarray(logits, np.float32)
     values = row.astype(np.float64)
@@ -22,7 +22,7 @@ def digest(logits: np.ndarray) -> Digest:
     best = best[np.lexsort((best, -values[best]))]
     highest = float(values[best[0]])
     with np.errstate(over="ignore", invalid="ignore"):
-        return Digest(
+        return LogitFingerprint(
             hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest(),
             _short(highest + np.log(np.exp(values - highest).sum())),
             _short(values.std()),

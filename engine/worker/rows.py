@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.api.golden import Digest
+from engine.api.golden import LogitFingerprint
 from engine.api.messages import Logprob
 from engine.core.plan import StepPlan, StepResult
 from engine.sampling.pipeline import Sampled
@@ -56,7 +56,7 @@ def step_result(
     sampled: Sampled,
     scored: dict[int, tuple[Logprob, ...]],
     failed: dict[int, str],
-    digests: list[Digest],
+    digests: list[LogitFingerprint],
 ) -> StepResult:
     """`digests`: of the rows that draw a token, or none."""
     where = rows.sampling.tolist()

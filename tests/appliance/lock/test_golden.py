@@ -12,7 +12,7 @@ import pytest
 from appliance import __version__, exits
 from appliance.command.cli import main
 from appliance.lock.lock import Lock, as_yaml, lock_path, read_lock
-from engine.api.golden import Arithmetic, Digest, Golden, Prompt, Recorded
+from engine.api.golden import Arithmetic, Golden, LogitFingerprint, Prompt, Recorded
 
 DEMO = Path(__file__).resolve().parents[3] / "manifests" / "demo"
 MADE = Recorded(
@@ -31,8 +31,8 @@ MADE = Recorded(
             Prompt("short", (1, 2)),
             (7, 8),
             (
-                Digest("00ff00ff00ff00ff", 12.5, 2.25, (7, 3), (9.5, -1e-7), (0.25, -3.0, 1e20, 4.0)),
-                Digest("0e10000000000000", 1.0, 1.0, (8, 1), (2.0, 1.0), (0.0, 0.5, 0.0, 0.0)),
+                LogitFingerprint("00ff00ff00ff00ff", 12.5, 2.25, (7, 3), (9.5, -1e-7), (0.25, -3.0, 1e20, 4.0)),
+                LogitFingerprint("0e10000000000000", 1.0, 1.0, (8, 1), (2.0, 1.0), (0.0, 0.5, 0.0, 0.0)),
             ),
         ),
     ),

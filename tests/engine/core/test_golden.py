@@ -9,8 +9,8 @@ from scheduler_simulation import make_layout
 from engine.api.config import EngineConfig, SelfTest
 from engine.api.errors import Drift, SelfTestFailed
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, Recorded
+from engine.api.heartbeat import State
 from engine.api.messages import Control, Output, Sampling, Stats, Submit
-from engine.api.pulse import State
 from engine.core.golden import SLOT, Probe, Run
 from engine.core.loop import build_loop, build_watch
 from engine.core.plan import StepResult

@@ -28,7 +28,7 @@ class State(IntEnum):
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """What a pulse said when it was read: `beats` counts progress of a start, then finished steps and sleeps."""
 
     pid: int
@@ -36,7 +36,7 @@ class Beat:
     beats: int
 
 
-class Pulse:
+class HeartbeatWriter:
     """The engine's side. An empty path is for engines without a monitor. Where the file cannot be allocated, as on a
     full file system, the engine runs without it: the file is removed, which tells the monitor not to expect one."""
 
@@ -55,7 +55,7 @@ class Pulse:
         _WORD.pack_into(self._map, 2 * _WORD.size, self._beats)
 
 
-def allocate_pulse(path: Path) -> None:
+def allocate_heartbeat(path: Path) -> None:
     """Allocate the file on disk, so that engines can map it later, also on a full file system. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -67,7 +67,7 @@ def allocate_pulse(path: Path) -> None:
 def _mapped(path: str) -> mmap.mmap | bytearray:
     """Return the mapped file, or private memory where the file cannot be allocated."""
     try:
-        allocate_pulse(Path(path))
+        allocate_heartbeat(Path(path))
         with open(path, "r+b") as file:
             return mmap.mmap(file.fileno(), _LAYOUT.size)
     except OSError as error:
@@ -78,10 +78,10 @@ def _mapped(path: str) -> mmap.mmap | bytearray:
         return bytearray(_LAYOUT.size)
 
 
-def read_pulse(path: Path) -> Beat | None:
+def read_heartbeat(path: Path) -> Heartbeat | None:
     """Return the last beat, or None where no engine has written one yet."""
     try:
         pid, state, beats = _LAYOUT.unpack(path.read_bytes())
-        return Beat(pid, State(state), beats)
+        return Heartbeat(pid, State(state), beats)
     except (OSError, struct.error, ValueError):
         return None
