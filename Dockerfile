@@ -12,7 +12,7 @@
 # TORCH_HASH   SHA-256 of further builds of torch that may be installed, as sha256:…, separated by spaces
 # KERNELS      architectures of GPUs, such as "sm_90 sm_100", whose kernels are compiled with the image: no request waits for
 #              a compiler then, and the image needs none. Python's headers must be in BUILD_BASE, and its Python in BASE
-# SHAPES       models whose kernels those are, by the names of benchmarks/shapes.py. Others: engine.worker.ahead
+# SHAPES       models whose kernels those are, by the names of benchmarks/shapes.py. Others: engine.worker.precompile
 ARG BASE=python:3.11-slim-bookworm
 ARG BUILD_BASE=python:3.11-bookworm
 
@@ -48,7 +48,7 @@ RUN mkdir -p /opt/slipway/compiled /build && cp -r /source/benchmarks /build/ &&
             PYTHONPATH=/build /opt/slipway/venv/bin/python -m benchmarks.shapes "$shape" --config-only \
                 --out "/tmp/shapes/$shape" || exit 1; \
         done && \
-        /opt/slipway/venv/bin/python -m engine.worker.ahead /tmp/shapes/* --target $KERNELS --kv-dtype auto fp8 \
+        /opt/slipway/venv/bin/python -m engine.worker.precompile /tmp/shapes/* --target $KERNELS --kv-dtype auto fp8 \
             --cache /opt/slipway/compiled; \
     fi
 

@@ -26,9 +26,9 @@ from engine.api.heartbeat import HeartbeatWriter, State
 from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Submit, Taken, Tested, ToEngine
 from engine.api.server import Connection, Server
 from engine.binding import bind
-from engine.core.golden import Watch
+from engine.core.golden import SelfTestRunner
 from engine.core.grammars import Compiler
-from engine.core.loop import Loop, Worker, build_loop, build_watch
+from engine.core.loop import Loop, Worker, build_loop, build_self_test
 from engine.imports import leave_out_unused
 from engine.models.changes import WeightFiles
 from engine.worker.ranks import RankLost, Ranks
@@ -89,7 +89,7 @@ class Engine:
             worker = self._build_worker(self._config, self._progress, memory.__setitem__, self._lost)
             _check_room(self._config, worker)
             open_compiler = partial(_open_compiler, self._config, worker)
-            watch = build_watch(self._config, worker)
+            watch = build_self_test(self._config, worker)
             tested = self._test(watch, worker)
             loop = build_loop(self._config, worker, self._send, open_compiler, self._pulse.beat, watch)
             ready = _facts(self._config, worker, memory, tested)
@@ -155,7 +155,7 @@ class Engine:
                 print(f"slipway engine: warning: {change.file} {change.what}; {after}", file=sys.stderr, flush=True)
             time.sleep(FILES_S)
 
-    def _test(self, watch: Watch | None, worker: Worker) -> Tested | None:
+    def _test(self, watch: SelfTestRunner | None, worker: Worker) -> Tested | None:
         """The golden prompts, before anybody is served. Raises SelfTestFailed."""
         if watch is None or not self._config.self_test.at_start:
             return None

@@ -14,7 +14,7 @@ from engine.api.config import EngineConfig, read_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineError
 from engine.api.golden import TEXTS, Golden, Prompt, Recorded
 from engine.binding import bind
-from engine.core.loop import Worker, build_watch
+from engine.core.loop import Worker, build_self_test
 from engine.text import Tokenizer
 from engine.text.files import FILES
 
@@ -30,7 +30,7 @@ def texts(model: Path) -> tuple[Prompt, ...]:
 def record(config: EngineConfig, worker: Worker) -> Recorded:
     """All prompts that the configuration wants; those whose logits are not finite are left out."""
     folder = Path(config.model)
-    watch = build_watch(config, worker, texts(folder if folder.is_dir() else folder.parent))
+    watch = build_self_test(config, worker, texts(folder if folder.is_dir() else folder.parent))
     found: dict[str, Golden] = {}
     if watch is not None:
         watch.start(lambda plan: worker.start(plan, {}).result(), time.monotonic, lambda fraction: None)

@@ -54,7 +54,7 @@ from engine.core.loop import build_loop
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.footprint import Holder, weight_bytes
-from engine.models.parts import Model, keeps_nothing
+from engine.models.parts import Model, has_no_kv_cache
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.files import has_tokenizer
@@ -412,8 +412,8 @@ def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
     """A prompt that is read both ways must fit into a step, beside a token of everybody if it is a source."""
     context = overrides.get("max_context", model.max_context)
     if model.encoder is not None:
-        return max(STEP_TOKENS, min(model.max_source, context) + overrides.get("max_running", MAX_RUNNING))
-    return max(STEP_TOKENS, context) if keeps_nothing(model) else STEP_TOKENS
+        return max(STEP_TOKENS, min(model.max_encoder_input, context) + overrides.get("max_running", MAX_RUNNING))
+    return max(STEP_TOKENS, context) if has_no_kv_cache(model) else STEP_TOKENS
 
 
 def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:

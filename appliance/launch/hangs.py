@@ -1,6 +1,6 @@
 """When an engine counts as hung: it has work and finishes no step, it has none and does not finish its own probes, or
-its start makes no progress. It is judged by its heartbeat (engine/api/heartbeat.py), so a slow engine that makes progress
-is never killed.
+its start makes no progress. It is judged by its heartbeat (engine/api/heartbeat.py), so a slow engine that makes
+progress is never killed.
 
 A step may take as long as the longest of these: the budget, `SLOWER` times the longest step so far, `SLOWER` times the
 slowest step that the plan expects (the roofline, which real steps exceed). An engine whose threads run, wait for a CPU

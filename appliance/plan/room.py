@@ -37,7 +37,7 @@ from engine.models.footprint import (
     part_bytes,
     temporary_bytes,
 )
-from engine.models.parts import Model, keeps_nothing
+from engine.models.parts import Model, has_no_kv_cache
 from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling
 
@@ -280,7 +280,7 @@ def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, run
     if (needed := source_step(manifest, checkpoint, running)) > STEP_TOKENS[device]:
         return Choice(needed, "the longest source, which is read in one step, and a token of each running request")
     longest = _table_context(manifest, checkpoint)
-    if keeps_nothing(checkpoint.model) and longest > STEP_TOKENS[device]:
+    if has_no_kv_cache(checkpoint.model) and longest > STEP_TOKENS[device]:
         return Choice(longest, "the longest prompt: the model reads it both ways, in one step")
     return Choice(STEP_TOKENS[device], f"for {device}")
 
@@ -288,7 +288,7 @@ def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, run
 def source_step(manifest: Manifest, checkpoint: Checkpoint, running: int) -> int:
     """Tokens that a step must have for the longest source, beside one of each running request; 0 where no encoder
     stands in front."""
-    longest = min(checkpoint.model.max_source, _table_context(manifest, checkpoint))
+    longest = min(checkpoint.model.max_encoder_input, _table_context(manifest, checkpoint))
     return longest + running if longest else 0
 
 

@@ -13,7 +13,7 @@ from appliance.declare.layers.merge import at
 from appliance.declare.problems import Problem, given
 from appliance.declare.remedy import Remove
 from appliance.declare.settings import Settings
-from engine.models.parts import Model, TokenLogits, keeps_nothing
+from engine.models.parts import Model, TokenLogits, has_no_kv_cache
 
 ANY = object()  # stands for no value at all
 
@@ -37,7 +37,7 @@ def _keeps_only(model: Model) -> bool:
     """Whether prefixes are kept and never read: numbers that are made of all states need a step for each token."""
     pooler = model.pooler
     return (
-        pooler is not None and not keeps_nothing(model) and (pooler.pool != "last" or pooler.task == "token_classify")
+        pooler is not None and not has_no_kv_cache(model) and (pooler.pool != "last" or pooler.task == "token_classify")
     )
 
 
@@ -109,7 +109,7 @@ IDLE = (
             "engine.cache.block_tokens": ANY,
             "engine.cache.prefix": False,
         },
-        *(keeps_nothing, WHOLE),
+        *(has_no_kv_cache, WHOLE),
         because="this model reads its prompts both ways and keeps nothing of them: there is no cache",
     ),
     Idle(

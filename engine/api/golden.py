@@ -8,7 +8,7 @@ Of each token of the reply the logits it was drawn from are kept as a digest of 
   arithmetic agree in these within a band.
 
 All differences are measured against the spread (standard deviation) of the logits, which says how much tells tokens
-apart. Free of torch; the numbers are made by engine/worker/digest.py.
+apart. Free of torch; the numbers are made by engine/worker/logit_fingerprint.py.
 """
 
 import math

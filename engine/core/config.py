@@ -48,7 +48,7 @@ class PooledTasks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources:
+class EncoderLimits:
     """What an encoder-decoder model has positions for, in tokens: of a source, and of a reply with what it
     begins with."""
 
@@ -91,7 +91,7 @@ class SchedulerConfig:
     ropes: tuple[Rope, ...] = ()
     pooled: PooledTasks | None = None
     whole: bool = False
-    sources: Sources | None = None
+    sources: EncoderLimits | None = None
 
     @property
     def slots(self) -> int:

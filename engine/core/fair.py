@@ -14,7 +14,7 @@ next one, until every request has ended.
 
 from collections.abc import Iterable
 
-from engine.core.order import Ranked
+from engine.core.policies import SortedQueue
 from engine.core.sequence import Sequence
 
 
@@ -23,7 +23,7 @@ class Queues:
 
     def __init__(self, served: dict[str, float]) -> None:
         self._served = served
-        self._queues: dict[str, Ranked] = {}
+        self._queues: dict[str, SortedQueue] = {}
         self._count = 0
         self.left: str | None = None  # the owner of the one that left last
 
@@ -45,7 +45,7 @@ class Queues:
 
     def add(self, sequence: Sequence) -> None:
         sequence.rank = (0, sequence.arrival)
-        self._queues.setdefault(sequence.owner, Ranked()).add(sequence)
+        self._queues.setdefault(sequence.owner, SortedQueue()).add(sequence)
         self._count += 1
 
     def before(self, sequence: Sequence) -> int:
@@ -68,12 +68,12 @@ class Queues:
         return self._served[sequence.owner], sequence.arrival
 
 
-class Fair:
+class FairPolicy:
     """`served` has an entry for each owner that ever came: API keys are few."""
 
     def __init__(self) -> None:
         self.served: dict[str, float] = {}
-        self.running, self.waiting = Ranked(), Queues(self.served)
+        self.running, self.waiting = SortedQueue(), Queues(self.served)
 
     def arrive(self, sequence: Sequence) -> None:
         sequence.rank = (0, sequence.arrival)

@@ -75,7 +75,7 @@ class Run:
         return Golden(self.prompt, tuple(self._reply), tuple(self._digests))
 
 
-class Probe:
+class HealthCheck:
     """One step of one token, written to where nothing is kept: a sign of life. A model that pools is asked for
     `pooling`; where there is an encoder in front, it reads a source of one token first (`sourced`)."""
 
@@ -113,7 +113,7 @@ class Counts:
 
 
 @dataclass
-class Watch:
+class SelfTestRunner:
     """The golden prompts of one engine. `kept`: what it made of each when it began, which idle runs are compared with.
     `blocks`: of its own. Times are the caller's, in seconds."""
 

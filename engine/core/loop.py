@@ -34,14 +34,14 @@ from engine.api.messages import (
     Submit,
     ToEngine,
 )
-from engine.core.config import PooledTasks, SchedulerConfig, Sources
-from engine.core.golden import Probe, Run, Watch
+from engine.core.config import EncoderLimits, PooledTasks, SchedulerConfig
+from engine.core.golden import HealthCheck, Run, SelfTestRunner
 from engine.core.grammars import Grammars, OpenCompiler
 from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
-from engine.models.parts import Model, Pooler, attentions, keeps_nothing
+from engine.models.parts import Model, Pooler, attentions, has_no_kv_cache
 
 Happened = tuple[str, float, Event]
 
@@ -74,7 +74,7 @@ class Worker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Flying:
+class _InFlight:
     """A step that was started; `late` where its limited rows still have to get their masks."""
 
     planned: Planned
@@ -97,10 +97,10 @@ class Loop:
         overlap: bool = True,
         grammars: Grammars | None = None,
         told: list[Happened] | None = None,
-        rest: Callable[[], None] | None = None,
+        on_idle: Callable[[], None] | None = None,
         beat: Callable[[State], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        watch: Watch | None = None,
+        watch: SelfTestRunner | None = None,
         pooling: Pooling | None = None,
         sourced: bool = False,
     ) -> None:
@@ -109,8 +109,8 @@ class Loop:
         self._pooling, self._sourced = pooling, sourced
         self.drained = False
         self._worker, self._send, self._clock = worker, send, clock
-        self._at_rest = rest or _nothing
-        self._beat = beat or _unwatched
+        self._idle_hook = on_idle or _nothing
+        self._beat = beat or _no_heartbeat
         self._depth = 2 if overlap else 1
         self._grammars = grammars or Grammars(None)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -143,30 +143,30 @@ class Loop:
     def run(self) -> None:
         """Returns after `stop`, or when drained. Raises what a step raised: the device's state is unknown then; and
         Drift, before another step of a request is planned."""
-        flying: deque[_Flying] = deque()
+        in_flight: deque[_InFlight] = deque()
         try:
-            self._run(flying)
+            self._run(in_flight)
         finally:
-            for step in flying:  # or the worker, and with it the end of the process, would wait for ever
+            for step in in_flight:  # or the worker, and with it the end of the process, would wait for ever
                 if step.late is not None and not step.late.done():
                     step.late.set_result({})
-        for step in flying:
+        for step in in_flight:
             step.handle.result()
         self._grammars.close()
-        self._at_rest()
+        self._idle_hook()
 
-    def _run(self, flying: deque[_Flying]) -> None:
+    def _run(self, in_flight: deque[_InFlight]) -> None:
         """Leaves what is still on its way when the loop is stopped."""
         while True:
-            idle = not flying and self._idle
+            idle = not in_flight and self._idle
             if idle:
-                self._rest()
+                self._on_idle()
             self._take(wait=idle)
             if self._stopping:
                 return
             if self._probing:
                 self._probing = False
-                if not flying and self._idle:
+                if not in_flight and self._idle:
                     self._make_probe()
                 if self._stopping:
                     return
@@ -177,13 +177,15 @@ class Loop:
                 self._expire(now)
             planned = self.scheduler.plan(now)
             if planned is not None:
-                flying.append(self._start(planned))
-            assert flying or not (self.scheduler.running or self.scheduler.waiting), "requests wait and nothing can run"
-            if flying and (planned is None or len(flying) == self._depth):
-                step = flying.popleft()
+                in_flight.append(self._start(planned))
+            assert in_flight or not (self.scheduler.running or self.scheduler.waiting), (
+                "requests wait and nothing can run"
+            )
+            if in_flight and (planned is None or len(in_flight) == self._depth):
+                step = in_flight.popleft()
                 self._beat(State.BUSY)
-                self._settle(step.handle.result())
-                for step in flying:  # one at most, and the tokens before its own are known now
+                self._apply(step.handle.result())
+                for step in in_flight:  # one at most, and the tokens before its own are known now
                     if step.late is not None:
                         step.late.set_result(self._masks(step.planned, step.limited))
             self._flush()
@@ -199,7 +201,7 @@ class Loop:
         """Between two of its steps whatever came in is seen to, and a request ends it."""
         began = self._clock()
         golden = None if self._watch is None else self._watch.next(began, self._idle_since)
-        run: Run | Probe = golden or Probe(self._worker.layout, self._pooling, sourced=self._sourced)
+        run: Run | HealthCheck = golden or HealthCheck(self._worker.layout, self._pooling, sourced=self._sourced)
         while (plan := run.plan()) is not None:
             if self._stopping or not self._idle:
                 break
@@ -228,7 +230,7 @@ class Loop:
         except Empty:
             return
 
-    def _rest(self) -> None:
+    def _on_idle(self) -> None:
         """Before the loop sleeps."""
         if self._draining and not self._grammars.compiling:
             self.drained = True
@@ -236,7 +238,7 @@ class Loop:
         if self._stats_stale:
             self._report()
         self._flush()
-        self._at_rest()
+        self._idle_hook()
         self._beat(State.IDLE)
 
     def _stop(self) -> None:
@@ -321,12 +323,12 @@ class Loop:
 
     # Steps
 
-    def _start(self, planned: Planned) -> _Flying:
+    def _start(self, planned: Planned) -> _InFlight:
         """Masks that follow from tokens still on their way are given later."""
         limited = self._grammars.limited(planned)
         late = Late() if any(planned.sequences[row].pending > 1 for row in limited) else None
         masks = self._masks(planned, limited) if late is None else late
-        return _Flying(planned, self._worker.start(planned.plan, masks), limited, late)
+        return _InFlight(planned, self._worker.start(planned.plan, masks), limited, late)
 
     def _masks(self, planned: Planned, limited: list[int]) -> Masks:
         if not limited:
@@ -336,7 +338,7 @@ class Loop:
             self._fail(id, error)
         return masks
 
-    def _settle(self, result: StepResult) -> None:
+    def _apply(self, result: StepResult) -> None:
         now = self._clock()
         settled = self.scheduler.apply(result, now)
         deltas = [self._follow(delta) if delta.id in self._grammars else delta for delta in settled.deltas]
@@ -394,7 +396,7 @@ def build_loop(
     send: Callable[[list[FromEngine]], None],
     open_compiler: OpenCompiler | None = None,
     beat: Callable[[State], None] | None = None,
-    watch: Watch | None = None,
+    watch: SelfTestRunner | None = None,
 ) -> Loop:
     """The loop over a worker that was built for the same configuration."""
     ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
@@ -409,10 +411,10 @@ def build_loop(
         prefix_cache=config.prefix_cache,
         ropes=tuple(ropes),
         pooled=pooled_tasks(worker.model),
-        whole=keeps_nothing(worker.model),
-        sources=sources_of(worker.model),
+        whole=has_no_kv_cache(worker.model),
+        sources=encoder_limits(worker.model),
     )
-    grammars, told, rest = Grammars(open_compiler), list[Happened](), None
+    grammars, told, on_idle = Grammars(open_compiler), list[Happened](), None
 
     def tell(id: str, now: float, event: Event) -> None:
         told.append((id, now, event))
@@ -421,7 +423,7 @@ def build_loop(
         scheduler = Scheduler(settings, tell)
     else:
         scheduler = recorder = Recorder(settings, config.record, config.record_bytes, tell)
-        rest = recorder.rest
+        on_idle = recorder.on_idle
     pooled = settings.pooled
     return Loop(
         scheduler,
@@ -430,7 +432,7 @@ def build_loop(
         overlap=config.overlap,
         grammars=grammars,
         told=told,
-        rest=rest,
+        on_idle=on_idle,
         beat=beat,
         watch=watch,
         pooling=None if pooled is None else Pooling(pooled.tasks[0]),
@@ -438,7 +440,7 @@ def build_loop(
     )
 
 
-def build_watch(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> Watch | None:
+def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> SelfTestRunner | None:
     """The golden prompts of an engine, those of its lock first; None where none are wanted. `texts` join them."""
     wanted, locked = config.self_test, config.self_test.locked
     if not wanted.prompts:
@@ -459,7 +461,7 @@ def build_watch(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] 
     chosen = [*chosen, *(prompt for prompt in own if prompt.name not in names)][: wanted.prompts]
     if not chosen:
         return None
-    return Watch(wanted, worker.arithmetic, chosen, worker.layout, worker.reserved, config.max_step_tokens)
+    return SelfTestRunner(wanted, worker.arithmetic, chosen, worker.layout, worker.reserved, config.max_step_tokens)
 
 
 def pooled_tasks(model: Model) -> PooledTasks | None:
@@ -477,11 +479,11 @@ def pooled_tasks(model: Model) -> PooledTasks | None:
     )
 
 
-def sources_of(model: Model) -> Sources | None:
+def encoder_limits(model: Model) -> EncoderLimits | None:
     """What an encoder-decoder model can read."""
     if model.encoder is None:
         return None
-    return Sources(longest=model.max_source, reply=model.max_context - model.max_source)
+    return EncoderLimits(longest=model.max_encoder_input, reply=model.max_context - model.max_encoder_input)
 
 
 def _tasks(pooler: Pooler) -> tuple[PoolingTask, ...]:
@@ -494,5 +496,5 @@ def _nothing() -> None:
     """Put in the inbox, it wakes the loop."""
 
 
-def _unwatched(state: State) -> None:
+def _no_heartbeat(state: State) -> None:
     """Nobody watches this loop."""

@@ -31,7 +31,7 @@ from engine.core.records import (
     encode_config,
     older,
 )
-from engine.core.scheduler import Planned, Scheduler, Settled, Tell
+from engine.core.scheduler import AppliedStep, Planned, Scheduler, Tell
 from engine.core.snapshot import snapshot
 
 FLUSH_BYTES = 1 << 16  # what a crash may lose at most, beside what came in within FLUSH_S
@@ -84,7 +84,7 @@ class Recorder(Scheduler):
         self._write(PlanMade(now, None if planned is None else planned.plan))
         return planned
 
-    def apply(self, result: StepResult, now: float) -> Settled:
+    def apply(self, result: StepResult, now: float) -> AppliedStep:
         self._write(Applied(now, result.step, result.sampled, result.failed))
         flushing = len(self._pending) >= self._flush_bytes or now - self._flushed_at >= FLUSH_S
         if flushing:
@@ -95,7 +95,7 @@ class Recorder(Scheduler):
             self._turn_over()
         return settled
 
-    def rest(self) -> None:
+    def on_idle(self) -> None:
         """To be called before nothing happens for a while."""
         self.flush()
         self._turn_over()

@@ -3,7 +3,7 @@
 One rule for all rows: computed positions catch up with known tokens. Decode, chunked prefill, prefix hits and resumed
 sequences are the same case. A step first gives every running sequence that lacks one token its row, then the
 prompts in work what is left of the token budget, then admits waiting ones in the order of their ranks. Ranks are the
-policy's (engine/core/order.py, engine/core/fair.py).
+policy's (engine/core/policies.py, engine/core/fair.py).
 
 A step is planned with the upper bound: a token that a step in flight is sampling counts as there, until its result says
 that it ended its request. What is sampled for a request that ended meanwhile is dropped. A grammar changes nothing of
@@ -25,15 +25,19 @@ from engine.api.messages import Delta, Failed, Finish, Logprob, Pooled, Stats, S
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.deadlines import Deadlines
-from engine.core.fair import Fair
-from engine.core.order import ByPriority, FirstCome, Order
+from engine.core.fair import FairPolicy
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
+from engine.core.policies import FirstComeFirstServed, PriorityPolicy, SchedulingPolicy
 from engine.core.sequence import Sequence, State
 from engine.kv.cache import MISS, Blocks, Cache, Tables
 
 HOLDERS = 3  # of blocks that are told of
 
-ORDERS: dict[str, type[Order]] = {"fcfs": FirstCome, "priority": ByPriority, "fair": Fair}
+POLICIES: dict[str, type[SchedulingPolicy]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": PriorityPolicy,
+    "fair": FairPolicy,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Planned:
 
 
 @dataclass(slots=True)
-class Settled:
+class AppliedStep:
     """What a result meant for the requests."""
 
     deltas: list[Delta] = field(default_factory=list)
@@ -85,8 +89,8 @@ class Scheduler:
         )  # so that every one of them gets a token each step
         self._free_slots = list(range(self._slots - 1, -1, -1))
         self._dropped: list[int] = []  # slots whose requests left since the last plan
-        self._order = ORDERS[config.policy]()
-        self._running, self._waiting = self._order.running, self._order.waiting
+        self._policy = POLICIES[config.policy]()
+        self._running, self._waiting = self._policy.running, self._policy.waiting
         self._deadlines = Deadlines()
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: deque[Planned] = deque()
@@ -146,7 +150,7 @@ class Scheduler:
             self._rotate(sequence, sequence.total)
         self._by_id[submit.id] = sequence
         self._deadlines.add(sequence, self._by_id)
-        self._order.arrive(sequence)
+        self._policy.arrive(sequence)
         ahead = self._waiting.before(sequence)
         self._waiting.add(sequence)
         self._tell(submit.id, now, Queued(sequence.prompt_tokens, len(submit.emitted), ahead))
@@ -187,12 +191,12 @@ class Scheduler:
         """The next step, or None if nothing can be computed before a result or a request comes."""
         self._now = now
         draft = _Draft(self.step + 1, self.config.max_step_tokens)
-        self._order.begin()
+        self._policy.begin()
         prompts = self._plan_tokens(draft)
         for sequence in prompts:
             if draft.budget and sequence.state is State.RUNNING:
                 self._plan_prompt(draft, sequence)
-        self._order.charge(draft.sequences)
+        self._policy.charge(draft.sequences)
         while draft.budget and len(self._waiting) and not draft.preempted and self._admit(draft, now):
             pass
         if not draft.rows:
@@ -206,12 +210,12 @@ class Scheduler:
         self.counters.steps.append(self.config.max_step_tokens - draft.budget)
         return planned
 
-    def apply(self, result: StepResult, now: float) -> Settled:
+    def apply(self, result: StepResult, now: float) -> AppliedStep:
         """Takes in what the oldest step in flight gave."""
         self._now = now
         planned = self._in_flight.popleft()
         assert planned.plan.step == result.step, f"result {result.step} came for step {planned.plan.step}"
-        settled = Settled()
+        settled = AppliedStep()
         for index, sequence in enumerate(planned.sequences):
             if sequence.state is State.ENDED:
                 continue
@@ -330,7 +334,7 @@ class Scheduler:
             )
         )
         self._add_row(draft, sequence, count, tuple(map(tuple, sequence.tables.blocks)))
-        self._order.charge((sequence,))
+        self._policy.charge((sequence,))
         return True
 
     def _block(self, sequence: Sequence, why: Blocked) -> None:
@@ -441,7 +445,7 @@ class Scheduler:
             timing=sequence.timing() if timed else None,
         )
 
-    def _fail(self, sequence: Sequence, why: str, settled: Settled) -> None:
+    def _fail(self, sequence: Sequence, why: str, settled: AppliedStep) -> None:
         self._end(sequence, "error", forget=True)
         code = RequestError.code if why == NOTHING_LEFT else StepError.code
         settled.failed.append(Failed(sequence.id, code, why))

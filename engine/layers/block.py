@@ -12,7 +12,7 @@ from engine.layers.linear import LinearLayer, Read, Target
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.step import Step
-from engine.models.parts import MLP, Attention, Branch, Experts, bodies
+from engine.models.parts import MLP, Attention, Experts, ResidualBlock, bodies
 from engine.models.sources import attention_linears, join
 from kernels.attention.whole import whole_attention
 from kernels.paged_attention import paged_attention
@@ -97,7 +97,7 @@ class AttentionLayer:
         return self.out(y.flatten(1))
 
 
-class SourceAttentionLayer:
+class CrossAttentionLayer:
     """Attention to what an encoder made of each row's source, whose keys and values are projected once and kept."""
 
     def __init__(self, part: Attention, path: str, world: World, place: Place) -> None:
@@ -143,21 +143,21 @@ class Places:
         return self._last
 
 
-class BranchLayer:
+class ResidualBlockLayer:
     """last(x + scale · after(body(before(x)))); several bodies are summed."""
 
-    def __init__(self, part: Branch, path: str, world: World, taken: Places) -> None:
+    def __init__(self, part: ResidualBlock, path: str, world: World, taken: Places) -> None:
         self.scale = part.scale
         self.before = NormLayer(part.before, path) if part.before is not None else None
         self.after = NormLayer(part.after, path) if part.after is not None else None
         self.last = NormLayer(part.last, path) if part.last is not None else None
-        self.bodies: list[AttentionLayer | SourceAttentionLayer | MLPLayer | ExpertsLayer] = []
+        self.bodies: list[AttentionLayer | CrossAttentionLayer | MLPLayer | ExpertsLayer] = []
         for body in bodies(part):
             match body:
                 case Attention(source=True):
                     place = taken.take(body)
                     assert place is not None, "a block attends to itself before it attends to a source"
-                    self.bodies.append(SourceAttentionLayer(body, path, world, place))
+                    self.bodies.append(CrossAttentionLayer(body, path, world, place))
                 case Attention():
                     self.bodies.append(AttentionLayer(body, path, world, taken.take(body)))
                 case MLP():

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.api.errors import CheckpointError
 from engine.kv.layout import whole_blocks
 from engine.layers.batch import Batch
-from engine.layers.block import AttentionLayer, BranchLayer
+from engine.layers.block import AttentionLayer, ResidualBlockLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
@@ -65,7 +65,7 @@ class CompiledModel:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        branches: Sequence[BranchLayer],
+        branches: Sequence[ResidualBlockLayer],
         norm: NormLayer | None,
         ropes: tuple[Rope, ...],
         team: Team,
@@ -266,7 +266,7 @@ class CompiledModel:
         return [_project(layer.up, x, up), act, _project(layer.down, activated, y)]
 
     def _experts(self, layer: ExpertsLayer, x: Tensor, y: Tensor) -> list[cpu.Op]:
-        part, k, one = layer.part, layer.part.chosen, layer.experts[0]
+        part, k, one = layer.part, layer.part.top_k, layer.experts[0]
         get, dense = self.buffers.get, self.buffers.dense
         logits, chosen, weights = get("router", layer.router.slots.rows), dense("chosen", k), dense("weights", k)
         # Of each token k rows, which are those of its experts only once they are combined.
@@ -277,7 +277,7 @@ class CompiledModel:
             chosen=chosen.data_ptr(),  # whole numbers of 32 bits
             weights=weights.data_ptr(),
             logits_stride=logits.stride(0),
-            count=part.count,
+            count=part.num_experts,
             k=k,
             scores=cpu.SCORES[part.scores],
         )
@@ -291,7 +291,7 @@ class CompiledModel:
         if layer.shared is not None:
             shared = get("shared", self.hidden)
             ops += self._mlp(layer.shared, x, shared)
-        gate = None if part.shared_gate is None else logits[:, part.count :]
+        gate = None if part.shared_gate is None else logits[:, part.num_experts :]
         combine = cpu.Combine(
             x=out.data_ptr(),
             weights=weights.data_ptr(),
@@ -339,7 +339,7 @@ class Whole:
         return torch.zeros(blocks, 1, 2, WHOLE_BLOCK, self.kv_heads, self.dim)
 
 
-def _whole(branches: Sequence[BranchLayer]) -> Whole | None:
+def _whole(branches: Sequence[ResidualBlockLayer]) -> Whole | None:
     """None for a model that keeps what it reads."""
     layers = [body for branch in branches for body in branch.bodies if isinstance(body, AttentionLayer)]
     sizes = {(one.turned - one.heads, one.part.head_dim) for one in layers if one.place is None}

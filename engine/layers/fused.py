@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, BranchLayer, Place, SourceAttentionLayer
+from engine.layers.block import AttentionLayer, CrossAttentionLayer, Place, ResidualBlockLayer
+from engine.layers.encoder import EncoderLayers
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.rounded import activated, rounding_of
-from engine.layers.source import EncoderLayers
 from engine.models.kv_scales import KVScales
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
@@ -45,7 +45,7 @@ _UNTURNED: Turning = (None, "rms", 0.0, None, None, False)
 
 
 @dataclass(frozen=True)
-class SourceReads:
+class CrossAttentionInputs:
     """What the tokens of a decoder read of sources: each is a row of its own, whose source's `lengths` positions of the
     line `slot` it reads, all of them; 0 of padding."""
 
@@ -75,7 +75,7 @@ class DeviceStep:
     singles: bool
     spans: bool
     segments: Tensor | None = None  # [tokens] int32, where the model has a row for each segment
-    sources: SourceReads | None = None
+    sources: CrossAttentionInputs | None = None
     entering: "DeviceStep | None" = None
 
 
@@ -165,7 +165,7 @@ class _Run:
         if sources is not None:
             self.source_work = DECODE_WORK(sources.query_start, sources.lengths, kv_heads, None)
 
-    def branch(self, branch: BranchLayer) -> None:
+    def branch(self, branch: ResidualBlockLayer) -> None:
         read: Tensor | Rounded
         read = self._joined() if branch.before is None else self._normed_for(branch.before, branch)
         y = self._body(branch.bodies[0], read)
@@ -197,7 +197,7 @@ class _Run:
         self.waiting = None
         return normed
 
-    def _normed_for(self, layer: NormLayer, branch: BranchLayer) -> Tensor | Rounded:
+    def _normed_for(self, layer: NormLayer, branch: ResidualBlockLayer) -> Tensor | Rounded:
         """The norm, rounded where all bodies of the branch multiply by fp8."""
         wanted = rounding_of(branch.bodies)
         if wanted is None or not isinstance(layer.norm, RMSNorm):
@@ -208,7 +208,7 @@ class _Run:
         return Rounded(*made[:2])
 
     def _body(
-        self, body: AttentionLayer | SourceAttentionLayer | MLPLayer | ExpertsLayer, read: Tensor | Rounded
+        self, body: AttentionLayer | CrossAttentionLayer | MLPLayer | ExpertsLayer, read: Tensor | Rounded
     ) -> Tensor:
         match body:
             case MLPLayer():
@@ -218,7 +218,7 @@ class _Run:
                 return _experts(body, read)
             case AttentionLayer():
                 return self._attention(body, read)
-            case SourceAttentionLayer():
+            case CrossAttentionLayer():
                 return self._source_attention(body, read)
 
     def _attention(self, layer: AttentionLayer, read: Tensor | Rounded) -> Tensor:
@@ -254,7 +254,7 @@ class _Run:
         if step.spans:
             PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, *scales, self.begins)
 
-    def _source_attention(self, layer: SourceAttentionLayer, read: Tensor | Rounded) -> Tensor:
+    def _source_attention(self, layer: CrossAttentionLayer, read: Tensor | Rounded) -> Tensor:
         """Each token over the whole source of its sequence."""
         part, place, step = layer.part, layer.place, self.step
         assert step.sources is not None and self.source_work is not None, "a source is read by a decoder's tokens"
@@ -284,10 +284,10 @@ def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
     part, ranks = layer.part, layer.world.size
     assert layer.ups.whole is not None and layer.downs.whole is not None, "experts for fused kernels are loaded stacked"
     logits = layer.router.in_fp32(read)
-    numbers, weights, order = EXPERT_ROUTES(logits, part.count, part.chosen, part.scores)
-    rows = tile_rows(len(read), part.chosen, part.count)
-    pairs, tiles = EXPERT_WORK(numbers, part.count, rows)
-    up = EXPERT_MATMUL(read, layer.ups.whole, pairs, tiles, part.chosen, rows)
+    numbers, weights, order = EXPERT_ROUTES(logits, part.num_experts, part.top_k, part.scores)
+    rows = tile_rows(len(read), part.top_k, part.num_experts)
+    pairs, tiles = EXPERT_WORK(numbers, part.num_experts, rows)
+    up = EXPERT_MATMUL(read, layer.ups.whole, pairs, tiles, part.top_k, rows)
     inner = ACTIVATION(up, part.act, layer.experts[0].has_gate)
     del up
     y = EXPERT_MATMUL(inner, layer.downs.whole, pairs, tiles, 1, rows)
@@ -296,7 +296,7 @@ def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
     if layer.shared is not None:
         shared = layer.shared.down.product(activated(layer.shared, layer.shared.up(read)))
     opening = None if part.shared_gate is None else logits
-    y = EXPERT_SUM(y, weights, order, shared, opening, part.count, read.dtype if ranks == 1 else torch.float32)
+    y = EXPERT_SUM(y, weights, order, shared, opening, part.num_experts, read.dtype if ranks == 1 else torch.float32)
     return y if ranks == 1 else layer.world.all_reduce(y).to(read.dtype)
 
 

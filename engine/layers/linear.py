@@ -105,7 +105,7 @@ class Target:
         return replace(packed, data=self.arena.copy(packed.data))
 
 
-class Stack:
+class ExpertStack:
     """Memory of `count` equal matrices, one behind another: [count, rows, inputs]. There is none before it is asked
     for."""
 
@@ -123,10 +123,10 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class StackSlice:
     """Where a matrix is put if its target wants such matrices stacked."""
 
-    stack: Stack
+    stack: ExpertStack
     number: int
 
 
@@ -139,7 +139,7 @@ class LinearLayer:
     bias: Tensor | None = None
 
     def __init__(
-        self, part: Linear, path: str, world: World, *, rounded: bool = True, shelf: Shelf | None = None
+        self, part: Linear, path: str, world: World, *, rounded: bool = True, shelf: StackSlice | None = None
     ) -> None:
         self.part, self.path, self.world, self._rounded, self._shelf = part, path, world, rounded, shelf
         self.slots = slots(part, world)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from engine.distributed.world import World
-from engine.layers.linear import LinearLayer, Shelf, Stack
+from engine.layers.linear import ExpertStack, LinearLayer, StackSlice
 from engine.layers.step import Step
 from engine.models.parts import MLP, Experts
 from engine.models.sources import join, mlp_linears, routed_mlps, router_linear
@@ -14,7 +14,11 @@ from kernels.experts.routes import route
 
 class MLPLayer:
     def __init__(
-        self, part: MLP, path: str, world: World, shelves: tuple[Shelf, Shelf] | tuple[None, None] = (None, None)
+        self,
+        part: MLP,
+        path: str,
+        world: World,
+        shelves: tuple[StackSlice, StackSlice] | tuple[None, None] = (None, None),
     ) -> None:
         """shelves: of the projection up and of that down."""
         up, down = mlp_linears(part)
@@ -43,9 +47,9 @@ class ExpertsLayer:
         path = join(path, part.name)
         self.part, self.world = part, world
         self.router = LinearLayer(router_linear(part), path, world, rounded=False)
-        self.ups, self.downs = Stack(part.count), Stack(part.count)
+        self.ups, self.downs = ExpertStack(part.num_experts), ExpertStack(part.num_experts)
         self.experts = [
-            MLPLayer(mlp, path, world, (Shelf(self.ups, number), Shelf(self.downs, number)))
+            MLPLayer(mlp, path, world, (StackSlice(self.ups, number), StackSlice(self.downs, number)))
             for number, mlp in enumerate(routed_mlps(part))
         ]
         self.shared = None if part.shared is None else MLPLayer(part.shared, path, world)
@@ -58,14 +62,14 @@ class ExpertsLayer:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x: [tokens, hidden]. The experts of a token are added in the order of their numbers, in fp32."""
         logits = self.router.in_fp32(x)
-        chosen, weights = route(logits[:, : self.part.count], self.part.chosen, self.part.scores)
+        chosen, weights = route(logits[:, : self.part.num_experts], self.part.top_k, self.part.scores)
         y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for number, expert in enumerate(self.experts):
             rows, ranks = (chosen == number).nonzero(as_tuple=True)
             if len(rows):
                 y.index_add_(0, rows, _share(expert, x[rows]) * weights[rows, ranks, None])
         if self.shared is not None:
-            opened = 1.0 if self.part.shared_gate is None else logits[:, self.part.count :].sigmoid()
+            opened = 1.0 if self.part.shared_gate is None else logits[:, self.part.num_experts :].sigmoid()
             y += _share(self.shared, x) * opened
         return (y if self.world.size == 1 else self.world.all_reduce(y)).to(x.dtype)
 

@@ -12,13 +12,13 @@ from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
-from engine.layers.block import BranchLayer, Places, SourceAttentionLayer
+from engine.layers.block import CrossAttentionLayer, Places, ResidualBlockLayer
 from engine.layers.compiled import CompiledModel
-from engine.layers.held import Held, held
+from engine.layers.encoder import EncoderLayers
 from engine.layers.linear import Target
+from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.norm import NormLayer
 from engine.layers.pooler import PoolerLayer
-from engine.layers.source import EncoderLayers
 from engine.layers.step import plan_step
 from engine.layers.vocabulary import Vocabulary
 from engine.models.checkpoint import Checkpoint, check_tensors
@@ -51,7 +51,7 @@ def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.de
 class TextModel:
     """A model on one rank. Not changed after `load`; its state is the pages, which the caller owns."""
 
-    held = Held({}, 0)
+    memory_usage = MemoryUsage({}, 0)
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TextModel:
                 raise ValueError("compiled kernels serve no encoder-decoder model; set kernels to torch")
             self.encoder = EncoderLayers(model.encoder, model.root, world, self.vocabulary, taken)
         self.branches = [
-            BranchLayer(branch, join(model.root, model.layers, str(index)), world, taken)
+            ResidualBlockLayer(branch, join(model.root, model.layers, str(index)), world, taken)
             for index, block in enumerate(model.blocks)
             for branch in block
         ]
@@ -98,7 +98,7 @@ class TextModel:
     @property
     def weight_bytes(self) -> int:
         """Of all weights that are held in memory of their own."""
-        return self.held.total
+        return self.memory_usage.total
 
     @torch.inference_mode()
     def load(
@@ -134,7 +134,7 @@ class TextModel:
             weights.release()
             if known is not None:
                 known.release()
-        self.held = held(self.vocabulary, self.branches, self.norm, self.pooler, self.encoder)
+        self.memory_usage = memory_usage(self.vocabulary, self.branches, self.norm, self.pooler, self.encoder)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
         if self.target.team is not None:
@@ -143,9 +143,9 @@ class TextModel:
             )
 
     @property
-    def source_layers(self) -> list[SourceAttentionLayer]:
+    def source_layers(self) -> list[CrossAttentionLayer]:
         """Those that attend to sources."""
-        return [body for branch in self.branches for body in branch.bodies if isinstance(body, SourceAttentionLayer)]
+        return [body for branch in self.branches for body in branch.bodies if isinstance(body, CrossAttentionLayer)]
 
     def reserve(self, tokens: int, rows: int) -> None:
         """Takes what steps of so many tokens and logits of so many rows need, where that is known before them."""

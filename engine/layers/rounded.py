@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, SourceAttentionLayer
+from engine.layers.block import AttentionLayer, CrossAttentionLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from kernels.activation import ACTIVATION
@@ -12,7 +12,7 @@ from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.e4m3 import Rounded, Rounding
 
 
-def rounding_of(bodies: Sequence[AttentionLayer | SourceAttentionLayer | MLPLayer | ExpertsLayer]) -> Rounding | None:
+def rounding_of(bodies: Sequence[AttentionLayer | CrossAttentionLayer | MLPLayer | ExpertsLayer]) -> Rounding | None:
     """How the rows that these bodies read can be rounded for all of them; None where one wants them as they are, or
     another way."""
     wanted = [_first(body).rounding if not isinstance(body, ExpertsLayer) else None for body in bodies]
@@ -23,11 +23,11 @@ def rounding_of(bodies: Sequence[AttentionLayer | SourceAttentionLayer | MLPLaye
     return first if len(wanted) == 1 or all(one is not None and one.given is None for one in wanted) else None
 
 
-def _first(body: AttentionLayer | SourceAttentionLayer | MLPLayer) -> LinearLayer:
+def _first(body: AttentionLayer | CrossAttentionLayer | MLPLayer) -> LinearLayer:
     match body:
         case AttentionLayer():
             return body.qkv
-        case SourceAttentionLayer():
+        case CrossAttentionLayer():
             return body.q
         case MLPLayer():
             return body.up

@@ -131,7 +131,7 @@ class Vocabulary:
         )
 
 
-class SourceEmbedding:
+class EncoderEmbedding:
     """What the encoder in front of a decoder reads: rows of the decoder's table, positions and a norm of its own."""
 
     positions: Tensor | None = None  # [positions, hidden]

@@ -20,7 +20,6 @@ from engine.models.parts import (
     Attention,
     Block,
     Body,
-    Branch,
     Embedding,
     Encoder,
     Head,
@@ -28,6 +27,7 @@ from engine.models.parts import (
     Lookup,
     Model,
     Norm,
+    ResidualBlock,
     named,
 )
 
@@ -83,9 +83,9 @@ def declare(config: Mapping[str, Any]) -> Model:
             norm=named(norm, f"{side}.layernorm_embedding") if kind.normed else None,
         )
 
-    def branch(body: Body, name: str) -> Branch:
+    def branch(body: Body, name: str) -> ResidualBlock:
         own: Norm = named(norm, name)
-        return Branch(body=body, before=own) if kind.in_front else Branch(body=body, last=own)
+        return ResidualBlock(body=body, before=own) if kind.in_front else ResidualBlock(body=body, last=own)
 
     def block(side: Literal["encoder", "decoder"]) -> Block:
         heads = c.whole(f"{side}_attention_heads")
@@ -105,7 +105,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         )
         mlp = MLP(
             hidden=hidden,
-            inner=c.whole(f"{side}_ffn_dim"),
+            intermediate_size=c.whole(f"{side}_ffn_dim"),
             act=c.activation("activation_function"),
             bias=True,
             gate=None,
@@ -133,7 +133,7 @@ def declare(config: Mapping[str, Any]) -> Model:
             embed=entered("encoder"),
             blocks=(block("encoder"),) * c.whole("encoder_layers", most=MAX_LAYERS),
             norm=end("encoder"),
-            max_source=longest,
+            max_encoder_input=longest,
             layers="encoder.layers",
         ),
         # The table of tokens under its other names, and positions that are computed.

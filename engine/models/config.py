@@ -104,7 +104,7 @@ class Config:
         return self.whole("hidden_size")
 
     @property
-    def inner(self) -> int:
+    def intermediate_size(self) -> int:
         return self.whole("intermediate_size")
 
     @property

@@ -27,8 +27,8 @@ from engine.models import (
     qwen3_moe,
     starcoder2,
 )
-from engine.models.kinship import unsupported
 from engine.models.parts import Model
+from engine.models.unsupported import unsupported
 
 Declare = Callable[[Mapping[str, Any]], Model]
 

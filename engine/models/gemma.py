@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Block, Branch, Embedding, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Block, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, local_rope, rope
 
 ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
@@ -50,15 +50,17 @@ def declare(config: Mapping[str, Any]) -> Model:
     window = c.window() if causal or size is None else size // 2 + 1
     windowed = replace(full, window=window, rope=local_rope(c) if third else positions)
     norm = RMSNorm(size=c.hidden, eps=eps, offset=1.0)
-    feed = Branch(
+    feed = ResidualBlock(
         before=named(norm, "pre_feedforward_layernorm"),
-        body=MLP(hidden=c.hidden, inner=c.inner, act=c.activation("hidden_activation")),
+        body=MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation("hidden_activation")),
         after=named(norm, "post_feedforward_layernorm"),
     )
 
     def block(kind: str) -> Block:
         body = {"full_attention": full, "sliding_attention": windowed}[kind]
-        mixer = Branch(before=named(norm, "input_layernorm"), body=body, after=named(norm, "post_attention_layernorm"))
+        mixer = ResidualBlock(
+            before=named(norm, "input_layernorm"), body=body, after=named(norm, "post_attention_layernorm")
+        )
         return (mixer, feed)
 
     pattern = c.whole("sliding_window_pattern") if third else 2

@@ -13,13 +13,13 @@ from engine.models.parts import (
     MLP,
     Attention,
     Block,
-    Branch,
     Embedding,
     LayerNorm,
     Model,
     Pool,
     PooledNorm,
     Pooler,
+    ResidualBlock,
     named,
 )
 from engine.models.rope import rope
@@ -60,7 +60,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         bodies[kind] = replace(attention, rope=rope(c, theta=theta, kind=kind), window=window)
     mlp = MLP(
         hidden=c.hidden,
-        inner=c.inner,
+        intermediate_size=c.intermediate_size,
         act=c.activation("hidden_activation"),
         bias=c.flag("mlp_bias"),
         gate="Wi",
@@ -70,8 +70,8 @@ def declare(config: Mapping[str, Any]) -> Model:
 
     def block(index: int, kind: str) -> Block:
         return (
-            Branch(before=named(norm, "attn_norm") if index else None, body=bodies[kind]),
-            Branch(before=named(norm, "mlp_norm"), body=mlp),
+            ResidualBlock(before=named(norm, "attn_norm") if index else None, body=bodies[kind]),
+            ResidualBlock(before=named(norm, "mlp_norm"), body=mlp),
         )
 
     every = c.whole("global_attn_every_n_layers")

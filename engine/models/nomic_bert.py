@@ -10,7 +10,7 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
 from engine.models.labels import classifier, dense
-from engine.models.parts import MLP, Attention, Branch, Embedding, LayerNorm, Lookup, Model, Pooler, named
+from engine.models.parts import MLP, Attention, Embedding, LayerNorm, Lookup, Model, Pooler, ResidualBlock, named
 from engine.models.rope import rope
 
 ARCHITECTURES = ("NomicBertModel", "NomicBertForSequenceClassification", "NomicBertForTokenClassification")
@@ -56,8 +56,13 @@ def declare(config: Mapping[str, Any]) -> Model:
         sources=("Wqkv", "Wqkv", "Wqkv", "out_proj"),
         name="attn",
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation(), gate="fc12", up="fc11", down="fc2")
-    block = (Branch(body=attention, last=named(norm, "norm1")), Branch(body=mlp, last=named(norm, "norm2")))
+    mlp = MLP(
+        hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation(), gate="fc12", up="fc11", down="fc2"
+    )
+    block = (
+        ResidualBlock(body=attention, last=named(norm, "norm1")),
+        ResidualBlock(body=mlp, last=named(norm, "norm2")),
+    )
     architecture = config["architectures"][0]
     return Model(
         embed=Embedding(

@@ -158,7 +158,7 @@ class MLP:
     """down(act(gate x) · up x), or down(act(up x)) where gate is None."""
 
     hidden: int
-    inner: int
+    intermediate_size: int
     act: str = "silu"  # silu | gelu | gelu_tanh | relu | relu2
     bias: bool = False
     gate: str | None = "gate_proj"
@@ -169,7 +169,7 @@ class MLP:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Σ w_e · expert_e(x) over the `chosen` experts with the largest router logits, the lowest numbers among equals,
+    """Σ w_e · expert_e(x) over the `top_k` experts with the largest router logits, the lowest numbers among equals,
     plus sigmoid(s x) · shared(x) if there is a shared expert (without `shared_gate`: shared(x) as it is).
 
     How w_e comes from the logits says `scores`:
@@ -181,9 +181,9 @@ class Experts:
     """
 
     hidden: int
-    inner: int  # of each routed expert
-    count: int
-    chosen: int
+    intermediate_size: int  # of each routed expert
+    num_experts: int
+    top_k: int  # experts per token
     scores: Literal["softmax", "softmax_chosen"]
     act: str = "silu"
     router: str = "gate"
@@ -207,7 +207,7 @@ class Parallel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Branch:
+class ResidualBlock:
     """x = last(x + scale · after(body(before(x))))."""
 
     body: Body | Parallel
@@ -217,7 +217,7 @@ class Branch:
     last: Norm | None = None
 
 
-Block = tuple[Branch, ...]
+Block = tuple[ResidualBlock, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +322,7 @@ class Encoder:
     embed: Embedding
     blocks: tuple[Block, ...]
     norm: Norm | None
-    max_source: int
+    max_encoder_input: int
     layers: str
 
 
@@ -344,9 +344,9 @@ class Model:
     unread: tuple[str, ...] = ()
 
     @property
-    def max_source(self) -> int:
+    def max_encoder_input(self) -> int:
         """0 without an encoder: all of a sequence is the decoder's."""
-        return 0 if self.encoder is None else self.encoder.max_source
+        return 0 if self.encoder is None else self.encoder.max_encoder_input
 
 
 def attentions(model: Model) -> tuple[Attention, ...]:
@@ -354,7 +354,7 @@ def attentions(model: Model) -> tuple[Attention, ...]:
     return tuple(body for body in all_bodies(model) if isinstance(body, Attention) and not body.source)
 
 
-def bodies(branch: Branch) -> tuple[Body, ...]:
+def bodies(branch: ResidualBlock) -> tuple[Body, ...]:
     """What a branch runs on its normed input; several are summed."""
     return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
 
@@ -370,7 +370,7 @@ def encoder_bodies(model: Model) -> tuple[Body, ...]:
     return tuple(body for block in blocks for branch in block for body in bodies(branch))
 
 
-def keeps_nothing(model: Model) -> bool:
+def has_no_kv_cache(model: Model) -> bool:
     """Whether its attention reads both ways, so that a prompt is computed as a whole and nothing of it is kept."""
     return not any(part.causal for part in attentions(model))
 

@@ -74,11 +74,11 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
                 yield body.heads, "heads"
                 yield body.kv_heads, "KV heads"
             case MLP():
-                yield body.inner, "inner values of an MLP"
+                yield body.intermediate_size, "inner values of an MLP"
             case Experts():
-                yield body.inner, "inner values of an expert"
+                yield body.intermediate_size, "inner values of an expert"
                 if body.shared is not None:
-                    yield body.shared.inner, "inner values of a shared expert"
+                    yield body.shared.intermediate_size, "inner values of a shared expert"
 
 
 def _cut_groups(model: Model, quantization: Quantization, size: int) -> Iterator[str]:

@@ -12,7 +12,6 @@ from engine.models.parts import (
     Attention,
     Block,
     Body,
-    Branch,
     Dense,
     Embedding,
     Experts,
@@ -21,6 +20,7 @@ from engine.models.parts import (
     Model,
     Norm,
     PooledNorm,
+    ResidualBlock,
     RMSNorm,
     Rows,
     TokenLogits,
@@ -63,16 +63,16 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
 def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
     """The fused projection to gate and up (or up alone), and the down projection."""
     names = [name for name in (part.gate, part.up) if name is not None]
-    rows = packed(*(Rows(source=name, units=part.inner) for name in names))
+    rows = packed(*(Rows(source=name, units=part.intermediate_size) for name in names))
     up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
-    return up, Linear(rows=(down,), inputs=part.inner, split="inputs", bias=part.bias)
+    return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=part.bias)
 
 
 def router_linear(part: Experts) -> Linear:
     """Logits of all experts, and behind them, if the shared expert has a gate, what its sigmoid is taken of. Every rank
     has all of them."""
-    rows = [Rows(source=part.router, units=part.count)]
+    rows = [Rows(source=part.router, units=part.num_experts)]
     if part.shared_gate is not None:
         rows.append(Rows(source=part.shared_gate, units=1))
     return Linear(rows=tuple(rows), inputs=part.hidden, split=None)
@@ -83,14 +83,14 @@ def routed_mlps(part: Experts) -> tuple[MLP, ...]:
     return tuple(
         MLP(
             hidden=part.hidden,
-            inner=part.inner,
+            intermediate_size=part.intermediate_size,
             act=part.act,
             gate=part.gate,
             up=part.up,
             down=part.down,
             name=f"{part.experts}.{number}",
         )
-        for number in range(part.count)
+        for number in range(part.num_experts)
     )
 
 
@@ -249,7 +249,7 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
                 yield from _linears(mlp, inside)
 
 
-def _branch_sources(branch: Branch, path: str) -> Shapes:
+def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
     found: Shapes = {}
     for norm in (branch.before, branch.after, branch.last):
         if norm is not None:

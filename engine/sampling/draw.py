@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from engine.sampling.candidates import Candidates, candidates
-from engine.sampling.cuts import Cut
-from engine.sampling.logprobs import Border
+from engine.sampling.logprobs import Threshold
 from engine.sampling.noise import Noise, row_keys
 from engine.sampling.rows import Rows
+from engine.sampling.truncation import Cut
 from kernels.cpu.program import Team
 
 NARROW, WIDE = 256, 1024  # sorted candidates: at first, and where a top_k wants more
@@ -29,7 +29,7 @@ class Draw:
     ids: Tensor  # [rows] int64
     score: Tensor  # [rows] float32
     cut: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()
-    border: Border | None = None
+    border: Threshold | None = None
 
 
 def draw(
@@ -69,10 +69,10 @@ def draw(
     return Draw(ids, score, parts, border)
 
 
-def _everything(logits: Tensor) -> Border:
+def _everything(logits: Tensor) -> Threshold:
     """The border that cuts nothing off, for rows to write theirs into."""
     rows, vocab = logits.shape
-    return Border(torch.full((rows,), -torch.inf), torch.full((rows,), vocab - 1))
+    return Threshold(torch.full((rows,), -torch.inf), torch.full((rows,), vocab - 1))
 
 
 def _best(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,16 +17,16 @@ MOST_COMPILED = 1024  # tokens of a list, from which on sorting all of them is n
 
 
 @dataclass(frozen=True)
-class Border:
+class Threshold:
     """Where the cuts of rows end: what is left are logits above `floor`, and of those equal to it the tokens up to
     `last`. Both [rows], float32 and int64."""
 
     floor: Tensor
     last: Tensor
 
-    def of(self, row: int, times: int) -> "Border":
+    def of(self, row: int, times: int) -> "Threshold":
         """That of one row, so many times."""
-        return Border(self.floor[row].expand(times).contiguous(), self.last[row].expand(times).contiguous())
+        return Threshold(self.floor[row].expand(times).contiguous(), self.last[row].expand(times).contiguous())
 
     def applied(self, logits: Tensor) -> Tensor:
         """Logits [rows, vocab], impossible outside."""
@@ -42,7 +42,7 @@ def logprobs(
     team: Team | None = None,
     *,
     at: list[int] | None = None,
-    border: Border | None = None,
+    border: Threshold | None = None,
 ) -> list[Logprob]:
     """Of token `ids[i]` under `logits[at[i]]` (None: `logits[i]`), with the `tops[i]` most likely tokens (-1: all),
     descending, equal ones by id. All on one device; logits: [.., vocab]. team: compiled kernels, if they are to look
@@ -77,7 +77,7 @@ def with_ids(scored: Logprob, ids: tuple[int, ...], values: Sequence[float]) -> 
 
 
 def _compiled(
-    logits: Tensor, ids: Tensor, tops: list[int], team: Team, at: list[int] | None, border: Border | None
+    logits: Tensor, ids: Tensor, tops: list[int], team: Team, at: list[int] | None, border: Threshold | None
 ) -> list[Logprob]:
     most = min(max(tops), logits.shape[1])
     rows = torch.arange(len(ids)) if at is None else torch.tensor(at)

@@ -17,10 +17,9 @@ from engine.sampling.bad_words import bad_words
 from engine.sampling.bias import logit_bias
 from engine.sampling.compiled import compiled_edits
 from engine.sampling.compiled import grammar as compiled_grammar
-from engine.sampling.cuts import Cut
 from engine.sampling.draw import Draw, draw
 from engine.sampling.grammar import grammar
-from engine.sampling.logprobs import Border, kept_only, logprobs, with_ids
+from engine.sampling.logprobs import Threshold, kept_only, logprobs, with_ids
 from engine.sampling.min_p import min_p
 from engine.sampling.min_tokens import min_tokens
 from engine.sampling.noise import Noise
@@ -29,6 +28,7 @@ from engine.sampling.rows import Edit, Rows
 from engine.sampling.temperature import temperature
 from engine.sampling.top_k import top_k
 from engine.sampling.top_p import top_p
+from engine.sampling.truncation import Cut
 
 EDITS: tuple[Callable[[Rows], Edit | None], ...] = (
     allowed_token_ids,
@@ -84,7 +84,7 @@ class Prepared:
         return Sampled(drawn.ids.tolist(), drawn.ids, found, _failures(logits, drawn))
 
     def _scores(
-        self, logits: Tensor, at: list[int] | None, rows: list[int], ids: Tensor, border: Border | None = None
+        self, logits: Tensor, at: list[int] | None, rows: list[int], ids: Tensor, border: Threshold | None = None
     ) -> dict[int, Logprob]:
         """Of these rows, whose logits are at these places (None: they are all the logits)."""
         tops = [self._asked[row].top for row in rows]
@@ -101,7 +101,7 @@ class Prepared:
     def _processed(self, logits: Tensor, drawn: Draw, rows: list[int]) -> dict[int, Logprob]:
         """Of logits as the draw saw them: impossible outside the cuts."""
         if drawn.border is not None:
-            border = Border(drawn.border.floor[rows], drawn.border.last[rows])
+            border = Threshold(drawn.border.floor[rows], drawn.border.last[rows])
             return self._scores(logits, rows, rows, drawn.ids, border)
         chosen = logits[rows]
         for part, found, keep in drawn.cut:

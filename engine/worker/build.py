@@ -53,7 +53,7 @@ DTYPES = {
 
 
 # Ranks wait for one another while they load, and one may read from a slower disk. Whether a rank hangs is seen by
-# engine.worker.watch, which ends it, and with it the waiting of the others.
+# engine.worker.watchdog, which ends it, and with it the waiting of the others.
 MEETING_S = 3600.0
 LOGIT_ROWS = 64  # that ranks join at once; the room for more is asked for and, unless there are more, never touched
 
@@ -212,7 +212,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
             runner = (HostRunner if text_model.pooler is None else PooledRunner)(text_model, form, pages, table)
         table_bytes = table.nbytes
-    held = {**text_model.held.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
+    held = {**text_model.memory_usage.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
     if reserve:
         held["self_test"] = pages[blocks:].nbytes
     if text_model.buffer_bytes:
@@ -223,7 +223,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         layout=form,
         blocks=blocks,
         held=held,
-        mapped=text_model.held.mapped,
+        mapped=text_model.memory_usage.mapped,
         # Beside a team of its own size torch would only take its cores away: what is left to torch is small.
         threads=1 if team else config.threads,
         seconds=seconds,

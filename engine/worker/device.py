@@ -20,8 +20,8 @@ from engine.sampling.device import DeviceSampler
 from engine.sampling.rows import Rows
 from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
-from engine.worker.digest import digest
 from engine.worker.graphs import Graphs, Recorder
+from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.results import Results
 from engine.worker.rows import Entering, PlanRows, behind_sources, plan_rows, step_result
 from engine.worker.scoring import score_prompts
@@ -129,7 +129,7 @@ class DeviceRunner:
         def result() -> StepResult:
             bad, found, *digested = arriving.wait()
             failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE)
-            digests = [digest(row) for logits in digested for row in logits]
+            digests = [logit_fingerprint(row) for logits in digested for row in logits]
             return step_result(plan, rows, prepared.read(drawn, found), scored, failed, digests)
 
         return result

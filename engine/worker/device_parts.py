@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.api.config import EngineConfig
 from engine.api.messages import Pooling
 from engine.kv.layout import Layout, blocks_of
-from engine.layers.fused import DeviceStep, FusedModel, SourceReads
+from engine.layers.fused import CrossAttentionInputs, DeviceStep, FusedModel
 from engine.layers.fused_pooler import FusedPooler
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint
@@ -112,7 +112,7 @@ def largest_step(parts: DeviceParts, pages: Tensor, tokens: int, longest: int) -
     step = _prompts(parts.layout, pages, tokens, tokens)
     zeros = torch.zeros_like(step.ids)
     each = torch.arange(tokens + 1, dtype=torch.int32, device=pages.device)
-    step = replace(step, positions=zeros, sources=SourceReads(zeros[:1], zeros, each, zeros + 1))
+    step = replace(step, positions=zeros, sources=CrossAttentionInputs(zeros[:1], zeros, each, zeros + 1))
     return replace(step, entering=replace(step, sources=None, singles=False, spans=False))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.kv.layout import Layout
-from engine.layers.fused import DeviceStep, SourceReads
+from engine.layers.fused import CrossAttentionInputs, DeviceStep
 from engine.worker.device_table import DeviceTable, StepUpload, aligned
 from engine.worker.rows import Entering
 from kernels.step_inputs import STEP_INPUTS
@@ -35,7 +35,9 @@ class StagedSteps:
         begins, positions, *each = STEP_SOURCES(table.sources, step.positions, slot, query_start)
         slots, lengths, starts = each
         read = None if entering is None or not len(entering.slots) else self._sources(entering)
-        return replace(step, positions=positions, sources=SourceReads(begins, slots, starts, lengths), entering=read)
+        return replace(
+            step, positions=positions, sources=CrossAttentionInputs(begins, slots, starts, lengths), entering=read
+        )
 
     def _sources(self, entering: Entering) -> DeviceStep:
         """Rows that are sources. The host knows them, and does not wait until the device does."""

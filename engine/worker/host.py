@@ -16,7 +16,7 @@ from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
 from engine.worker.batch import build_batch
-from engine.worker.digest import digest
+from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.rows import PlanRows, plan_rows, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.table import RequestTable
@@ -43,7 +43,9 @@ class HostRunner:
         failed = rows_not_finite(hidden, batch)
         at = torch.from_numpy(rows.sampling).to(hidden.device)
         logits = self._text_model.logits(hidden[batch.last[at]])
-        digests = [digest(row) for row in logits.cpu().numpy()] if plan.digested else []  # sampling changes logits
+        digests = (
+            [logit_fingerprint(row) for row in logits.cpu().numpy()] if plan.digested else []
+        )  # sampling changes logits
         sampled = Prepared(self._sampled_rows(rows, wait(masks)), self._noise).finish(logits)
         self._table.write(rows.slots[rows.sampling], rows.ends[rows.sampling], np.array(sampled.ids, np.int64))
         # No more positions than requests: the logits of those are planned, and compiled kernels have room for them.

@@ -42,7 +42,7 @@ from engine.worker.rank_messages import (
     masks_message,
     step_message,
 )
-from engine.worker.watch import Watch
+from engine.worker.watchdog import RankWatchdog
 
 PHASES = ("importing", "reading", "loading", "profiling", "allocating", "warming", "capturing")
 EXPLAINED_S = 3.0  # after an error of rank 0's own in which the rank that caused it may still be found
@@ -66,7 +66,7 @@ class Ranks:
         # Named after its engine, so that a keeper knows what a killed one left.
         self._folder = Path(tempfile.mkdtemp(prefix=f"{Path(config.socket).stem}-ranks-", dir=beside))
         self.meeting = Meeting(str(self._folder / "meeting"), os.memfd_create("ranks"))
-        self._watch, self._lost = Watch(self.size), lost
+        self._watch, self._lost = RankWatchdog(self.size), lost
         self._changed = threading.Condition()  # guards all below, and the watch
         self._progress: Callable[[str, float], None] = lambda phase, fraction: None
         self._phases: dict[int, tuple[str, float]] = dict.fromkeys(range(self.size), (PHASES[0], 0.0))

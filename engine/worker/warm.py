@@ -32,7 +32,7 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
     (kernels/experts)."""
     vocab, slots = model.embed.vocab, min(config.max_running, config.max_step_tokens)
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
-    source = model.max_source
+    source = model.max_encoder_input
     least = 2 if source else 1  # a source of one token, and one of the reply
     for step, sampling in enumerate(samplings):
         yield _step(step, layout, sampling, (least,), source)

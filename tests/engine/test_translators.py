@@ -16,8 +16,8 @@ from engine.api.errors import CheckpointError, ConfigError, RequestError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.batch import Entering
+from engine.layers.encoder import EncoderLayers
 from engine.layers.model import TextModel
-from engine.layers.source import EncoderLayers
 from engine.llm import LLM, Params
 from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import mapped_bytes, part_bytes
@@ -108,8 +108,8 @@ def test_weights_take_what_was_planned_to_the_byte(translator):
         model = TextModel(checkpoint.model, form, SINGLE, dtype, "cpu")
         model.load(checkpoint)
         wanted = predicted(checkpoint, "torch", name)
-        assert part_bytes(wanted) == model.held.parts
-        assert mapped_bytes(wanted) == model.held.mapped
+        assert part_bytes(wanted) == model.memory_usage.parts
+        assert mapped_bytes(wanted) == model.memory_usage.mapped
 
 
 def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeypatch):

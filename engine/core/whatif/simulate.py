@@ -68,7 +68,7 @@ class _Run:
         self._now = self._free_at = 0.0
 
     def run(self) -> Outcome:
-        flying: deque[tuple[Planned, float]] = deque()
+        in_flight: deque[tuple[Planned, float]] = deque()
         steps = 0
         while True:
             self._arrive()
@@ -77,9 +77,9 @@ class _Run:
                 steps += 1
                 begins = max(self._now, self._free_at)
                 self._free_at = begins + self._seconds(size_of(planned.plan.rows), begins)
-                flying.append((planned, self._free_at))
-            if flying and (planned is None or len(flying) == self._depth):
-                done, ended = flying.popleft()
+                in_flight.append((planned, self._free_at))
+            if in_flight and (planned is None or len(in_flight) == self._depth):
+                done, ended = in_flight.popleft()
                 self._now = max(self._now, ended)
                 self._apply(done)
             elif planned is None:

@@ -146,7 +146,7 @@ def test_what_reads_both_ways_has_no_pages_of_any_type(tmp_path: Path, folder: C
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "qwen3", "gemma3-classifier"])
 def test_a_gpus_table_is_as_large_as_planned(tmp_path: Path, folder: Callable, name: str) -> None:
-    from engine.worker.ahead import parts_on
+    from engine.worker.precompile import parts_on
     from kernels.fp8 import Fp8Products
 
     made = on_gpu(tmp_path, folder(name), "engine.scheduling={max_running: 7, max_step_tokens: 64}")

@@ -255,7 +255,7 @@ def test_weights_in_halves_are_served_in_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["bart", "m2m100"])
 def test_a_gpus_table_is_as_large_as_planned(tmp_path: Path, made: Callable, kind: str) -> None:
-    from engine.worker.ahead import parts_on
+    from engine.worker.precompile import parts_on
     from kernels.fp8 import Fp8Products
 
     plan = planned(tmp_path, made(kind), SMALL[0], host=hardware("h200x1"))

@@ -59,7 +59,7 @@ def test_a_full_disk_pauses_the_recording_and_what_is_kept_replays(
     assert before.difference is None and before.steps >= 20
     full[0] = False
     drive.steps(25)
-    drive.recorder.rest()
+    drive.recorder.on_idle()
     after = replay(read_records(path))
     assert after.difference is None and before.steps + 20 <= after.steps < 75
 

@@ -42,7 +42,7 @@ def traffic_of(seed=1, count=120, rate=15.0):
 def measured(path, asks, *, depth=2, aborts=(), pauses=(), **changes):
     """Runs the requests on the device, recording; their replies as clients would have measured them."""
     scheduler = Recorder(SchedulerConfig(**{**CONFIG, **changes}), str(path), 2**30)
-    coming, flying, replies, now, free_at = deque(asks), deque(), {}, 999.0, 0.0
+    coming, in_flight, replies, now, free_at = deque(asks), deque(), {}, 999.0, 0.0
     while True:
         while coming and coming[0][0] <= now:
             at, submit = coming.popleft()
@@ -51,9 +51,9 @@ def measured(path, asks, *, depth=2, aborts=(), pauses=(), **changes):
         planned = scheduler.plan(now)
         if planned is not None:
             free_at = max(now, free_at) + truth(size_of(planned.plan.rows)) + dict(pauses).get(planned.plan.step, 0.0)
-            flying.append((planned, free_at))
-        if flying and (planned is None or len(flying) == depth):
-            done, ended = flying.popleft()
+            in_flight.append((planned, free_at))
+        if in_flight and (planned is None or len(in_flight) == depth):
+            done, ended = in_flight.popleft()
             now = max(now, ended)
             sampled = tuple(1 if row.sample else -1 for row in done.plan.rows)
             for delta in scheduler.apply(StepResult(done.plan.step, sampled), now).deltas:

@@ -153,7 +153,7 @@ def test_a_compiled_model_stays_near_transformers(kind, tmp_path, driver, ids):
     folder, prompt = write(tmp_path / "m", types, architecture, **more), ids(17, 1)
     engine = driver(folder, kernels=best())
     assert near(engine.run(prompt, 5), want(folder, prompt, architecture, more))
-    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.held.parts
+    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.memory_usage.parts
 
 
 def test_blocks_are_held_as_they_are_and_others_restored(tmp_path, driver, compiled):
@@ -199,7 +199,7 @@ def test_what_is_restored_may_be_rounded(tmp_path, driver, ids):
     assert near(engine.run(prompt, 9), driver(folder).run(prompt, 9))
     forms = [layer.weight.form for layer in linears(engine)]
     assert forms[:3] == ["tiles_int4"] * 3 and forms[3] in ("amx_int8", "tiles_int8")
-    assert part_bytes(predicted(engine.checkpoint, best(), bits="int8")) == engine.model.held.parts
+    assert part_bytes(predicted(engine.checkpoint, best(), bits="int8")) == engine.model.memory_usage.parts
 
 
 def test_plain_numbers_in_half_precision_keep_their_size(tmp_path, driver):

@@ -265,7 +265,7 @@ def test_sources_of_different_forms_are_restored_together(own, driver, ids):
     assert near(engine.run(prompt, 9), made.logits(prompt))
     forms = [layer.weight.form for layer in linears(engine.model)]
     assert forms == ["tiles_int4", "tiles_int4", "tiles_f32", *["tiles_int4"] * 4, "tiles_f32"]
-    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.held.parts
+    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.memory_usage.parts
 
 
 def test_a_head_may_be_quantized_too(tmp_path, driver, ids):

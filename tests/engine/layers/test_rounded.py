@@ -116,7 +116,7 @@ def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, 
     )
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     engine = driver(tmp_path, kernels=compiled, bits=bits)
-    assert part_bytes(predicted(engine.checkpoint, compiled, bits=bits)) == engine.model.held.parts
+    assert part_bytes(predicted(engine.checkpoint, compiled, bits=bits)) == engine.model.memory_usage.parts
     kept = [layer.router for layer in experts_of(engine.model)]
     assert [router.weight.form.partition("_")[2] for router in kept] == ["bf16"]
     experts = 31 * 3 * 64 * 64

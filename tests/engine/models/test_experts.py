@@ -46,7 +46,7 @@ def mlps(model):
 def test_layers_with_experts_are_those_that_the_keys_name(name, keys, sparse):
     found = mlps(declared(name, **keys))
     assert [isinstance(body, Experts) for body in found] == [bool(one) for one in sparse]
-    assert all(body.inner == (4 if isinstance(body, Experts) else 6) for body in found)
+    assert all(body.intermediate_size == (4 if isinstance(body, Experts) else 6) for body in found)
 
 
 @pytest.mark.parametrize("name", [QWEN2, QWEN3, *OTHERS])
@@ -55,7 +55,7 @@ def test_both_names_of_the_number_of_experts_are_read(name):
     without = {key: value for key, value in CONFIG.items() if key != "num_experts"}
     for key in ("num_experts", "num_local_experts"):
         model = ARCHITECTURES[name]({**without, "architectures": [name], key: 3})
-        assert {body.count for body in mlps(model)} == {3} and has_experts(model)
+        assert {body.num_experts for body in mlps(model)} == {3} and has_experts(model)
 
 
 @pytest.mark.parametrize("name", [QWEN2, QWEN3, "OlmoeForCausalLM"])

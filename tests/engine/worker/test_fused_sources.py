@@ -14,9 +14,9 @@ from engine.api.errors import NOT_FINITE
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.layers.model import make_pages
-from engine.worker.ahead import parts_on
 from engine.worker.build import build_worker
 from engine.worker.device_parts import largest_step
+from engine.worker.precompile import parts_on
 from kernels.fp8 import products_of
 from kernels.jit import interpreted
 from tests.engine.worker.generating import BLOCK, GREEDY, VOCAB, Requests, silent

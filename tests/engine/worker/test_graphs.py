@@ -8,9 +8,9 @@ from appliance.plan.workspace import graphs as planned_graphs
 from engine.api.config import EngineConfig, graph_ladder
 from engine.layers.model import make_pages
 from engine.models.checkpoint import read_checkpoint
-from engine.worker.ahead import parts_on
 from engine.worker.device import DeviceRunner
 from engine.worker.graphs import Graphs, recorder_of
+from engine.worker.precompile import parts_on
 from kernels.fp8 import products_of
 from kernels.jit import interpreted
 

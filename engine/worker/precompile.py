@@ -1,6 +1,6 @@
 """Every kernel that an engine with a certain model launches, compiled before there is an engine or a GPU.
 
-    python -m engine.worker.ahead CHECKPOINT… --dtype bfloat16 --kv-dtype bfloat16 fp8 --target sm_90 --cache DIR
+    python -m engine.worker.precompile CHECKPOINT… --dtype bfloat16 --kv-dtype bfloat16 fp8 --target sm_90 --cache DIR
 
 Of a checkpoint only config.json is read. The worker is put together on torch's `meta` device, with weights of which
 nobody has the numbers, and makes the steps that it would make to warm up; kernels.jit writes down what it launches, and
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m engine.worker.ahead",
+        prog="python -m engine.worker.precompile",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.batch import Entering
-from engine.layers.block import BranchLayer, Loadable, Places
+from engine.layers.block import Loadable, Places, ResidualBlockLayer
 from engine.layers.norm import NormLayer
 from engine.layers.step import Step
-from engine.layers.vocabulary import SourceEmbedding, Vocabulary
+from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
 from engine.models.parts import Encoder
 from engine.models.sources import join
 
@@ -19,16 +19,16 @@ class EncoderLayers:
     """Blocks that read each source both ways; nothing of them is kept but what the decoder projects."""
 
     def __init__(self, part: Encoder, root: str, world: World, vocabulary: Vocabulary, taken: Places) -> None:
-        self.embedding = SourceEmbedding(part.embed, root, vocabulary)
+        self.embedding = EncoderEmbedding(part.embed, root, vocabulary)
         self.branches = [
-            BranchLayer(branch, join(root, part.layers, str(index)), world, taken)
+            ResidualBlockLayer(branch, join(root, part.layers, str(index)), world, taken)
             for index, block in enumerate(part.blocks)
             for branch in block
         ]
         self.norm = NormLayer(part.norm, root) if part.norm is not None else None
 
     @property
-    def loadables(self) -> Iterator[SourceEmbedding | Loadable]:
+    def loadables(self) -> Iterator[EncoderEmbedding | Loadable]:
         yield self.embedding
         for branch in self.branches:
             yield from branch.loadables

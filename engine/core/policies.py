@@ -13,7 +13,7 @@ from engine.core.sequence import Sequence
 _rank = attrgetter("rank")
 
 
-class Ranked:
+class SortedQueue:
     """A list kept sorted by rank; ranks are unique. Removing the last one while iterating is allowed."""
 
     __slots__ = ("items",)
@@ -61,12 +61,12 @@ class Waiting(Protocol):
     def remove(self, sequence: Sequence) -> None: ...
 
 
-class Order(Protocol):
+class SchedulingPolicy(Protocol):
     """What a scheduler asks of a policy. Ranks of running sequences change in `begin` alone, so within a plan they
     stand still."""
 
     @property
-    def running(self) -> Ranked: ...
+    def running(self) -> SortedQueue: ...
 
     @property
     def waiting(self) -> Waiting: ...
@@ -81,9 +81,9 @@ class Order(Protocol):
         """These were given rows."""
 
 
-class FirstCome:
+class FirstComeFirstServed:
     def __init__(self) -> None:
-        self.running, self.waiting = Ranked(), Ranked()
+        self.running, self.waiting = SortedQueue(), SortedQueue()
 
     def arrive(self, sequence: Sequence) -> None:
         sequence.rank = (0, sequence.arrival)
@@ -95,6 +95,6 @@ class FirstCome:
         """Nobody counts."""
 
 
-class ByPriority(FirstCome):
+class PriorityPolicy(FirstComeFirstServed):
     def arrive(self, sequence: Sequence) -> None:
         sequence.rank = (sequence.submit.priority, sequence.arrival)

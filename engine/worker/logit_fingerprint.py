@@ -13,7 +13,7 @@ SKETCHES = 4
 _KEY = b"slipway: signs of golden digests"
 
 
-def digest(logits: np.ndarray) -> LogitFingerprint:
+def logit_fingerprint(logits: np.ndarray) -> LogitFingerprint:
     """Of [vocab] float32."""
     row = np.ascontiguousarray(logits, np.float32)
     values = row.astype(np.float64)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.worker.watch import BEHIND_S, LOADING_SILENT_S, SILENT_S, STEP_S, Watch
+from engine.worker.watchdog import BEHIND_S, LOADING_SILENT_S, SILENT_S, STEP_S, RankWatchdog
 
 
 def pass_time(watch, seconds, *alive):
@@ -16,7 +16,7 @@ def pass_time(watch, seconds, *alive):
 
 
 def serving(size):
-    watch = Watch(size)
+    watch = RankWatchdog(size)
     for rank in range(1, size):
         watch.serving(rank)
     return watch
@@ -31,8 +31,8 @@ def test_a_silent_rank_is_named_and_rank_0_never_is():
 
 
 def test_a_rank_that_loads_may_be_silent_for_longer():
-    assert pass_time(Watch(2), LOADING_SILENT_S) is None
-    assert "rank 1 has given no sign" in pass_time(Watch(2), LOADING_SILENT_S + 1)
+    assert pass_time(RankWatchdog(2), LOADING_SILENT_S) is None
+    assert "rank 1 has given no sign" in pass_time(RankWatchdog(2), LOADING_SILENT_S + 1)
 
 
 def test_a_rank_that_lives_and_does_not_finish_what_others_finished_is_named_with_the_step():

@@ -12,7 +12,7 @@ BEHIND_S = 30.0  # since others finished the step that a rank still has
 STEP_S = 600.0  # in which no rank finished a step
 
 
-class Watch:
+class RankWatchdog:
     """Rank 0 is the engine's own process: it is heard of by what it finishes, and never judged to be silent. Methods
     that return text say what is wrong, or None."""
 
