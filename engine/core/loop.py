@@ -1,7 +1,7 @@
-"""The engine's loop: takes messages, plans step n+1 while step n runs, settles step n, sends what it gave.
+"""The engine's loop: receives messages, plans step n+1 while step n runs, applies the result of step n, sends outputs.
 
-It owns the scheduler and runs in one thread; `post`, `call` and `stop` may be used from any. Without work it sleeps on
-its inbox.
+It owns the scheduler and runs in one thread; `post`, `call`, `stop` and `probe` may be called from any thread. Without
+work it blocks on its inbox.
 """
 
 import time
@@ -45,48 +45,53 @@ from engine.models.parts import Model, Pooler, attentions, has_no_kv_cache
 
 Happened = tuple[str, float, Event]
 
-STATS_S = 0.1  # Stats are sent no more often
+STATS_S = 0.1  # minimum interval between Stats
 
 
 class Handle(Protocol):
     def result(self) -> StepResult:
-        """Waits for the step; raises what it raised."""
+        """Wait for the step and return its result. Raises the step's exception."""
 
 
 class Worker(Protocol):
-    """What the loop needs of a device. `blocks` count the null block, `reserved` are further ones, for golden prompts;
-    `arithmetic` is what its numbers depend on. Steps run in the order they were started."""
+    """Interface of a device. Steps run in the order in which they are started."""
 
     model: Model
     layout: Layout
-    blocks: int
+    blocks: int  # including the null block
     weight_bytes: int
     kv_bytes: int
     memory: tuple[RankMemory, ...]
     seconds: dict[str, float]
-    reserved: tuple[int, ...]
-    arithmetic: Arithmetic
+    reserved: tuple[int, ...]  # additional blocks for golden prompts
+    arithmetic: Arithmetic  # determines the outputs together with the weights
 
     def start(self, plan: StepPlan, masks: Masks | Late) -> Handle:
-        """Does not wait. Late masks are given before the result is waited for."""
+        """Start a step without waiting for it. Late masks are set before the result is awaited."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A step that was started; `late` where its limited rows still have to get their masks."""
+    """A step that was started."""
 
     planned: Planned
     handle: Handle
-    limited: list[int]
-    late: Late | None
+    limited: list[int]  # rows that may need a mask
+    late: Late | None  # masks to be set later
 
 
 class Loop:
-    """`send` is called in the loop's thread and must not block; `rest` likewise, before the loop sleeps or ends,
-    and `beat`, before it waits for a step (BUSY) and before it sleeps (IDLE). `told` is where the scheduler tells what
-    happens. `watch` has the golden prompts that are computed in idle moments."""
+    """Runs the scheduler and the worker.
+
+    send: called in the loop's thread; must not block.
+    told: list to which the scheduler adds events.
+    on_idle: called before the loop sleeps or ends; must not block.
+    beat: called before the loop waits for a step (BUSY) and before it sleeps (IDLE).
+    watch: golden prompts to run while idle.
+    pooling: parameters of the health check, for a pooling model.
+    sourced: the model is an encoder-decoder."""
 
     def __init__(
         self,
@@ -104,7 +109,6 @@ class Loop:
         pooling: Pooling | None = None,
         sourced: bool = False,
     ) -> None:
-        """`pooling`: what an idle engine asks itself for, if its model pools; `sourced`: that reads a source first."""
         self.scheduler = scheduler
         self._pooling, self._sourced = pooling, sourced
         self.drained = False
@@ -120,7 +124,7 @@ class Loop:
         self._stats_at, self._stats_stale = 0.0, True
         self._watch, self._probing, self._idle_since = watch, False, clock()
 
-    # From any thread
+    # Called from any thread
 
     def post(self, messages: list[ToEngine], accepts: Callable[[], bool] | None = None) -> None:
         """Queue messages with the time of their arrival. They are dropped if `accepts`, which the loop's thread calls,
@@ -128,26 +132,26 @@ class Loop:
         self._inbox.put(partial(self._receive, messages, self._clock(), accepts))
 
     def call(self, function: Callable[[], None]) -> None:
-        """Runs a function in the loop's thread, in order with the messages."""
+        """Run a function in the loop's thread, in order with the messages."""
         self._inbox.put(function)
 
     def stop(self) -> None:
         self._inbox.put(self._stop)
 
     def probe(self) -> None:
-        """If there is no work, makes a step without any: a golden prompt's where it is time for one."""
+        """Run a golden prompt that is due, or else a health check, if there is no work."""
         self._inbox.put(self._wants_probe)
 
     # In the loop's thread
 
     def run(self) -> None:
-        """Returns after `stop`, or when drained. Raises what a step raised: the device's state is unknown then; and
+        """Run until `stop`, or until drained. Raises a step's exception, after which the device's state is unknown, or
         Drift, before another step of a request is planned."""
         in_flight: deque[_InFlight] = deque()
         try:
             self._run(in_flight)
         finally:
-            for step in in_flight:  # or the worker, and with it the end of the process, would wait for ever
+            for step in in_flight:  # otherwise the worker would wait for the masks, and the process could not exit
                 if step.late is not None and not step.late.done():
                     step.late.set_result({})
         for step in in_flight:
@@ -156,7 +160,7 @@ class Loop:
         self._idle_hook()
 
     def _run(self, in_flight: deque[_InFlight]) -> None:
-        """Leaves what is still on its way when the loop is stopped."""
+        """Loop until stopped. Steps that are still running then stay in `in_flight`."""
         while True:
             idle = not in_flight and self._idle
             if idle:
@@ -179,13 +183,13 @@ class Loop:
             if planned is not None:
                 in_flight.append(self._start(planned))
             assert in_flight or not (self.scheduler.running or self.scheduler.waiting), (
-                "requests wait and nothing can run"
+                "requests are queued but no step can run"
             )
             if in_flight and (planned is None or len(in_flight) == self._depth):
                 step = in_flight.popleft()
                 self._beat(State.BUSY)
                 self._apply(step.handle.result())
-                for step in in_flight:  # one at most, and the tokens before its own are known now
+                for step in in_flight:  # at most one; all tokens before its own are known now
                     if step.late is not None:
                         step.late.set_result(self._masks(step.planned, step.limited))
             self._flush()
@@ -198,7 +202,8 @@ class Loop:
         self._probing = True
 
     def _make_probe(self) -> None:
-        """Between two of its steps whatever came in is seen to, and a request ends it."""
+        """Run the steps of a golden prompt or health check. Messages are handled between steps; a request cancels
+        it."""
         began = self._clock()
         golden = None if self._watch is None else self._watch.next(began, self._idle_since)
         run: Run | HealthCheck = golden or HealthCheck(self._worker.layout, self._pooling, sourced=self._sourced)
@@ -217,12 +222,12 @@ class Loop:
             self._watch.yielded()
 
     def end_all(self) -> None:
-        """Aborts every request, silently."""
+        """Abort every request without sending deltas."""
         self.scheduler.end_all()
         self._grammars.drop_all()
 
     def _take(self, *, wait: bool) -> None:
-        """Does what came in; waits for something to come first, if asked to."""
+        """Handle all queued messages. `wait`: block until there is at least one."""
         try:
             while True:
                 self._inbox.get(block=wait)()
@@ -231,7 +236,7 @@ class Loop:
             return
 
     def _on_idle(self) -> None:
-        """Before the loop sleeps."""
+        """Prepare for an idle period."""
         if self._draining and not self._grammars.compiling:
             self.drained = True
             self._stop()
@@ -243,7 +248,7 @@ class Loop:
 
     def _stop(self) -> None:
         self._stopping = True
-        self._inbox.put(_nothing)  # wakes a loop that is about to sleep
+        self._inbox.put(_nothing)  # wakes the loop if it is about to sleep
 
     def _flush(self) -> None:
         if self._told:
@@ -324,7 +329,7 @@ class Loop:
     # Steps
 
     def _start(self, planned: Planned) -> _InFlight:
-        """Masks that follow from tokens still on their way are given later."""
+        """Start a planned step. Masks that depend on pending tokens are set later."""
         limited = self._grammars.limited(planned)
         late = Late() if any(planned.sequences[row].pending > 1 for row in limited) else None
         masks = self._masks(planned, limited) if late is None else late
@@ -334,7 +339,7 @@ class Loop:
         if not limited:
             return {}
         masks, failed = self._grammars.masks(planned, limited, self._clock)
-        for id, error in failed:  # its row runs without a mask and is not listened to
+        for id, error in failed:  # the row runs without a mask, and its token is ignored
             self._fail(id, error)
         return masks
 
@@ -350,7 +355,7 @@ class Loop:
             self._report()
 
     def _follow(self, delta: Delta) -> Delta:
-        """Lets what limits the request see the delta's tokens; it may end the request."""
+        """Advance the request's matcher, which may end the request."""
         try:
             if self._grammars.advance(delta):
                 ended = self._end(delta.id, "stop")
@@ -398,7 +403,7 @@ def build_loop(
     beat: Callable[[State], None] | None = None,
     watch: SelfTestRunner | None = None,
 ) -> Loop:
-    """The loop over a worker that was built for the same configuration."""
+    """Build the loop for a worker of the same configuration."""
     ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
     settings = SchedulerConfig(
         layout=worker.layout,
@@ -441,7 +446,8 @@ def build_loop(
 
 
 def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> SelfTestRunner | None:
-    """The golden prompts of an engine, those of its lock first; None where none are wanted. `texts` join them."""
+    """Return the self-test with the golden prompts of the lock file first, then generated ones and `texts`; None if
+    it is disabled."""
     wanted, locked = config.self_test, config.self_test.locked
     if not wanted.prompts:
         return None
@@ -465,7 +471,7 @@ def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, .
 
 
 def pooled_tasks(model: Model) -> PooledTasks | None:
-    """What a model that pools can be asked for."""
+    """Return the pooling tasks of a model, or None if it generates."""
     pooler, segments = model.pooler, model.embed.segments
     if pooler is None:
         return None
@@ -480,7 +486,7 @@ def pooled_tasks(model: Model) -> PooledTasks | None:
 
 
 def encoder_limits(model: Model) -> EncoderLimits | None:
-    """What an encoder-decoder model can read."""
+    """Return the length limits of an encoder-decoder model, or None for other models."""
     if model.encoder is None:
         return None
     return EncoderLimits(longest=model.max_encoder_input, reply=model.max_context - model.max_encoder_input)
@@ -493,8 +499,8 @@ def _tasks(pooler: Pooler) -> tuple[PoolingTask, ...]:
 
 
 def _nothing() -> None:
-    """Put in the inbox, it wakes the loop."""
+    """Do nothing. Put into the inbox, it wakes the loop."""
 
 
 def _no_heartbeat(state: State) -> None:
-    """Nobody watches this loop."""
+    """Ignore the state: no monitor is configured."""

@@ -1,7 +1,7 @@
 """The state of a scheduler as plain data, so that a recording can begin in the middle of a run.
 
-`snapshot` copies everything that events change and that does not follow from something else in the state; `restore`
-puts it into a fresh scheduler of the same configuration. Queues, for example, follow from the ranks of the sequences.
+`snapshot` copies everything that events change and that cannot be derived from the rest; `restore` puts it into a new
+scheduler with the same configuration. Queues, for example, are derived from the ranks of the sequences.
 """
 
 from collections import OrderedDict
@@ -78,7 +78,7 @@ class PoolState(msgspec.Struct, array_like=True):
 
 
 class FairState(msgspec.Struct, array_like=True):
-    """Fields of `engine.core.fair.Fair` and of its queues."""
+    """Fields of `engine.core.fair.FairPolicy` and its queues."""
 
     served: dict[str, float]
     left: str | None
@@ -91,7 +91,7 @@ class SchedulerState(msgspec.Struct, frozen=True):
     free_slots: list[int]
     dropped: list[int]
     sequences: list[SequenceState]
-    """The open ones in the order of the scheduler, then those that have ended and are in a step in flight."""
+    """Open sequences in the scheduler's order, then ended ones that are part of a step in flight."""
     in_flight: list[PlannedState]
     deadlines: list[tuple[float, int, Literal["first token", "end"], str]]
     counters: Counters
@@ -100,7 +100,7 @@ class SchedulerState(msgspec.Struct, frozen=True):
 
 
 def snapshot(scheduler: Scheduler) -> SchedulerState:
-    """Return the state, which shares lists with the scheduler: encode it before the next event."""
+    """Return the state. It shares lists with the scheduler, so encode it before the next event."""
     ended = (each for planned in scheduler._in_flight for each in planned.sequences if each.state is State.ENDED)
     sequences = [*scheduler._by_id.values(), *{id(each): each for each in ended}.values()]
     index = {id(sequence): at for at, sequence in enumerate(sequences)}
@@ -124,7 +124,7 @@ def snapshot(scheduler: Scheduler) -> SchedulerState:
 
 
 def restore(scheduler: Scheduler, state: SchedulerState) -> None:
-    """Put a fresh scheduler into a recorded state. Raises ValueError if the two do not fit each other."""
+    """Put a new scheduler into a recorded state. Raises ValueError if they do not match."""
     policy = scheduler._policy
     if isinstance(policy, FairPolicy) != (state.fair is not None):
         raise ValueError("the scheduling policy of the recorded state is not that of its configuration")

@@ -1,4 +1,4 @@
-"""Attention, and how branches put it and the MLPs together."""
+"""Attention layers, and residual blocks of attention and MLPs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ Loadable = LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks
 
 @dataclass(frozen=True)
 class Place:
-    """Where an attention layer keeps its keys: the group of the layout, and its number within the group's blocks."""
+    """Storage of an attention layer's keys and values: group of the layout, and index within the group's blocks."""
 
     group: int
     layer: int
 
 
 def places(layout: Layout) -> list[Place]:
-    """The place of each attention layer of the model, in order."""
+    """Return the place of each attention layer of the model, in order."""
     found = {
         layer: Place(number, at) for number, group in enumerate(layout.groups) for at, layer in enumerate(group.layers)
     }
@@ -56,7 +56,7 @@ def places(layout: Layout) -> list[Place]:
 
 class AttentionLayer:
     def __init__(self, part: Attention, path: str, world: World, place: Place | None) -> None:
-        """place: None where nothing is kept."""
+        """place: None for bidirectional attention, which has no KV cache."""
         qkv, out = attention_linears(part)
         path = join(path, part.name)
         self.part, self.place = part, place
@@ -71,7 +71,7 @@ class AttentionLayer:
 
     @property
     def sinks(self) -> Tensor | None:
-        """[heads] fp32, or None for an attention without."""
+        """[heads] fp32, or None if the attention has no sinks."""
         return None if self._sinks is None else self._sinks.logits
 
     @property
@@ -98,7 +98,7 @@ class AttentionLayer:
 
 
 class CrossAttentionLayer:
-    """Attention to what an encoder made of each row's source, whose keys and values are projected once and kept."""
+    """Cross-attention. The keys and values of each row's encoder output are computed once and kept in the KV cache."""
 
     def __init__(self, part: Attention, path: str, world: World, place: Place) -> None:
         q, kv, out = attention_linears(part)
@@ -113,7 +113,7 @@ class CrossAttentionLayer:
         return [self.q, self.kv, self.out]
 
     def keep(self, states: Tensor, step: Step) -> None:
-        """states: [tokens, hidden] of the sources that enter."""
+        """Write keys and values to the KV cache. states: [tokens, hidden], encoder output."""
         kv = self.kv(states).unflatten(-1, (-1, self.part.head_dim))
         at = step.source_writes[self.place.group][self.place.layer]
         write_kv(step.pages, at, kv[:, : self.kv_heads], kv[:, self.kv_heads :])
@@ -128,14 +128,14 @@ class CrossAttentionLayer:
 
 
 class Places:
-    """Gives the attention layers of a model their places, one after another."""
+    """Assigns places to the attention layers of a model, in order."""
 
     def __init__(self, layout: Layout) -> None:
         self._free = iter(places(layout))
         self._last: Place | None = None
 
     def take(self, part: Attention) -> Place | None:
-        """None where nothing is kept. What is read of a source is kept with the attention before it."""
+        """Return the next place; None without a KV cache. Cross-attention shares that of the preceding attention."""
         if not part.causal and not part.source:
             return None
         if not part.source:
@@ -156,7 +156,7 @@ class ResidualBlockLayer:
             match body:
                 case Attention(source=True):
                     place = taken.take(body)
-                    assert place is not None, "a block attends to itself before it attends to a source"
+                    assert place is not None, "self-attention precedes cross-attention in a block"
                     self.bodies.append(CrossAttentionLayer(body, path, world, place))
                 case Attention():
                     self.bodies.append(AttentionLayer(body, path, world, taken.take(body)))
@@ -171,7 +171,7 @@ class ResidualBlockLayer:
         return [*norms, *(layer for body in self.bodies for layer in body.loadables)]
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """Adds to x in place, but for a norm of the sum."""
+        """Add to x in place, unless there is a norm of the sum."""
         read = x if self.before is None else self.before(x)
         y = self.bodies[0](read, step)
         for body in self.bodies[1:]:

@@ -1,4 +1,4 @@
-"""What reads the sources of a step before a decoder that attends to them."""
+"""Encoder of an encoder-decoder model."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from engine.models.sources import join
 
 
 class EncoderLayers:
-    """Blocks that read each source both ways; nothing of them is kept but what the decoder projects."""
+    """Bidirectional blocks over each encoder input. Only the keys and values for cross-attention are cached."""
 
     def __init__(self, part: Encoder, root: str, world: World, vocabulary: Vocabulary, taken: Places) -> None:
         self.embedding = EncoderEmbedding(part.embed, root, vocabulary)
@@ -36,7 +36,7 @@ class EncoderLayers:
             yield self.norm
 
     def __call__(self, entering: Entering, pages: Tensor, dtype: torch.dtype) -> Tensor:
-        """[tokens, hidden] of all sources, one after another."""
+        """Return [tokens, hidden] of all encoder inputs, concatenated."""
         step = Step(pages, (), (), {}, entering.count)
         x = self.embedding.entered(entering.ids, entering.positions, dtype)
         for branch in self.branches:

@@ -1,7 +1,7 @@
-"""What a loaded model really holds, by the same parts that are planned (engine/models/footprint.py).
+"""Measured memory of a loaded model, by the parts that are planned (engine/models/footprint.py).
 
-Every tensor is counted once, whoever shares it. What lies in a file that is mapped counts apart: its pages are the page
-cache's, which drops them where memory is short.
+Every tensor is counted once, even if it is shared. Tensors in a mapped file are counted separately: their pages belong
+to the page cache, which drops them if memory is short.
 """
 
 import re
@@ -29,10 +29,10 @@ _LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Bytes by part, and bytes that are read in the checkpoint's file."""
+    """Memory of the weights in bytes."""
 
-    parts: dict[str, int]
-    mapped: int
+    parts: dict[str, int]  # allocated, by part
+    mapped: int  # used directly in the checkpoint file
 
     @property
     def total(self) -> int:
@@ -140,7 +140,7 @@ def _pieces(weight: Tensor | Packed | Fp8Weight, bias: Tensor | None) -> Iterato
 
 
 class _Files:
-    """Which addresses of this process belong to files (proc(5), maps)."""
+    """Address ranges of this process that are mapped files (proc(5), maps)."""
 
     def __init__(self) -> None:
         found = sorted(

@@ -1,4 +1,4 @@
-"""The MLP, and the experts of which each token takes some."""
+"""MLP and mixture of experts."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class MLPLayer:
         world: World,
         shelves: tuple[StackSlice, StackSlice] | tuple[None, None] = (None, None),
     ) -> None:
-        """shelves: of the projection up and of that down."""
+        """shelves: destinations of the up and the down projection."""
         up, down = mlp_linears(part)
         path = join(path, part.name)
         self.up = LinearLayer(up, path, world, shelf=shelves[0])
@@ -35,13 +35,15 @@ class MLPLayer:
         return self.down(self.activated(x))
 
     def activated(self, x: Tensor) -> Tensor:
-        """[rows, inner] of this rank."""
+        """Return act(gate x) · up x, [rows, intermediate_size] of this rank."""
         y = self.up(x)
         return gated(self.act, y) if self.has_gate else self.act(y)
 
 
 class ExpertsLayer:
-    """Every rank holds a share of every expert's inner size and all of the router, so that all choose alike."""
+    """Mixture of experts. Every rank has a share of every expert's intermediate size, and the entire router, so that
+    all
+    ranks select the same experts."""
 
     def __init__(self, part: Experts, path: str, world: World) -> None:
         path = join(path, part.name)
@@ -60,7 +62,7 @@ class ExpertsLayer:
         return [self.router, *(layer for mlp in mlps for layer in mlp.loadables)]
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x: [tokens, hidden]. The experts of a token are added in the order of their numbers, in fp32."""
+        """x: [tokens, hidden]. The outputs of a token's experts are added in index order, in fp32."""
         logits = self.router.in_fp32(x)
         chosen, weights = route(logits[:, : self.part.num_experts], self.part.top_k, self.part.scores)
         y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -75,5 +77,5 @@ class ExpertsLayer:
 
 
 def _share(mlp: MLPLayer, x: Tensor) -> Tensor:
-    """What this rank adds to the MLP's output."""
+    """Return this rank's contribution to the MLP's output."""
     return mlp.down.product(mlp.activated(x)).float()

@@ -1,6 +1,6 @@
-"""BERT, RoBERTa and XLM-RoBERTa: encoders with a norm behind each sum and a learned row for each position.
+"""BERT, RoBERTa and XLM-RoBERTa: post-norm encoders with learned positions.
 
-Source: transformers modeling_bert.py, modeling_roberta.py. RoBERTa counts positions from behind the padding id.
+Source: transformers modeling_bert.py, modeling_roberta.py. RoBERTa's positions start after the padding id.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     kind = c.values.get("position_embedding_type") or "absolute"
     if kind != "absolute" or c.flag("is_decoder"):
         what = "is_decoder is true" if c.flag("is_decoder") else f"position_embedding_type is {kind!r}"
-        raise CheckpointError(f"config.json: {what}; served are encoders with absolute positions")
+        raise CheckpointError(f"config.json: {what}; supported are encoders with absolute positions")
     norm = LayerNorm(size=c.hidden, eps=c.number("layer_norm_eps"))
     attention = Attention(
         hidden=c.hidden,

@@ -1,6 +1,6 @@
-"""Command R: attention and MLP read one layer norm (no bias) and are summed; interleaved rope; scaled logits.
+"""Command R: parallel attention and MLP after one layer norm (without bias); interleaved RoPE; scaled logits.
 
-Source: transformers modeling_cohere.py. Command R+ also norms q and k, each head with a weight of its own.
+Source: transformers modeling_cohere.py. Command R+ also normalises q and k, with separate weights for each head.
 """
 
 from collections.abc import Mapping

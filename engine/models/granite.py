@@ -1,4 +1,4 @@
-"""Granite 3: Llama blocks with four fixed multipliers: embedding, attention, residual, logits.
+"""Granite 3: Llama blocks with four constant multipliers: embedding, attention, residual, logits.
 
 Source: transformers modeling_granite.py.
 """

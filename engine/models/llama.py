@@ -52,7 +52,7 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def layer_windows(c: Config) -> tuple[int | None, ...]:
-    """Windows in Qwen's way: switched on by use_sliding_window, for the layers from max_window_layers on."""
+    """Return the window of each layer, by Qwen's rule: with use_sliding_window, from layer max_window_layers on."""
     if not c.flag("use_sliding_window") or c.window() is None:
         return (None,) * c.layers
     first = c.whole("max_window_layers", least=0)

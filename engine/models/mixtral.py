@@ -1,4 +1,4 @@
-"""Mixtral: Llama blocks whose MLP is one of two of a few experts, weighted by the softmax over the chosen ones.
+"""Mixtral: Llama blocks with routed experts (top 2), weighted by the softmax over the selected ones.
 
 Source: transformers modeling_mixtral.py; arXiv:2401.04088.
 """

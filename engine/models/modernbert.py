@@ -1,6 +1,6 @@
-"""ModernBERT: a rotary encoder whose layers read the whole sequence or a window by turns, each with a base of its own.
+"""ModernBERT: an encoder with RoPE whose layers alternate between full and window attention, with separate RoPE bases.
 
-Source: transformers modeling_modernbert.py. The first layer has no norm in front of its attention.
+Source: transformers modeling_modernbert.py. The first layer has no norm before its attention.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     bodies = {}
     for kind, (key, base) in bases.items():
         theta = c.number(key) if c.values.get(key) is not None else base
-        # A position reads half of local_attention on either side.
+        # A position attends to half of local_attention on either side.
         window = c.whole("local_attention") // 2 + 1 if kind == "sliding_attention" else None
         bodies[kind] = replace(attention, rope=rope(c, theta=theta, kind=kind), window=window)
     mlp = MLP(

@@ -1,7 +1,7 @@
-"""NomicBERT: a rotary encoder with gated MLPs and a norm behind each sum (nomic-embed-text).
+"""NomicBERT: a post-norm encoder with RoPE and gated MLPs (nomic-embed-text).
 
-Source: transformers modeling_nomic_bert.py. Tensors have the names of its first code, to which transformers translates
-them as it saves (conversion_mapping.py); the keys of config.json are those of either.
+Source: transformers modeling_nomic_bert.py. Tensors have the names of the original code, which transformers also uses
+when it saves (conversion_mapping.py). The keys of config.json may be those of either.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _OLD_KEYS = {
     "rotary_emb_base": "rope_theta",
 }
 _OLD_ACTS = {"swiglu": "silu", "geglu": "gelu"}
-# What the first code could do and the published checkpoints do not.
+# Options of the original code that no published checkpoint uses: the required values.
 _REFUSED: dict[str, Any] = {
     "prenorm": False,
     "qkv_proj_bias": False,
@@ -84,7 +84,7 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def _respelled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """In the keys of transformers. Raises CheckpointError for what is not served."""
+    """Return the configuration with the keys of transformers. Raises CheckpointError for unsupported options."""
     for key, served in _REFUSED.items():
         if config.get(key, served) != served:
             raise CheckpointError(f"config.json: {key} is {config[key]!r}; served is {served!r}")

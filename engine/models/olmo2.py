@@ -1,4 +1,4 @@
-"""OLMo 2: no norm before a body but one after it; q and k are normed over the whole projection.
+"""OLMo 2: norms only after each body; q and k are normalised over the entire projection.
 
 Source: transformers modeling_olmo2.py.
 """

@@ -1,4 +1,4 @@
-"""OLMoE: many small experts in every layer; q and k are normed over the whole projection.
+"""OLMoE: many small experts in every layer; q and k are normalised over the entire projection.
 
 Source: transformers modeling_olmoe.py; arXiv:2409.02060.
 """

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4-mini: Llama blocks with q, k, v in one tensor and gate, up in one; longrope; part of a head rotated.
+"""Phi-3 and Phi-4-mini: Llama blocks with fused q, k, v and fused gate, up tensors; longrope; partial rotation.
 
 Source: transformers modeling_phi3.py.
 """

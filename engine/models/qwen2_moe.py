@@ -1,4 +1,4 @@
-"""Qwen2-MoE: Qwen2's attention; beside the routed experts one that every token takes, by a gate of its own.
+"""Qwen2-MoE: Qwen2's attention, and routed experts plus a shared expert with a gate.
 
 Source: transformers modeling_qwen2_moe.py.
 """
@@ -72,7 +72,7 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def _windows(c: Config) -> tuple[int | None, ...]:
-    """Switched on by use_sliding_window, for every other layer below max_window_layers."""
+    """Return the window of each layer: with use_sliding_window, every other layer below max_window_layers has one."""
     if not c.flag("use_sliding_window"):
         return (None,) * c.layers
     last = c.whole("max_window_layers", least=0)

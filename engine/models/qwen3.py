@@ -1,4 +1,4 @@
-"""Qwen3: Llama blocks with a head size of their own and q and k normed per head.
+"""Qwen3: Llama blocks with a separate head size, and q and k normalised per head.
 
 Source: transformers modeling_qwen3.py.
 """

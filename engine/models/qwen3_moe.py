@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3's attention, and experts instead of the MLP in all layers or some.
+"""Qwen3-MoE: Qwen3's attention, and experts instead of the MLP in all or some layers.
 
 Source: transformers modeling_qwen3_moe.py.
 """

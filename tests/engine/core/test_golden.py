@@ -354,7 +354,7 @@ def test_drift_ends_the_loop_before_another_step_of_a_request():
         device.before_step = before_step
 
     service = Service(device, clock, script(drifted))
-    with pytest.raises(Drift, match="golden prompt short .* with what this engine gave at first"):
+    with pytest.raises(Drift, match="golden prompt short .* with this engine's first result"):
         service.run()
     assert all(plan.digested for plan in device.plans), "the request that had just come was not computed"
     assert service.reply("late") == []

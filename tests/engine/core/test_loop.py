@@ -500,7 +500,7 @@ def test_a_bounded_recording_keeps_the_last_steps_and_replays_from_where_it_begi
     assert replay_main([str(tmp_path / "r")]) == 0
     out, err = capsys.readouterr()
     assert f"{len(kept)} steps of 1 runs: all plans equal" in out
-    assert err == f"the recording begins after step {outcome.dropped}; what was before is no longer kept\n"
+    assert err == f"the recording begins after step {outcome.dropped}; earlier steps were deleted\n"
     assert replay_main([str(tmp_path / "r"), "--explain", "59"]) == 0
     assert "ends (length) with 30 tokens" in capsys.readouterr().out
 

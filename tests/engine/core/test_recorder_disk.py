@@ -65,5 +65,5 @@ def test_a_full_disk_pauses_the_recording_and_what_is_kept_replays(
 
 
 def test_a_recording_that_cannot_be_begun_is_a_mistake_of_the_manifest(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="name a file that can be written"):
+    with pytest.raises(Exception, match="set it to a writable file"):
         Recorder(CONFIG, str(tmp_path / "nowhere" / "flight"), 2**20)

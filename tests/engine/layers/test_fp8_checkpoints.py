@@ -424,7 +424,7 @@ def test_a_missing_scale_is_named(kind, missing, own):
         ({"weight_scale_inv": torch.ones(2, 1).to(torch.float8_e8m0fnu)}, "is of type F8_E8M0; served are F16"),
         ({"weight": torch.ones(256, 128).to(torch.float8_e5m2)}, "weight is of type F8_E5M2; served are F8_E4M3"),
         ({"weight": torch.ones(256, 128)}, "weight is of type F32; served are F8_E4M3"),
-        ({"input_scale": torch.ones(1)}, "has model.layers.1.mlp.up_proj.input_scale, which no part"),
+        ({"input_scale": torch.ones(1)}, "has model.layers.1.mlp.up_proj.input_scale, which the declared model"),
     ],
 )  # fmt: skip
 def test_tensors_that_contradict_the_settings_are_named(change, message, own):

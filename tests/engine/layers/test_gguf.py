@@ -273,7 +273,7 @@ def test_without_the_package_the_message_says_what_to_install(tmp_path, monkeypa
     folder = write(tmp_path / "m", {"mlp": Type.Q4_1, "": Type.Q4_0})
     plain = write(tmp_path / "plain", {"": Type.Q8_0})
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=r"type Q4_1 are restored by the package gguf, .* pip install gguf$"):
+    with pytest.raises(CheckpointError, match=r"type Q4_1 are dequantized by the package gguf, .* pip install gguf$"):
         read_checkpoint(folder)
     assert read_checkpoint(plain).quantization.method == "gguf"  # its blocks are held as they are
 

@@ -186,7 +186,7 @@ Q = "model__layers__1__mlp__up_proj"
         ("awq-64", f"{Q}__qzeros", whole_zeros(1, 32), r"qzeros has shape \[1, 32\], .* \[2, 32\]"),
         ("packed-32-zeros", f"{Q}__weight_zero_point", None, r"lacks .*up_proj\.weight_zero_point"),
         ("w8a8", f"{Q}__weight", torch.zeros(256, 128), "weight is of type F32; served are I8"),
-        ("awq-64", f"{Q}__weight", torch.zeros(256, 128), r"has .*up_proj\.weight, which no part"),
+        ("awq-64", f"{Q}__weight", torch.zeros(256, 128), r"has .*up_proj\.weight, which the declared model"),
     ],
 )
 def test_tensors_that_do_not_fit_are_found_without_reading_weights(own, kind, name, tensor, message):

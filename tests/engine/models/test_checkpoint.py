@@ -146,7 +146,12 @@ def test_a_missing_shard_is_named(folder):
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [(-1, "cut off: the file has"), (100, "cut off within its header"), (7, "no safetensors"), (0, "no safetensors")],
+    [
+        (-1, "truncated: the file has"),
+        (100, "truncated within its header"),
+        (7, "not a safetensors"),
+        (0, "not a safetensors"),
+    ],
 )
 def test_a_truncated_shard_is_named(folder, size, message):
     shard = folder / "model-00001-of-00002.safetensors"
@@ -184,7 +189,7 @@ def test_a_tensor_that_only_the_index_knows_is_named(folder):
 @pytest.mark.parametrize("name", ["../config.json", 3])
 def test_an_index_cannot_name_files_outside_its_folder(folder, name):
     write(folder / "model.safetensors.index.json", {"weight_map": {"x": name}})
-    with pytest.raises(CheckpointError, match="which is no file of this folder"):
+    with pytest.raises(CheckpointError, match="which is not a file of this folder"):
         read_checkpoint(folder)
 
 
@@ -203,7 +208,9 @@ def test_a_renamed_tensor_is_shown_beside_the_missing_one(folder):
 def test_unknown_tensors_are_named_with_their_file(folder):
     extra = {"model.layers.1.self_attn.q_proj.bias": torch.ones(8), "model.layers.2.a": torch.ones(1)}
     changed(folder, lambda tensors: tensors.update(extra))
-    with pytest.raises(CheckpointError, match=r"model-00002.*q_proj\.bias, model\.layers\.2\.a, which no part"):
+    with pytest.raises(
+        CheckpointError, match=r"model-00002.*q_proj\.bias, model\.layers\.2\.a, which the declared model"
+    ):
         checked(folder)
 
 

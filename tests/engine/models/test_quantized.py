@@ -100,7 +100,7 @@ def test_the_head_is_left_out_where_nothing_is_said():
     [
         ("gptq", "quantization_config is 'gptq'; it must be an object"),
         ({"modules_to_not_convert": "mlp"}, "quantization_config.modules_to_not_convert is 'mlp'; it must be a list"),
-        ({"modules_to_not_convert": ["("]}, "is no regular expression"),
+        ({"modules_to_not_convert": ["("]}, "is not a regular expression"),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, "config_groups must be an object"),
         (
             {"quant_method": "compressed-tensors", "ignore": [3]},
