@@ -1,4 +1,4 @@
-"""The tensors of one step, made from the request table in a few vectorised operations, with no loop over rows."""
+"""Build the input tensors of a step from the request table, with vectorised operations and no loop over rows."""
 
 from collections.abc import Sequence
 
@@ -27,9 +27,8 @@ def build_batch(
 ) -> Batch:
     """Row i computes positions [first[i], first[i] + count[i]) of the request in table slot slots[i]; count ≥ 1.
 
-    tokens: [table slots, positions], known ids; segments: [tokens] of the step; rope_lengths: [table slots]; tables:
-    per group [table slots, blocks]; sources: [table slots], how many tokens of each an encoder reads, or None where
-    there is none in front.
+    tokens: [table slots, positions], known ids. segments: [tokens] of the step. rope_lengths: [table slots]. tables:
+    per group [table slots, blocks]. sources: [table slots], length of the encoder input; None without an encoder.
     """
     count = np.asarray(count, np.int64)
     first = np.asarray(first, np.int64)
@@ -46,7 +45,7 @@ def build_batch(
     positions = np.arange(total) + (first - starts)[owner]
     slot = np.asarray(slots)[owner]
     lengths = first + count
-    # Tables are cut to the blocks that this step can touch: wider ones would only be copied.
+    # Tables are truncated to the blocks that this step can access, to copy less.
     width = -(-int(lengths.max()) // block_tokens) if total else 0
     block, offset = np.divmod(positions, block_tokens)
 
@@ -77,7 +76,7 @@ def _entering(
     block_tokens: int,
     device: torch.device | str,
 ) -> Entering | None:
-    """The whole sources of these requests."""
+    """Return the complete encoder inputs of these requests."""
     if not len(slots):
         return None
     count = np.asarray(sources)[slots]

@@ -1,7 +1,8 @@
-"""A step on a GPU. The host is always ahead: it stages a plan's changes, launches the step and goes on to the next
-plan, and nobody waits for the device but who reads a result, one step later.
+"""A step on a GPU. The host runs ahead: it uploads a plan's changes, launches the step and continues with the next
+plan.
+Only the reader of a result waits for the device, one step later.
 
-Drawn tokens never come back to be sent again: the step that draws them writes them where the next one reads them.
+Sampled tokens are not sent back to the device: the step that samples them writes them where the next step reads them.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ class Outputs:
     hidden: Tensor  # [tokens, hidden]
     logits: Tensor | None  # [rows, vocab] fp32; None if a row has several tokens
     lengths: Tensor  # [rows] int32
-    bad: Tensor  # [rows] int32, 1 where a token is not finite
+    bad: Tensor  # [rows] int32, 1 if a hidden state of the row is not finite
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +58,7 @@ class Outputs:
 
 
 def shared_outputs(largest: Outputs) -> Outputs:
-    """Return empty buffers for outputs of up to so many rows."""
+    """Return empty buffers for the outputs of up to as many rows as `largest` has."""
     assert largest.logits is not None, "captured steps have logits of every row"
     return Outputs(*map(torch.empty_like, (largest.hidden, largest.logits, largest.lengths, largest.bad)))
 
@@ -73,7 +74,7 @@ class DeviceRunner:
         graph_sizes: Sequence[int] = (),
         recorder: Recorder | None = None,
     ) -> None:
-        """graph_sizes: of the decode steps that `capture` captures with `recorder`, if the device has one."""
+        """graph_sizes: rows of the decode steps that `capture` captures with `recorder`, if the device has one."""
         self._model, self._pages = model, pages
         self._host, self._table = table, device_table
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
@@ -82,16 +83,17 @@ class DeviceRunner:
         self._results = Results(pages.device)
         self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, recorder)
         self._shared: Outputs | None = (
-            None  # buffers of the largest graph, in which every captured step leaves its outputs
+            None  # buffers of the largest graph, to which every captured step copies its outputs
         )
 
     @torch.inference_mode()
     def capture(
         self, budget: int, world: World = SINGLE, progress: Callable[[float], None] = lambda fraction: None
     ) -> int:
-        """Capture decode steps in at most `budget` bytes and return the bytes taken, with the buffers of their outputs.
+        """Capture decode steps in at most `budget` bytes, including the buffers of their outputs. Return the bytes
+        used.
 
-        Ranks keep the sizes that all of them captured, so that they pad a step alike."""
+        Ranks keep the sizes that all of them captured, so that all pad a step to the same size."""
         if not self._graphs.captures:
             return 0
         self._shared = shared_outputs(self._decode(self._graphs.sizes[-1]))
@@ -118,13 +120,13 @@ class DeviceRunner:
             last = indexes(np.cumsum(rows.count)[rows.sampling] - 1, self._pages.device)
             logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
         logits = logits[: len(slot)]
-        kept = (logits.float().clone(),) if plan.digested else ()  # sampling changes logits
+        kept = (logits.float().clone(),) if plan.digested else ()  # sampling modifies logits in place
         prepared = self._sampler.prepare(self._sampled_rows(rows, wait(masks)))
         drawn = prepared(logits, slot, lengths, self._table.tokens, self._table.columns)
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
-        # A captured step's own outputs are written again by the next one, maybe before they are copied.
+        # Copied, because the next captured step overwrites these outputs, possibly before they are read.
         arriving = self._results.fetch((out.bad[:count].clone(), drawn.found, *kept))
-        scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits, where somebody asks
+        scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits for the device, if requested
 
         def result() -> StepResult:
             bad, found, *digested = arriving.wait()
@@ -155,7 +157,7 @@ class DeviceRunner:
         return self._run(count, tokens, singles=singles, spans=not alone, entering=entering)
 
     def _decode(self, size: int) -> Outputs:
-        """Run a step of this many rows of one token or none; if there are shared buffers, return its outputs there."""
+        """Run a step of this many rows with at most one token each. Return its outputs, in shared buffers if any."""
         outputs = self._run(size, size, singles=True, spans=False)
         return outputs if self._shared is None else outputs.copied_to(self._shared)
 
@@ -163,7 +165,7 @@ class DeviceRunner:
         step = self._steps.step(rows, tokens, singles=singles, spans=spans, entering=entering)
         found = None
         if step.entering is not None:
-            # Here, as pages have zeros where keys and values are not finite.
+            # Checked here, because non-finite keys and values are written to pages as zeros.
             found = FINITE_ROWS(self._model.read_sources(step.entering), step.entering.query_start)
         hidden = self._model.forward(step)
         logits = None if spans else self._model.logits(hidden)

@@ -1,4 +1,4 @@
-"""A step's tensors, made on the device from the request table and the rows that were staged."""
+"""Build a step's tensors on the device from the request table and the uploaded rows."""
 
 from dataclasses import dataclass, replace
 
@@ -25,8 +25,9 @@ class StagedSteps:
     def step(
         self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None
     ) -> DeviceStep:
-        """Of the first so many rows that `upload` holds, with so many tokens, padding among them. entering: the
-        sources that it reads, of an encoder-decoder model."""
+        """Build the step from the first `rows` rows in `upload`. `tokens` includes padding. entering: encoder inputs
+        that
+        the step reads (encoder-decoder)."""
         table, upload = self.table, self.upload
         slot, first, query_start = upload.slot[:rows], upload.first[:rows], upload.query_start[: rows + 1]
         step = self._step(slot, first, query_start, tokens, singles=singles, spans=spans)
@@ -40,7 +41,7 @@ class StagedSteps:
         )
 
     def _sources(self, entering: Entering) -> DeviceStep:
-        """Rows that are sources. The host knows them, and does not wait until the device does."""
+        """Build the step of the encoder inputs. Its rows are uploaded separately, without waiting for the device."""
         rows = len(entering.slots)
         head = np.zeros((3, aligned(rows + 1)), np.int32)
         head[0, :rows], head[2, 1 : rows + 1] = entering.slots, np.cumsum(entering.count)
@@ -82,5 +83,5 @@ class StagedSteps:
 
 
 def indexes(values: np.ndarray, device: torch.device) -> Tensor:
-    """[n] int64 on the device, in the order of its work; the host does not wait."""
+    """Return [n] int64 on the device, in stream order; the host does not wait."""
     return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(device, non_blocking=True)

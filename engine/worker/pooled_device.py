@@ -1,8 +1,7 @@
-"""A step on a GPU of a model that pools: the host is ahead as in device.py, and nobody waits for the device but who
-reads a result, one step later.
+"""A step of a pooling model on a GPU. As in device.py, the host runs ahead and only the reader of a result waits.
 
-Rows that want the same are finished together: vectors of the prompts that this step completes, and the numbers of each
-token of the others, which are kept on the host until their prompt is complete.
+Rows with the same parameters are finished together: vectors of prompts that this step completes, and vectors of single
+tokens, which are kept on the host until their prompt is complete.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +28,10 @@ from kernels.finite import FINITE_ROWS
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of one of the tensors that are on their way."""
+    """Rows of one of the tensors that are being copied to the host."""
 
     arriving: Arriving
-    number: int
+    number: int  # index of the tensor
     rows: slice
 
     def read(self) -> np.ndarray:
@@ -41,11 +40,11 @@ class Piece:
 
 @dataclass
 class Open:
-    """A prompt that is being computed. `pieces`: the numbers of its tokens so far, where each is asked for."""
+    """A partially computed prompt."""
 
     pooling: Pooling
     tokens: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)  # vectors of its tokens so far, for per-token tasks
 
     @property
     def wants(self) -> "Wanted":
@@ -54,7 +53,7 @@ class Open:
 
 
 class Wanted(NamedTuple):
-    """What rows must share to be finished together."""
+    """Parameters that rows must share to be finished together."""
 
     of_each_token: bool
     dimensions: int | None
@@ -63,12 +62,11 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Alike:
-    """Rows of a step that want the same: of vectors those that complete their prompt, of tokens all. `counts`: of what
-    is finished for each of them, one vector or its tokens of this step."""
+    """Rows of a step with the same parameters: those that complete their prompt, or all rows for per-token tasks."""
 
     wanted: Wanted
     rows: np.ndarray
-    counts: np.ndarray
+    counts: np.ndarray  # number of vectors of each row: 1, or its tokens of this step
 
 
 class PooledDeviceRunner:
@@ -109,7 +107,7 @@ class PooledDeviceRunner:
     def _finished(
         self, alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, step: DeviceStep, hidden: Tensor
     ) -> list[Tensor]:
-        """Of those alike [vectors or tokens, width] fp32."""
+        """Return [vectors or tokens, width] fp32 for each group of rows."""
         vectors = None
         if not all(prompt.wants.of_each_token for prompt in prompts):
             first = self._upload.first[: len(prompts)]
@@ -121,13 +119,13 @@ class PooledDeviceRunner:
                 tokens = np.repeat(starts - (np.cumsum(some.counts) - some.counts), some.counts)
                 x = self._chosen(hidden, tokens + np.arange(len(tokens))).float()
             else:
-                assert vectors is not None, "some row wants a vector"
+                assert vectors is not None, "some row needs a vector"
                 x = self._chosen(vectors, some.rows)
             made.append(self._pooler.finish(x, prompts[some.rows[0]].pooling))
         return made
 
     def _chosen(self, x: Tensor, rows: np.ndarray) -> Tensor:
-        """These rows, which are in ascending order; mostly all."""
+        """Return some rows in ascending order; usually these are all rows."""
         return x if len(rows) == len(x) else x[indexes(rows, self._device)]
 
 
@@ -145,7 +143,7 @@ def _alike(prompts: Sequence[Open], rows: PlanRows) -> list[Alike]:
 def _found(
     alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, arriving: Arriving
 ) -> dict[int, Callable[[], Pooled]]:
-    """What is to be read of each row that completes its prompt; pieces of the others are kept."""
+    """Return functions that read the result of each row that completes its prompt. Pieces of other rows are kept."""
     found: dict[int, Callable[[], Pooled]] = {}
     for number, some in enumerate(alike, 1):
         ends = np.cumsum(some.counts)

@@ -1,4 +1,4 @@
-"""A plan's rows as columns, and the result of a step put together again."""
+"""Convert a plan's rows to columns, and assemble the result of a step."""
 
 from dataclasses import dataclass
 
@@ -12,31 +12,31 @@ from engine.sampling.pipeline import Sampled
 
 @dataclass(frozen=True)
 class PlanRows:
-    """One entry a row."""
+    """Columns with one entry per row."""
 
     slots: np.ndarray
     first: np.ndarray
     count: np.ndarray
-    sampling: np.ndarray  # indexes of the rows that draw a token
+    sampling: np.ndarray  # indexes of the rows that sample a token
 
     @property
     def ends(self) -> np.ndarray:
-        """Position after each row's last one: where its token goes."""
+        """Position after each row's last one, where its sampled token is written."""
         return self.first + self.count
 
 
 @dataclass(frozen=True)
 class Entering:
-    """Sources that a step reads, one entry each: of which of its rows, in which slot, and how many tokens."""
+    """Encoder inputs that a step reads, with one entry each."""
 
-    rows: np.ndarray
+    rows: np.ndarray  # index of the row
     slots: np.ndarray
-    count: np.ndarray
+    count: np.ndarray  # tokens
 
 
 def behind_sources(rows: PlanRows, sources: np.ndarray) -> tuple[PlanRows, Entering]:
-    """The rows of a decoder's own tokens, and the sources that an encoder reads first. sources: [slots], tokens of the
-    source that each sequence begins with, which its first row computes as a whole."""
+    """Split rows into the decoder's tokens and the encoder inputs that are read first. sources: [slots], length of the
+    encoder input at the beginning of each sequence, which the first row computes completely."""
     own = sources[rows.slots]
     enters = rows.first < own
     first = np.maximum(rows.first, own)
@@ -58,7 +58,7 @@ def step_result(
     failed: dict[int, str],
     digests: list[LogitFingerprint],
 ) -> StepResult:
-    """`digests`: of the rows that draw a token, or none."""
+    """Assemble the result. digests: fingerprints of the rows that sample a token, or empty."""
     where = rows.sampling.tolist()
     ids = [-1] * len(plan.rows)
     for row, token in zip(where, sampled.ids, strict=True):

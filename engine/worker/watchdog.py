@@ -1,20 +1,19 @@
-"""Whether the ranks of an engine still go on together: a judgement over what was heard, without a clock of its own.
+"""Detect ranks of an engine that hang or diverge, from their messages and without a clock.
 
-Time is handed in as it passes, so that an engine whose processes were all suspended (a paused container) and go on
-together is not taken for one whose ranks are silent.
+The caller passes elapsed time, so that a common pause of all processes (a paused container) is not taken for silence.
 """
 
 from collections import deque
 
-SILENT_S = 5.0  # without a sign of life from a rank that serves
-LOADING_SILENT_S = 60.0  # while it loads: an import or a conversion may hold the interpreter for long
-BEHIND_S = 30.0  # since others finished the step that a rank still has
-STEP_S = 600.0  # in which no rank finished a step
+SILENT_S = 5.0  # without a message from a rank that serves
+LOADING_SILENT_S = 60.0  # without a message from a rank that loads: an import or a conversion may block the interpreter
+BEHIND_S = 30.0  # since other ranks finished a step that this rank has not
+STEP_S = 600.0  # since any rank finished a step, while one is open
 
 
 class RankWatchdog:
-    """Rank 0 is the engine's own process: it is heard of by what it finishes, and never judged to be silent. Methods
-    that return text say what is wrong, or None."""
+    """Rank 0 is the engine's own process: only its finished steps are reported, and it is never considered silent.
+    Methods that return text return the description of a failure, or None."""
 
     def __init__(self, size: int) -> None:
         self._others = range(1, size)
@@ -22,9 +21,9 @@ class RankWatchdog:
         self._serving = [False] * size
         self._sent = 0
         self._done = [0] * size
-        self._behind = [0.0] * size  # since others finished a step that the rank has not
-        self._open = 0.0  # since a step was last finished by anybody, while there is one to finish
-        self._drawn: list[deque[int]] = [deque() for _ in range(size)]  # of steps that not all have finished
+        self._behind = [0.0] * size  # since other ranks finished a step that this rank has not
+        self._open = 0.0  # since any rank finished a step, while one is open
+        self._drawn: list[deque[int]] = [deque() for _ in range(size)]  # checksums of steps that not all have finished
 
     def heard(self, rank: int) -> None:
         self._silent[rank] = 0.0
@@ -33,11 +32,11 @@ class RankWatchdog:
         self._serving[rank] = True
 
     def sent(self) -> None:
-        """A step went to all ranks."""
+        """Count a step that was sent to all ranks."""
         self._sent += 1
 
     def finished(self, rank: int, drawn: int) -> str | None:
-        """A rank finished its next step, with this checksum of its tokens."""
+        """Count a step that a rank finished. drawn: checksum of its tokens."""
         self._done[rank] += 1
         self._behind[rank] = self._open = 0.0
         self._drawn[rank].append(drawn)
@@ -46,22 +45,22 @@ class RankWatchdog:
             other = next((rank for rank, sums in enumerate(others, start=1) if sums != own), None)
             if other is not None:
                 step = min(self._done)
-                return f"rank {other} drew other tokens than rank 0 in step {step}: the ranks went apart"
+                return f"rank {other} sampled other tokens than rank 0 in step {step}: the ranks diverged"
         return None
 
     def passed(self, seconds: float) -> str | None:
-        """So much time went by."""
+        """Add elapsed time."""
         leader = max(self._done)
         self._open = self._open + seconds if leader < self._sent else 0.0
         for rank in self._others:
             self._silent[rank] += seconds
             limit = SILENT_S if self._serving[rank] else LOADING_SILENT_S
             if self._silent[rank] > limit:
-                return f"rank {rank} has given no sign of life for {limit:g} s: it is stopped, or its process hangs"
+                return f"rank {rank} has sent no message for {limit:g} s: it is stopped, or its process hangs"
             self._behind[rank] = self._behind[rank] + seconds if self._done[rank] < leader else 0.0
             if self._behind[rank] > BEHIND_S:
                 step = self._done[rank] + 1
                 return f"rank {rank} has not finished step {step}, which others finished {BEHIND_S:g} s ago"
         if self._open > STEP_S:
-            return f"no rank has finished step {leader + 1} within {STEP_S:g} s: the ranks wait for each other"
+            return f"no rank has finished step {leader + 1} within {STEP_S:g} s: the ranks wait for one another"
         return None

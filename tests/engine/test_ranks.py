@@ -170,7 +170,7 @@ def test_closing_leaves_no_process():
 @pytest.mark.parametrize("kernels", ["torch", best()])
 @pytest.mark.parametrize(
     ("number", "words", "seconds"),
-    [(signal.SIGKILL, "was killed by SIGKILL", 5), (signal.SIGSTOP, "rank 1 has given no sign of life for 5 s", 20)],
+    [(signal.SIGKILL, "was killed by SIGKILL", 5), (signal.SIGSTOP, "rank 1 has sent no message for 5 s", 20)],
 )
 def test_a_rank_that_dies_or_stops_ends_the_engine_by_name_and_soon(number, words, seconds, kernels):
     before = set(ranks_of(os.getpid()))

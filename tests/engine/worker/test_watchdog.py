@@ -27,12 +27,12 @@ def test_ranks_that_are_heard_of_and_have_nothing_to_do_are_well():
 
 
 def test_a_silent_rank_is_named_and_rank_0_never_is():
-    assert "rank 2 has given no sign of life for 5 s" in pass_time(serving(3), SILENT_S + 1, 1)
+    assert "rank 2 has sent no message for 5 s" in pass_time(serving(3), SILENT_S + 1, 1)
 
 
 def test_a_rank_that_loads_may_be_silent_for_longer():
     assert pass_time(RankWatchdog(2), LOADING_SILENT_S) is None
-    assert "rank 1 has given no sign" in pass_time(RankWatchdog(2), LOADING_SILENT_S + 1)
+    assert "rank 1 has sent no message" in pass_time(RankWatchdog(2), LOADING_SILENT_S + 1)
 
 
 def test_a_rank_that_lives_and_does_not_finish_what_others_finished_is_named_with_the_step():
@@ -71,4 +71,4 @@ def test_ranks_that_draw_other_tokens_are_found_whoever_finishes_first(order):
         assert watch.finished(rank, 11) is None
     found = [watch.finished(rank, 13 if rank == 2 else 12) for rank in order]
     assert found[:-1] == [None, None]
-    assert found[-1] == "rank 2 drew other tokens than rank 0 in step 2: the ranks went apart"
+    assert found[-1] == "rank 2 sampled other tokens than rank 0 in step 2: the ranks diverged"
