@@ -74,7 +74,7 @@ class Params(Sampling, frozen=True, kw_only=True):
     """Parameters of `generate`: `Sampling` and the conditions to stop. Raises RequestError for a value that HTTP would
     refuse, with the same message."""
 
-    seed: int | None = None  # type: ignore[assignment]  # None: random for each request
+    seed: int | None = None  # type: ignore[assignment]  # default: random for each request
     max_tokens: int = 16
     stop: tuple[str, ...] = ()  # stop strings; a single string is allowed
     include_stop: bool = False  # keep the stop string in the text

@@ -1,6 +1,6 @@
 """Errors caused by a user, an operator or a checkpoint. Any other exception is a bug and ends the process.
 
-Each message says what was given, what is allowed, and which key to change.
+Each message contains the given value, the allowed values, and the key to change.
 """
 
 EXIT_PERMANENT = 78  # configuration, checkpoint or memory: a restart fails the same way (sysexits.h: EX_CONFIG)

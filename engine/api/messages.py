@@ -51,7 +51,7 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Pooling parameters: vectors of the entire prompt (`embed`, `classify`) or of each token of it."""
 
     task: PoolingTask
-    dimensions: int | None = None  # length to which a vector is truncated before it is normalised; None: all
+    dimensions: int | None = None  # truncate vectors to this length before normalisation
     activate: bool | None = None  # False: skip the model's activation (unit length, softmax or sigmoid)
 
 

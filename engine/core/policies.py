@@ -72,7 +72,7 @@ class SchedulingPolicy(Protocol):
     def waiting(self) -> Waiting: ...
 
     def arrive(self, sequence: Sequence) -> None:
-        """Set the rank of a new sequence, before it is queued."""
+        """Set the rank of a new sequence that is about to be queued."""
 
     def begin(self) -> None:
         """Start a plan: update ranks."""

@@ -50,7 +50,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     step: int = 0
     """Number of steps planned before."""
     state: SchedulerState | None = None
-    """State after `step` steps; None at the start of a process."""
+    """State after `step` steps, or None at the start of a process."""
     gap: bool = False
     """True if records before this one were lost."""
 

@@ -137,8 +137,8 @@ class Scheduler:
         self.config.check(submit)
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
-        """Add a request. A resumed one that is already complete ends at once, with the returned Delta. Raises
-        RequestError for one that can never be served. `now`: its arrival time, which may be before the last event."""
+        """Add a request. A resumed request that is already complete ends at once, with the returned Delta. Raises
+        RequestError if it can never be served. `now`: its arrival time, which may precede the last event."""
         self.check(submit)
         self._now = max(self._now, now)
         self._arrivals += 1

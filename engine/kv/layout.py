@@ -1,8 +1,8 @@
-"""How the KV pool is divided: groups of layers, tokens and bytes per block. Torch-free; the planner uses it too.
+"""Layout of the KV pool: groups of layers, tokens and bytes per block. Independent of torch; also used by the planner.
 
-One pool holds equal blocks for all groups. A block belongs to one group at a time and holds `block_tokens` tokens of
-all its layers in one contiguous range, `[layer][k, v][token][kv head][dim]`, so that a block is one transfer. Groups
-have the same number of layers; where a kind of layers does not fill its last group, its spare layers stay unused.
+The pool has blocks of equal size for all groups. A block belongs to one group at a time and contains `block_tokens`
+tokens of all its layers in one contiguous range, `[layer][k, v][token][kv head][dim]`, so that a block is a single
+transfer. Groups have the same number of layers; if a kind of layers does not fill its last group, space is unused.
 """
 
 from collections.abc import Collection
@@ -18,22 +18,21 @@ MAX_SPARE = 0.1
 
 
 def blocks_of(tokens: int, block_tokens: int) -> int:
-    """Blocks that hold this many tokens from a block's start on."""
+    """Return the number of blocks for this many tokens."""
     return -(-tokens // block_tokens)
 
 
 def whole_blocks(tokens: int, rows: int, block_tokens: int = 16) -> int:
-    """The most blocks that a step of so many tokens takes, each of its rows beginning in a block of its own."""
+    """Return the maximum number of blocks of a step with this many tokens, where each row begins in a new block."""
     return (tokens + (block_tokens - 1) * min(rows, tokens)) // block_tokens
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers (indexes into the model's attention layers) that share block tables. `needed_from(n)` is the first
-    position that position n still reads."""
+    """Attention layers that share block tables."""
 
     name: str
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # indexes into the model's attention layers
     window: int | None
 
     def needed_from(self, n: int) -> int:
@@ -63,31 +62,31 @@ class Layout:
         return self.layers_per_block * self.page_bytes
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks of so many tokens in all groups, whatever their windows."""
+        """Return the blocks for this many tokens in all groups, ignoring windows."""
         return len(self.groups) * blocks_of(tokens, self.block_tokens)
 
     def blocks(self, pool_bytes: int) -> int:
-        """Blocks that fit in the pool, the null block among them."""
+        """Return the number of blocks in the pool, including the null block."""
         if not self.groups:
             return 1
         return pool_bytes // self.block_bytes
 
     def blocks_for(self, tokens: int, step_tokens: int = 1) -> int:
-        """Blocks that one request of this many tokens holds at most, over all groups, when a step computes at most
-        `step_tokens` of it: a window keeps its reach behind the first of them besides the step itself."""
+        """Return the maximum number of blocks of one request with this many tokens, over all groups, if a step computes
+        at most `step_tokens` of it. A window needs its reach before the step's first position, and the step itself."""
         total = 0
         for group in self.groups:
             most = blocks_of(tokens, self.block_tokens)
             if group.window is not None:
                 reach = group.window - 1 + min(step_tokens, tokens)
-                # positions that begin anywhere in a block: the first of them may be the last of its block
+                # Positions may begin anywhere in a block: the first of them may be the last of its block.
                 most = min(most, blocks_of(reach - 1, self.block_tokens) + 1)
             total += most
         return total
 
     def tokens_in(self, blocks: int, step_tokens: int = 1) -> int:
-        """Tokens of the longest request that this many blocks (without the null block) hold. Unbounded windows only:
-        where every group is windowed and fits, any length does, and the answer is 2**31 - 1."""
+        """Return the length of the longest request that fits into this many blocks (without the null block). If every
+        group has a window and fits, the result is 2**31 - 1."""
         low, high = 0, 2**31 - 1
         while low < high:
             middle = (low + high + 1) // 2
@@ -122,12 +121,12 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: 
 
 
 def _layers_per_block(counts: Collection[int]) -> int:
-    """Layers a block for kinds of so many layers each: 1 wastes nothing, so a count always exists."""
+    """Return the layers per block for kinds with these numbers of layers. 1 wastes nothing, so a result exists."""
     best: tuple[int, int, int] | None = None
     for size in range(1, max(counts) + 1):
         groups = sum(blocks_of(count, size) for count in counts)
         spare = groups * size - sum(counts)
         if spare <= MAX_SPARE * sum(counts) and (best is None or (groups, spare) < best[:2]):
             best = groups, spare, size
-    assert best is not None, "one layer a block leaves nothing spare"
+    assert best is not None, "one layer per block wastes nothing"
     return best[2]

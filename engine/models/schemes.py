@@ -70,7 +70,7 @@ class Quantization:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all numbers are plain and at most permuted."""
+        """True if no projection is quantized and rows are at most permuted."""
         return all(scheme.form == "turned" for scheme in self.schemes.values())
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ SCALE_SUFFIX = {"gptq": "scales", "awq": "scales", "packed": "weight_scale", "in
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as it is stored in a checkpoint."""
+    """Shape and types of a stored tensor."""
 
     shape: tuple[int, ...]  # (1,) also accepts a scalar tensor
     types: tuple[str, ...] = PLAIN  # as in safetensors headers; empty: any ggml type

@@ -1,4 +1,5 @@
-"""top_p: keep the smallest prefix whose probability, of what the cuts before left, reaches p (Holtzman et al. 2019)."""
+"""top_p: keep the smallest prefix whose probability, relative to earlier truncation, reaches p (Holtzman et al.
+2019)."""
 
 import numpy as np
 import torch

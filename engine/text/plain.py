@@ -1,6 +1,6 @@
-"""Tokenizers that are a vocabulary and a way to cut texts, with added tokens and perhaps a begin and an end token.
+"""Base of tokenizers that consist of a vocabulary and a splitting algorithm, with added, begin and end tokens.
 
-SentencePiece and tiktoken know nothing of the rest, which Hugging Face's configurations say: this is what both share.
+SentencePiece and tiktoken lack the latter, which come from Hugging Face's configuration files.
 """
 
 from abc import ABC, abstractmethod
@@ -12,36 +12,36 @@ from engine.text.vocabulary import Vocabulary
 
 
 class PlainTokenizer(ABC):
-    """`begin` and `end` go around every text, if there are any."""
+    """Adds the optional tokens `begin` and `end` to every text."""
 
     def __init__(self, added: list[Added], begin: int | None, end: int | None) -> None:
         self._added = AddedTokens(added)
         self._begin = [] if begin is None else [begin]
         self._end = [] if end is None else [end]
 
-    # What each library does
+    # Implemented for each library
 
     @abstractmethod
     def cut(self, text: str, *, first: bool) -> list[int]:
-        """Ids of a text without added tokens; `first`: it begins the whole text."""
+        """Return the ids of a text without added tokens. `first`: it begins the entire text."""
 
     @abstractmethod
     def base_names(self) -> dict[str, int]:
-        """The library's own vocabulary, as it spells it."""
+        """Return the library's own vocabulary, in its spelling."""
 
     @abstractmethod
     def base_pieces(self) -> list[bytes]:
-        """The bytes of each of the library's tokens, by id."""
+        """Return the bytes of each of the library's tokens, by id."""
 
     def bare(self, text: str) -> list[int]:
-        """Ids of a text that goes on with another, nothing put in front."""
+        """Return the ids of a text that continues another one, without anything prepended."""
         return self.cut(text, first=False)
 
-    strip = 0  # characters at most that decoding takes off a text's start, all of them spaces
+    strip = 0  # maximum number of spaces that decoding removes at a text's start
     base_special: frozenset[int] = frozenset()
-    bounded = True  # whether each character of a text is in a token of its spelling
+    bounded = True  # every character is in a token with its text
 
-    # Both ways
+    # Encoding and decoding
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = []

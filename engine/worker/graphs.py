@@ -108,7 +108,7 @@ class Graphs(Generic[T]):
 
     @property
     def captures(self) -> bool:
-        """Whether `capture` captures anything."""
+        """True if `capture` has sizes to capture and a recorder."""
         return self._recorder is not None and bool(self.sizes)
 
     @property

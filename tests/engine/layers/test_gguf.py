@@ -240,7 +240,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path, size):
     folder = write(tmp_path / "m", {"": Type.Q4_0})
     file = folder / "model.gguf"
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(CheckpointError, match=r"model\.gguf: no GGUF file, or cut off or damaged"):
+    with pytest.raises(CheckpointError, match=r"model\.gguf: not a GGUF file, or truncated or damaged"):
         read_checkpoint(folder)
 
 
