@@ -1,6 +1,6 @@
 """Offline inference: `LLM(path).generate(prompts, params)`, with scheduler and worker in this process.
 
-Requests take the same path as those of a gateway, without the socket.
+Requests take the same path as with a gateway, without the socket.
 """
 
 import itertools
@@ -413,7 +413,7 @@ def _kernels(device: str, dtype: str, model: Model) -> str:
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
     """Return the maximum tokens per step. A bidirectional prompt must fit into one step; an encoder input must fit
-    beside one token of every running request."""
+    together with one token of every running request."""
     context = overrides.get("max_context", model.max_context)
     if model.encoder is not None:
         return max(STEP_TOKENS, min(model.max_encoder_input, context) + overrides.get("max_running", MAX_RUNNING))

@@ -113,7 +113,7 @@ def source_request(source, prompt=(1, 2, 3, 4), tokens=5, **more):
             "begins with 0 tokens of the prompt; it must begin with 1 to 3",
         ),
         (source_request(1, (1, 2, 3, 4, 5)), "decoder_prompt", "begins with 4 tokens"),
-        (source_request(2, prompt_logprobs=1), "prompt_logprobs", "read both ways"),
+        (source_request(2, prompt_logprobs=1), "prompt_logprobs", "not available for encoder-decoder"),
     ],
 )
 def test_what_is_no_source_and_the_beginning_of_a_reply_is_refused(submit, param, says):

@@ -188,7 +188,7 @@ def test_digits_and_scripts_are_cut_as_the_models_were_trained(plain_dirs: dict[
     [
         ("tokenizer.model", b"no model at all \x00\xff", "is not a SentencePiece model"),
         ("tokenizer.model", b"", "is not a SentencePiece model"),
-        ("tokenizer.model", b"IQ== 0\nIg== one\n", "line 2 is no token"),
+        ("tokenizer.model", b"IQ== 0\nIg== one\n", "line 2 is not a token"),
         ("qwen.tiktoken", b"IQ== 0\n", "must rank all 256 bytes"),
         ("tiktoken.model", b"\xff\xfe", "is not a SentencePiece model"),
     ],
