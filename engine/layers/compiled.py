@@ -368,8 +368,8 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     other = next((i for i, weight in enumerate(weights) if weight.form != weights[0].form), None)
     if other is not None:
         raise CheckpointError(
-            f"{layers[other].path} is stored in another type than {layers[0].path}, and compiled kernels serve experts "
-            "of one type; convert the checkpoint, or set hardware.kernels to torch"
+            f"{layers[other].path} is stored in another type than {layers[0].path}, and compiled kernels support only "
+            "experts of one type; convert the checkpoint, or set hardware.kernels to torch"
         )
     return weights
 

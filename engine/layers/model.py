@@ -76,7 +76,7 @@ class TextModel:
             raise ValueError(f"torch cannot multiply by {bits} weights; use weights as stored, or other kernels")
         self._meeting = world.meeting if isinstance(world, Shared) else None
         if team is not None and (dtype != torch.float32 or self.device.type != "cpu"):
-            raise ValueError(f"compiled kernels serve float32 on a CPU, not {dtype} on {device}")
+            raise ValueError(f"compiled kernels support float32 on a CPU, not {dtype} on {device}")
         if team is not None and world.size > 1 and self._meeting is None:
             raise ValueError(f"compiled kernels of {world.size} ranks need a world with shared memory")
         self.compiled: CompiledModel | None = None

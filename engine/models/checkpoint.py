@@ -194,7 +194,7 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization:
                 f"{info.file}: {name} has shape {list(info.shape)}, but config.json makes it {list(one.shape)}"
             )
         if one.types and info.dtype not in one.types:
-            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; served are {', '.join(one.types)}")
+            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; supported are {', '.join(one.types)}")
 
 
 def _read_config(folder: Path, blocks: Path | None) -> dict[str, Any]:

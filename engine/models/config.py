@@ -96,7 +96,7 @@ class Config:
     def activation(self, key: str = "hidden_act") -> str:
         value = self._known(key)
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise CheckpointError(f"config.json: {key} is {shown(value)}; served are {', '.join(ACTIVATIONS)}")
+            raise CheckpointError(f"config.json: {key} is {shown(value)}; supported are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 
     @property

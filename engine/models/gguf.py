@@ -57,7 +57,7 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
     kind = str(found.require("general.architecture"))
     if architecture not in ARCHITECTURES or ARCHITECTURES[architecture] != kind:
         raise CheckpointError(
-            f"{file}: is of a {kind!r}, and config.json declares {architecture}; served from GGUF are "
+            f"{file}: is of a {kind!r}, and config.json declares {architecture}; supported from GGUF are "
             f"{', '.join(ARCHITECTURES)}"
         )
     tensors = {
@@ -98,7 +98,7 @@ def made_config(file: Path) -> dict[str, Any]:
     names = {tensor.name: tensor for tensor in found.tensors}
     if kind not in MADE:
         raise CheckpointError(
-            f"{file}: is of a {kind!r}; served from GGUF are {', '.join(MADE)}. Another model needs its checkpoint "
+            f"{file}: is of a {kind!r}; supported from GGUF are {', '.join(MADE)}. Another model needs its checkpoint "
             "in Hugging Face's layout"
         )
     if "token_embd.weight" not in names:
@@ -159,7 +159,7 @@ def _rope_scaling(found: GgufFile, kind: str, factors: GgufTensor | None) -> dic
     if form == "none":
         return None
     if form not in ("linear", "yarn"):
-        raise CheckpointError(f"{found.path}: {prefix}.type is {form!r}; served are linear and yarn")
+        raise CheckpointError(f"{found.path}: {prefix}.type is {form!r}; supported are linear and yarn")
     scaling = {"rope_type": form, "factor": _positive(found, f"{prefix}.factor")}
     if form == "yarn":
         scaling["original_max_position_embeddings"] = _positive(found, f"{prefix}.original_context_length")

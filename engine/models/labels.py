@@ -38,7 +38,9 @@ def activation_of(config: Mapping[str, Any]) -> Activation:
     function = str(named or "").rpartition(".")[2].lower()
     found = FUNCTIONS.get(function) or TRAINED_AS.get(str(config.get("problem_type")))
     if named and function not in FUNCTIONS:
-        raise CheckpointError(f"config.json: the activation {named!r} is not served; served are {', '.join(FUNCTIONS)}")
+        raise CheckpointError(
+            f"config.json: the activation {named!r} is not supported; supported are {', '.join(FUNCTIONS)}"
+        )
     if found is None:
         found = "sigmoid" if len(labels_of(config)) == 1 else "softmax"
     return found  # type: ignore[return-value]  # the values of the tables above

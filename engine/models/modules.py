@@ -61,7 +61,9 @@ class Modules:
         found: dict[str, TensorInfo] = {}
         for folder, file in self.files:
             if not file.exists():
-                raise CheckpointError(f"{file}: missing; {LIST} names a Dense module there, and served are safetensors")
+                raise CheckpointError(
+                    f"{file}: missing; {LIST} names a Dense module there, whose weights must be safetensors"
+                )
             found |= {f"{folder}.{name}": info for name, info in read_headers(file).items()}
         return found
 
@@ -80,8 +82,8 @@ def read_modules(folder: Path) -> Modules | None:
     is_whole = kinds[:2] == ["Transformer", "Pooling"] and len(pools) == 1
     if strange or not (is_late or is_whole) or "Normalize" in kinds[:-1]:
         raise CheckpointError(
-            f"{folder / LIST}: lists {', '.join(kinds) or 'nothing'}; served are Transformer, Pooling, any number of "
-            "Dense, and Normalize at the end, in this order, or for late interaction the same without Pooling"
+            f"{folder / LIST}: lists {', '.join(kinds) or 'nothing'}; supported are Transformer, Pooling, any number "
+            "of Dense, and Normalize at the end, in this order, or for late interaction the same without Pooling"
         )
     if is_late:
         found = Modules("first", normalizes=True, late=_late(folder / OF_THE_WHOLE))
@@ -161,21 +163,21 @@ def _pool(file: Path) -> Pool:
     if isinstance(named, str) and named in NAMED_POOLS:
         return NAMED_POOLS[named]
     if values.get("include_prompt") is False:
-        raise CheckpointError(f"{file}: include_prompt is false; served is pooling over all tokens")
+        raise CheckpointError(f"{file}: include_prompt is false; supported is pooling over all tokens")
     if len(chosen) != 1 or chosen[0] not in POOLS:
         what = ", ".join(chosen) or repr(named)
-        raise CheckpointError(f"{file}: pools by {what}; served is one of {', '.join(POOLS)}")
+        raise CheckpointError(f"{file}: pools by {what}; supported is one of {', '.join(POOLS)}")
     return POOLS[chosen[0]]
 
 
 def _dense(file: Path, name: str) -> Dense:
     values = _settings(file)
     if values.get("use_residual") is True:
-        raise CheckpointError(f"{file}: use_residual is true, which is not served")
+        raise CheckpointError(f"{file}: use_residual is true, which is not supported")
     act = str(values.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     inputs, outputs = values.get("in_features"), values.get("out_features")
     if act not in ACTS:
-        raise CheckpointError(f"{file}: activation_function is {act}; served are {', '.join(ACTS)}")
+        raise CheckpointError(f"{file}: activation_function is {act}; supported are {', '.join(ACTS)}")
     if not isinstance(inputs, int) or not isinstance(outputs, int):
         raise CheckpointError(f"{file}: in_features and out_features must be whole numbers")
     return dense(name, "linear", inputs, outputs, act=ACTS[act], bias=values.get("bias", True) is True)

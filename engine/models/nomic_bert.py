@@ -87,7 +87,7 @@ def _respelled(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with the keys of transformers. Raises CheckpointError for unsupported options."""
     for key, served in _REFUSED.items():
         if config.get(key, served) != served:
-            raise CheckpointError(f"config.json: {key} is {config[key]!r}; served is {served!r}")
+            raise CheckpointError(f"config.json: {key} is {config[key]!r}; supported is {served!r}")
     named = {_OLD_KEYS.get(key, key): value for key, value in config.items()}
     act = config.get("activation_function", "swiglu")
     return {**named, "hidden_act": _OLD_ACTS.get(act, act) if isinstance(act, str) else act}

@@ -26,7 +26,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     c = Config.of(config, **_DEFAULTS)
     eps, positions = c.number("rms_norm_eps"), rope(c)
     if c.number_or_none("clip_qkv") is not None:
-        raise CheckpointError("config.json: clip_qkv is set: queries, keys and values that are clipped are not served")
+        raise CheckpointError("config.json: clip_qkv is set: clipping of queries, keys and values is not supported")
     attention = Attention(
         hidden=c.hidden,
         heads=c.heads,

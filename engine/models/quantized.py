@@ -54,7 +54,7 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
         rest = [path for path in paths if path not in groups]
         plain = f", but not {_listed(rest)}" if rest else ""
         raise CheckpointError(
-            f"{file}: the checkpoint is quantized ({_method(method, settings)}), which is not served: {reason}; "
+            f"{file}: the checkpoint is quantized ({_method(method, settings)}), which is not supported: {reason}; "
             f"{len(groups)} of {len(paths)} projections are, such as {next(iter(groups))}{plain}; {_INSTEAD}"
         ) from reason
 
@@ -76,7 +76,7 @@ def _schemes(method: str, settings: Mapping[str, Any], groups: Mapping[str, str]
         known = {name: compressed(settings, name) for name in dict.fromkeys(groups.values())}
         return {path: known[name] for path, name in groups.items()}
     if method not in _WHOLE:
-        raise Unserved(f"served are {', '.join((*_WHOLE, 'compressed-tensors'))}")
+        raise Unserved(f"supported are {', '.join((*_WHOLE, 'compressed-tensors'))}")
     return dict.fromkeys(groups, _WHOLE[method](settings))
 
 

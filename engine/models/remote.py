@@ -19,8 +19,8 @@ def remote_declaration(folder: Path, architecture: str, trust: bool) -> Declare:
     path = folder / REMOTE_FILE
     if not trust:
         raise UnknownArchitecture(
-            f"{folder / 'config.json'}: the architecture {architecture!r} is not served natively; {path} declares one, "
-            "but its code is not run unless model.trust_remote_code is true (set it only if you trust that file)"
+            f"{folder / 'config.json'}: the architecture {architecture!r} is not supported natively; {path} declares "
+            "one, but its code is not run unless model.trust_remote_code is true (set it only if you trust that file)"
         )
     spec = importlib.util.spec_from_file_location(f"slipway_model_{abs(hash(str(path)))}", path)
     assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"

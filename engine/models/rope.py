@@ -95,7 +95,9 @@ def _scaling(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling | No
     if kind == "default":
         return None
     if kind not in _KINDS:
-        raise CheckpointError(f"config.json: rope type {kind!r} is not served; served are default, {', '.join(_KINDS)}")
+        raise CheckpointError(
+            f"config.json: rope type {kind!r} is not supported; supported are default, {', '.join(_KINDS)}"
+        )
     return _KINDS[kind](c, parameters, dim)
 
 

@@ -100,10 +100,10 @@ def gptq(settings: Mapping[str, Any]) -> Scheme:
     bits: Any = settings.get("bits")
     symmetric = settings.get("sym", True) is True
     if bits not in (4, 8) or (bits == 8 and not symmetric):
-        _refuse("bits", bits, "gptq is served in 4 bits, and in 8 where sym is true")
+        _refuse("bits", bits, "gptq is supported with 4 bits, and with 8 if sym is true")
     form = settings.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        _refuse("checkpoint_format", form, "served are gptq and gptq_v2")
+        _refuse("checkpoint_format", form, "supported are gptq and gptq_v2")
     for key in ("is_marlin_format", "dynamic", "modules_in_block_to_quantize"):
         if settings.get(key):
             _refuse(key, settings[key], "it must be left out")
@@ -119,10 +119,10 @@ def gptq(settings: Mapping[str, Any]) -> Scheme:
 
 def awq(settings: Mapping[str, Any]) -> Scheme:
     if settings.get("bits", 4) != 4:
-        _refuse("bits", settings["bits"], "awq is served in 4 bits")
+        _refuse("bits", settings["bits"], "awq is supported with 4 bits")
     version = settings.get("version", "gemm")
     if str(version).lower() != "gemm":
-        _refuse("version", version, "served is gemm")
+        _refuse("version", version, "supported is gemm")
     if settings.get("zero_point", True) is not True:
         _refuse("zero_point", settings["zero_point"], "it must be true")
     return Scheme(form="awq", bits=4, group=_group(settings.get("group_size", 128), "group_size"), zeros=True)
@@ -139,12 +139,12 @@ def compressed(settings: Mapping[str, Any], name: str) -> Scheme:
     if isinstance(weights, dict) and weights.get("type") == "float":
         return _compressed_fp8(group, form, name)
     if not isinstance(weights, dict) or weights.get("type", "int") != "int":
-        _refuse(f"{name}.weights", weights, "served are whole numbers, and float of 8 bits")
+        _refuse(f"{name}.weights", weights, "supported are whole numbers, and float of 8 bits")
     if inputs is not None and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("dynamic")):
-        _refuse(f"{name}.input_activations", inputs, "served are none, and dynamic int8")
+        _refuse(f"{name}.input_activations", inputs, "supported are none, and dynamic int8")
     bits, symmetric, strategy = weights.get("num_bits"), weights.get("symmetric", True), weights.get("strategy")
     if strategy not in ("group", "channel"):
-        _refuse(f"{name}.weights.strategy", strategy, "served are group and channel")
+        _refuse(f"{name}.weights.strategy", strategy, "supported are group and channel")
     size = None if strategy == "channel" else _group(weights.get("group_size"), f"{name}.weights.group_size")
     ordered = str(weights.get("actorder")).lower() in ("group", "dynamic", "true")
     if form == "pack-quantized" and (bits == 4 or (bits == 8 and symmetric)):
@@ -153,7 +153,7 @@ def compressed(settings: Mapping[str, Any], name: str) -> Scheme:
         return Scheme(form="int8", bits=8, group=size)
     which = "asymmetric " if not symmetric else ""
     raise Unserved(
-        f"config_groups.{name} is {which}{form} of {bits} bits; served are pack-quantized of 4 bits, pack-quantized "
+        f"config_groups.{name} is {which}{form} of {bits} bits; supported are pack-quantized of 4 bits, pack-quantized "
         "and int-quantized of 8 where symmetric"
     )
 
@@ -163,11 +163,11 @@ def _compressed_fp8(group: Mapping[str, Any], form: Any, name: str) -> Scheme:
     weights, inputs = group["weights"], group.get("input_activations")
     if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
         raise Unserved(
-            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; served is float-quantized of "
-            "8"
+            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; supported is float-quantized "
+            "of 8"
         )
     if weights.get("symmetric", True) is not True or weights.get("dynamic"):
-        _refuse(f"{name}.weights", weights, "served are symmetric ones that are stored")
+        _refuse(f"{name}.weights", weights, "supported are symmetric ones that are stored")
     strategy = weights.get("strategy")
     scales = _one_of(f"{name}.weights.strategy", strategy, ("tensor", "channel", "block"))
     if scales == "block":
@@ -180,11 +180,11 @@ def _compressed_fp8(group: Mapping[str, Any], form: Any, name: str) -> Scheme:
 def _compressed_inputs(inputs: Mapping[str, Any], name: str) -> Literal["static", "dynamic"]:
     key = f"{name}.input_activations"
     if inputs.get("num_bits") != 8 or inputs.get("type") != "float" or inputs.get("symmetric", True) is not True:
-        _refuse(key, inputs, "beside fp8 weights served are none, and symmetric float of 8 bits")
+        _refuse(key, inputs, "with fp8 weights, supported are none, and symmetric float of 8 bits")
     if inputs.get("dynamic") is True:
         return "dynamic"
     if inputs.get("dynamic") or inputs.get("strategy") != "tensor":
-        _refuse(key, inputs, "served are dynamic ones, and static ones of strategy tensor")
+        _refuse(key, inputs, "supported are dynamic ones, and static ones of strategy tensor")
     return "static"
 
 
@@ -207,7 +207,7 @@ def modelopt(settings: Mapping[str, Any]) -> Scheme:
     """Return the scheme of ModelOpt, which has the tensors of AutoFP8."""
     algorithm = settings.get("quant_algo")
     if algorithm != "FP8":
-        _refuse("quant_algo", algorithm, "of modelopt served is FP8")
+        _refuse("quant_algo", algorithm, "supported for modelopt is FP8")
     return Scheme("fp8", 0, None, scales="tensor", inputs="static")
 
 
@@ -227,12 +227,12 @@ def with_names(quantization: Quantization, tensors: Container[str]) -> Quantizat
 
 def _check_block(key: str, value: Any) -> None:
     if not isinstance(value, list) or value != [FP8_BLOCK, FP8_BLOCK]:
-        _refuse(key, value, f"served is [{FP8_BLOCK}, {FP8_BLOCK}]")
+        _refuse(key, value, f"supported is [{FP8_BLOCK}, {FP8_BLOCK}]")
 
 
 def _one_of(key: str, value: Any, served: tuple[str, ...]) -> Any:
     if value not in served:
-        _refuse(key, value, f"served are {', '.join(served)}" if len(served) > 1 else f"served is {served[0]}")
+        _refuse(key, value, f"supported are {', '.join(served)}" if len(served) > 1 else f"supported is {served[0]}")
     return value
 
 
@@ -241,7 +241,7 @@ def _group(size: Any, key: str) -> int | None:
     if size == -1:
         return None
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % GROUP_MULTIPLE:
-        _refuse(key, size, f"served are multiples of {GROUP_MULTIPLE}, and -1")
+        _refuse(key, size, f"supported are multiples of {GROUP_MULTIPLE}, and -1")
     return int(size)
 
 

@@ -124,7 +124,7 @@ def _scorer(model: Model, wanted: TaskConfig, folder: Path) -> Model:
         labels=(wanted.score_tokens[0],),
     )
     if model.head.bias or model.head.softcap is not None or model.head.scale != 1.0:
-        raise TaskError("model.task: score: its logits have a bias, a scale or a cap; served are plain ones")
+        raise TaskError("model.task: score: its logits have a bias, a scale or a cap; supported are plain ones")
     return replace(model, head=None, pooler=pooler, unread=_unread(model))
 
 

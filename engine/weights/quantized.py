@@ -91,7 +91,7 @@ class QuantizedWeights:
         return fused_fp8(self._weights.read, path, matrix, self.schemes, device)
 
     def fused(self, path: str, matrix: Slots) -> Numbers | None:
-        """Return a rank's share of a fused matrix, or None if a source is dequantized or sources have different forms."""
+        """Return a rank's share of a fused matrix, or None if a source is dequantized or the sources' forms differ."""
         names = [join(path, piece.source) for piece in matrix.pieces]
         if not alike(self.schemes.get(name) for name in names):
             return None
@@ -189,7 +189,7 @@ class QuantizedWeights:
             if zeros is not None:
                 raise CheckpointError(
                     f"{self._file(path)}: {path} has zero points other than {middle}, though its settings say that it "
-                    "is symmetric; 8 bits are served without"
+                    "is symmetric; 8 bits are supported without"
                 )
             return _eight((values.to(torch.int16) - middle).to(torch.int8), scales, scheme.group, order)
         group = scheme.group
@@ -209,7 +209,7 @@ class QuantizedWeights:
         wanted = torch.arange(inputs) // scheme.group
         if not torch.equal(groups[order], wanted):
             raise CheckpointError(
-                f"{self._file(path)}: {index} does not put {scheme.group} inputs in each group, which is not served"
+                f"{self._file(path)}: {index} does not put {scheme.group} inputs in each group, which is not supported"
             )
         if torch.equal(groups, wanted):
             return None

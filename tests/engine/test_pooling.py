@@ -259,7 +259,7 @@ def test_each_pooling_is_that_of_the_library(tmp_path, pooling, pooled):
 @pytest.mark.parametrize(
     ("pooling", "told"),
     [
-        ({"pooling_mode_weightedmean_tokens": True}, "pools by pooling_mode_weightedmean_tokens; served is one of"),
+        ({"pooling_mode_weightedmean_tokens": True}, "pools by pooling_mode_weightedmean_tokens; supported is one of"),
         (
             {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
             "pools by pooling_mode_cls_token, pooling",
@@ -279,7 +279,7 @@ def test_modules_that_are_not_served_are_refused(tmp_path):
     modules(path, {"pooling_mode_mean_tokens": True})
     text = (path / "modules.json").read_text().replace("models.Normalize", "models.WeightedLayerPooling")
     (path / "modules.json").write_text(text)
-    with pytest.raises(CheckpointError, match="lists Transformer, Pooling, WeightedLayerPooling; served are"):
+    with pytest.raises(CheckpointError, match="lists Transformer, Pooling, WeightedLayerPooling; supported are"):
         read_checkpoint(path)
 
 
@@ -322,7 +322,7 @@ def test_a_model_of_late_interaction_gives_a_vector_of_each_token(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"do_query_expansion": True}, "which is not served"),
+        ({"do_query_expansion": True}, "which is not supported"),
         ({"do_query_expansion": None}, "do_query_expansion must be set"),
         ({"query_prefix": None}, "query_prefix, document_prefix, query_length"),
         ({"document_length": "long"}, "must be set"),
@@ -346,7 +346,7 @@ def test_a_checkpoint_in_the_keys_of_nomics_first_code_is_read(tmp_path):
     (path / "config.json").write_text(json.dumps(old))
     assert read_checkpoint(path).model == new and config["hidden_size"] == 48
     (path / "config.json").write_text(json.dumps(old | {"prenorm": True}))
-    with pytest.raises(CheckpointError, match="prenorm is True; served is False"):
+    with pytest.raises(CheckpointError, match="prenorm is True; supported is False"):
         read_checkpoint(path)
 
 

@@ -265,7 +265,7 @@ def test_a_family_that_is_not_read_from_gguf_needs_its_own_checkpoint(tmp_path):
     folder = write(tmp_path / "m", {}, config=False)
     file = folder / "model.gguf"
     file.write_bytes(file.read_bytes().replace(b"llama", b"mamba"))
-    with pytest.raises(CheckpointError, match="is of a 'mamba'; served from GGUF are llama, qwen2, qwen3"):
+    with pytest.raises(CheckpointError, match="is of a 'mamba'; supported from GGUF are llama, qwen2, qwen3"):
         read_checkpoint(folder)
 
 

@@ -222,7 +222,7 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(folder):
 
 def test_integer_weights_are_refused(folder):
     changed(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(8, dtype=torch.int8)}))
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is of type I8; served are"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is of type I8; supported are"):
         checked(folder)
 
 
@@ -250,7 +250,7 @@ def test_a_config_that_names_no_architecture_is_refused(folder, names):
 
 def test_a_quantized_checkpoint_is_refused_with_its_method(folder):
     configured(folder, quantization_config={"quant_method": "gptq", "bits": 3})
-    with pytest.raises(CheckpointError, match=r"is quantized \(gptq, 3 bits\), which is not served: bits is 3"):
+    with pytest.raises(CheckpointError, match=r"is quantized \(gptq, 3 bits\), which is not supported: bits is 3"):
         read_checkpoint(folder)
 
 
@@ -273,10 +273,10 @@ def test_a_checkpoint_that_leaves_every_layer_unquantized_is_a_plain_one(folder)
         ("num_hidden_layers", 0, "num_hidden_layers is 0; it must be a whole number of at least 1"),
         ("rms_norm_eps", "small", "rms_norm_eps is 'small'; it must be a number"),
         ("attention_bias", "yes", "attention_bias is 'yes'; it must be true or false"),
-        ("hidden_act", "swishy", "hidden_act is 'swishy'; served are silu"),
+        ("hidden_act", "swishy", "hidden_act is 'swishy'; supported are silu"),
         ("num_key_value_heads", 3, "must be a multiple"),
         ("head_dim", 3, "rotary positions need an even number"),
-        ("rope_scaling", {"type": "spiral"}, "rope type 'spiral' is not served; served are default, linear"),
+        ("rope_scaling", {"type": "spiral"}, "rope type 'spiral' is not supported; supported are default, linear"),
         ("rope_scaling", {"type": "linear"}, "factor of the rotary settings is missing"),
         ("rope_scaling", {"type": "longrope", "short_factor": [1.0]}, "short_factor must be a list of 2 numbers"),
         ("rope_scaling", [1], "rope_scaling is .1.; it must be an object"),

@@ -86,7 +86,7 @@ def test_every_tensor_of_a_layer_with_a_shared_expert_is_named():
         (QWEN3, {"num_experts": 0}, "num_experts is 0; it must be a whole number of at least 1"),
         (QWEN2, {"mlp_only_layers": "0"}, "mlp_only_layers is '0'; it must be a list of layers' numbers"),
         (QWEN2, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be"),
-        (OTHERS[1], {"clip_qkv": 8.0}, "clip_qkv is set: queries, keys and values that are clipped are not served"),
+        (OTHERS[1], {"clip_qkv": 8.0}, "clip_qkv is set: clipping of queries, keys and values is not supported"),
     ],
 )
 def test_what_makes_no_experts_is_refused_with_the_key(name, keys, message):

@@ -166,7 +166,7 @@ def test_a_kv_cache_alone_may_be_quantized(modelopt: Written, plain: Path) -> No
 
 def test_what_modelopt_stores_otherwise_is_refused(modelopt: Written) -> None:
     move_settings(modelopt, lambda settings: settings.update(quant_algo="NVFP4"))
-    with pytest.raises(CheckpointError, match="quant_algo is 'NVFP4'; of modelopt served is FP8"):
+    with pytest.raises(CheckpointError, match="quant_algo is 'NVFP4'; supported for modelopt is FP8"):
         read_checkpoint(modelopt.path)
 
 
