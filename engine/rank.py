@@ -55,7 +55,11 @@ class Rank:
         """Run forever: the process exits when the engine ends or when an error occurs."""
         begin = to_rank(self._read())
         assert isinstance(begin, Begin), "the first message says what to load"
-        for name, work in (("alive", self._beat), ("rank", lambda: self._run(begin)), ("results", self._settle)):
+        for name, work in (
+            ("alive", self._send_alive),
+            ("rank", lambda: self._run(begin)),
+            ("results", self._send_results),
+        ):
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
         waiting: deque[Late] = deque()
         while True:
@@ -83,7 +87,7 @@ class Rank:
         except OSError:
             os._exit(0)
 
-    def _beat(self) -> None:
+    def _send_alive(self) -> None:
         while True:
             self._send(Alive())
             time.sleep(ALIVE_S)
@@ -106,7 +110,7 @@ class Rank:
             plan, masks = self._steps.get()
             self._running.put(worker.start(plan, masks))
 
-    def _settle(self) -> None:
+    def _send_results(self) -> None:
         while True:
             self._send(Done(checksum(self._running.get().result())))
 

@@ -19,7 +19,7 @@ from engine.core.policies import SortedQueue
 from engine.core.sequence import Sequence
 
 
-class Queues:
+class OwnerQueues:
     """Queued sequences, one queue per owner, each in order of arrival. `served`: tokens by owner."""
 
     def __init__(self, served: dict[str, float]) -> None:
@@ -75,7 +75,7 @@ class FairPolicy:
 
     def __init__(self) -> None:
         self.served: dict[str, float] = {}
-        self.running, self.waiting = SortedQueue(), Queues(self.served)
+        self.running, self.waiting = SortedQueue(), OwnerQueues(self.served)
 
     def arrive(self, sequence: Sequence) -> None:
         sequence.rank = (0, sequence.arrival)

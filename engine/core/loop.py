@@ -140,7 +140,7 @@ class Loop:
 
     def probe(self) -> None:
         """Run a golden prompt that is due, or else a health check, if there is no work."""
-        self._inbox.put(self._wants_probe)
+        self._inbox.put(self._request_probe)
 
     # In the loop's thread
 
@@ -165,13 +165,13 @@ class Loop:
             idle = not in_flight and self._idle
             if idle:
                 self._on_idle()
-            self._take(wait=idle)
+            self._handle_messages(wait=idle)
             if self._stopping:
                 return
             if self._probing:
                 self._probing = False
                 if not in_flight and self._idle:
-                    self._make_probe()
+                    self._run_probe()
                 if self._stopping:
                     return
             now = self._clock()
@@ -198,10 +198,10 @@ class Loop:
     def _idle(self) -> bool:
         return not self.scheduler.running and not self.scheduler.waiting
 
-    def _wants_probe(self) -> None:
+    def _request_probe(self) -> None:
         self._probing = True
 
-    def _make_probe(self) -> None:
+    def _run_probe(self) -> None:
         """Run the steps of a golden prompt or health check. Messages are handled between steps; a request cancels
         it."""
         began = self._clock()
@@ -212,7 +212,7 @@ class Loop:
                 break
             self._beat(State.BUSY)
             run.take(self._worker.start(plan, {}).result())
-            self._take(wait=False)
+            self._handle_messages(wait=False)
         if self._watch is None or golden is None:
             return
         self._stats_stale = True
@@ -226,7 +226,7 @@ class Loop:
         self.scheduler.end_all()
         self._grammars.drop_all()
 
-    def _take(self, *, wait: bool) -> None:
+    def _handle_messages(self, *, wait: bool) -> None:
         """Handle all queued messages. `wait`: block until there is at least one."""
         try:
             while True:
@@ -346,7 +346,7 @@ class Loop:
     def _apply(self, result: StepResult) -> None:
         now = self._clock()
         settled = self.scheduler.apply(result, now)
-        deltas = [self._follow(delta) if delta.id in self._grammars else delta for delta in settled.deltas]
+        deltas = [self._advance_matcher(delta) if delta.id in self._grammars else delta for delta in settled.deltas]
         self._out += settled.failed
         if deltas:
             self._out.append(Output(result.step, tuple(deltas)))
@@ -354,7 +354,7 @@ class Loop:
         if now - self._stats_at >= STATS_S:
             self._report()
 
-    def _follow(self, delta: Delta) -> Delta:
+    def _advance_matcher(self, delta: Delta) -> Delta:
         """Advance the request's matcher, which may end the request."""
         try:
             if self._grammars.advance(delta):

@@ -86,7 +86,7 @@ class Scheduler:
         self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=prefix)
         self.counters = Counters()
         self.step = 0
-        self._tell = tell or _untold
+        self._tell = tell or _ignore_event
         self._now = 0.0  # time of the last event that had one
         self._slots = min(config.max_running, config.max_step_tokens)  # every running request gets a token in each step
         self._free_slots = list(range(self._slots - 1, -1, -1))
@@ -146,9 +146,9 @@ class Scheduler:
         finish, reason = sequence.finish() if submit.emitted else (None, None)
         if finish is not None:
             return Delta(submit.id, finish=finish, stop_reason=reason, timing=sequence.timing())
-        self._rotate(sequence, sequence.prompt_tokens)
+        self._set_rope_length(sequence, sequence.prompt_tokens)
         if sequence.total > sequence.rope_limit:
-            self._rotate(sequence, sequence.total)
+            self._set_rope_length(sequence, sequence.total)
         self._by_id[submit.id] = sequence
         self._deadlines.add(sequence, self._by_id)
         self._policy.arrive(sequence)
@@ -257,7 +257,7 @@ class Scheduler:
                 continue
             blocks = nothing
             if first >= sequence.tables.touch:
-                room = self._make_room(draft, sequence, first + 1)
+                room = self._allocate(draft, sequence, first + 1)
                 if room is None:
                     continue
                 blocks = room
@@ -270,7 +270,7 @@ class Scheduler:
         draft.budget -= len(rows)
         for sequence in outgrown:
             if sequence.state is State.RUNNING and not sequence.pending:
-                self._leave(sequence)
+                self._preempt(sequence)
                 self._tell(sequence.id, self._now, Outgrown(sequence.rope_limit))
         return prompts
 
@@ -278,7 +278,7 @@ class Scheduler:
         """Add the next chunk of a running sequence that lacks several tokens."""
         first = sequence.computed
         count = min(min(sequence.total, sequence.last) - first, draft.budget)
-        blocks = self._make_room(draft, sequence, first + count)
+        blocks = self._allocate(draft, sequence, first + count)
         if blocks is not None:
             self._add_row(draft, sequence, count, blocks)
 
@@ -298,7 +298,7 @@ class Scheduler:
             self._block(sequence, Blocked("blocks", 1, 0, self._holders()))
             return False
         if sequence.total > sequence.rope_limit:
-            self._rotate(sequence, sequence.total)
+            self._set_rope_length(sequence, sequence.total)
         scored = sequence.sampling.prompt_logprobs is not None
         may_read = self.config.prefix_cache and not scored and self.config.may_skip(sequence.submit)
         hit = self.cache.look(sequence.tables, sequence.ids) if may_read else MISS
@@ -363,7 +363,7 @@ class Scheduler:
 
     # Blocks and slots
 
-    def _make_room(self, draft: _Draft, sequence: Sequence, end: int) -> Blocks | None:
+    def _allocate(self, draft: _Draft, sequence: Sequence, end: int) -> Blocks | None:
         """Return new blocks up to position `end`, preempting sequences of worse rank. None if this sequence has to
         wait or was preempted itself."""
         while True:
@@ -376,20 +376,20 @@ class Scheduler:
             draft.preempted = True
             self.counters.preemptions += 1
             victim.preemptions += 1
-            self._leave(victim)
+            self._preempt(victim)
             by = "" if victim is sequence else sequence.id
             self._tell(victim.id, self._now, Preempted(draft.step, victim.total, by))
             if victim is sequence:
                 return None
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         """Preempt a running sequence: free its blocks and queue it. A pending token still counts."""
-        self._vacate(sequence)
+        self._release(sequence)
         sequence.become(State.WAITING)
         sequence.computed = 0
         self._waiting.add(sequence)
 
-    def _vacate(self, sequence: Sequence, *, forget: bool = False) -> None:
+    def _release(self, sequence: Sequence, *, forget: bool = False) -> None:
         if not forget:
             self.cache.publish(sequence.tables, sequence.ids, sequence.computed)
         self.cache.end(sequence.tables, forget=forget)
@@ -400,7 +400,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, finish: Finish, *, forget: bool = False) -> None:
         if sequence.state is State.RUNNING:
-            self._vacate(sequence, forget=forget)
+            self._release(sequence, forget=forget)
         else:
             self._waiting.remove(sequence)
         sequence.become(State.ENDED)
@@ -409,7 +409,7 @@ class Scheduler:
 
     # Requests
 
-    def _rotate(self, sequence: Sequence, length: int) -> None:
+    def _set_rope_length(self, sequence: Sequence, length: int) -> None:
         """Set the length whose rotary scaling the known tokens use. Cached blocks depend on it."""
         sequence.rope_length = length
         sequence.rope_limit = self.config.rope_limit(length)
@@ -477,5 +477,5 @@ def _pooled(sequence: Sequence, found: Pooled | None) -> Delta:
     return Delta(sequence.id, finish="stop", timing=sequence.timing(), pooled=found)
 
 
-def _untold(id: str, now: float, event: Event) -> None:
+def _ignore_event(id: str, now: float, event: Event) -> None:
     """Ignore the event."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Entering:
+class EncoderInputs:
     """Encoder inputs of a step, concatenated. `slots`: KV write position of each token, as in Batch."""
 
     ids: Tensor  # [tokens] int64
@@ -33,7 +33,7 @@ class Batch:
     count: tuple[int, ...]  # positions of each row
     segments: Tensor | None = None  # [tokens] int64, segment number of the token, for models with segments
     begins: tuple[int, ...] | None = None  # encoder-decoder: positions at which the decoder's tokens begin
-    entering: Entering | None = None  # encoder inputs that the step reads
+    encoder_inputs: EncoderInputs | None = None  # encoder inputs that the step reads
 
     @property
     def rows(self) -> int:

@@ -115,7 +115,7 @@ class CrossAttentionLayer:
     def keep(self, states: Tensor, step: Step) -> None:
         """Write keys and values to the KV cache. states: [tokens, hidden], encoder output."""
         kv = self.kv(states).unflatten(-1, (-1, self.part.head_dim))
-        at = step.source_writes[self.place.group][self.place.layer]
+        at = step.cross_writes[self.place.group][self.place.layer]
         write_kv(step.pages, at, kv[:, : self.kv_heads], kv[:, self.kv_heads :])
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
@@ -123,11 +123,11 @@ class CrossAttentionLayer:
         q = self.q(x).unflatten(-1, (-1, self.part.head_dim))
         group, layer = self.place.group, self.place.layer
         options = {"scale": self.scale, "softcap": self.part.softcap}
-        y = paged_attention(q, None, None, step.pages, layer, step.source_reads[group], **options)
+        y = paged_attention(q, None, None, step.pages, layer, step.cross_reads[group], **options)
         return self.out(y.flatten(1))
 
 
-class Places:
+class PlaceAllocator:
     """Assigns places to the attention layers of a model, in order."""
 
     def __init__(self, layout: Layout) -> None:
@@ -146,7 +146,7 @@ class Places:
 class ResidualBlockLayer:
     """last(x + scale · after(body(before(x)))); several bodies are summed."""
 
-    def __init__(self, part: ResidualBlock, path: str, world: World, taken: Places) -> None:
+    def __init__(self, part: ResidualBlock, path: str, world: World, taken: PlaceAllocator) -> None:
         self.scale = part.scale
         self.before = NormLayer(part.before, path) if part.before is not None else None
         self.after = NormLayer(part.after, path) if part.after is not None else None

@@ -81,7 +81,7 @@ class CompiledModel:
         self.hidden = vocabulary.part.hidden
         # torch adds the rows of positions and segments, which are small tables.
         self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
-        self.whole = _whole(branches)
+        self.whole = _bidirectional_kv(branches)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
         self._write_ops()  # records the buffer widths
         self._fit(LEAST_TOKENS)
@@ -310,7 +310,7 @@ class CompiledModel:
         return [*ops, combine]
 
 
-class Whole:
+class BidirectionalKV:
     """Keys and values of bidirectional attention, for one layer at a time. They are stored in pages like those of the
     KV
     cache, with each prompt in contiguous blocks."""
@@ -342,14 +342,14 @@ class Whole:
         return torch.zeros(blocks, 1, 2, WHOLE_BLOCK, self.kv_heads, self.dim)
 
 
-def _whole(branches: Sequence[ResidualBlockLayer]) -> Whole | None:
+def _bidirectional_kv(branches: Sequence[ResidualBlockLayer]) -> BidirectionalKV | None:
     """Return the pages for bidirectional attention, or None for a model with a KV cache."""
     layers = [body for branch in branches for body in branch.bodies if isinstance(body, AttentionLayer)]
     sizes = {(one.turned - one.heads, one.part.head_dim) for one in layers if one.place is None}
     if not sizes:
         return None
     (size,) = sizes
-    return Whole(*size)
+    return BidirectionalKV(*size)
 
 
 def _pairs(x: Tensor, k: int) -> Tensor:

@@ -40,8 +40,8 @@ from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
 from kernels.sampling.cap_logits import CAP_LOGITS
 
-Turning = tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]
-_UNTURNED: Turning = (None, "rms", 0.0, None, None, False)
+QKArguments = tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]
+_PLAIN_QK: QKArguments = (None, "rms", 0.0, None, None, False)
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class DeviceStep:
     singles: bool  # some row has one token
     spans: bool  # some row has several tokens
     segments: Tensor | None = None  # [tokens] int32, for models with segment embeddings
-    sources: CrossAttentionInputs | None = None
-    entering: "DeviceStep | None" = None  # encoder inputs to read before this step
+    cross_attention: CrossAttentionInputs | None = None
+    encoder_inputs: "DeviceStep | None" = None  # encoder inputs to read before this step
 
 
 class FusedModel:
@@ -83,7 +83,7 @@ class FusedModel:
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
         self.vocabulary, self.branches, self.norm = text_model.vocabulary, text_model.branches, text_model.norm
         self.dtype, self.layout = text_model.dtype, text_model.layout
-        self.encoder, self.source_layers = text_model.encoder, text_model.source_layers
+        self.encoder, self.cross_attention_layers = text_model.encoder, text_model.cross_attention_layers
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in text_model.ropes}
         layers = [body for branch in self.branches for body in branch.bodies if isinstance(body, AttentionLayer)]
         ones = (1.0,) * len(layers)
@@ -91,7 +91,7 @@ class FusedModel:
         self._scales = {
             id(layer): pair for layer, pair in zip(layers, zip(scales.k, scales.v, strict=True), strict=True)
         }
-        self._scales |= {id(layer): (1.0, 1.0) for layer in self.source_layers}
+        self._scales |= {id(layer): (1.0, 1.0) for layer in self.cross_attention_layers}
 
     def forward(self, step: DeviceStep) -> Tensor:
         """Return the hidden states after the final norm, [tokens, hidden], and write the tokens' keys and values to the
@@ -101,27 +101,27 @@ class FusedModel:
             run.branch(branch)
         return run.end(self.norm)
 
-    def read_sources(self, entering: DeviceStep) -> Tensor:
+    def encode_inputs(self, encoder_inputs: DeviceStep) -> Tensor:
         """Return the encoder output, [tokens, hidden], and write the keys and values for cross-attention to the
         pages."""
         assert self.encoder is not None, "only encoder-decoder models have encoder inputs"
-        states = self._encoded(self.encoder, entering)
-        for layer in self.source_layers:
+        states = self._encoded(self.encoder, encoder_inputs)
+        for layer in self.cross_attention_layers:
             kv, place = layer.kv(states).unflatten(-1, (-1, layer.part.head_dim)), layer.place
-            places = entering.places[place.group]
-            HEADS(kv, entering.pages, place.layer, places, 0, *_UNTURNED, *self._scales[id(layer)])
+            places = encoder_inputs.places[place.group]
+            HEADS(kv, encoder_inputs.pages, place.layer, places, 0, *_PLAIN_QK, *self._scales[id(layer)])
         return states
 
-    def _encoded(self, encoder: EncoderLayers, entering: DeviceStep) -> Tensor:
+    def _encoded(self, encoder: EncoderLayers, encoder_inputs: DeviceStep) -> Tensor:
         embedding, vocabulary = encoder.embedding, self.vocabulary
         if vocabulary.world.size > 1:
-            x = embedding.summed(entering.ids, entering.positions, self.dtype)
+            x = embedding.summed(encoder_inputs.ids, encoder_inputs.positions, self.dtype)
         else:
-            added = entering.positions, embedding.position_rows
-            x = EMBEDDING(entering.ids, vocabulary.table, self.dtype, vocabulary.part.scale, *added)
+            added = encoder_inputs.positions, embedding.position_rows
+            x = EMBEDDING(encoder_inputs.ids, vocabulary.table, self.dtype, vocabulary.part.scale, *added)
         if embedding.norm is not None:
             x = fused_norm(embedding.norm, x)
-        run = _Run(self, entering, x)
+        run = _Run(self, encoder_inputs, x)
         for branch in encoder.branches:
             run.branch(branch)
         return run.end(encoder.norm)
@@ -153,16 +153,16 @@ class _Run:
             rope: ROPE_ANGLES(step.positions, rotation.frequencies(step.rope_lengths), rotation.attention)
             for rope, rotation in model._rotations.items()
         }
-        sources, kv_heads = step.sources, model.layout.kv_heads
+        sources, kv_heads = step.cross_attention, model.layout.kv_heads
         self.begins = None if sources is None else sources.begins
         self.work = {
             window: DECODE_WORK(step.query_start, step.lengths, kv_heads, window, self.begins)
             for window in {group.window for group in model.layout.groups}
             if step.singles
         }
-        self.source_work = None
+        self.cross_work = None
         if sources is not None:
-            self.source_work = DECODE_WORK(sources.query_start, sources.lengths, kv_heads, None)
+            self.cross_work = DECODE_WORK(sources.query_start, sources.lengths, kv_heads, None)
 
     def branch(self, branch: ResidualBlockLayer) -> None:
         read: Tensor | Rounded
@@ -218,7 +218,7 @@ class _Run:
             case AttentionLayer():
                 return self._attention(body, read)
             case CrossAttentionLayer():
-                return self._source_attention(body, read)
+                return self._cross_attention(body, read)
 
     def _attention(self, layer: AttentionLayer, read: Tensor | Rounded) -> Tensor:
         qkv = layer.qkv(read).unflatten(-1, (-1, layer.part.head_dim))
@@ -235,7 +235,7 @@ class _Run:
         """Bidirectional attention of each row over its tokens of this step."""
         part = layer.part
         if part.rope is not None or isinstance(layer.norm, HeadNorm):
-            HEADS(qkv, None, 0, None, layer.heads, *self._turning(layer))
+            HEADS(qkv, None, 0, None, layer.heads, *self._qk_arguments(layer))
         q, k, v = qkv[:, : layer.heads], qkv[:, layer.heads : layer.turned], qkv[:, layer.turned :]
         ENCODER_ATTENTION(q, k, v, self.step.query_start, out, layer.scale, False, part.window, part.softcap)
 
@@ -243,7 +243,7 @@ class _Run:
         """Write keys and values of this step to the pages, then attend to the pages."""
         part, step = layer.part, self.step
         scales = self.model._scales[id(layer)]
-        HEADS(qkv, step.pages, place.layer, step.places[place.group], layer.heads, *self._turning(layer), *scales)
+        HEADS(qkv, step.pages, place.layer, step.places[place.group], layer.heads, *self._qk_arguments(layer), *scales)
         q, table = qkv[:, : layer.heads], step.tables[place.group]
         rows = step.slot, step.query_start, step.lengths
         asked = layer.scale, part.window, part.softcap, layer.sinks
@@ -253,19 +253,19 @@ class _Run:
         if step.spans:
             PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, *scales, self.begins)
 
-    def _source_attention(self, layer: CrossAttentionLayer, read: Tensor | Rounded) -> Tensor:
+    def _cross_attention(self, layer: CrossAttentionLayer, read: Tensor | Rounded) -> Tensor:
         """Attend from each token to the entire encoder input of its sequence."""
         part, place, step = layer.part, layer.place, self.step
-        assert step.sources is not None and self.source_work is not None, "cross-attention needs encoder inputs"
+        assert step.cross_attention is not None and self.cross_work is not None, "cross-attention needs encoder inputs"
         q = layer.q(read).unflatten(-1, (-1, part.head_dim))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        rows = step.sources.slot, step.sources.query_start, step.sources.lengths
+        rows = step.cross_attention.slot, step.cross_attention.query_start, step.cross_attention.lengths
         asked = layer.scale, None, part.softcap, None
         table, scales = step.tables[place.group], self.model._scales[id(layer)]
-        DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, self.source_work, out, *asked, *scales)
+        DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, self.cross_work, out, *asked, *scales)
         return layer.out(out.flatten(1))
 
-    def _turning(self, layer: AttentionLayer) -> Turning:
+    def _qk_arguments(self, layer: AttentionLayer) -> QKArguments:
         """Return the arguments of HEADS: weight, kind and eps of the norm, cos and sin, and the layout of pairs."""
         weight: Tensor | None = None
         kind: NormKind = "rms"

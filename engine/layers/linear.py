@@ -136,9 +136,9 @@ class LinearLayer:
     bias: Tensor | None = None
 
     def __init__(
-        self, part: Linear, path: str, world: World, *, rounded: bool = True, shelf: StackSlice | None = None
+        self, part: Linear, path: str, world: World, *, rounded: bool = True, stack_slice: StackSlice | None = None
     ) -> None:
-        self.part, self.path, self.world, self._rounded, self._shelf = part, path, world, rounded, shelf
+        self.part, self.path, self.world, self._rounded, self._stack_slice = part, path, world, rounded, stack_slice
         self.slots = slots(part, world)
         self.name = join(path, "+".join(row.source for row in part.rows))
         self._reduce = part.split == "inputs" and world.size > 1
@@ -148,8 +148,8 @@ class LinearLayer:
         self.target = target if self._rounded else replace(target, bits="stored")
         if self.part.bias:
             self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
-        if self._shelf is not None and target.stacked:
-            place = self._shelf.stack.place(self._shelf.number, self.slots, target)
+        if self._stack_slice is not None and target.stacked:
+            place = self._stack_slice.stack.place(self._stack_slice.number, self.slots, target)
             self.weight = fill(place, read, self.path, "weight", self.slots)
             return
         as_stored = target.whole_numbers(self.path, self.slots)

@@ -18,13 +18,13 @@ class MLPLayer:
         part: MLP,
         path: str,
         world: World,
-        shelves: tuple[StackSlice, StackSlice] | tuple[None, None] = (None, None),
+        stack_slices: tuple[StackSlice, StackSlice] | tuple[None, None] = (None, None),
     ) -> None:
-        """shelves: destinations of the up and the down projection."""
+        """stack_slices: destinations of the up and the down projection."""
         up, down = mlp_linears(part)
         path = join(path, part.name)
-        self.up = LinearLayer(up, path, world, shelf=shelves[0])
-        self.down = LinearLayer(down, path, world, shelf=shelves[1])
+        self.up = LinearLayer(up, path, world, stack_slice=stack_slices[0])
+        self.down = LinearLayer(down, path, world, stack_slice=stack_slices[1])
         self.part, self.act, self.has_gate = part, ACTIVATIONS[part.act], part.gate is not None
 
     @property

@@ -12,7 +12,7 @@ from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
-from engine.layers.block import CrossAttentionLayer, Places, ResidualBlockLayer
+from engine.layers.block import CrossAttentionLayer, PlaceAllocator, ResidualBlockLayer
 from engine.layers.compiled import CompiledModel
 from engine.layers.encoder import EncoderLayers
 from engine.layers.linear import Target
@@ -81,7 +81,7 @@ class TextModel:
             raise ValueError(f"compiled kernels of {world.size} ranks need a world with shared memory")
         self.compiled: CompiledModel | None = None
         self.vocabulary = Vocabulary(model, world)
-        taken = Places(layout)
+        taken = PlaceAllocator(layout)
         self.encoder: EncoderLayers | None = None
         if model.encoder is not None:
             if team is not None:
@@ -144,7 +144,7 @@ class TextModel:
             )
 
     @property
-    def source_layers(self) -> list[CrossAttentionLayer]:
+    def cross_attention_layers(self) -> list[CrossAttentionLayer]:
         """The cross-attention layers."""
         return [body for branch in self.branches for body in branch.bodies if isinstance(body, CrossAttentionLayer)]
 
@@ -165,9 +165,9 @@ class TextModel:
         if self.compiled is not None:
             return self.compiled.forward(batch, pages)
         step = plan_step(batch, pages, self.layout, self.ropes)
-        if self.encoder is not None and batch.entering is not None:
-            states = self.encoder(batch.entering, pages, self.dtype)
-            for layer in self.source_layers:
+        if self.encoder is not None and batch.encoder_inputs is not None:
+            states = self.encoder(batch.encoder_inputs, pages, self.dtype)
+            for layer in self.cross_attention_layers:
                 layer.keep(states, step)
         x = self.vocabulary.entered(batch, self.dtype)
         for branch in self.branches:

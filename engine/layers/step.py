@@ -22,8 +22,8 @@ class Step:
     writes: tuple[Tensor, ...]  # per group: [layers_per_block, 2, tokens] int64
     angles: dict[Rope, tuple[Tensor, Tensor]]  # cos and sin, [tokens, 1, dim]
     count: tuple[int, ...]  # tokens of each row
-    source_reads: tuple[Reads, ...] = ()  # per group, for cross-attention
-    source_writes: tuple[Tensor, ...] = ()  # per group: [layers_per_block, 2, tokens of encoder inputs] int64
+    cross_reads: tuple[Reads, ...] = ()  # per group, for cross-attention
+    cross_writes: tuple[Tensor, ...] = ()  # per group: [layers_per_block, 2, tokens of encoder inputs] int64
 
 
 def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...]) -> Step:
@@ -44,7 +44,7 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
     if batch.begins is None:
         return Step(pages, reads, writes, turned, batch.count)
     whole = cut_sources(batch.begins, batch.count, sizes)
-    kept = () if batch.entering is None else batch.entering.slots
+    kept = () if batch.encoder_inputs is None else batch.encoder_inputs.slots
     return Step(
         pages,
         reads,

@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.parts import Model
-from engine.models.schemes import Quantization, Scheme, Unserved, awq, compressed, fp8, gptq, modelopt
+from engine.models.schemes import Quantization, Scheme, UnsupportedScheme, awq, compressed, fp8, gptq, modelopt
 from engine.models.sources import linear_paths
 
 SKIPPED = ("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
@@ -50,7 +50,7 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
     method = str(settings.get("quant_method", "unknown"))
     try:
         return Quantization(method, _schemes(method, settings, groups))
-    except Unserved as reason:
+    except UnsupportedScheme as reason:
         rest = [path for path in paths if path not in groups]
         plain = f", but not {_listed(rest)}" if rest else ""
         raise CheckpointError(
@@ -76,7 +76,7 @@ def _schemes(method: str, settings: Mapping[str, Any], groups: Mapping[str, str]
         known = {name: compressed(settings, name) for name in dict.fromkeys(groups.values())}
         return {path: known[name] for path, name in groups.items()}
     if method not in _WHOLE:
-        raise Unserved(f"supported are {', '.join((*_WHOLE, 'compressed-tensors'))}")
+        raise UnsupportedScheme(f"supported are {', '.join((*_WHOLE, 'compressed-tensors'))}")
     return dict.fromkeys(groups, _WHOLE[method](settings))
 
 

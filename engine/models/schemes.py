@@ -26,7 +26,7 @@ Form = Literal["gptq", "awq", "packed", "int8", "gguf", "turned", "fp8"]
 Scales = Literal["tensor", "channel", "block"]
 
 
-class Unserved(Exception):
+class UnsupportedScheme(Exception):
     """Raised with the reason why settings are not supported."""
 
 
@@ -152,7 +152,7 @@ def compressed(settings: Mapping[str, Any], name: str) -> Scheme:
     if form in ("int-quantized", "naive-quantized") and bits == 8 and symmetric and not ordered:
         return Scheme(form="int8", bits=8, group=size)
     which = "asymmetric " if not symmetric else ""
-    raise Unserved(
+    raise UnsupportedScheme(
         f"config_groups.{name} is {which}{form} of {bits} bits; supported are pack-quantized of 4 bits, pack-quantized "
         "and int-quantized of 8 where symmetric"
     )
@@ -162,7 +162,7 @@ def _compressed_fp8(group: Mapping[str, Any], form: Any, name: str) -> Scheme:
     """Return the scheme of a group with weights of type float."""
     weights, inputs = group["weights"], group.get("input_activations")
     if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
-        raise Unserved(
+        raise UnsupportedScheme(
             f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; supported is float-quantized "
             "of 8"
         )
@@ -246,4 +246,4 @@ def _group(size: Any, key: str) -> int | None:
 
 
 def _refuse(key: str, value: Any, served: str) -> None:
-    raise Unserved(f"{key} is {value!r}; {served}")
+    raise UnsupportedScheme(f"{key} is {value!r}; {served}")

@@ -23,7 +23,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LogprobRequest:
     """Requested logprobs of one request."""
 
     top: int  # number of most likely tokens; -1: the entire vocabulary
@@ -50,7 +50,7 @@ class Columns:
         self.allowed: dict[int, np.ndarray] = {}
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.bad_words: dict[int, Words] = {}
-        self.logprobs: dict[int, Asked] = {}
+        self.logprobs: dict[int, LogprobRequest] = {}
         self.prompt_logprobs: dict[int, int] = {}
         self._allowed_bits: dict[int, np.ndarray] = {}
 
@@ -84,7 +84,7 @@ class Columns:
             self.bad_words[slot] = _words(sampling.bad_words)
         if sampling.logprobs is not None:
             top = 0 if sampling.logprob_ids else sampling.logprobs
-            self.logprobs[slot] = Asked(top, sampling.logprobs_mode == "processed", sampling.logprob_ids)
+            self.logprobs[slot] = LogprobRequest(top, sampling.logprobs_mode == "processed", sampling.logprob_ids)
         if sampling.prompt_logprobs is not None:
             self.prompt_logprobs[slot] = sampling.prompt_logprobs
 

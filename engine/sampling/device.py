@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.api.errors import NOT_FINITE, NOTHING_LEFT
 from engine.api.messages import Logprob
-from engine.sampling.columns import Asked
+from engine.sampling.columns import LogprobRequest
 from engine.sampling.device_stages import (
     Edit,
     State,
@@ -46,11 +46,11 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Asking:
+class LogprobGroup:
     """Rows that request logprobs with the same parameters."""
 
     rows: list[int]
-    asked: list[Asked]
+    asked: list[LogprobRequest]
     users: Callable[[], Tensor]  # the rows on the device
     top: int  # maximum number of tokens
     processed: bool
@@ -77,10 +77,10 @@ class DeviceSampler:
             penalties(rows, upload, len(self.counts)),
             bad_words(rows, upload),
         )
-        asking = _asking(rows, upload)
+        logprob_groups = _logprob_groups(rows, upload)
         upload.send(self.device)
         used = [edit for edit in edits if edit is not None]
-        return SamplingStep(len(rows), mask, used, asking, _any_cuts(rows), self.counts)
+        return SamplingStep(len(rows), mask, used, logprob_groups, _any_cuts(rows), self.counts)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class SamplingStep:
     rows: int
     mask: Edit | None
     edits: Sequence[Edit]
-    asking: Sequence[Asking]
+    logprob_groups: Sequence[LogprobGroup]
     cuts: bool
     counts: Tensor
 
@@ -100,12 +100,12 @@ class SamplingStep:
         state = State(slot, lengths, tokens, columns, self.counts)
         if self.mask is not None:
             self.mask(logits, state)
-        raw = [self._as_they_are(logits, one) for one in self.asking if not one.processed]
+        raw = [self._raw_logits(logits, one) for one in self.logprob_groups if not one.processed]
         for edit in self.edits:
             edit(logits, state)
         ids, scores, _, floor, last = sample(logits, slot, lengths, columns, self.cuts)
         parts = [ids, scores]
-        for one in self.asking:
+        for one in self.logprob_groups:
             source, at = (logits, one.users()) if one.processed else raw.pop(0)
             body = TOP_LOGPROBS.reference if one.whole else TOP_LOGPROBS
             given = at, one.users(), ids, slot, columns.temperature, floor, last
@@ -119,7 +119,7 @@ class SamplingStep:
                 parts += TOP_LOGPROBS(source, *given, 0, one.processed)
         return Drawn(ids, torch.cat([part.view(torch.int32).flatten() for part in parts]))
 
-    def _as_they_are(self, logits: Tensor, one: Asking) -> tuple[Tensor, Tensor]:
+    def _raw_logits(self, logits: Tensor, one: LogprobGroup) -> tuple[Tensor, Tensor]:
         """Return the unmodified logits of rows that request raw logprobs, and their indexes. Copied if processors will
         modify the logits in place."""
         if not self.edits:
@@ -132,7 +132,7 @@ class SamplingStep:
         ids, scores = found[: self.rows].tolist(), found[size : size + self.rows].view(np.float32)
         logprobs: dict[int, Logprob] = {}
         start, vocab = 2 * size, self.counts.shape[1]
-        for one in self.asking:
+        for one in self.logprob_groups:
             width, count = 1 + min(one.top, vocab), len(one.rows)
             values, numbers = found[start : start + 2 * count * width].reshape(2, count, width)
             start += 2 * count * width
@@ -157,7 +157,7 @@ def _any_cuts(rows: Rows) -> bool:
     return bool(cuts.any())
 
 
-def _asking(rows: Rows, upload: Upload) -> list[Asking]:
+def _logprob_groups(rows: Rows, upload: Upload) -> list[LogprobGroup]:
     """Group the rows that request logprobs by their parameters."""
     groups: dict[tuple[bool, bool], list[int]] = {}
     asked = {row: rows.columns.logprobs[int(rows.slots[row])] for row in rows.using(rows.columns.logprobs)}
@@ -171,5 +171,5 @@ def _asking(rows: Rows, upload: Upload) -> list[Asking]:
         named = [token for one in wanted for token in one.ids]
         owners = [place for place, one in enumerate(wanted) for _ in one.ids]
         both = [upload.add(np.array(numbers, np.int32)) if named else None for numbers in (owners, named)]
-        found.append(Asking(members, wanted, users, top, processed, whole, *both))
+        found.append(LogprobGroup(members, wanted, users, top, processed, whole, *both))
     return found

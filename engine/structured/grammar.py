@@ -118,7 +118,7 @@ class Compiler:
         self._directory, self._vocab = directory, vocab
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
-        self._tell = compiled or _untold
+        self._tell = compiled or _ignore_duration
         # LLMatcher releases the interpreter lock while it compiles.
         before = threading.stack_size(_STACK)
         self._pool = ThreadPoolExecutor(THREADS, "grammar")
@@ -239,7 +239,7 @@ def _reason(error: str) -> str:
     return error.split("\n<")[0].strip()
 
 
-def _untold(_: float) -> None:
+def _ignore_duration(_: float) -> None:
     pass
 
 

@@ -20,7 +20,7 @@ _SPACE = b" \t\n\r"
 _WORD_BITS = 32
 
 
-class Inner(Protocol):
+class GrammarMatcher(Protocol):
     """The matcher of a grammar."""
 
     @property
@@ -31,15 +31,15 @@ class Inner(Protocol):
     def advance(self, token: int) -> None: ...
 
 
-InnerT = TypeVar("InnerT", bound=Inner)
+MatcherT = TypeVar("MatcherT", bound=GrammarMatcher)
 
 
-class Budget(Generic[InnerT]):
+class Budget(Generic[MatcherT]):
     """Reasoning state of one sequence. bytes_of: returns the bytes of a token. vocab: number of the model's logits.
     inner: a grammar to enforce as well; it has precedence if it does not allow the end marker."""
 
     def __init__(
-        self, limit: Thinking, bytes_of: Callable[[int], bytes], vocab: int, inner: InnerT | None = None
+        self, limit: Thinking, bytes_of: Callable[[int], bytes], vocab: int, inner: MatcherT | None = None
     ) -> None:
         self._limit, self._bytes_of, self._vocab, self.inner = limit, bytes_of, vocab, inner
         self._starts = [start.strip().encode() for start in limit.starts]

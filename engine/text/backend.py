@@ -49,7 +49,7 @@ class Backend(Protocol):
     def vocabulary(self) -> Vocabulary: ...
 
 
-def shared(lengths: list[int], room: int) -> list[int]:
+def divide_room(lengths: list[int], room: int) -> list[int]:
     """Divide `room` between two lengths: the shorter keeps up to half of it, the longer gets the rest."""
     if sum(lengths) <= room:
         return lengths
@@ -60,7 +60,7 @@ def shared(lengths: list[int], room: int) -> list[int]:
     return kept
 
 
-def cut(ids: list[int], most: int | None, side: Side) -> list[int]:
+def truncate(ids: list[int], most: int | None, side: Side) -> list[int]:
     """Truncate ids to at most `most`, on `side`."""
     if most is None or len(ids) <= most:
         return ids

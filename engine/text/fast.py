@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 
 from engine.api.errors import CheckpointError
 from engine.text.added import Added, check_ids
-from engine.text.backend import Side, shared
+from engine.text.backend import Side, divide_room
 from engine.text.vocabulary import Vocabulary, read_vocabulary
 
 _PANICS = "pyo3_runtime"  # module of the exceptions for panics in the library, which are not subclasses of Exception
@@ -73,7 +73,7 @@ class FastTokenizer:
                 encoded.truncate(count, direction=side)
         if limit is not None:
             room = max(0, limit - self._library.num_special_tokens_to_add(True))
-            for encoded, count in zip((one, other), shared([len(one.ids), len(other.ids)], room), strict=True):
+            for encoded, count in zip((one, other), divide_room([len(one.ids), len(other.ids)], room), strict=True):
                 encoded.truncate(count, direction=side)
         joined = self._library.post_process(one, other, True)
         return list(joined.ids), list(joined.type_ids)

@@ -24,7 +24,7 @@ from engine.text.added import Added
 from engine.text.backend import Backend
 from engine.text.fast import FastTokenizer
 from engine.text.ranks import PATTERN, QWEN_PATTERN
-from engine.text.tekken import BYTE_LEVEL, cuts
+from engine.text.tekken import BYTE_LEVEL, pre_tokenizers
 
 BPE, PIECES = "gpt2", "llama"
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
@@ -46,7 +46,7 @@ _TEKKEN = "|".join(
 class _Rule:
     """Pre-tokenization of a kind of tokenizer."""
 
-    cuts: tuple[dict[str, Any], ...]
+    pre_tokenizers: tuple[dict[str, Any], ...]
     normalizer: dict[str, Any] | None = None
     whole: bool = False
     """Keep a piece that is a token, without applying merges (ignore_merges)."""
@@ -56,8 +56,8 @@ class _Rule:
 
 _GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _SINGLE_DIGITS = _Rule(({"type": "Digits", "individual_digits": True}, _GPT2))
-_LLAMA3 = _Rule(tuple(cuts(PATTERN)), whole=True, begins=True)
-_QWEN2 = _Rule(tuple(cuts(QWEN_PATTERN)), {"type": "NFC"})
+_LLAMA3 = _Rule(tuple(pre_tokenizers(PATTERN)), whole=True, begins=True)
+_QWEN2 = _Rule(tuple(pre_tokenizers(QWEN_PATTERN)), {"type": "NFC"})
 RULES = {
     "gpt-2": _Rule((_GPT2,)),
     "llama-bpe": _LLAMA3,
@@ -68,7 +68,7 @@ RULES = {
     "refact": _SINGLE_DIGITS,
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
-    "tekken": _Rule(tuple(cuts(_TEKKEN)), whole=True, begins=True),
+    "tekken": _Rule(tuple(pre_tokenizers(_TEKKEN)), whole=True, begins=True),
 }
 """Rules by tokenizer.ggml.pre."""
 
@@ -188,7 +188,7 @@ def _bpe(file: GgufFile, vocabulary: _Vocabulary) -> str:
             "padding": None,
             "added_tokens": added,
             "normalizer": rule.normalizer,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": rule.cuts},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": rule.pre_tokenizers},
             "post_processor": _around(vocabulary.tokens, *_ends(file, rule.begins)),
             "decoder": BYTE_LEVEL,
             "model": {

@@ -37,7 +37,7 @@ class SentencePieceTokenizer(PlainTokenizer):
         # Without byte tokens, any number of characters without a piece become one unknown token.
         self.bounded = any(self._model.is_byte(token) for token in range(size))
 
-    def cut(self, text: str, *, first: bool) -> list[int]:
+    def tokenize(self, text: str, *, first: bool) -> list[int]:
         # A lone surrogate is not valid text; it is encoded like invalid bytes.
         text = text.encode("utf-8", "replace").decode()
         return list((self._model if first else self._rest).encode(text))

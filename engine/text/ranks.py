@@ -74,7 +74,7 @@ class RanksTokenizer(PlainTokenizer):
         self._ranks = read_ranks(path)
         self._encoding = Encoding(path.name, pat_str=pattern, mergeable_ranks=self._ranks, special_tokens={})
 
-    def cut(self, text: str, *, first: bool) -> list[int]:
+    def tokenize(self, text: str, *, first: bool) -> list[int]:
         try:
             return self._encoding.encode(text, disallowed_special=())
         except ValueError as error:  # e.g. a run of a million spaces exceeds the pattern's limit

@@ -77,7 +77,7 @@ def tekken_text(path: Path) -> str:
             "padding": None,
             "added_tokens": [_added(token) for token in special],
             "normalizer": None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts(file.config.pattern)},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers(file.config.pattern)},
             "post_processor": _begin(names.index(BEGIN)) if BEGIN in names else None,
             "decoder": BYTE_LEVEL,
             "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(pieces), "ignore_merges": True},
@@ -102,7 +102,7 @@ def _special_tokens(file: _File, path: Path) -> list[_Special]:
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
-def cuts(pattern: str) -> list[dict[str, Any]]:
+def pre_tokenizers(pattern: str) -> list[dict[str, Any]]:
     """Return the pre-tokenizers that split a text by a pattern and convert its bytes to characters."""
     return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, BYTE_LEVEL]
 

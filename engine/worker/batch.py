@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.layers.batch import Batch, Entering
+from engine.layers.batch import Batch, EncoderInputs
 
 Integers = NDArray[np.integer]
 
@@ -32,10 +32,12 @@ def build_batch(
     """
     count = np.asarray(count, np.int64)
     first = np.asarray(first, np.int64)
-    begins, entering = np.zeros_like(first), None
+    begins, encoder_inputs = np.zeros_like(first), None
     if sources is not None:
         begins = np.asarray(sources)[slots]
-        entering = _entering(np.asarray(slots)[first < begins], tokens, sources, tables, block_tokens, device)
+        encoder_inputs = _encoder_inputs(
+            np.asarray(slots)[first < begins], tokens, sources, tables, block_tokens, device
+        )
         count = first + count - np.maximum(first, begins)
         first = np.maximum(first, begins)
     ends = np.cumsum(count)
@@ -64,18 +66,18 @@ def build_batch(
         count=tuple(count.tolist()),
         segments=None if segments is None else tensor(segments),
         begins=None if sources is None else tuple(begins.tolist()),
-        entering=entering,
+        encoder_inputs=encoder_inputs,
     )
 
 
-def _entering(
+def _encoder_inputs(
     slots: Integers,
     tokens: Integers,
     sources: Integers,
     tables: Sequence[Integers],
     block_tokens: int,
     device: torch.device | str,
-) -> Entering | None:
+) -> EncoderInputs | None:
     """Return the complete encoder inputs of these requests."""
     if not len(slots):
         return None
@@ -83,7 +85,7 @@ def _entering(
     slot = np.repeat(slots, count)
     positions = np.arange(len(slot)) - np.repeat(np.cumsum(count) - count, count)
     block, offset = np.divmod(positions, block_tokens)
-    return Entering(
+    return EncoderInputs(
         ids=_tensor(tokens[slot, positions], device),
         positions=_tensor(positions, device),
         slots=tuple(_tensor(table[slot, block].astype(np.int64) * block_tokens + offset, device) for table in tables),

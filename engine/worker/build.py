@@ -29,7 +29,7 @@ from engine.weights.quantized import random_weights
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
-from engine.worker.memory import Meter, give_back, in_use, returned_at_once
+from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
 from engine.worker.pooled import PooledRunner
 from engine.worker.pooled_device import PooledDeviceRunner
 from engine.worker.rank_messages import Meeting
@@ -76,16 +76,16 @@ def build_worker(
     if ranks is None:
         return _build(config, 0, lambda checkpoint, device, team: SINGLE, progress, took)
     try:
-        progress = ranks.following(progress)
+        progress = ranks.track_progress(progress)
         progress("reading", 0.0)
         ranks.wait_imported()
-        own = _build(config, 0, partial(_join, config, 0, ranks.meeting, ranks.abandoned_by), progress, took)
+        own = _build(config, 0, partial(_join, config, 0, ranks.meeting, ranks.set_abandon), progress, took)
         progress("", 1.0)
         ranks.wait_built(own.blocks)
         return RankedWorker(own, ranks)
     except Exception as error:
         # The error of a collective says only that its peer is gone; `explained` finds the cause.
-        found = ranks.explained(error) if isinstance(error, RuntimeError) else error
+        found = ranks.find_cause(error) if isinstance(error, RuntimeError) else error
         ranks.close()
         raise found from None if found is error else error
 
@@ -100,7 +100,7 @@ def _join(
     config: EngineConfig,
     rank: int,
     meeting: Meeting,
-    abandoned_by: Callable[[Callable[[], None]], None],
+    set_abandon: Callable[[Callable[[], None]], None],
     checkpoint: Checkpoint,
     device: torch.device,
     team: Team | None,
@@ -109,13 +109,13 @@ def _join(
     if team is None:
         store = Path(meeting.file)
         join = partial(open_group, device, store, rank, config.tensor, ordered=config.invariant, timeout_s=MEETING_S)
-        return _unless_abandoned(join, abandoned_by) if device.type == "cpu" else join()
+        return _unless_abandoned(join, set_abandon) if device.type == "cpu" else join()
     world = open_shared(team.variant, meeting.memory, rank, config.tensor, _floats(config, checkpoint.model))
-    abandoned_by(world.meeting.abandon)
+    set_abandon(world.meeting.abandon)
     return world
 
 
-def _unless_abandoned(join: Callable[[], World], abandoned_by: Callable[[Callable[[], None]], None]) -> World:
+def _unless_abandoned(join: Callable[[], World], set_abandon: Callable[[Callable[[], None]], None]) -> World:
     """Run `join` in a thread, so that it can be abandoned: gloo would wait for a rank that has exited."""
     met: Future[World] = Future()
 
@@ -134,7 +134,7 @@ def _unless_abandoned(join: Callable[[], World], abandoned_by: Callable[[Callabl
             met.set_exception(RuntimeError("a rank is gone"))
 
     threading.Thread(target=wait, name="meeting", daemon=True).start()
-    abandoned_by(abandon)
+    set_abandon(abandon)
     return met.result()
 
 
@@ -155,7 +155,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
     seconds: dict[str, float] = {}
-    took("starting", in_use(device))
+    took("starting", memory_in_use(device))
     measured = partial(_measured, device=device, seconds=seconds, took=took)
     with measured("reading"):
         progress("reading", 0.0)
@@ -170,7 +170,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         ranks=world.size,
     )
     blocks = pool_blocks(config, form)
-    with measured("loading"), _memory_errors("the weights"), returned_at_once():
+    with measured("loading"), _memory_errors("the weights"), release_at_once():
         progress("loading", 0.0)
         text_model = TextModel(
             checkpoint.model,
@@ -185,7 +185,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             fp8=_fp8_products(config, device),
         )
         _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
-        give_back()
+        trim_heap()
         text_model.reserve(config.max_step_tokens, min(config.max_running, config.max_step_tokens))
     reserve = _reserve(config, form)
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner

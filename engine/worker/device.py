@@ -24,7 +24,7 @@ from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.graphs import Graphs, Recorder
 from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.results import Results
-from engine.worker.rows import Entering, PlanRows, behind_sources, plan_rows, step_result
+from engine.worker.rows import EncoderInputs, PlanRows, plan_rows, split_encoder_inputs, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.table import RequestTable
 from kernels.finite import FINITE_ROWS
@@ -104,15 +104,15 @@ class DeviceRunner:
 
     def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
         self._host.apply(plan)
-        rows, entering = plan_rows(plan), None
+        rows, encoder_inputs = plan_rows(plan), None
         if self._table.sources is not None:
-            rows, entering = behind_sources(rows, self._host.sources)
+            rows, encoder_inputs = split_encoder_inputs(rows, self._host.sources)
         self._upload.send(plan, rows, self._host.columns)
         if not len(rows.slots):
             return lambda: StepResult(plan.step, ())
         self._upload.check(plan)
         count = len(rows.slots)
-        out = self._forward(rows, entering)
+        out = self._forward(rows, encoder_inputs)
         slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
         if len(rows.sampling) < count or logits is None:
             at = indexes(rows.sampling, self._pages.device)
@@ -146,31 +146,33 @@ class DeviceRunner:
             self._pages.device,
         )
 
-    def _forward(self, rows: PlanRows, entering: Entering | None) -> Outputs:
+    def _forward(self, rows: PlanRows, encoder_inputs: EncoderInputs | None) -> Outputs:
         count = len(rows.slots)
         alone = bool((rows.count == 1).all())
-        steady = alone and (entering is None or not len(entering.slots))
+        steady = alone and (encoder_inputs is None or not len(encoder_inputs.slots))
         size = self._graphs.size_for(count) if steady else None
         if size is not None:
             return self._graphs.replay(size)
         singles, tokens = bool((rows.count == 1).any()), int(rows.count.sum())
-        return self._run(count, tokens, singles=singles, spans=not alone, entering=entering)
+        return self._run(count, tokens, singles=singles, spans=not alone, encoder_inputs=encoder_inputs)
 
     def _decode(self, size: int) -> Outputs:
         """Run a step of this many rows with at most one token each. Return its outputs, in shared buffers if any."""
         outputs = self._run(size, size, singles=True, spans=False)
         return outputs if self._shared is None else outputs.copied_to(self._shared)
 
-    def _run(self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None) -> Outputs:
-        step = self._steps.step(rows, tokens, singles=singles, spans=spans, entering=entering)
+    def _run(
+        self, rows: int, tokens: int, *, singles: bool, spans: bool, encoder_inputs: EncoderInputs | None = None
+    ) -> Outputs:
+        step = self._steps.step(rows, tokens, singles=singles, spans=spans, encoder_inputs=encoder_inputs)
         found = None
-        if step.entering is not None:
+        if step.encoder_inputs is not None:
             # Checked here, because non-finite keys and values are written to pages as zeros.
-            found = FINITE_ROWS(self._model.read_sources(step.entering), step.entering.query_start)
+            found = FINITE_ROWS(self._model.encode_inputs(step.encoder_inputs), step.encoder_inputs.query_start)
         hidden = self._model.forward(step)
         logits = None if spans else self._model.logits(hidden)
         bad = FINITE_ROWS(hidden, step.query_start)
-        if entering is not None and found is not None:
-            at = indexes(entering.rows, bad.device)
+        if encoder_inputs is not None and found is not None:
+            at = indexes(encoder_inputs.rows, bad.device)
             bad[at] = torch.maximum(bad[at], found)
         return Outputs(hidden, logits, step.lengths, bad)

@@ -91,8 +91,8 @@ def step_bytes(parts: DeviceParts, tokens: int, longest: int, dtype: torch.dtype
     torch.cuda.reset_peak_memory_stats(memory.device)
     before = torch.cuda.memory_allocated(memory.device)
     step = largest_step(parts, pages, tokens, longest)
-    if step.entering is not None:
-        parts.model.read_sources(step.entering)
+    if step.encoder_inputs is not None:
+        parts.model.encode_inputs(step.encoder_inputs)
     hidden = parts.model.forward(step)
     if parts.pooler is not None:
         pooled = parts.pooler.finish(hidden.float(), Pooling("token_embed"))
@@ -113,8 +113,8 @@ def largest_step(parts: DeviceParts, pages: Tensor, tokens: int, longest: int) -
     step = _prompts(parts.layout, pages, tokens, tokens)
     zeros = torch.zeros_like(step.ids)
     each = torch.arange(tokens + 1, dtype=torch.int32, device=pages.device)
-    step = replace(step, positions=zeros, sources=CrossAttentionInputs(zeros[:1], zeros, each, zeros + 1))
-    return replace(step, entering=replace(step, sources=None, singles=False, spans=False))
+    step = replace(step, positions=zeros, cross_attention=CrossAttentionInputs(zeros[:1], zeros, each, zeros + 1))
+    return replace(step, encoder_inputs=replace(step, cross_attention=None, singles=False, spans=False))
 
 
 def _prompts(layout: Layout, pages: Tensor, tokens: int, longest: int) -> DeviceStep:

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.kv.layout import Layout
 from engine.layers.fused import CrossAttentionInputs, DeviceStep
 from engine.worker.device_table import DeviceTable, StepUpload, aligned
-from engine.worker.rows import Entering
+from engine.worker.rows import EncoderInputs
 from kernels.step_inputs import STEP_INPUTS
 from kernels.step_segments import STEP_SEGMENTS
 from kernels.step_sources import STEP_SOURCES
@@ -23,7 +23,7 @@ class StagedSteps:
     pages: Tensor
 
     def step(
-        self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None
+        self, rows: int, tokens: int, *, singles: bool, spans: bool, encoder_inputs: EncoderInputs | None = None
     ) -> DeviceStep:
         """Build the step from the first `rows` rows in `upload`. `tokens` includes padding. entering: encoder inputs
         that
@@ -35,18 +35,21 @@ class StagedSteps:
             return step
         begins, positions, *each = STEP_SOURCES(table.sources, step.positions, slot, query_start)
         slots, lengths, starts = each
-        read = None if entering is None or not len(entering.slots) else self._sources(entering)
+        read = None if encoder_inputs is None or not len(encoder_inputs.slots) else self._sources(encoder_inputs)
         return replace(
-            step, positions=positions, sources=CrossAttentionInputs(begins, slots, starts, lengths), entering=read
+            step,
+            positions=positions,
+            cross_attention=CrossAttentionInputs(begins, slots, starts, lengths),
+            encoder_inputs=read,
         )
 
-    def _sources(self, entering: Entering) -> DeviceStep:
+    def _sources(self, encoder_inputs: EncoderInputs) -> DeviceStep:
         """Build the step of the encoder inputs. Its rows are uploaded separately, without waiting for the device."""
-        rows = len(entering.slots)
+        rows = len(encoder_inputs.slots)
         head = np.zeros((3, aligned(rows + 1)), np.int32)
-        head[0, :rows], head[2, 1 : rows + 1] = entering.slots, np.cumsum(entering.count)
+        head[0, :rows], head[2, 1 : rows + 1] = encoder_inputs.slots, np.cumsum(encoder_inputs.count)
         slot, first, query_start = torch.from_numpy(head).to(self.pages.device, non_blocking=True).unbind()
-        tokens = int(entering.count.sum())
+        tokens = int(encoder_inputs.count.sum())
         return self._step(slot[:rows], first[:rows], query_start[: rows + 1], tokens, singles=False, spans=False)
 
     def _step(

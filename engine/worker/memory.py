@@ -49,7 +49,7 @@ class Meter:
 
 
 @contextlib.contextmanager
-def returned_at_once() -> Iterator[None]:
+def release_at_once() -> Iterator[None]:
     """Return freed matrices to the system at once within this context.
 
     By default, glibc raises its mmap threshold to the largest freed size and keeps twice as much. The peak of loading
@@ -67,7 +67,7 @@ def returned_at_once() -> Iterator[None]:
         option(_TRIM_THRESHOLD, 2 * _MOST_BYTES)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return memory that the C library has kept after it was freed to the system: 25 to 70 MiB after loading a model of
     84 million parameters. C libraries other than glibc keep little."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -75,7 +75,7 @@ def give_back() -> None:
         trim(0)
 
 
-def in_use(device: torch.device) -> Taken:
+def memory_in_use(device: torch.device) -> Taken:
     """Return the current memory of the process on the device."""
     own, everything, _ = _counters(device)
     return Taken(str(device), own, everything)

@@ -47,12 +47,12 @@ class Open:
     pieces: list[Piece] = field(default_factory=list)  # vectors of its tokens so far, for per-token tasks
 
     @property
-    def wants(self) -> "Wanted":
+    def key(self) -> "PoolingKey":
         asked = self.pooling
-        return Wanted(asked.task in OF_EACH_TOKEN, asked.dimensions, asked.activate is not False)
+        return PoolingKey(asked.task in OF_EACH_TOKEN, asked.dimensions, asked.activate is not False)
 
 
-class Wanted(NamedTuple):
+class PoolingKey(NamedTuple):
     """Parameters that rows must share to be finished together."""
 
     of_each_token: bool
@@ -61,10 +61,10 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Alike:
+class RowGroup:
     """Rows of a step with the same parameters: those that complete their prompt, or all rows for per-token tasks."""
 
-    wanted: Wanted
+    key: PoolingKey
     rows: np.ndarray
     counts: np.ndarray  # number of vectors of each row: 1, or its tokens of this step
 
@@ -92,10 +92,10 @@ class PooledDeviceRunner:
         )
         hidden = self._model.forward(step)
         prompts = [self._open[slot] for slot in rows.slots.tolist()]
-        alike = _alike(prompts, rows)
-        finished = self._finished(alike, prompts, rows, step, hidden)
+        groups = _group_rows(prompts, rows)
+        finished = self._finished(groups, prompts, rows, step, hidden)
         arriving = self._results.fetch((FINITE_ROWS(hidden, step.query_start), *finished))
-        found = _found(alike, prompts, rows, arriving)
+        found = _found(groups, prompts, rows, arriving)
 
         def result() -> StepResult:
             failed = dict.fromkeys(np.flatnonzero(arriving.wait()[0]).tolist(), NOT_FINITE)
@@ -105,16 +105,16 @@ class PooledDeviceRunner:
         return result
 
     def _finished(
-        self, alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, step: DeviceStep, hidden: Tensor
+        self, groups: Sequence[RowGroup], prompts: Sequence[Open], rows: PlanRows, step: DeviceStep, hidden: Tensor
     ) -> list[Tensor]:
         """Return [vectors or tokens, width] fp32 for each group of rows."""
         vectors = None
-        if not all(prompt.wants.of_each_token for prompt in prompts):
+        if not all(prompt.key.of_each_token for prompt in prompts):
             first = self._upload.first[: len(prompts)]
             vectors = self._pooler.gather(hidden, step.query_start, step.slot, first)
         made = []
-        for some in alike:
-            if some.wanted.of_each_token:
+        for some in groups:
+            if some.key.of_each_token:
                 starts = (np.cumsum(rows.count) - rows.count)[some.rows]
                 tokens = np.repeat(starts - (np.cumsum(some.counts) - some.counts), some.counts)
                 x = self._chosen(hidden, tokens + np.arange(len(tokens))).float()
@@ -129,27 +129,27 @@ class PooledDeviceRunner:
         return x if len(rows) == len(x) else x[indexes(rows, self._device)]
 
 
-def _alike(prompts: Sequence[Open], rows: PlanRows) -> list[Alike]:
-    found: dict[Wanted, list[int]] = {}
+def _group_rows(prompts: Sequence[Open], rows: PlanRows) -> list[RowGroup]:
+    found: dict[PoolingKey, list[int]] = {}
     for row, (prompt, end) in enumerate(zip(prompts, rows.ends.tolist(), strict=True)):
-        if prompt.wants.of_each_token or end == prompt.tokens:
-            found.setdefault(prompt.wants, []).append(row)
+        if prompt.key.of_each_token or end == prompt.tokens:
+            found.setdefault(prompt.key, []).append(row)
     return [
-        Alike(wanted, np.array(which), rows.count[which] if wanted.of_each_token else np.ones(len(which), np.int64))
-        for wanted, which in found.items()
+        RowGroup(key, np.array(which), rows.count[which] if key.of_each_token else np.ones(len(which), np.int64))
+        for key, which in found.items()
     ]
 
 
 def _found(
-    alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, arriving: Arriving
+    groups: Sequence[RowGroup], prompts: Sequence[Open], rows: PlanRows, arriving: Arriving
 ) -> dict[int, Callable[[], Pooled]]:
     """Return functions that read the result of each row that completes its prompt. Pieces of other rows are kept."""
     found: dict[int, Callable[[], Pooled]] = {}
-    for number, some in enumerate(alike, 1):
+    for number, some in enumerate(groups, 1):
         ends = np.cumsum(some.counts)
         for row, start, end in zip(some.rows.tolist(), (ends - some.counts).tolist(), ends.tolist(), strict=True):
             prompt, piece = prompts[row], Piece(arriving, number, slice(start, end))
-            if not some.wanted.of_each_token:
+            if not some.key.of_each_token:
                 found[row] = lambda piece=piece: packed(piece.read()[0])
                 continue
             prompt.pieces.append(piece)

@@ -17,8 +17,8 @@ class RankedStep:
         try:
             result = self.own.result()
         except Exception as error:
-            raise self.ranks.explained(error) from error
-        self.ranks.settled(result)
+            raise self.ranks.find_cause(error) from error
+        self.ranks.step_finished(result)
         return result
 
 

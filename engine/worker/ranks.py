@@ -102,12 +102,12 @@ class Ranks:
         """Memory of each of these ranks, once they are built."""
         return tuple(built.memory for _, built in sorted(self._built.items()))
 
-    def following(self, progress: Callable[[str, float], None]) -> Callable[[str, float], None]:
+    def track_progress(self, progress: Callable[[str, float], None]) -> Callable[[str, float], None]:
         """Return the progress callback for rank 0. `progress` gets the progress of all ranks together."""
         self._progress = progress
         return lambda phase, fraction: self._moved(0, phase, fraction)
 
-    def abandoned_by(self, abandon: Callable[[], None]) -> None:
+    def set_abandon(self, abandon: Callable[[], None]) -> None:
         """Set the callback that ends rank 0's wait for a rank that is gone. Called at once if one is gone already."""
         self._abandon = abandon
         with self._changed:
@@ -129,11 +129,11 @@ class Ranks:
         """Send a step to all ranks, which run steps in this order. Late masks follow. Raises the error that ended the
         ranks."""
         with self._changed:
-            self._watch.sent()
+            self._watch.step_sent()
         try:
             self._send(step_message(plan, masks))
         except OSError as error:
-            raise self.explained(error) from error
+            raise self.find_cause(error) from error
         if isinstance(masks, Future):
             masks.add_done_callback(self._send_masks)
 
@@ -145,16 +145,16 @@ class Ranks:
         for connection in self._sockets.values():
             connection.send_bytes(message)
 
-    def settled(self, result: StepResult) -> None:
+    def step_finished(self, result: StepResult) -> None:
         """Report that rank 0 has finished the next step. Raises the error that ended the ranks."""
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            wrong = self._watch.finished(0, checksum(result))
+            wrong = self._watch.step_finished(0, checksum(result))
         if wrong is not None:
             raise self._give_up(RankLost(wrong))
 
-    def explained(self, error: Exception) -> Exception:
+    def find_cause(self, error: Exception) -> Exception:
         """Return the cause of an error that rank 0 got in a step, or the error itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, EXPLAINED_S)
@@ -195,7 +195,7 @@ class Ranks:
                 if self._closing:
                     return
                 # The limit ignores pauses of all processes, such as that of a container.
-                silent = self._watch.passed(min(now - last, 2 * ALIVE_S))
+                silent = self._watch.time_passed(min(now - last, 2 * ALIVE_S))
             last = now
             if silent is not None:
                 self._report(RankLost(silent))
@@ -208,27 +208,27 @@ class Ranks:
         except (EOFError, OSError):
             return RankLost(f"rank {rank} {self._how_it_ended(rank)}")
         with self._changed:
-            self._watch.heard(rank)
+            self._watch.message_received(rank)
             match message:
                 case Loading(phase, fraction):
                     self._phases[rank] = (phase, fraction)
                 case Built():
                     self._built[rank] = message
                     self._phases[rank] = ("", 1.0)
-                    self._watch.serving(rank)
+                    self._watch.started_serving(rank)
                 case Done(drawn):
-                    wrong = self._watch.finished(rank, drawn)
+                    wrong = self._watch.step_finished(rank, drawn)
                     return None if wrong is None else RankLost(wrong)
             self._changed.notify_all()
         if isinstance(message, Broken):
             # If one rank exits, the collectives of the others fail: report the rank that exited.
-            gone = None if message.code else self._gone(rank)
+            gone = None if message.code else self._find_exited(rank)
             return RankLost(gone) if gone is not None else _error(rank, message.code, message.message)
         if isinstance(message, Loading | Built):
-            self._tell()
+            self._report_progress()
         return None
 
-    def _gone(self, but: int) -> str | None:
+    def _find_exited(self, but: int) -> str | None:
         """Return the description of another rank whose process exits within GONE_S, or None."""
         limit = time.monotonic() + GONE_S
         while time.monotonic() < limit:
@@ -269,9 +269,9 @@ class Ranks:
     def _moved(self, rank: int, phase: str, fraction: float) -> None:
         with self._changed:
             self._phases[rank] = (phase, fraction)
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         """Report progress: the phase of the slowest ranks, how many ranks are past it, and the average fraction."""
         with self._changed:
             places = [

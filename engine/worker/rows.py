@@ -26,7 +26,7 @@ class PlanRows:
 
 
 @dataclass(frozen=True)
-class Entering:
+class EncoderInputs:
     """Encoder inputs that a step reads, with one entry each."""
 
     rows: np.ndarray  # index of the row
@@ -34,14 +34,14 @@ class Entering:
     count: np.ndarray  # tokens
 
 
-def behind_sources(rows: PlanRows, sources: np.ndarray) -> tuple[PlanRows, Entering]:
+def split_encoder_inputs(rows: PlanRows, sources: np.ndarray) -> tuple[PlanRows, EncoderInputs]:
     """Split rows into the decoder's tokens and the encoder inputs that are read first. sources: [slots], length of the
     encoder input at the beginning of each sequence, which the first row computes completely."""
     own = sources[rows.slots]
     enters = rows.first < own
     first = np.maximum(rows.first, own)
-    entering = Entering(np.flatnonzero(enters), rows.slots[enters], own[enters])
-    return PlanRows(rows.slots, first, rows.ends - first, rows.sampling), entering
+    encoder_inputs = EncoderInputs(np.flatnonzero(enters), rows.slots[enters], own[enters])
+    return PlanRows(rows.slots, first, rows.ends - first, rows.sampling), encoder_inputs
 
 
 def plan_rows(plan: StepPlan) -> PlanRows:

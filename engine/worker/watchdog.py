@@ -25,17 +25,17 @@ class RankWatchdog:
         self._open = 0.0  # since any rank finished a step, while one is open
         self._drawn: list[deque[int]] = [deque() for _ in range(size)]  # checksums of steps that not all have finished
 
-    def heard(self, rank: int) -> None:
+    def message_received(self, rank: int) -> None:
         self._silent[rank] = 0.0
 
-    def serving(self, rank: int) -> None:
+    def started_serving(self, rank: int) -> None:
         self._serving[rank] = True
 
-    def sent(self) -> None:
+    def step_sent(self) -> None:
         """Count a step that was sent to all ranks."""
         self._sent += 1
 
-    def finished(self, rank: int, drawn: int) -> str | None:
+    def step_finished(self, rank: int, drawn: int) -> str | None:
         """Count a step that a rank finished. drawn: checksum of its tokens."""
         self._done[rank] += 1
         self._behind[rank] = self._open = 0.0
@@ -48,7 +48,7 @@ class RankWatchdog:
                 return f"rank {other} sampled other tokens than rank 0 in step {step}: the ranks diverged"
         return None
 
-    def passed(self, seconds: float) -> str | None:
+    def time_passed(self, seconds: float) -> str | None:
         """Add elapsed time."""
         leader = max(self._done)
         self._open = self._open + seconds if leader < self._sent else 0.0

@@ -356,5 +356,5 @@ def test_rank_0_does_not_wait_for_a_rank_that_was_gone_before_they_met():
 def test_what_lets_rank_0_go_is_called_also_where_a_rank_was_lost_before(tmp_path):
     ranks = Ranks.__new__(Ranks)
     ranks._changed, ranks._failure, called = threading.Condition(), RankLost("rank 1 is gone"), []
-    ranks.abandoned_by(lambda: called.append("now"))
+    ranks.set_abandon(lambda: called.append("now"))
     assert called == ["now"]

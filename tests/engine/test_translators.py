@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.api.errors import CheckpointError, ConfigError, RequestError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers.batch import Entering
+from engine.layers.batch import EncoderInputs
 from engine.layers.encoder import EncoderLayers
 from engine.layers.model import TextModel
 from engine.llm import LLM, Params
@@ -116,9 +116,9 @@ def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeyp
     read: list[tuple[int, ...]] = []
     run = EncoderLayers.__call__
 
-    def counted(self, entering, pages, dtype):
-        read.append(entering.count)
-        return run(self, entering, pages, dtype)
+    def counted(self, encoder_inputs, pages, dtype):
+        read.append(encoder_inputs.count)
+        return run(self, encoder_inputs, pages, dtype)
 
     monkeypatch.setattr(EncoderLayers, "__call__", counted)
     with LLM(bart.path, **SMALL) as llm:
@@ -135,8 +135,8 @@ def test_a_later_token_of_the_source_changes_what_an_earlier_one_says(bart):
     model.load(checkpoint)
     states = []
     for source in ([5, 6, 7], [5, 6, 8]):
-        entering = Entering(torch.tensor(source), torch.arange(3), (), (3,))
-        states.append(model.encoder(entering, torch.empty(0), torch.float32))
+        encoder_inputs = EncoderInputs(torch.tensor(source), torch.arange(3), (), (3,))
+        states.append(model.encoder(encoder_inputs, torch.empty(0), torch.float32))
     assert (states[0][0] - states[1][0]).abs().max() > 1e-3
     expected = bart.model.model.encoder(torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     torch.testing.assert_close(states[0], expected, atol=2e-5, rtol=0)

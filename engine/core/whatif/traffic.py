@@ -93,9 +93,9 @@ class _Reader:
         self._arrived: list[Asked] = []
         self._scheduler = started_scheduler(started)
         self._config = self._scheduler.config
-        self._strangers = self._scheduler.running + self._scheduler.waiting
+        self._num_unknown = self._scheduler.running + self._scheduler.waiting
         self._open: dict[str, Asked] = {}
-        self._flying: deque[tuple[float, Planned, int, float]] = deque()
+        self._in_flight: deque[tuple[float, Planned, int, float]] = deque()
         self._depth = 1
         self._now = self._step_ended = 0.0
 
@@ -107,7 +107,7 @@ class _Reader:
                     self._now = max(self._now, now)  # it may have arrived during the last step
                     self._open[submit.id] = Asked(replace(submit, ttft_deadline=None, deadline=None), now)
                     self._arrived.append(self._open[submit.id])
-                    self._hear([] if ended is None else [ended])
+                    self._add_deltas([] if ended is None else [ended])
             case Ended(id, finish):
                 self._scheduler.end(id, finish)
                 self._end(id, finish)
@@ -122,25 +122,25 @@ class _Reader:
             case CacheReset():
                 self._scheduler.reset_prefix_cache()
             case PlanMade(now):
-                delay = 0.0 if self._is_idle or self._flying else now - self._now
+                delay = 0.0 if self._is_idle or self._in_flight else now - self._now
                 self._now = now
                 planned = self._scheduler.plan(now)
                 if planned is not None:
-                    self._flying.append((now, planned, self._scheduler.waiting, delay))
-                    self._depth = max(self._depth, len(self._flying))
+                    self._in_flight.append((now, planned, self._scheduler.waiting, delay))
+                    self._depth = max(self._depth, len(self._in_flight))
             case Applied(now, step, sampled, failed):
                 self._now = now
                 self._apply(StepResult(step, sampled, failed=failed))
 
     def _apply(self, result: StepResult) -> None:
-        if self._flying:  # otherwise the step was planned before the recording begins
-            planned_at, planned, waiting, delay = self._flying.popleft()
+        if self._in_flight:  # otherwise the step was planned before the recording begins
+            planned_at, planned, waiting, delay = self._in_flight.popleft()
             started = max(planned_at, self._step_ended)
             self.steps.append(Step(size_of(planned.plan.rows), started, self._now, waiting, delay))
         self._step_ended = self._now
-        self._hear(self._scheduler.apply(result, self._now).deltas)
+        self._add_deltas(self._scheduler.apply(result, self._now).deltas)
 
-    def _hear(self, deltas: Sequence[Delta]) -> None:
+    def _add_deltas(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             asked = self._open.get(delta.id)
             if asked is None:
@@ -160,7 +160,7 @@ class _Reader:
     def traffic(self) -> Traffic:
         still = {id(asked) for asked in self._open.values()}
         asked = sorted((asked for asked in self._arrived if id(asked) not in still), key=lambda asked: asked.at)
-        return Traffic(self._config, asked, self.steps, self._strangers + len(self._open), self._depth)
+        return Traffic(self._config, asked, self.steps, self._num_unknown + len(self._open), self._depth)
 
     @property
     def _is_idle(self) -> bool:

@@ -147,8 +147,8 @@ def test_the_step_that_is_measured_may_have_more_tokens_than_there_are_positions
     parts, _ = parts_on(torch.device("cpu"), config, products_of(None, invariant=True))
     pages = make_pages(parts.layout, 1, torch.float32, torch.device("cpu"))
     step = largest_step(parts, pages, 131, 64)
-    assert len(step.ids) == len(step.entering.ids) == 131
-    for made in (parts.model.read_sources(step.entering), parts.model.forward(step)):
+    assert len(step.ids) == len(step.encoder_inputs.ids) == 131
+    for made in (parts.model.encode_inputs(step.encoder_inputs), parts.model.forward(step)):
         assert made.shape == (131, SIZES["d_model"])
     assert not pages.any(), "it writes nothing"
 

@@ -69,14 +69,14 @@ class Pool:
 
     def __init__(self, beside=0, unused=0):
         self.beside, self.unused = beside, unused
-        self.size = self.in_use = 0
+        self.size = self.memory_in_use = 0
 
     def take(self, nbytes):
-        self.in_use += nbytes
-        self.size = max(self.size, self.in_use)
+        self.memory_in_use += nbytes
+        self.size = max(self.size, self.memory_in_use)
 
     def free(self, nbytes):
-        self.in_use -= nbytes
+        self.memory_in_use -= nbytes
 
     def reserved(self):
         self.unused = 0
@@ -87,7 +87,7 @@ class Pool:
         return (lambda: None), outputs
 
     def reset(self):
-        self.size = self.in_use = 0
+        self.size = self.memory_in_use = 0
 
 
 VOCAB, WIDTH = 128256, 28672

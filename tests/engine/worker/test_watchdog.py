@@ -9,8 +9,8 @@ def pass_time(watch, seconds, *alive):
     """The first thing that is wrong while so much time goes by, in seconds; these ranks are heard of each second."""
     for _ in range(int(seconds)):
         for rank in alive:
-            watch.heard(rank)
-        if (wrong := watch.passed(1.0)) is not None:
+            watch.message_received(rank)
+        if (wrong := watch.time_passed(1.0)) is not None:
             return wrong
     return None
 
@@ -18,7 +18,7 @@ def pass_time(watch, seconds, *alive):
 def serving(size):
     watch = RankWatchdog(size)
     for rank in range(1, size):
-        watch.serving(rank)
+        watch.started_serving(rank)
     return watch
 
 
@@ -38,9 +38,9 @@ def test_a_rank_that_loads_may_be_silent_for_longer():
 def test_a_rank_that_lives_and_does_not_finish_what_others_finished_is_named_with_the_step():
     watch = serving(3)
     for _ in range(2):
-        watch.sent()
-        assert watch.finished(0, 7) is watch.finished(1, 7) is None
-    watch.finished(2, 7)
+        watch.step_sent()
+        assert watch.step_finished(0, 7) is watch.step_finished(1, 7) is None
+    watch.step_finished(2, 7)
     assert pass_time(watch, BEHIND_S, 1, 2) is None
     wrong = pass_time(watch, 2, 1, 2)
     assert wrong == "rank 2 has not finished step 2, which others finished 30 s ago"
@@ -49,17 +49,17 @@ def test_a_rank_that_lives_and_does_not_finish_what_others_finished_is_named_wit
 def test_a_rank_that_catches_up_is_well_again():
     watch = serving(2)
     for _ in range(3):
-        watch.sent()
-        watch.finished(0, 7)
+        watch.step_sent()
+        watch.step_finished(0, 7)
     for _ in range(3):
         assert pass_time(watch, BEHIND_S - 1, 1) is None
-        watch.finished(1, 7)
+        watch.step_finished(1, 7)
     assert pass_time(watch, 2 * BEHIND_S, 1) is None
 
 
 def test_a_step_that_nobody_finishes_ends_the_engine_at_last():
     watch = serving(2)
-    watch.sent()
+    watch.step_sent()
     assert pass_time(watch, STEP_S, 1) is None
     assert "no rank has finished step 1" in pass_time(watch, 1, 1)
 
@@ -68,7 +68,7 @@ def test_a_step_that_nobody_finishes_ends_the_engine_at_last():
 def test_ranks_that_draw_other_tokens_are_found_whoever_finishes_first(order):
     watch = serving(3)
     for rank in order:
-        assert watch.finished(rank, 11) is None
-    found = [watch.finished(rank, 13 if rank == 2 else 12) for rank in order]
+        assert watch.step_finished(rank, 11) is None
+    found = [watch.step_finished(rank, 13 if rank == 2 else 12) for rank in order]
     assert found[:-1] == [None, None]
     assert found[-1] == "rank 2 sampled other tokens than rank 0 in step 2: the ranks diverged"
