@@ -26,7 +26,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import PARTS
 from engine.models.ranks import tensor_problem
 from engine.worker.build import build_worker
-from engine.worker.memory import give_back
+from engine.worker.memory import trim_heap
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, usable
 from tests.engine.layers import test_gguf
@@ -76,7 +76,7 @@ def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) 
         options = tuple(Option("--set", *one.split("=", 1)) for one in given)
         made = plan(load(Given(file, options, {})), checkpoint, HOST)
     config, taken = made.engines[0], dict[str, Taken]()
-    give_back()  # what engines before it left does not count
+    trim_heap()  # what engines before it left does not count
     ranks = Ranks(config) if config.tensor > 1 else None
     worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__, ranks)
     worker.close()

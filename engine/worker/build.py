@@ -105,7 +105,7 @@ def _join(
     device: torch.device,
     team: Team | None,
 ) -> World:
-    """Connect all ranks. `abandoned_by` gets a callback that ends the wait for a rank that is gone."""
+    """Connect all ranks. `set_abandon` gets a callback that ends the wait for a rank that is gone."""
     if team is None:
         store = Path(meeting.file)
         join = partial(open_group, device, store, rank, config.tensor, ordered=config.invariant, timeout_s=MEETING_S)

@@ -11,7 +11,7 @@ from scheduler_simulation import WINDOWS, Load, make_layout, simulate
 from engine.api.messages import Sampling, Submit
 from engine.core import scheduler as scheduler_module
 from engine.core.config import SchedulerConfig
-from engine.core.fair import FairPolicy, Queues
+from engine.core.fair import FairPolicy, OwnerQueues
 from engine.core.plan import StepResult
 from engine.core.recorder import Recorder
 from engine.core.records import read_records
@@ -330,7 +330,7 @@ def test_a_recording_under_fair_shares_replays(tmp_path):
 
 
 def without_lift(monkeypatch):
-    monkeypatch.setattr(Queues, "least", lambda self: 0)
+    monkeypatch.setattr(OwnerQueues, "least", lambda self: 0)
 
 
 def prompts_for_nothing(monkeypatch):
@@ -342,11 +342,11 @@ def prompts_for_nothing(monkeypatch):
 
 
 def in_order_of_arrival(monkeypatch):
-    monkeypatch.setattr(Queues, "_place", lambda self, sequence: (0, sequence.arrival))
+    monkeypatch.setattr(OwnerQueues, "_place", lambda self, sequence: (0, sequence.arrival))
 
 
 def most_served_first(monkeypatch):
-    monkeypatch.setattr(Queues, "_place", lambda self, sequence: (-self._served[sequence.owner], sequence.arrival))
+    monkeypatch.setattr(OwnerQueues, "_place", lambda self, sequence: (-self._served[sequence.owner], sequence.arrival))
 
 
 def charged_again(monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from appliance.pooling.pairs import RERANKER_BEGIN, RERANKER_END, RERANKER_TASK
-from engine.text.backend import shared
+from engine.text.backend import divide_room
 from tests.appliance.http.pooling.model import tokens, unit, values
 
 QUERY = "the answer is 42"
@@ -134,7 +134,7 @@ def test_room_is_shared_without_loss():
     for first in range(12):
         for second in range(12):
             for room in range(24):
-                kept = shared([first, second], room)
+                kept = divide_room([first, second], room)
                 assert sum(kept) == min(room, first + second)
                 assert 0 <= kept[0] <= first and 0 <= kept[1] <= second
 
