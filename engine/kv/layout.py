@@ -13,7 +13,7 @@ from engine.models.parts import Model, attentions
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
 # Of each key and each value in pages of whole numbers: a float32 that they are multiplied by.
 SCALE_BYTES = {"int8": 4}
-# Share of the layers that may be spare so that there are fewer groups, each of which has tables of its own.
+# Maximum share of spare layers. They allow fewer groups, and each group needs separate block tables.
 MAX_SPARE = 0.1
 
 
@@ -41,16 +41,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Without groups nothing is kept, and there are no blocks. `layers_per_block` layers fit in a block, `kv_heads` are
-    the heads of one rank. Each key and each value has `scale_bytes` beside its `head_dim` elements."""
+    """Division of the pool into blocks."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...]  # empty: no KV cache and no blocks
     block_tokens: int
     layers_per_block: int
-    kv_heads: int
+    kv_heads: int  # of one rank
     head_dim: int
     element_bytes: int
-    scale_bytes: int = 0
+    scale_bytes: int = 0  # size of the scale that is stored with each key and each value
 
     @property
     def page_bytes(self) -> int:
@@ -95,11 +94,10 @@ class Layout:
 
 
 def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: int = 0, ranks: int = 1) -> Layout:
-    """Groups the model's attention layers that keep something by what that is, and cuts each kind into groups of equal
-    layer count.
+    """Divide the model's causal attention layers into groups by window, with an equal number of layers per group.
 
-    The count is the largest whose spare layers are at most a tenth of all layers (22 window + 4 full: 4 a block, 7
-    groups, 2 spare); of counts with equally few groups, the one that spares least.
+    The number is the largest that leaves at most a tenth of all layers spare (22 window + 4 full: 4 per block, 7 groups,
+    2 spare). Among numbers with equally few groups, it is the one with the fewest spare layers.
     """
     parts = tuple(part for part in attentions(model) if part.causal)
     if not parts:
