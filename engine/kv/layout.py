@@ -96,8 +96,8 @@ class Layout:
 def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: int = 0, ranks: int = 1) -> Layout:
     """Divide the model's causal attention layers into groups by window, with an equal number of layers per group.
 
-    The number is the largest that leaves at most a tenth of all layers spare (22 window + 4 full: 4 per block, 7 groups,
-    2 spare). Among numbers with equally few groups, it is the one with the fewest spare layers.
+    The number is the largest that leaves at most a tenth of all layers spare (22 window + 4 full: 4 per block, 7
+    groups, 2 spare). Among numbers with equally few groups, it is the one with the fewest spare layers.
     """
     parts = tuple(part for part in attentions(model) if part.causal)
     if not parts:
