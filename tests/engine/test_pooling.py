@@ -322,7 +322,7 @@ def test_a_model_of_late_interaction_gives_a_vector_of_each_token(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"do_query_expansion": True}, "which is not supported"),
+        ({"do_query_expansion": True}, "attend_to_expansion_tokens is not supported"),
         ({"do_query_expansion": None}, "do_query_expansion must be set"),
         ({"query_prefix": None}, "query_prefix, document_prefix, query_length"),
         ({"document_length": "long"}, "must be set"),
