@@ -231,7 +231,7 @@ def test_several_files_are_refused(tmp_path):
 def test_safetensors_beside_come_first(tmp_path):
     folder = write(tmp_path / "m", {})
     (folder / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: no safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not a safetensors file"):
         read_checkpoint(folder)
 
 

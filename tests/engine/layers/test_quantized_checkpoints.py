@@ -225,7 +225,7 @@ def test_numbers_that_contradict_the_settings_are_refused_as_they_are_read(own, 
 def test_an_order_that_the_settings_deny_is_refused(own, driver):
     made = own("gptq-64-ordered")
     made.configure(desc_act=False)
-    with pytest.raises(CheckpointError, match="groups inputs that are no neighbours, but .* desc_act: false"):
+    with pytest.raises(CheckpointError, match="has groups that are not contiguous, but .* desc_act: false"):
         driver(made.path)
 
 

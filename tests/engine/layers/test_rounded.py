@@ -92,7 +92,7 @@ def test_no_scale_of_a_group_of_4_bits_leaves_a_much_smaller_error():
 
 
 def test_torch_refuses_rounded_weights(checkpoint, driver):
-    with pytest.raises(ValueError, match="torch multiplies by weights as they are stored, not by int8"):
+    with pytest.raises(ValueError, match="torch cannot multiply by int8"):
         driver(checkpoint("llama").path, bits="int8")
 
 
