@@ -205,8 +205,8 @@ def test_the_table_of_tokens_may_be_there_under_its_other_names(bart):
     [
         ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id is missing"),
         ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5; d_model, 48, must be a multiple of it"),
-        ({"share_encoder_decoder_embeddings": False}, "one table of tokens"),
-        ({"tie_word_embeddings": False}, "one table of tokens"),
+        ({"share_encoder_decoder_embeddings": False}, "one token embedding"),
+        ({"tie_word_embeddings": False}, "one token embedding"),
         ({"activation_function": "mish"}, "activation_function is 'mish'"),
         ({"decoder_layers": 4}, "lacks model.decoder.layers.3"),
     ],
