@@ -48,7 +48,7 @@ RUN mkdir -p /opt/slipway/compiled /build && cp -r /source/benchmarks /build/ &&
             PYTHONPATH=/build /opt/slipway/venv/bin/python -m benchmarks.shapes "$shape" --config-only \
                 --out "/tmp/shapes/$shape" || exit 1; \
         done && \
-        /opt/slipway/venv/bin/python -m engine.worker.ahead /tmp/shapes/* --target $KERNELS --kv-dtype auto fp8 \
+        /opt/slipway/venv/bin/python -m engine.worker.precompile /tmp/shapes/* --target $KERNELS --kv-dtype auto fp8 \
             --cache /opt/slipway/compiled; \
     fi
 

@@ -179,7 +179,7 @@ class Suite:
         from benchmarks.shapes import declare
 
         folders = [str(declare(shape, folder / shape)) for shape in self.plan.engines]
-        return ["-m", "engine.worker.ahead", *folders, *common]
+        return ["-m", "engine.worker.precompile", *folders, *common]
 
     def tests(self) -> None:
         """Tests marked gpu, each operation's in a process of its own, as an illegal access spoils all that come after

@@ -163,8 +163,8 @@ class Costs:
         looked_up = embed * (2 if model.head is not None and not tied else 1) + sum(added)
         parts = attentions(model)
         routed = [body for body in all_bodies(model) if isinstance(body, Experts)]
-        experts = [body.count * _elements(routed_mlps(body)[0]) for body in routed]
-        taken = [body.chosen / body.count for body in routed]
+        experts = [body.num_experts * _elements(routed_mlps(body)[0]) for body in routed]
+        taken = [body.top_k / body.num_experts for body in routed]
         unused = sum(count * (1 - share) for count, share in zip(experts, taken, strict=True))
         embed_bytes = round(weight_bytes * embed / elements) if embed_bytes is None else embed_bytes
         expert_bytes = round(weight_bytes * sum(experts) / elements)

@@ -26,7 +26,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import PARTS
 from engine.models.ranks import tensor_problem
 from engine.worker.build import build_worker
-from engine.worker.memory import give_back
+from engine.worker.memory import trim_heap
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, usable
 from tests.engine.layers import test_gguf

@@ -1,8 +1,8 @@
-"""The engine process: `python -m engine CONFIG.json`. Binds its socket at once, tells the gateway of its start, serves.
+"""The engine process: `python -m engine CONFIG.json`. Binds its socket at once and reports its start to the gateway.
 
-The main thread only waits for signals, so that SIGTERM is answered within a second whatever the device does; everything
-else runs in the engine's thread, the worker's and the connection's. Exit codes: 0 after SIGTERM or a drain,
-`EXIT_PERMANENT` for what a restart does not repair, `EXIT_CRASH` for the rest.
+The main thread only waits for signals, so that SIGTERM is answered within a second while the device is busy. All other
+work runs in the threads of the engine, the worker and the connection. Exit codes: 0 after SIGTERM or a drain,
+`EXIT_PERMANENT` for an error that a restart does not fix, `EXIT_CRASH` otherwise.
 """
 
 import ctypes
@@ -22,33 +22,33 @@ import msgspec
 
 from engine.api.config import EngineConfig, read_config
 from engine.api.errors import EXIT_CRASH, EXIT_DRIFT, EXIT_PERMANENT, CheckpointError, Drift, EngineError, OutOfMemory
+from engine.api.heartbeat import HeartbeatWriter, State
 from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Submit, Taken, Tested, ToEngine
-from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
 from engine.binding import bind
-from engine.core.golden import Watch
+from engine.core.golden import SelfTestRunner
 from engine.core.grammars import Compiler
-from engine.core.loop import Loop, Worker, build_loop, build_watch
+from engine.core.loop import Loop, Worker, build_loop, build_self_test
 from engine.imports import leave_out_unused
 from engine.models.changes import WeightFiles
 from engine.worker.ranks import RankLost, Ranks
 
 Progress = Callable[[str, float], None]
 Took = Callable[[str, Taken], None]
-Lost = Callable[[Exception], None]  # what happened to a rank beside this process; called from any thread
+Lost = Callable[[Exception], None]  # reports the failure of another rank; called from any thread
 BuildWorker = Callable[[EngineConfig, Progress, Took, Lost], Worker]
 
-PROGRESS_S = 0.1  # Loading is sent no more often within a phase
-FILES_S = 2.0  # between two looks whether weights were changed on disk
-STOP_S = 0.5  # a step that runs when SIGTERM comes has this long to end
-TOLERANCE = 0.02  # of a part of the memory, beyond which the log says that it is not what was planned
-LAST_WORDS_S = 1.0  # a gateway has this long to connect and hear why the start failed
+PROGRESS_S = 0.1  # minimum interval between Loading messages of one phase
+FILES_S = 2.0  # interval at which weight files are checked for changes on disk
+STOP_S = 0.5  # time limit of the step that is running when SIGTERM arrives
+TOLERANCE = 0.02  # relative difference between planned and real memory above which the log warns
+LAST_WORDS_S = 1.0  # time limit for a gateway to connect and receive the reason of a failed start
 PR_SET_PDEATHSIG = 1
-TESTING = "testing"  # the phase of golden prompts
+TESTING = "testing"  # the phase of the golden prompts
 
 
 class Engine:
-    """One engine process: the server from the first moment, the loop once the worker is built."""
+    """One engine process. The server exists from the beginning, the loop once the worker has been built."""
 
     def __init__(self, config: EngineConfig, build_worker: BuildWorker) -> None:
         self._config, self._build_worker = config, build_worker
@@ -57,17 +57,17 @@ class Engine:
         self._loading_at = 0.0
         self._loop: Loop | None = None
         self._ready: Ready | None = None  # set together with the loop
-        self._connection: Connection | None = None  # the newest; messages to it while loading
-        self._listener: Connection | None = None  # whose requests the loop serves; used in the loop's thread only
+        self._connection: Connection | None = None  # the newest one; receives messages while loading
+        self._listener: Connection | None = None  # the one that the loop serves; used only in the loop's thread
         self._connected = threading.Event()
-        self._pulse = Pulse(config.pulse)
-        self._ended: SimpleQueue[None] = SimpleQueue()  # its put may interrupt its get, as a signal handler does
+        self._pulse = HeartbeatWriter(config.pulse)
+        self._ended: SimpleQueue[None] = SimpleQueue()  # reentrant: a signal handler may call put during get
         self._code = 0
         self._given_up = False
         self._server = Server(config.socket, opened=self._opened, received=self._received, closed=self._closed)
 
     def serve(self) -> int:
-        """Runs until it is told to stop; the exit code."""
+        """Run until the engine ends or gets SIGTERM or SIGINT. Return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._ended.put(None))
         self._server.start()
@@ -80,7 +80,7 @@ class Engine:
             thread.join(STOP_S)
         return self._code
 
-    # The engine's thread
+    # In the engine's thread
 
     def _run(self) -> None:
         try:
@@ -89,7 +89,7 @@ class Engine:
             worker = self._build_worker(self._config, self._progress, memory.__setitem__, self._lost)
             _check_room(self._config, worker)
             open_compiler = partial(_open_compiler, self._config, worker)
-            watch = build_watch(self._config, worker)
+            watch = build_self_test(self._config, worker)
             tested = self._test(watch, worker)
             loop = build_loop(self._config, worker, self._send, open_compiler, self._pulse.beat, watch)
             ready = _facts(self._config, worker, memory, tested)
@@ -108,12 +108,12 @@ class Engine:
                 threading.Thread(target=self._probe, args=(loop, pause_s), name="probe", daemon=True).start()
             watching = partial(self._watch_files, files, any(one.mapped for one in worker.memory))
             threading.Thread(target=watching, name="files", daemon=True).start()
-            gc.freeze()  # modules and the model live as long as the process: no collection needs to walk them
+            gc.freeze()  # modules and the model are never freed, so the collector need not traverse them
             loop.run()
             if self._listener is not None:
                 self._listener.flush(LAST_WORDS_S)
             worker.close()
-        except Exception as error:  # the last place: the gateway and the log are told and the process ends
+        except Exception as error:  # top level: report to gateway and log, then end the process
             self._fail(error)
         self._ended.put(None)
 
@@ -122,7 +122,7 @@ class Engine:
             case Drift():
                 self._give_up(EXIT_DRIFT, error.code, str(error))
             case EngineError():
-                # One that served can serve again: what a step raised came with what it was given.
+                # An error after the start may depend on the requests, so a restart can help.
                 self._give_up(EXIT_PERMANENT if self._ready is None else EXIT_CRASH, error.code, str(error))
             case RankLost():
                 self._give_up(EXIT_CRASH, "rank", str(error))
@@ -131,32 +131,32 @@ class Engine:
                 self._give_up(EXIT_CRASH, "crash", f"{type(error).__name__}: {error}")
 
     def _lost(self, error: Exception) -> None:
-        """Whatever the engine's thread waits for, the process ends."""
+        """End the process, whatever the engine's thread is waiting for."""
         self._fail(error)
         self._ended.put(None)
 
     def _probe(self, loop: Loop, pause_s: float) -> None:
-        """An idle engine proves now and then that it could compute: that shows in its pulse."""
+        """Periodically request a health check step while the engine is idle; its heartbeat shows the result."""
         while True:
             time.sleep(pause_s)
             if self._pulse.state is State.IDLE:
                 loop.probe()
 
     def _watch_files(self, files: WeightFiles, mapped: bool) -> None:
-        """End the engine once weights that it reads in their file were overwritten: it would compute other replies."""
+        """End the engine when mapped weight files are overwritten, because its replies would change."""
         while True:
             for change in files.changes():
                 if change.overwritten and mapped:
-                    message = f"{change.file} {change.what} while it was served; its weights are read in this file"
+                    message = f"{change.file} {change.what} while the engine was using it (mapped); restart the engine"
                     self._give_up(EXIT_PERMANENT, CheckpointError.code, message)
                     self._ended.put(None)
                     return
-                after = "the next start of an engine will read what is there then"
+                after = "the next start of an engine reads the new content"
                 print(f"slipway engine: warning: {change.file} {change.what}; {after}", file=sys.stderr, flush=True)
             time.sleep(FILES_S)
 
-    def _test(self, watch: Watch | None, worker: Worker) -> Tested | None:
-        """The golden prompts, before anybody is served. Raises SelfTestFailed."""
+    def _test(self, watch: SelfTestRunner | None, worker: Worker) -> Tested | None:
+        """Run the golden prompts before the engine serves. Raises SelfTestFailed."""
         if watch is None or not self._config.self_test.at_start:
             return None
         tested = watch.start(
@@ -182,7 +182,7 @@ class Engine:
                 self._connection.send([self._loading])
 
     def _give_up(self, code: int, word: str, message: str) -> None:
-        with self._last_words:  # two threads may meet one cause: the second waits until the first has told it
+        with self._last_words:  # if two threads report one cause, the second waits until the first has sent it
             if self._given_up:
                 return
             self._given_up, self._code = True, code
@@ -195,7 +195,7 @@ class Engine:
                 connection.flush(LAST_WORDS_S)
 
     def _attach(self, connection: Connection, ready: Ready) -> None:
-        """From now on the loop serves this connection: requests of the one before are aborted."""
+        """Serve this connection from now on. Requests of the previous connection are aborted."""
         assert self._loop is not None, "only the loop calls this"
         self._loop.end_all()
         self._listener = connection
@@ -210,7 +210,7 @@ class Engine:
         if self._listener is not None:
             self._listener.send(messages)
 
-    # The connection's threads
+    # In the connection's threads
 
     def _opened(self, connection: Connection) -> None:
         with self._lock:
@@ -241,7 +241,7 @@ class Engine:
 
 
 def serve(config: EngineConfig, build_worker: BuildWorker) -> int:
-    """Runs an engine process; the exit code. In the main thread. Expected errors are one line on stderr."""
+    """Run an engine process in the main thread. Return the exit code. Expected errors are one line on stderr."""
     try:
         return Engine(config, build_worker).serve()
     except EngineError as error:
@@ -266,22 +266,22 @@ def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken], teste
 
 
 def skipped_line(config: EngineConfig, tested: Tested) -> str:
-    """What there was no time for."""
+    """Return the log line about golden prompts for which there was no time."""
     of = tested.prompts + tested.skipped
     return (
         f"self-test: {tested.prompts} of {of} golden prompts in {tested.seconds:.1f} s, as long as "
-        f"lifecycle.self_test.budget ({config.self_test.budget_s:g} s) allows; the others are left to idle moments"
+        f"lifecycle.self_test.budget ({config.self_test.budget_s:g} s) allows; the others run when the engine is idle"
     )
 
 
 def _rank_memory(config: EngineConfig, rank: int, memory: RankMemory, own: dict[str, Taken]) -> RankMemory:
-    """own: what the phases of this process took, which is rank 0."""
+    """Return the rank's memory with its plan. own: measured memory by phase of this process, which is rank 0."""
     planned = config.planned[rank] if config.planned else {}
     return msgspec.structs.replace(memory, planned=planned, taken=memory.taken if rank else own)
 
 
 def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
-    """What the start took by part, each beside what was planned for it."""
+    """Return the log line that compares the memory of the start with the plan, by part."""
     kept = {phase: taken.kept for phase, taken in memory.items()}
     weights, cache = kept["reading"] + kept["loading"], kept["allocating"]
     process = kept["starting"] + kept["warming"]
@@ -296,9 +296,10 @@ def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
 
 
 def differences(config: EngineConfig, ready: Ready) -> list[str]:
-    """What takes more memory than was planned, or less of a cache, beyond what is tolerated; a pool that was measured
-    may. Weights that take less are no fault: a plan takes the groups of an act-order matrix to be scattered, and some
-    are not."""
+    """Return warnings about parts that take more memory than planned, or a cache that is smaller, beyond TOLERANCE.
+
+    A measured pool may be smaller. Weights that take less are fine: the plan assumes that the groups of an act-order
+    matrix are scattered, and some are not."""
     found = []
     for rank, memory in enumerate(ready.memory):
         of = f" of rank {rank}" if config.tensor > 1 else ""
@@ -319,7 +320,7 @@ def _mib(count: int, planned: int = 0) -> str:
 
 
 def _check_room(config: EngineConfig, worker: Worker) -> None:
-    """Raises OutOfMemory if one sequence of max_context tokens does not fit: it could be asked for, never served."""
+    """Raise OutOfMemory if the pool is too small for one sequence of max_context tokens."""
     layout, step_tokens = worker.layout, config.max_step_tokens
     needed = layout.blocks_for(config.max_context, step_tokens) + 1
     if worker.blocks < needed:
@@ -332,14 +333,14 @@ def _check_room(config: EngineConfig, worker: Worker) -> None:
 
 
 def _open_compiler(config: EngineConfig, worker: Worker, compiled: Callable[[float], None]) -> Compiler:
-    from engine.structured.grammar import compiler_for  # at the first grammar: most engines never see one
+    from engine.structured.grammar import compiler_for  # imported for the first grammar; most engines never get one
 
     return compiler_for(config.model, worker.model.embed.vocab, compiled)
 
 
 def build(config: EngineConfig, progress: Progress, took: Took, lost: Lost) -> Worker:
-    """The worker that the configuration asks for, with its other ranks. Raises as `engine.worker.build` does."""
-    progress("importing", 0.0)  # torch takes a second or more, during which the socket already answers
+    """Build the configured worker and start its other ranks. Raises the errors of `engine.worker.build`."""
+    progress("importing", 0.0)  # importing torch takes a second or more, while the socket already answers
     ranks = Ranks(config, lost) if config.tensor > 1 else None
     leave_out_unused(config)
     from engine.worker.build import build_worker
@@ -348,10 +349,10 @@ def build(config: EngineConfig, progress: Progress, took: Took, lost: Lost) -> W
 
 
 def _die_with_parent() -> None:
-    """SIGTERM when the process that started this one is gone: a supervisor that was killed cannot stop its programs."""
+    """Request SIGTERM for the death of the parent: a supervisor that was killed cannot stop its programs."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it went before the kernel was told
+    if os.getppid() != parent:  # the parent ended before prctl took effect
         sys.exit(0)
 
 
@@ -376,4 +377,4 @@ if __name__ == "__main__":
     sys.stderr.flush()
     os._exit(
         code
-    )  # a device thread may still be in a step: an orderly interpreter exit would wait for it, or crash on it
+    )  # without interpreter shutdown, which would wait for a device thread that is still in a step, or crash on it

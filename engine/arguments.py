@@ -1,7 +1,7 @@
-"""Arguments of `LLM` and `Params`: values are checked, and messages name the Python argument.
+"""Argument checks of `LLM` and `Params`, with messages that name the Python argument.
 
-Messages of the engine name keys of the manifest and fields of a request, because a service shows them. `renamed` puts
-the argument in their place for those who call the engine from Python.
+The engine's messages name manifest keys and request fields, because they are written for a service. `renamed` replaces
+them by the argument for callers from Python.
 """
 
 import re
@@ -42,10 +42,10 @@ ARGUMENTS = {
     "engine.record": "record",
     "lifecycle.self_test.prompts": "self_test.prompts",
 }
-"""Keys of the manifest that messages of the engine name, with the argument of `LLM` that has the same meaning."""
+"""Manifest key in messages of the engine -> argument of `LLM` with the same meaning."""
 
 FIELDS = {"structured_outputs": "grammar", "response_format": "grammar", "decoder_prompt": "prompt"}
-"""Fields of a request with another name in Python."""
+"""Request field -> its name in Python, where they differ."""
 
 _KEYS = re.compile("|".join(rf"\b{re.escape(key)}\b" for key in sorted(ARGUMENTS, key=len, reverse=True)))
 _WORDS = re.compile("|".join(rf"\b{field}\b" for field in FIELDS))
@@ -53,14 +53,14 @@ _PLACE = re.compile(r"^(?P<what>.*?) - at `\$\.(?P<name>\w+)(?P<rest>[^`]*)`$", 
 
 
 def renamed(message: str) -> str:
-    """The message with Python arguments in place of keys of the manifest and fields of a request."""
+    """Return the message with manifest keys and request fields replaced by Python arguments."""
     message = _KEYS.sub(lambda found: ARGUMENTS[found[0]], message)
     return _WORDS.sub(lambda found: FIELDS[found[0]], message)
 
 
 @contextmanager
 def python_names() -> Iterator[None]:
-    """Raise errors of the block again, with messages that name Python arguments."""
+    """Re-raise errors from the block with messages that name Python arguments."""
     try:
         yield
     except RequestError as error:
@@ -70,7 +70,7 @@ def python_names() -> Iterator[None]:
 
 
 def checked_config(values: Mapping[str, Any]) -> EngineConfig:
-    """The configuration of these arguments. Raises ConfigError for one of a wrong type or out of range."""
+    """Build the configuration from arguments. Raises ConfigError for a value of a wrong type or out of range."""
     try:
         return msgspec.convert(dict(values), EngineConfig, from_attributes=True)
     except msgspec.ValidationError as error:
@@ -80,7 +80,7 @@ def checked_config(values: Mapping[str, Any]) -> EngineConfig:
 
 
 def _sentence(values: Mapping[str, Any], message: str) -> str:
-    """``max_running='8': expected `int`, got `str` `` of msgspec's message."""
+    """Rewrite msgspec's message as ``max_running='8': expected `int`, got `str` ``."""
     found = _PLACE.match(message)
     if found is None:
         return message

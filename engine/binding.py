@@ -1,4 +1,4 @@
-"""Which CPUs a process of the engine runs on."""
+"""CPU affinity of an engine process."""
 
 import os
 
@@ -7,8 +7,8 @@ from engine.api.errors import ConfigError
 
 
 def bind(config: EngineConfig) -> None:
-    """Lets this process run on its own CPUs only: all threads inherit that, so the weights come to lie in memory of
-    their node, whose threads write them first. Raises ConfigError."""
+    """Restrict this process to its CPUs. All threads inherit this, so weights are allocated on the NUMA node of the
+    threads that write them first. Raises ConfigError."""
     wanted = {*config.process_cpus, *config.cpus}
     if not wanted:
         return

@@ -1,5 +1,5 @@
-"""Records golden prompts: `python -m engine.golden CONFIG.json` builds the engine's worker, computes them, and prints
-what it gave as JSON. No socket, nobody served; `slipway lock` and `slipway selftest` run it.
+"""Record golden prompts: `python -m engine.golden CONFIG.json` builds the engine's worker, runs the prompts, and prints
+the outputs as JSON. It opens no socket and serves no requests. `slipway lock` and `slipway selftest` run it.
 """
 
 import os
@@ -14,13 +14,13 @@ from engine.api.config import EngineConfig, read_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineError
 from engine.api.golden import TEXTS, Golden, Prompt, Recorded
 from engine.binding import bind
-from engine.core.loop import Worker, build_watch
+from engine.core.loop import Worker, build_self_test
 from engine.text import Tokenizer
 from engine.text.files import FILES
 
 
 def texts(model: Path) -> tuple[Prompt, ...]:
-    """In the checkpoint's tokens; none of one without a tokenizer."""
+    """Return the text prompts as tokens of the checkpoint; none for a checkpoint without a tokenizer."""
     if not any((model / name).exists() for name in FILES):
         return ()
     tokenizer = Tokenizer(model)
@@ -28,9 +28,9 @@ def texts(model: Path) -> tuple[Prompt, ...]:
 
 
 def record(config: EngineConfig, worker: Worker) -> Recorded:
-    """All prompts that the configuration wants; those whose logits are not finite are left out."""
+    """Run all configured prompts. Prompts whose logits are not finite are left out."""
     folder = Path(config.model)
-    watch = build_watch(config, worker, texts(folder if folder.is_dir() else folder.parent))
+    watch = build_self_test(config, worker, texts(folder if folder.is_dir() else folder.parent))
     found: dict[str, Golden] = {}
     if watch is not None:
         watch.start(lambda plan: worker.start(plan, {}).result(), time.monotonic, lambda fraction: None)

@@ -1,4 +1,4 @@
-"""Modules that a process of the engine does without."""
+"""Exclude modules that an engine process does not need."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""The engine for scripts: `LLM(path).generate(prompts, params)`, with scheduler and worker in this process.
+"""Offline inference: `LLM(path).generate(prompts, params)`, with scheduler and worker in this process.
 
-Requests go the same way as those of a gateway; only the socket is missing.
+Requests take the same path as with a gateway, without the socket.
 """
 
 import itertools
@@ -36,7 +36,6 @@ from engine.api.messages import (
     Timing,
 )
 from engine.api.ranges import (
-    check_cuts,
     check_lengths,
     check_logprobs,
     check_max_tokens,
@@ -45,6 +44,7 @@ from engine.api.ranges import (
     check_repetition,
     check_seed,
     check_stop,
+    check_truncation,
     effective_bias,
     effective_temperature,
     effective_top_k,
@@ -65,21 +65,20 @@ from kernels.cpu.library import best, tiling
 from kernels.jit import installed
 
 STEP_TOKENS = 512
-CACHE_SHARE = 0.5  # of free memory, if nobody says how large the KV cache may be
-CACHE_BYTES = 2 << 30  # and no more than this, unless one request of full length needs it: pages are zeroed at start
+CACHE_SHARE = 0.5  # default KV cache size as a share of free memory
+CACHE_BYTES = 2 << 30  # upper limit of that default, unless one request of full length needs more; pages are zeroed
 
 Prompt = str | Sequence[int]
 
 
 class Params(Sampling, frozen=True, kw_only=True):
-    """How to go on from a prompt: `Sampling` and when to stop. `seed` None: another one for each request.
-    `stop` strings are cut off, unless `include_stop`; one text is one stop string. Raises RequestError for a value that
-    HTTP would refuse, with the same message."""
+    """Parameters of `generate`: `Sampling` and the conditions to stop. Raises RequestError for a value that HTTP would
+    refuse, with the same message."""
 
-    seed: int | None = None  # type: ignore[assignment]  # resolved before it becomes a Sampling
+    seed: int | None = None  # type: ignore[assignment]  # default: random for each request
     max_tokens: int = 16
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
+    stop: tuple[str, ...] = ()  # stop strings; a single string is allowed
+    include_stop: bool = False  # keep the stop string in the text
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -110,14 +109,14 @@ OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
 
 
 def check_params(params: Params) -> None:
-    """Raises RequestError for the first value that is of a wrong type or out of range."""
+    """Raise RequestError for the first value that has a wrong type or is out of range."""
     for name in (*NUMBERS, *INTEGERS, *OPTIONAL):
         value = getattr(params, name)
         if value is not None or name not in OPTIONAL:
             check_number(name, value, whole=name not in NUMBERS)
     effective_temperature(params.temperature)
     effective_top_k(params.top_k)
-    check_cuts(params.top_p, params.min_p)
+    check_truncation(params.top_p, params.min_p)
     check_repetition(params.repetition_penalty)
     check_penalty("presence_penalty", params.presence_penalty)
     check_penalty("frequency_penalty", params.frequency_penalty)
@@ -138,22 +137,21 @@ def check_params(params: Params) -> None:
 
 @dataclass
 class Generation:
-    """What came of one prompt. `logprobs` has one entry per id if asked; `text` is "" for a checkpoint without a
-    tokenizer. `stop_reason` is the stop string or stop token that ended it, `error` why it could not go on."""
+    """Result of one prompt."""
 
     prompt_ids: tuple[int, ...]
-    text: str = ""
+    text: str = ""  # stays "" for a checkpoint without a tokenizer
     ids: list[int] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)  # one for each id, if requested
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
     finish: Finish | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
+    stop_reason: int | str | None = None  # stop string or stop token that ended the reply
+    error: str | None = None  # message, if finish is "error"
     timing: Timing | None = None
 
 
 class _Reply:
-    """Turns one request's deltas into its Generation."""
+    """Builds the Generation of one request from its deltas."""
 
     def __init__(self, submit: Submit, params: Params, tokenizer: Tokenizer | None) -> None:
         prompt_ids = submit.prompt
@@ -167,7 +165,7 @@ class _Reply:
         self.pooled: Pooled | None = None
 
     def take(self, delta: Delta) -> bool:
-        """True if this delta completed a stop string, so that the engine may stop."""
+        """Add a delta. Return True if it completed a stop string while the engine is still generating."""
         made = self.generation
         made.timing = delta.timing or made.timing
         self.pooled = delta.pooled or self.pooled
@@ -180,7 +178,7 @@ class _Reply:
             made.logprobs += delta.logprobs[index : index + 1]
             if self._decoder is None:
                 continue
-            # an end token belongs to the ids and not to the text; a complete grammar's last token belongs to both
+            # An end token is part of the ids but not of the text. The last token of a grammar is part of both.
             last = delta.finish == "stop" and index == len(delta.ids) - 1 and token in self._ends
             found = self._stops.push("" if last else self._decoder.push(token))
             made.text += found.text
@@ -194,8 +192,10 @@ class _Reply:
 
 
 class LLM:
-    """A loaded checkpoint. `overrides` are fields of EngineConfig; what is not given follows from the checkpoint and
-    the machine. Use it as a context manager, or `close` it. `generate` may be called from one thread at a time."""
+    """A loaded checkpoint. Use it as a context manager, or call `close`. `generate` is not thread-safe across calls:
+    calls from several threads run one after another.
+
+    `overrides`: fields of EngineConfig. Defaults follow from the checkpoint and the machine."""
 
     def __init__(self, path: str | Path, **overrides: Any) -> None:
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
@@ -224,9 +224,10 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: Params | Sampling | Sequence[Params | Sampling] | None = None
     ) -> list[Generation]:
-        """One Generation per prompt, in their order. A prompt is text or token ids, what the encoder reads if there is
-        one in front; `params` are for all, or one each.
-        Raises RequestError for a request that cannot be served; the others are aborted then."""
+        """Return one Generation per prompt, in order.
+
+        A prompt is text or token ids; with an encoder-decoder model it is the encoder input. `params` is one value for
+        all prompts, or one each. Raises RequestError for an invalid request; the others are aborted then."""
         each = _each_prompt(prompts)
         wanted = _each_params(params, len(each))
         with self._busy:
@@ -246,9 +247,10 @@ class LLM:
         pooling: Pooling,
         segments: Sequence[tuple[int, ...]] | None = None,
     ) -> list[np.ndarray]:
-        """What each prompt is pooled to, in their order: float32 of [size], or of [tokens, size] where every token is
-        asked for. segments: tokens of the segments of each prompt. Raises RequestError for one that cannot be served,
-        or whose numbers are not finite."""
+        """Return the vectors of each prompt, in order: float32 of [size], or of [tokens, size] for per-token tasks.
+
+        segments: lengths of the segments of each prompt. Raises RequestError for an invalid request, or for one whose
+        output is not finite."""
         each = _each_prompt(prompts)
         cuts = segments or [()] * len(each)
         replies: dict[str, _Reply] = {}
@@ -277,7 +279,7 @@ class LLM:
     def _run(self) -> None:
         try:
             self._loop.run()
-            self._messages.put(EngineGone("it was closed"))
+            self._messages.put(EngineGone("this LLM was closed"))
         except Exception as error:
             self._messages.put(error)
 
@@ -304,7 +306,7 @@ class LLM:
         return submit, _Reply(submit, params, self.tokenizer)
 
     def _collect(self, replies: dict[str, _Reply]) -> None:
-        """Waits until every request has ended. A refused one ends all."""
+        """Wait until every request has ended. If one is refused, all end."""
         open_ids = set(replies)
         try:
             while open_ids:
@@ -326,7 +328,7 @@ class LLM:
                 self._loop.post([Abort(tuple(open_ids))])
 
     def _take(self, output: Output, replies: dict[str, _Reply], failed: Mapping[str | None, Failed]) -> set[str]:
-        """The ids that ended. Deltas of an earlier call's aborted requests are nobody's."""
+        """Distribute deltas. Return the ids of requests that ended. Deltas of aborted earlier requests are ignored."""
         ended = set()
         for delta in output.deltas:
             reply = replies.get(delta.id)
@@ -344,7 +346,7 @@ class LLM:
 def _array(reply: _Reply) -> np.ndarray:
     pooled = reply.pooled
     if pooled is None:
-        raise RequestError(reply.generation.error or "the engine gave no numbers", "prompt")
+        raise RequestError(reply.generation.error or "the engine returned no vector", "prompt")
     return np.frombuffer(pooled.values, "<f4").reshape(pooled.shape)
 
 
@@ -352,8 +354,8 @@ def _each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
-        raise RequestError("prompts are a text, a list of texts, or a list of lists of token ids", "prompt")
-    return list(prompts)  # type: ignore[arg-type]  # a sequence that does not begin with an id
+        raise RequestError("prompts must be a text, a list of texts, or a list of lists of token ids", "prompt")
+    return list(prompts)  # type: ignore[arg-type]  # the first element is not an id
 
 
 def _each_params(params: Params | Sampling | Sequence[Params | Sampling] | None, count: int) -> list[Params]:
@@ -373,11 +375,12 @@ def _params(given: Params | Sampling) -> Params:
 
 
 def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
-    """EngineConfig with defaults from the checkpoint and the machine. Raises ConfigError for an unknown field."""
+    """Build the EngineConfig with defaults from the checkpoint and the machine. Raises ConfigError for an unknown
+    field."""
     unknown = overrides.keys() - set(EngineConfig.__struct_fields__)
     if unknown:
         allowed = ", ".join(EngineConfig.__struct_fields__)
-        raise ConfigError(f"{', '.join(sorted(unknown))}: no such setting; there are {allowed}")
+        raise ConfigError(f"{', '.join(sorted(unknown))}: unknown argument; allowed are {allowed}")
     task = overrides.get("task", TaskConfig())
     checkpoint = read_checkpoint(path, overrides.get("trust_remote_code", False), task=task)
     device = overrides.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -421,11 +424,12 @@ def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, wei
 
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
-    """A prompt that is read both ways must fit into a step, beside a token of everybody if it is a source."""
+    """Return the maximum tokens per step. A bidirectional prompt must fit into one step; an encoder input must fit
+    together with one token of every running request."""
     context = overrides.get("max_context", model.max_context)
     if model.encoder is not None:
-        return max(STEP_TOKENS, min(model.max_source, context) + overrides.get("max_running", MAX_RUNNING))
-    return max(STEP_TOKENS, context) if keeps_nothing(model) else STEP_TOKENS
+        return max(STEP_TOKENS, min(model.max_encoder_input, context) + overrides.get("max_running", MAX_RUNNING))
+    return max(STEP_TOKENS, context) if has_no_kv_cache(model) else STEP_TOKENS
 
 
 def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
@@ -441,14 +445,14 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         fp8=config.kernels == "triton",
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
-    # On a CPU all ranks take from the same memory.
+    # On a CPU, all ranks share the same memory.
     sharing = config.tensor if config.device == "cpu" else 1
     free = max(0, free_memory(config.device) - sharing * weights) // sharing
     return max(1, min(int(free * CACHE_SHARE), max(one, CACHE_BYTES), one * config.max_running))
 
 
 def _longest(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    """The model's context, or what the cache holds of it."""
+    """Return the model's maximum context, or the part of it that fits into the KV cache."""
     form = _form(config, checkpoint)
     return max(1, min(config.max_context, form.tokens_in(form.blocks(config.kv_bytes) - 1, config.max_step_tokens)))
 
@@ -464,7 +468,7 @@ def _form(config: EngineConfig, checkpoint: Checkpoint) -> Any:
 
 
 def free_memory(device: str) -> int:
-    """Bytes that a process here could still take."""
+    """Return the bytes that this process could still allocate."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

@@ -1,7 +1,7 @@
-"""A rank of an engine other than the first: `python -m engine.rank FD`, started by engine.worker.ranks.
+"""A rank other than rank 0: `python -m engine.rank FD`, started by engine.worker.ranks.
 
-It holds its share of the model, runs every plan that comes over its socket, and ends when the socket is closed, which
-is how it sees that its engine is gone. The main thread only reads, so that it sees it whatever the device does.
+It loads its share of the model, runs every plan that it receives over its socket, and exits when the socket is closed,
+which means that the engine has ended. The main thread only reads, so that it notices this while the device is busy.
 """
 
 import argparse
@@ -52,10 +52,14 @@ class Rank:
         self._running: SimpleQueue[Handle] = SimpleQueue()
 
     def serve(self) -> None:
-        """Does not return: the process ends with its engine, or with its own error."""
+        """Run forever: the process exits when the engine ends or when an error occurs."""
         begin = to_rank(self._read())
         assert isinstance(begin, Begin), "the first message says what to load"
-        for name, work in (("alive", self._beat), ("rank", lambda: self._run(begin)), ("results", self._settle)):
+        for name, work in (
+            ("alive", self._send_alive),
+            ("rank", lambda: self._run(begin)),
+            ("results", self._send_results),
+        ):
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
         waiting: deque[Late] = deque()
         while True:
@@ -83,7 +87,7 @@ class Rank:
         except OSError:
             os._exit(0)
 
-    def _beat(self) -> None:
+    def _send_alive(self) -> None:
         while True:
             self._send(Alive())
             time.sleep(ALIVE_S)
@@ -106,12 +110,12 @@ class Rank:
             plan, masks = self._steps.get()
             self._running.put(worker.start(plan, masks))
 
-    def _settle(self) -> None:
+    def _send_results(self) -> None:
         while True:
             self._send(Done(checksum(self._running.get().result())))
 
     def _guarded(self, work: "Work") -> None:
-        """The last place: whatever it is, the engine is told and the process ends."""
+        """Run `work`. Report any error to the engine and end the process."""
         try:
             work()
         except EngineError as error:
@@ -135,7 +139,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("fd", type=int, help="file descriptor of the socket to the engine")
     descriptor = parser.parse_args(arguments).fd
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the engine ends its ranks itself
+        signal.signal(number, signal.SIG_IGN)  # sent to the entire process group; the engine stops its ranks itself
     Rank(Connection(descriptor)).serve()
 
 

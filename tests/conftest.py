@@ -32,7 +32,7 @@ if not torch.cuda.is_available():
 LONGEST = (
     "kernels/test_aot.py",
     "e2e/test_chaos.py",
-    "engine/worker/test_ahead.py",
+    "engine/worker/test_precompile.py",
     "e2e/test_budgets.py",
     "e2e/test_survive.py",
     "engine/test_ranks.py",

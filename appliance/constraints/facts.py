@@ -86,9 +86,9 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
 def _inner(model: Model) -> Iterator[int]:
     for body in (*encoder_bodies(model), *all_bodies(model)):
         if isinstance(body, MLP | Experts):
-            yield body.inner
+            yield body.intermediate_size
         if isinstance(body, Experts) and body.shared is not None:
-            yield body.shared.inner
+            yield body.shared.intermediate_size
 
 
 def _restored(checkpoint: Checkpoint, held: dict[str, Scheme]) -> int:

@@ -42,7 +42,7 @@ def _keeps_only(model: Model) -> bool:
     """
     pooler = model.pooler
     return (
-        pooler is not None and not keeps_nothing(model) and (pooler.pool != "last" or pooler.task == "token_classify")
+        pooler is not None and not has_no_kv_cache(model) and (pooler.pool != "last" or pooler.task == "token_classify")
     )
 
 
@@ -114,7 +114,7 @@ IDLE = (
             "engine.cache.block_tokens": ANY,
             "engine.cache.prefix": False,
         },
-        *(keeps_nothing, WHOLE),
+        *(has_no_kv_cache, WHOLE),
         because="this model reads its prompts both ways and keeps nothing of them: there is no cache",
     ),
     Idle(

@@ -18,8 +18,8 @@ def source_model(checkpoint: Checkpoint, max_context: int, engine: EngineConfig)
     slots = min(engine.max_running, engine.max_step_tokens)
     begins = checkpoint.begin_ids
     return SourceModel(
-        longest=min(model.max_source, engine.max_step_tokens - slots, max_context - len(begins) - 1),
-        reply=model.max_context - model.max_source,
+        longest=min(model.max_encoder_input, engine.max_step_tokens - slots, max_context - len(begins) - 1),
+        reply=model.max_context - model.max_encoder_input,
         begins=begins,
         never=_never(checkpoint),
     )

@@ -36,7 +36,7 @@ from engine.models.footprint import (
     part_bytes,
     temporary_bytes,
 )
-from engine.models.parts import Model, keeps_nothing
+from engine.models.parts import Model, has_no_kv_cache
 from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling
 
@@ -284,7 +284,7 @@ def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, run
     if (needed := source_step(manifest, checkpoint, running)) > STEP_TOKENS[device]:
         return Choice(needed, "the longest source, which is read in one step, and a token of each running request")
     longest = _table_context(manifest, checkpoint)
-    if keeps_nothing(checkpoint.model) and longest > STEP_TOKENS[device]:
+    if has_no_kv_cache(checkpoint.model) and longest > STEP_TOKENS[device]:
         return Choice(longest, "the longest prompt: the model reads it both ways, in one step")
     return Choice(STEP_TOKENS[device], f"for {device}")
 

@@ -12,7 +12,7 @@ from appliance.planning.choice import Choice, refuse
 from engine.api.config import TaskConfig
 from engine.models.checkpoint import Checkpoint
 from engine.models.modules import Late
-from engine.models.parts import Difference, Pooler, keeps_nothing
+from engine.models.parts import Difference, Pooler, has_no_kv_cache
 
 _KEY = re.compile(r"(model\.(?:task|text_only|pooling(?:\.\w+)?)): ")
 Pairs = Literal["none", "tokenizer", "template", "reranker"]
@@ -101,7 +101,7 @@ def _pairs(checkpoint: Checkpoint, pooler: Pooler) -> Pairs:
     """Return what joins two texts into one prompt: the tokenizer of an encoder, or the template of a decoder."""
     if "score" not in tasks_of(checkpoint) or pooler.task == "embed":
         return "none"
-    if keeps_nothing(checkpoint.model):
+    if has_no_kv_cache(checkpoint.model):
         return "tokenizer"
     is_yes_or_no = any(isinstance(stage, Difference) for stage in pooler.stages)
     return "reranker" if is_yes_or_no or checkpoint.architecture.startswith("Qwen3") else "template"

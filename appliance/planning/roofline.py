@@ -154,7 +154,7 @@ def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_toke
     multiplied = 2 * (active_parameters(model) - head) + attention_operations(model, step_tokens // 2)
     if model.encoder is not None:
         holdings = [one for one in holdings if one.name.startswith(of_sources(model))]
-        multiplied = source_operations(model, min(step_tokens, model.max_source))
+        multiplied = source_operations(model, min(step_tokens, model.max_encoder_input))
     read = [value for value in (_matrices(holdings, head=False), _experts(holdings)) if value]
     more, ceiling = _ceiling(limit, read, step_tokens, multiplied, 0)
     first = leading("operations of a token", number(multiplied), multiplied, "FLOP")
@@ -244,7 +244,7 @@ def active_parameters(model: Model) -> int:
             case MLP():
                 total += _elements(mlp_linears(body))
             case Experts():
-                total += _elements((router_linear(body),)) + body.chosen * _elements(mlp_linears(routed_mlps(body)[0]))
+                total += _elements((router_linear(body),)) + body.top_k * _elements(mlp_linears(routed_mlps(body)[0]))
                 total += 0 if body.shared is None else _elements(mlp_linears(body.shared))
     return total
 

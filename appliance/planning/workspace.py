@@ -121,10 +121,10 @@ def largest_matrix(model: Model, ranks: int = 1) -> int:
             case Attention():
                 most = max(most, (_own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim)
             case MLP():
-                most = max(most, 2 * _own(body.inner, ranks))
+                most = max(most, 2 * _own(body.intermediate_size, ranks))
             case Experts():
-                shared = 0 if body.shared is None else _own(body.shared.inner, ranks)
-                most = max(most, 2 * _own(body.inner, ranks), 2 * shared)
+                shared = 0 if body.shared is None else _own(body.shared.intermediate_size, ranks)
+                most = max(most, 2 * _own(body.intermediate_size, ranks), 2 * shared)
     return most * hidden
 
 
@@ -161,7 +161,7 @@ def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> 
     states = product("states of sources (tokens × hidden)", size.tokens, model.embed.hidden, element_bytes)
     if kernels != "torch":
         return (states,)
-    longest = min(model.max_source, size.tokens)
+    longest = min(model.max_encoder_input, size.tokens)
     heads = max(body.heads for body in encoder_bodies(model) if isinstance(body, Attention))
     return states, product("scores of a source (heads × tokens × tokens)", heads, longest, longest, 4)
 
@@ -174,7 +174,7 @@ def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
     if not parts:
         return ()
     sums = model.embed.hidden if ranks > 1 else 0
-    words = max(part.count + (part.shared_gate is not None) + ROUTE_WORDS * part.chosen + sums for part in parts)
+    words = max(part.num_experts + (part.shared_gate is not None) + ROUTE_WORDS * part.top_k + sums for part in parts)
     return (product("routes to experts (tokens × words)", tokens, words, 4),)
 
 
@@ -222,7 +222,7 @@ def step_widths(model: Model, ranks: int = 1) -> dict[str, int]:
         widths[name] = max(width, widths.get(name, 0))
 
     def mlp(part: MLP) -> None:
-        inner = _own(part.inner, ranks)
+        inner = _own(part.intermediate_size, ranks)
         wide("up", inner * (1 if part.gate is None else 2))
         wide("activated", inner)
 
@@ -235,8 +235,8 @@ def step_widths(model: Model, ranks: int = 1) -> dict[str, int]:
             case MLP():
                 mlp(body)
             case Experts():
-                k, inner = body.chosen, _own(body.inner, ranks)
-                wide("router", body.count + (body.shared_gate is not None))
+                k, inner = body.top_k, _own(body.intermediate_size, ranks)
+                wide("router", body.num_experts + (body.shared_gate is not None))
                 wide("chosen", k)
                 wide("weights", k)
                 wide("pairs_up", k * 2 * inner)
@@ -264,11 +264,11 @@ def _packed(model: Model, kernels: str, ranks: int) -> tuple[int, ...]:
             case Attention():
                 most = max(most, _own(body.heads, ranks) * body.head_dim)
             case MLP():
-                most = max(most, _own(body.inner, ranks))
+                most = max(most, _own(body.intermediate_size, ranks))
             case Experts():
-                shared = 0 if body.shared is None else _own(body.shared.inner, ranks)
-                most = max(most, _own(body.inner, ranks), shared)
-                times = max(times, body.chosen)
+                shared = 0 if body.shared is None else _own(body.shared.intermediate_size, ranks)
+                most = max(most, _own(body.intermediate_size, ranks), shared)
+                times = max(times, body.top_k)
     return (copies * most, times) if times > 1 else (copies * most,)
 
 

@@ -24,8 +24,8 @@ from appliance.runtime.processes import end_with_parent
 from appliance.supervisor.environment import engine_environment
 from appliance.supervisor.reaper import MARK
 from engine.api.errors import EXIT_PERMANENT
+from engine.api.heartbeat import HeartbeatWriter, State
 from engine.api.messages import Failed, FromEngine, Loading
-from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
 
 TOLD_S = 0.5
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     job = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Job)
     try:
-        download(job, arguments[1], Pulse(arguments[2]))
+        download(job, arguments[1], HeartbeatWriter(arguments[2]))
     except SourceError as error:
         say(f"source: {error}")
         return EXIT_PERMANENT

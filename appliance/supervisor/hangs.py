@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.api.pulse import Beat, State
+from engine.api.heartbeat import Heartbeat, State
 
 SLOWER = 5
 """Factor between the expected duration and the limit."""
@@ -41,7 +41,7 @@ class Watched:
 
     pid: int
     since_s: float
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     longest_s: float = 0.0
 
 

@@ -36,7 +36,7 @@ from appliance.supervisor.reaper import MARK, Kept
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
-from engine.api.pulse import allocate_pulse
+from engine.api.heartbeat import allocate_heartbeat
 
 PARDONS = "pardons"
 MIN_FILES = 256  # Supervisor does not start with a lower limit

@@ -1,1 +1,1 @@
-"""What the appliance and the engine say to each other: frozen structs and a frame format. Free of torch."""
+"""Messages, configuration and errors that the gateway and the engine share. Does not import torch."""

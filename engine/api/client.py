@@ -1,7 +1,7 @@
-"""The gateway's end of an engine's socket, for asyncio. It connects for ever; engines come and go under it.
+"""Asyncio client of an engine's Unix socket, used by the gateway. It reconnects until it is cancelled.
 
-Requests belong to the caller: when an engine dies, each open one gets an `Interrupted` that holds what is needed to go
-on with another engine.
+If the connection ends, every open request fails with an `Interrupted` error, which has what another engine needs to
+resume the request.
 """
 
 import asyncio
@@ -38,20 +38,19 @@ from engine.api.messages import (
 )
 
 READ_BYTES = 1 << 18
-RETRY_S = (0.05, 0.5)  # first wait between connections that fail, and the longest
+RETRY_S = (0.05, 0.5)  # shortest and longest wait between two attempts to connect
 _BY_CODE = {error.code: error for error in (EngineGone, StepError, ConfigError, CheckpointError, OutOfMemory)}
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """`failed`: the engine said why it cannot serve (`message`, and the word `code`) and is not back. `fraction` of
-    `phase` is done."""
+    """State of an engine as the gateway sees it."""
 
-    kind: Literal["down", "loading", "ready", "failed"]
-    phase: str = ""
-    fraction: float = 0.0
+    kind: Literal["down", "loading", "ready", "failed"]  # failed: the engine reported an error and is not back yet
+    phase: str = ""  # while loading
+    fraction: float = 0.0  # of the phase that is done
     message: str = ""
     detail: str = ""
-    code: str = ""
+    code: str = ""  # EngineError.code of a failed engine
 
     def __str__(self) -> str:
         if self.kind == "loading":
@@ -63,7 +62,7 @@ DOWN = EngineState("down", message="the engine is not running")
 
 
 class Interrupted(EngineGone):
-    """The engine ended under an open request. `emitted` are all ids it ever gave, those of `submit.emitted` first."""
+    """The engine exited while a request was open. `emitted`: all token ids so far, including `submit.emitted`."""
 
     def __init__(self, message: str, submit: Submit, emitted: tuple[int, ...]) -> None:
         super().__init__(message)
@@ -71,15 +70,17 @@ class Interrupted(EngineGone):
         self.emitted = emitted
 
     def resume(self) -> Submit:
-        """The same request, to be continued by another engine: its tokens are those that this one would have given."""
+        """Return the request to send to another engine, which continues with the same tokens."""
         return msgspec.structs.replace(self.submit, emitted=self.emitted)
 
 
 class Stream:
-    """What one request gains, its last delta having `finish` set. The request is sent when the first one is asked for;
-    `aclose` before the last one aborts it. Deltas that wait are merged, so a slow reader costs no memory.
+    """Deltas of one request; the last one has `finish` set.
 
-    Raises RequestError, StepError, EngineGone (nothing was sent) or Interrupted (see there)."""
+    The request is sent when the first delta is requested. `aclose` before the last delta aborts the request. Deltas
+    that the reader has not taken yet are merged, so a slow reader costs no memory.
+
+    Raises RequestError, StepError, EngineGone (the request was not sent) or Interrupted."""
 
     def __init__(self, client: "EngineClient", submit: Submit) -> None:
         self.submit = submit
@@ -90,7 +91,7 @@ class Stream:
         self._waiting: list[Delta] = []
         self._reader: asyncio.Future[None] | None = None
 
-    # The client's side
+    # Called by the client
 
     def put(self, delta: Delta) -> None:
         self.emitted += delta.ids
@@ -108,12 +109,12 @@ class Stream:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the reader can still take an end that the engine gave it: a last delta, or an error of its own."""
+        """Return whether the engine has ended the request: with a last delta, or with an error of the request."""
         ended = any(delta.finish not in (None, "error") for delta in self._waiting)
         return ended or (self.error is not None and not isinstance(self.error, EngineGone))
 
     def begin(self) -> None:
-        """Send the request now rather than at the first take, which raises the error if there is one."""
+        """Send the request now instead of at the first `take`. An error is raised by that `take`."""
         if self._begun:
             return
         try:
@@ -122,20 +123,20 @@ class Stream:
             self._over, self.error = False, error
 
     def detach(self, *, abort: bool = False) -> Delta | None:
-        """End the stream for its reader, who gets what came and was not taken from here. `abort`: tell the engine."""
+        """Close the stream and return the deltas that were not taken, merged. `abort`: also abort the request."""
         self._begun = True
         deltas, self._waiting = self._waiting, []
         self._close(left=abort)
         self._wake()
         return merge(deltas) if deltas else None
 
-    # The reader's side
+    # Called by the reader
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
     async def __anext__(self) -> Delta:
-        """All that came since the last call, as one. Who is cancelled while it waits has left."""
+        """Wait for deltas and return everything since the last call as one. Cancellation aborts the request."""
         try:
             while (delta := self.take()) is None:
                 if self._over:
@@ -147,7 +148,7 @@ class Stream:
         return delta
 
     def take(self) -> Delta | None:
-        """The same, None while nothing came. What came before an error is given before it is raised."""
+        """Return everything since the last call as one delta, or None. Deltas before an error come before the error."""
         if not self._begun:
             self._begin()
         if self._waiting and (delta := self._taken()) is not None:
@@ -158,7 +159,7 @@ class Stream:
         return None
 
     def change(self) -> asyncio.Future[None]:
-        """Done once there is something to take."""
+        """Return a future that is done once there is something to take."""
         self._reader = asyncio.get_running_loop().create_future()
         return self._reader
 
@@ -167,7 +168,7 @@ class Stream:
         self._close(left=True)
 
     def _begin(self) -> None:
-        self._begun = self._over = True  # unless the client takes it
+        self._begun = self._over = True  # stays so if `submit` raises
         self._client.submit(self)
         self._over = False
 
@@ -175,14 +176,14 @@ class Stream:
         deltas, self._waiting = self._waiting, []
         delta = deltas[0] if len(deltas) == 1 else merge(deltas)
         if delta.finish == "error":
-            delta = msgspec.structs.replace(delta, finish=None)  # `error` tells why
+            delta = msgspec.structs.replace(delta, finish=None)  # self.error has the reason
         elif delta.finish is not None:
             self._close()
             return delta
         return delta if delta.ids or delta.prompt_logprobs is not None else None
 
     def _close(self, *, left: bool = False) -> None:
-        """`left`: the engine need not go on with it."""
+        """Close the stream. `left`: the reader left, so abort the request if it is still open."""
         if not self._over:
             self._over = True
             if self._client.forget(self) and left and self.error is None:
@@ -190,7 +191,7 @@ class Stream:
 
 
 class EngineClient:
-    """`run` has to run as a task. The callbacks are called in the event loop and must not block."""
+    """Connection to one engine. `run` has to run as a task. Callbacks run in the event loop and must not block."""
 
     def __init__(
         self,
@@ -215,7 +216,7 @@ class EngineClient:
         return len(self._streams)
 
     async def run(self) -> None:
-        """Connects, serves the connection until it ends, and again, until cancelled."""
+        """Connect and serve the connection until it ends, then reconnect; runs until cancelled."""
         wait = RETRY_S[0]
         while True:
             try:
@@ -239,11 +240,11 @@ class EngineClient:
         await self._is_ready.wait()
 
     def generate(self, submit: Submit) -> Stream:
-        """The request under way, once it is read."""
+        """Return the stream of a request. The request is sent when the stream is first read."""
         return Stream(self, submit)
 
     def submit(self, stream: Stream) -> None:
-        """Sends its request. Raises EngineGone where there is no engine, RequestError for an id that is in use."""
+        """Send the stream's request. Raises EngineGone without an engine, RequestError for an id that is in use."""
         submit = stream.submit
         if self.state.kind != "ready":
             raise EngineGone(f"the engine is not ready ({self.state})")
@@ -253,14 +254,14 @@ class EngineClient:
         self._send([submit])
 
     def forget(self, stream: Stream) -> bool:
-        """Whether it was open."""
+        """Remove the stream. Returns whether it was open."""
         if self._streams.get(stream.submit.id) is not stream:
             return False
         del self._streams[stream.submit.id]
         return True
 
     def abort(self, ids: Iterable[str]) -> None:
-        """Their streams yield one more delta with finish "abort"."""
+        """Abort requests. Each stream yields one more delta, with finish "abort"."""
         self._send([Abort(tuple(ids))])
 
     def control(self, verb: Literal["stats", "reset_prefix_cache", "drain"]) -> None:
@@ -270,7 +271,7 @@ class EngineClient:
 
     async def _serve(self, reader: asyncio.StreamReader) -> None:
         frames = FrameReader()
-        with suppress(OSError, ValueError):  # broken, or not our frames: as good as an end
+        with suppress(OSError, ValueError):  # a broken connection or an invalid frame ends it like a close
             while data := await reader.read(READ_BYTES):
                 for body in frames.feed(data):
                     for message in from_engine(body):
@@ -305,12 +306,12 @@ class EngineClient:
                 self._become(EngineState("ready"))
 
     def _lose(self) -> None:
-        """The connection ended: every open request learns it, with what it needs to go on elsewhere."""
+        """Handle the end of the connection: fail every open request with an error from which it can be resumed."""
         self._writer = None
         self.ready = None
         self.stats = Stats()
         for stream in list(self._streams.values()):
-            message = "the engine ended under this request; send it again"
+            message = "the engine exited while the request was open; send the request again"
             stream.fail(Interrupted(message, stream.submit, tuple(stream.emitted)))
         self._streams.clear()
         if self.state.kind != "failed":
@@ -331,7 +332,7 @@ class EngineClient:
 
 
 def merge(deltas: list[Delta]) -> Delta:
-    """Several deltas of one request, in order, as one."""
+    """Return several consecutive deltas of one request as one."""
     last = deltas[-1]
     return Delta(
         last.id,

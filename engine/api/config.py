@@ -1,4 +1,4 @@
-"""All that an engine process is told: one resolved value, written as JSON by the appliance. Nothing is `auto` here."""
+"""Configuration of an engine process: fully resolved values (no `auto`), written as JSON by the appliance."""
 
 from pathlib import Path
 from typing import Literal
@@ -17,119 +17,126 @@ MAX_RUNNING = 256
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a rank runs: see `cpus` and `process_cpus` of EngineConfig."""
+    """CPUs of one rank."""
 
-    cpus: tuple[int, ...] = ()
-    process_cpus: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()  # one for each thread of the compiled kernels
+    process_cpus: tuple[int, ...] = ()  # CPUs that the whole process may use
 
 
 class SelfTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Golden prompts (engine/api/golden.py): so many are computed before the engine serves (`at_start`), in at most
-    `budget_s`, and without work one every `every_s` (0: never). `tolerance`: the band where arithmetic differs (None:
-    by the number formats). `locked` are those of the lock; what differs from them ends a start for good where it
-    `refuses`, else it is told. `release`: of slipway, which tells kernels apart."""
+    """Self-test with golden prompts (engine/api/golden.py)."""
 
-    prompts: int = 0
-    at_start: bool = True
-    every_s: float = 0.0
-    budget_s: float = 10.0
-    tolerance: float | None = None
-    locked: Recorded | None = None
-    refuses: bool = True
-    release: str = ""
+    prompts: int = 0  # number of golden prompts
+    at_start: bool = True  # run them before the engine serves
+    every_s: float = 0.0  # interval between golden prompts while the engine is idle; 0: never
+    budget_s: float = 10.0  # time limit of the test at the start
+    tolerance: float | None = None  # allowed deviation if the arithmetic differs; None: from the number formats
+    locked: Recorded | None = None  # reference outputs of the lock file
+    refuses: bool = True  # a deviation from the lock file makes the start fail; False: it is logged
+    release: str = ""  # version of slipway, which identifies the kernels
 
 
 class TaskConfig(msgspec.Struct, frozen=True):
-    """What the checkpoint is served for, and how it pools, where that is not as the checkpoint says. `normalize`: None
-    as it says. `dimensions`: lengths to which vectors may be cut; empty: those that it names. `score_tokens`: the
-    answers of a reranker whose score is the probability of the first. `text_only`: the text decoder of a model that
-    reads more than text."""
+    """Task of the checkpoint and its pooling, where they differ from the checkpoint's own configuration."""
 
     task: Literal["auto", "generate", "embed", "classify", "score"] = "auto"
     pool: Literal["auto", "cls", "last", "mean", "max"] = "auto"
-    normalize: bool | None = None
-    dimensions: tuple[int, ...] = ()
-    score_tokens: tuple[str, str] = ("yes", "no")
-    text_only: bool = False
+    normalize: bool | None = None  # scale vectors to unit length; None: as in the checkpoint
+    dimensions: tuple[int, ...] = ()  # allowed vector lengths after truncation; empty: as in the checkpoint
+    score_tokens: tuple[str, str] = ("yes", "no")  # answers of a reranker; its score is the probability of the first
+    text_only: bool = False  # serve only the text decoder of a multimodal model
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
-    reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
-    was), which the log shows beside what they took; `planned` has the same of each rank by part, by the names of
-    RankMemory.held. `record` is the file of the flight recorder, or None, and `record_bytes` the most that it keeps.
-    `socket` is the Unix socket to listen on. `kernels` names a compiled variant (kernels/cpu/library.py), triton on a
-    GPU, or torch. `weights` other than stored are rounded as they are loaded and kept for the next start in the folder
-    `weight_cache`, if there is one. `kv_measured`: a GPU's pool takes the memory that is really left, at most
-    `kv_bytes`. `invariant`: a request's numbers do not depend on the requests beside it. `matmul_precision`: of torch's
-    float32 products. Decode steps of `graph_sizes` rows are captured in at most `graph_bytes`. `load`: random weights
-    need no more of the checkpoint than its config.json. `cpus`: one for each thread of compiled kernels;
-    `process_cpus`: those that the process as a whole may use. Empty: nothing is bound. `tensor`: processes that share
-    the model, each with `threads` threads, of which this is rank 0; bytes are those of one of them. `rank_cpus`: places
-    of the ranks 1 …; on GPUs rank r computes on device `gpu` + r. `pulse`: the file of its signs of life, if somebody
-    watches them; an idle engine gives itself a token to compute every `probe_s` seconds (0: never).
-    `self_test`: the golden prompts that it compares itself with."""
+    """Configuration of one engine process. Byte counts are those of one rank."""
 
     model: str
+    """Path of the checkpoint: a folder or a file."""
     socket: str = ""
+    """Path of the Unix socket to listen on."""
     device: Device = "cpu"
     dtype: Dtype = "float32"
     kv_dtype: KVDtype = "float32"
     kv_bytes: int
+    """Memory of the KV pool; the number of blocks follows from it."""
     kv_measured: bool = False
+    """Size the pool by the GPU memory that is free after loading, with `kv_bytes` as the upper limit."""
     weight_bytes: int = 0
+    """Planned memory of the weights, logged next to the measured value. 0: not planned."""
     planned: tuple[dict[str, int], ...] = ()
+    """Planned memory of each rank by part; the part names are those of RankMemory.held."""
     workspace_bytes: int = 0
+    """Planned memory of the process and its steps, logged next to the measured value. 0: not planned."""
     max_context: int
+    """Maximum number of tokens of prompt and reply together."""
     block_tokens: int = 16
     max_running: int = MAX_RUNNING
     max_step_tokens: int = 512
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     prefix_cache: bool = True
     overlap: bool = True
+    """Plan the next step while the current one runs."""
     threads: int = 1
+    """Threads of each rank."""
     cpus: tuple[int, ...] = ()
+    """One CPU for each thread of the compiled kernels. Empty: threads are not pinned."""
     process_cpus: tuple[int, ...] = ()
+    """CPUs that the whole process may use. Empty: no restriction."""
     tensor: int = 1
+    """Number of tensor-parallel processes; this process is rank 0."""
     rank_cpus: tuple[Place, ...] = ()
+    """CPUs of the ranks 1, 2, …"""
     gpu: int = 0
+    """Device of rank 0. Rank r runs on device `gpu` + r."""
     kernels: str = "torch"
+    """A compiled variant (kernels/cpu/library.py), "triton" on a GPU, or "torch"."""
     invariant: bool = False
+    """Make the outputs of a request independent of the other requests in the batch."""
     matmul_precision: MatmulPrecision = "highest"
+    """Precision of torch's float32 matrix products."""
     graph_sizes: tuple[int, ...] = ()
+    """Numbers of rows of the decode steps that are captured as CUDA graphs."""
     graph_bytes: int = 0
+    """Memory limit of the captured graphs."""
     load: Literal["checkpoint", "random"] = "checkpoint"
+    """With "random", weights are random numbers, and only config.json is read."""
     weights: WeightBits = "stored"
+    """Number format to which weights are quantized while they are loaded. "stored": as in the checkpoint."""
     weight_cache: str | None = None
+    """Folder in which quantized weights are kept for the next start."""
     trust_remote_code: bool = False
     task: TaskConfig = TaskConfig()
     record: str | None = None
+    """File of the flight recorder."""
     record_bytes: int = 256 * 2**20
+    """Size limit of the recording."""
     pulse: str = ""
+    """Path of the heartbeat file. Empty: no heartbeat."""
     probe_s: float = 0.0
+    """Interval at which an idle engine runs a one-token step as a health check. 0: never."""
     self_test: SelfTest = SelfTest()
 
     def __post_init__(self) -> None:
         if self.kv_bytes < 0:
-            raise ConfigError(f"kv_bytes={self.kv_bytes}: must be at least 0, which is for models that keep nothing")
+            raise ConfigError(f"kv_bytes={self.kv_bytes}: must be at least 0 (0 is for models without a KV cache)")
         for name in ("max_context", "block_tokens", "max_running", "max_step_tokens", "threads", "tensor"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.cpus and len(self.cpus) != self.threads:
-            raise ConfigError(f"cpus={list(self.cpus)}: must be one for each of {self.threads} threads, or none")
+            raise ConfigError(f"cpus={list(self.cpus)}: must name one CPU for each of {self.threads} threads, or none")
         if self.rank_cpus and len(self.rank_cpus) != self.tensor - 1:
-            raise ConfigError(f"rank_cpus: {len(self.rank_cpus)} places for {self.tensor - 1} ranks beside the first")
+            raise ConfigError(f"rank_cpus: {len(self.rank_cpus)} entries for {self.tensor - 1} ranks besides rank 0")
 
 
 def graph_ladder(most: int) -> tuple[int, ...]:
-    """Sizes of captured decode steps up to `most` rows, itself the last: fine where a row more costs much, coarse where
-    it does not."""
+    """Return the sizes of captured decode steps, up to and including `most` rows. The steps between sizes are small
+    where padding to the next size is relatively expensive."""
     sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 1, 32), most}
     return tuple(sorted(size for size in sizes if size <= most))
 
 
 def read_config(path: Path) -> EngineConfig:
-    """The configuration in a JSON file. Raises ConfigError naming the file and the field."""
+    """Read the configuration from a JSON file. Raises ConfigError with the file and the field."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=EngineConfig)
     except (OSError, msgspec.DecodeError) as error:

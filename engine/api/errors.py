@@ -1,51 +1,51 @@
-"""Errors that a user, an operator or a checkpoint causes; everything else is a bug and ends the process.
+"""Errors caused by a user, an operator or a checkpoint. Any other exception is a bug and ends the process.
 
-Each message says what was given, what is possible, and which key to change.
+Each message contains the given value, the allowed values, and the key to change.
 """
 
 EXIT_PERMANENT = 78  # configuration, checkpoint or memory: a restart fails the same way (sysexits.h: EX_CONFIG)
-EXIT_DRIFT = 79  # its numbers are no longer those of its start: a restart helps, unless it happens again
+EXIT_DRIFT = 79  # outputs differ from those at the start: a restart helps unless it happens again
 EXIT_CRASH = 70  # anything else: a restart may help (sysexits.h: EX_SOFTWARE)
 
 
 class EngineError(Exception):
-    """Root of all expected errors of the engine. `code` is a stable word for logs, exit codes and API errors."""
+    """Base class of all expected errors of the engine. `code`: stable identifier for logs and API errors."""
 
     code = "engine_error"
 
 
 class ConfigError(EngineError):
-    """The engine configuration cannot work: sizes, devices, types."""
+    """The engine configuration is invalid: sizes, devices or types."""
 
     code = "config"
 
 
 class CheckpointError(EngineError):
-    """The checkpoint is incomplete, damaged, or not of the declared shape."""
+    """The checkpoint is incomplete, damaged, or does not match its declared shapes."""
 
     code = "checkpoint"
 
 
 class UnknownArchitecture(CheckpointError):
-    """No declaration serves this architecture."""
+    """The architecture is not supported."""
 
     code = "architecture"
 
 
 class TaskError(CheckpointError):
-    """The checkpoint is whole, but cannot be served for what it is wanted for."""
+    """The checkpoint is valid, but does not support the requested task."""
 
     code = "task"
 
 
 class OutOfMemory(EngineError):
-    """The model or one block of its cache does not fit."""
+    """The model or one block of its KV cache does not fit into memory."""
 
     code = "memory"
 
 
 class RequestError(EngineError):
-    """A request cannot be served as it stands; others go on. `param` is the field to change."""
+    """A request is invalid. Other requests are not affected. `param`: the field to change."""
 
     code = "request"
 
@@ -55,29 +55,29 @@ class RequestError(EngineError):
 
 
 class StepError(EngineError):
-    """The model gave no usable logits for a request; others go on."""
+    """The model produced no usable logits for a request. Other requests are not affected."""
 
     code = "step"
 
 
-# Why a row has no token: the model's fault, and that of what its request asks for together
+# Reasons why a row has no token: the model's output, and the constraints of the request.
 NOT_FINITE = "the model's output is not finite (NaN or infinity); the weights or the dtype may be at fault"
 NOTHING_LEFT = "no token is possible here: grammar, allowed_token_ids, logit_bias and bad_words exclude all of them"
 
 
 class SelfTestFailed(EngineError):
-    """A golden prompt comes out otherwise than the lock says, before the engine served."""
+    """A golden prompt at the start gave other outputs than the lock file has."""
 
     code = "self_test"
 
 
 class Drift(EngineError):
-    """A golden prompt comes out otherwise than it did: the engine must not go on."""
+    """A golden prompt gave other outputs than at the start of the engine, which must stop."""
 
     code = "drift"
 
 
 class EngineGone(EngineError):
-    """The engine process ended or was never there."""
+    """The engine process exited or was never started."""
 
     code = "engine_gone"

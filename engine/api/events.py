@@ -1,6 +1,6 @@
-"""What happens to a request in an engine, token by token apart: told to the gateway, and by replays.
+"""Scheduling events of a request, sent to the gateway and produced by replays. Tokens are not events.
 
-`str` of an event is a part of a sentence about the request. Ids are those of other requests.
+`str(event)` is a phrase about the request. Ids in an event are those of other requests.
 """
 
 from typing import Literal
@@ -15,11 +15,11 @@ def counted(number: int, noun: str) -> str:
 
 
 class Queued(msgspec.Struct, frozen=True, tag="queued"):
-    """`prompt` and `emitted` tokens are known; `ahead` others wait before it."""
+    """The request was queued."""
 
-    prompt: int
-    emitted: int
-    ahead: int
+    prompt: int  # prompt tokens
+    emitted: int  # reply tokens that an earlier engine produced
+    ahead: int  # requests before it in the queue
 
     def __str__(self) -> str:
         known = counted(self.prompt, "prompt token") + (f" and {self.emitted:,} of its reply" if self.emitted else "")
@@ -27,13 +27,12 @@ class Queued(msgspec.Struct, frozen=True, tag="queued"):
 
 
 class Blocked(msgspec.Struct, frozen=True, tag="blocked"):
-    """It is the first to wait, and cannot run: `needs` blocks of which `free` are there beside one for each that runs,
-    or a place in the batch, which has `needs`. `holders`: who holds the most blocks, with how many."""
+    """The request is first in the queue and cannot be scheduled."""
 
     lacks: Literal["blocks", "places"]
-    needs: int
-    free: int
-    holders: tuple[tuple[str, int], ...] = ()
+    needs: int  # blocks; or the number of places in the batch, all taken
+    free: int  # free blocks, without one for each running request
+    holders: tuple[tuple[str, int], ...] = ()  # (request, number of blocks) with the most blocks
 
     def __str__(self) -> str:
         if self.lacks == "places":
@@ -44,11 +43,11 @@ class Blocked(msgspec.Struct, frozen=True, tag="blocked"):
 
 
 class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
-    """It runs from `step` on; `cached` of its `known` tokens came from the prefix cache."""
+    """The request was scheduled."""
 
-    step: int
-    known: int
-    cached: int
+    step: int  # first step
+    known: int  # its tokens
+    cached: int  # how many of them were in the prefix cache
 
     def __str__(self) -> str:
         found = f"{self.cached:,} of {self.known:,} tokens were cached" if self.cached else "nothing of it was cached"
@@ -56,11 +55,11 @@ class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
 
 
 class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
-    """It gave its blocks to `by`, with so many tokens, and waits to be computed again; "" stands for itself."""
+    """The request was preempted and will be recomputed."""
 
     step: int
-    tokens: int
-    by: str
+    tokens: int  # computed tokens at that time
+    by: str  # request that gets the blocks; "": the request itself needs more blocks than are free
 
     def __str__(self) -> str:
         whom = f"{self.by} needs its KV blocks" if self.by else "it needs more KV blocks itself"
@@ -68,19 +67,19 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
 
 
 class Outgrown(msgspec.Struct, frozen=True, tag="outgrown"):
-    """It got longer than the rotary scaling of its cache is for, and is computed anew."""
+    """The request grew past the length of its RoPE scaling factor and is recomputed with the next one."""
 
     tokens: int
 
     def __str__(self) -> str:
-        return f"computed anew: past {self.tokens:,} tokens positions are rotated otherwise"
+        return f"recomputed: positions past {self.tokens:,} tokens use another RoPE scaling"
 
 
 class Expired(msgspec.Struct, frozen=True, tag="expired"):
-    """A time passed until which it wanted its first token, or its end, while it ran or waited."""
+    """A deadline of the request passed."""
 
     wanted: Literal["first token", "end"]
-    running: bool
+    running: bool  # False: it was queued
 
     def __str__(self) -> str:
         field = "ttft_deadline_ms" if self.wanted == "first token" else "deadline_ms"
@@ -99,6 +98,6 @@ Event = Queued | Blocked | Admitted | Preempted | Outgrown | Expired | Ended
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
-    """Events in order, each with its request's id and the engine's monotonic clock in seconds."""
+    """Events in order: (request id, time of the engine's monotonic clock in seconds, event)."""
 
     events: tuple[tuple[str, float, Event], ...]

@@ -1,8 +1,8 @@
-"""Bounded reading of files that others wrote: manifests, checkpoints, templates, lists of keys.
+"""Bounded reading of files from outside: manifests, checkpoints, templates, key lists.
 
-Every reader of such a file uses these functions. A named pipe, a device or a socket is refused instead of waited for; a
-file above its limit is refused instead of loaded; JSON that is damaged, nested too deeply or holds an absurdly long
-number raises one error of a known type.
+All such files are read through these functions. Named pipes, devices and sockets are refused without waiting. Files
+above a size limit are refused without being loaded. Damaged JSON, excessive nesting and absurdly long numbers raise one
+known error type.
 """
 
 import errno
@@ -15,11 +15,11 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 
-MAX_PATH, MAX_NAME = 4095, 255  # bytes: what Linux takes for a path and for each name in it
+MAX_PATH, MAX_NAME = 4095, 255  # bytes: Linux' limits for a path and for each name in it
 MIB = 2**20
 MANIFEST_BYTES = MIB // 4
-TEXT_BYTES = 4 * MIB  # a chat template, a list of keys, PEM files
-CONFIG_BYTES = 16 * MIB  # config.json and its like: a classifier of 20,000 labels has 1 MiB
+TEXT_BYTES = 4 * MIB  # chat templates, key lists, PEM files
+CONFIG_BYTES = 16 * MIB  # config.json and similar files: 1 MiB for a classifier with 20,000 labels
 INDEX_BYTES = 128 * MIB  # the list of tensors: 9 MiB for 91,000 tensors
 TOKENIZER_BYTES = 512 * MIB  # 35 MiB for 262,000 tokens
 _MAX_DIGITS = 40  # 1e30 as a whole number is common: tokenizer_config.json's model_max_length
@@ -33,7 +33,7 @@ _KINDS = {
 
 
 def open_file(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading. Raises OSError for anything else, without waiting for the end of a pipe."""
+    """Open a regular file for reading. Raises OSError for other kinds of files, without waiting for a pipe's writer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a null character in the path
@@ -50,7 +50,7 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises OSError, also if there are more than `max_bytes`."""
+    """Return the content of a regular file. Raises OSError, also for a file of more than `max_bytes`."""
     with open_file(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -73,7 +73,7 @@ def read_json(path: Path, max_bytes: int = CONFIG_BYTES) -> Any:
 
 
 def read_json_object(path: Path, max_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises CheckpointError naming the file, whatever is wrong with it."""
+    """Return the object in a JSON file. Raises CheckpointError with the file's name for every failure."""
     try:
         value = read_json(path, max_bytes)
     except OSError as error:
@@ -104,11 +104,11 @@ def _size(count: int) -> str:
 
 
 def is_path(path: Path | str) -> bool:
-    """Return whether the system accepts this text as a path: not too long, without null characters."""
+    """Return whether the system accepts this text as a path: within the length limits, without null characters."""
     encoded = os.fsencode(path)
     return len(encoded) <= MAX_PATH and b"\0" not in encoded and all(len(p) <= MAX_NAME for p in encoded.split(b"/"))
 
 
 def real_path(path: Path | str) -> Path:
-    """Return the path without symbolic links; links that lead in a circle stay. `Path.resolve` raises for those."""
+    """Return the path with symbolic links resolved. Unlike `Path.resolve`, circular links do not raise."""
     return Path(os.path.realpath(path))

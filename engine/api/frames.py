@@ -19,7 +19,7 @@ def encode(messages: list[ToEngine] | list[FromEngine]) -> bytes:
 
 
 class FrameReader:
-    """Cuts a byte stream into frames, however the bytes arrive. `feed` returns the bodies that are complete."""
+    """Splits a byte stream into frames. `feed` returns the bodies of the frames that are complete."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -1,14 +1,14 @@
-"""Golden prompts: fixed token ids, what an engine once made of them, and whether it still makes the same of them.
+"""Golden prompts: fixed token ids with reference outputs, which detect changes of an engine's outputs.
 
-Of each token of the reply the logits it was drawn from are kept as a digest of a few numbers:
+For each reply token, a fingerprint of the logits it was sampled from is stored:
 
-- `bits`, a checksum of all of them: two engines of the same arithmetic agree in it, or one of them is wrong;
-- the log of the sum of their exponentials, the largest ones, and sums of all under fixed random signs (a sketch: such a
-  sum of a difference is about as large as the difference itself, Alon, Matias, Szegedy 1999): two engines of unlike
-  arithmetic agree in these within a band.
+- `bits`, a checksum of all logits. Two engines with the same arithmetic must agree in it.
+- The log-sum-exp, the largest logits, and sums of all logits under fixed random signs (a sketch: the magnitude of such
+  a sum of differences estimates the norm of the difference, Alon, Matias, Szegedy 1999). Two engines with different
+  arithmetic must agree in these within a tolerance band.
 
-All differences are measured against the spread (standard deviation) of the logits, which says how much tells tokens
-apart. Free of torch; the numbers are made by engine/worker/digest.py.
+Differences are relative to the spread (standard deviation) of the logits. This module does not import torch;
+engine/worker/logit_fingerprint.py computes the numbers.
 """
 
 import math
@@ -19,10 +19,10 @@ from typing import Literal
 import msgspec
 
 REPLY_TOKENS = 4
-ROOM_TOKENS = 96  # of prompt and reply, for which an engine keeps blocks of its own
+ROOM_TOKENS = 96  # maximum length of prompt and reply; the engine reserves blocks for it
 SHORT = 5
 
-# Of the spread, where arithmetic differs; measured in docs/operations.md, and a safe multiple of it.
+# Tolerance relative to the spread if the arithmetic differs: a safe multiple of the values in docs/operations.md.
 BANDS = {"float32": 0.001, "half": 0.1, "rounded": 0.2}
 Against = Literal["lock", "itself"]
 
@@ -33,8 +33,7 @@ TEXTS = {
 
 
 class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
-    """What the numbers of an engine depend on beside the weights. `exact`: its kernels give the same bits however a
-    step is cut and whatever is beside it, so that two engines alike in all of this give the same bits."""
+    """Everything that an engine's outputs depend on besides the weights."""
 
     device: str
     kernels: str
@@ -45,43 +44,41 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = "highest"
     library: str = ""
     release: str = ""
-    exact: bool = False
+    exact: bool = False  # outputs are bit-identical for any split into steps and any batch
 
     @property
     def coarseness(self) -> str:
-        """The coarsest of its number formats, a key of BANDS."""
+        """The coarsest number format, a key of BANDS."""
         if self.weights != "stored" or self.kv_dtype in ("int8", "fp8"):
             return "rounded"
         return "float32" if (self.dtype, self.kv_dtype) == ("float32", "float32") else "half"
 
 
-class Digest(msgspec.Struct, frozen=True, array_like=True):
-    """Of the logits of one position: a checksum of their bits, the log of the sum of their exponentials, their standard
-    deviation, the ids of the largest in descending order with their values, and sums under random signs, divided by the
-    root of their number."""
+class LogitFingerprint(msgspec.Struct, frozen=True, array_like=True):
+    """Summary of the logits at one position."""
 
-    bits: str
+    bits: str  # checksum of the bits of all logits
     logsumexp: float
-    spread: float
-    ids: tuple[int, ...]
-    values: tuple[float, ...]
-    sketch: tuple[float, ...]
+    spread: float  # standard deviation
+    ids: tuple[int, ...]  # tokens with the largest logits, in descending order
+    values: tuple[float, ...]  # their logits
+    sketch: tuple[float, ...]  # sums under random signs, divided by the square root of the vocabulary size
 
 
 class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An encoder reads the first `source` of its tokens, where there is one in front."""
+    """A golden prompt."""
 
     name: str
     ids: tuple[int, ...]
-    source: int = 0
+    source: int = 0  # number of leading tokens that the encoder of an encoder-decoder model reads
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """What an engine made of a prompt: its greedy reply, and a digest of the logits of each token."""
+    """Outputs of an engine for a golden prompt."""
 
     prompt: Prompt
-    reply: tuple[int, ...]
-    digests: tuple[Digest, ...]
+    reply: tuple[int, ...]  # greedy
+    digests: tuple[LogitFingerprint, ...]  # one for each reply token
 
     @property
     def finite(self) -> bool:
@@ -89,21 +86,23 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """Golden prompts as one engine computed them."""
+    """Golden prompts and outputs of one engine."""
 
     arithmetic: Arithmetic
     goldens: tuple[Golden, ...]
 
 
-# -- which prompts ----------------------------------------------------------------------------------------------------
+# -- selection --------------------------------------------------------------------------------------------------------
 
 
 def prompts(
     count: int, *, vocab: int, block_tokens: int, longest: int, texts: tuple[Prompt, ...], sourced: bool = False
 ) -> list[Prompt]:
-    """So many prompts of at most `longest` tokens: a short one and one that fills more than a block, both of ids from
-    all over the vocabulary; then texts; then further ones like the first two, of other ids. `sourced`: all but the last
-    token of each are a source."""
+    """Return `count` prompts of at most `longest` tokens.
+
+    The first is short and the second fills more than a block; both have ids from the entire vocabulary. Then come
+    `texts`, then more prompts like the first two with other ids. `sourced`: all but the last token of each prompt are
+    encoder input."""
     longest = min(longest, ROOM_TOKENS) - REPLY_TOKENS
     if longest < 1 + sourced:
         return []
@@ -121,30 +120,30 @@ def prompts(
 
 
 _KINDS = ("short", "long")
-_STEP = 2654435761  # 2**32 over the golden ratio: multiples of it fall evenly (Knuth, TAOCP 3, 6.4)
+_STEP = 2654435761  # 2**32 / golden ratio: its multiples are evenly distributed (Knuth, TAOCP 3, 6.4)
 
 
 def _spread_ids(series: int, count: int, vocab: int) -> tuple[int, ...]:
     return tuple(((series * ROOM_TOKENS + i + 1) * _STEP % 2**32) * vocab >> 32 for i in range(count))
 
 
-# -- comparing --------------------------------------------------------------------------------------------------------
+# -- comparison -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Band:
-    """How far two results may differ, as a share of the spread; 0 is bit for bit. `why` in a few words."""
+    """Allowed difference between two results."""
 
-    width: float
-    why: str
+    width: float  # relative to the spread; 0: bit-identical
+    why: str  # short reason
 
     def __str__(self) -> str:
         return "bit for bit" if self.width == 0 else f"within {100 * self.width:g} %"
 
 
 def band_between(one: Arithmetic, other: Arithmetic, tolerance: float | None = None) -> Band | None:
-    """Of results of two engines; None where they cannot be compared, for their weights were rounded otherwise.
-    `tolerance` replaces the width where it is not bit for bit."""
+    """Return the band for results of two engines, or None if they cannot be compared because their weights were
+    quantized differently. `tolerance` replaces the width of a band that is not bit-identical."""
     if one.weights != other.weights:
         return None
     names = [name for name in Arithmetic.__struct_fields__ if getattr(one, name) != getattr(other, name)]
@@ -157,8 +156,9 @@ def band_between(one: Arithmetic, other: Arithmetic, tolerance: float | None = N
 
 
 def difference(expected: Golden, found: Golden, band: Band) -> str:
-    """What is not within the band, in one line, or "". A reply may part from the expected one where its next two tokens
-    were as likely as the band is wide; what follows is another text and is not compared."""
+    """Return a one-line description of the first difference outside the band, or "".
+
+    The reply may diverge where the two best tokens are closer than the band; the tokens after that are not compared."""
     for at, (old, new) in enumerate(zip(expected.digests, found.digests, strict=True)):
         differs = old.bits != new.bits if band.width == 0 else not distance(old, new) <= band.width
         if differs:
@@ -169,9 +169,9 @@ def difference(expected: Golden, found: Golden, band: Band) -> str:
     return ""
 
 
-def distance(old: Digest, new: Digest) -> float:
-    """The largest difference of any number of two digests, as a share of the spread; infinite where one of them is not
-    finite and the other is."""
+def distance(old: LogitFingerprint, new: LogitFingerprint) -> float:
+    """Return the largest difference between two fingerprints, relative to the spread. Infinite if only one of them is
+    finite."""
     numbers = (old.logsumexp, new.logsumexp, *old.sketch, *new.sketch, *new.values)
     if not all(map(math.isfinite, numbers)):
         return 0.0 if old.bits == new.bits else math.inf
@@ -179,12 +179,12 @@ def distance(old: Digest, new: Digest) -> float:
     return 0.0 if most == 0 else most / old.spread if old.spread > 0 else math.inf
 
 
-def _differences(old: Digest, new: Digest) -> Iterator[float]:
+def _differences(old: LogitFingerprint, new: LogitFingerprint) -> Iterator[float]:
     yield abs(old.logsumexp - new.logsumexp)
     yield from (abs(a - b) for a, b in zip(old.sketch, new.sketch, strict=True))
     there = dict(zip(new.ids, new.values, strict=True))
     for token, value in zip(old.ids, old.values, strict=True):
-        # One that is no longer among the largest is at most as large as the least of them.
+        # A token that is no longer among the largest has at most the smallest of the listed values.
         yield abs(value - there[token]) if token in there else max(0.0, value - new.values[-1])
 
 

@@ -8,7 +8,8 @@ DIGEST_BYTES = 16
 
 
 def root_hash(*parts: bytes) -> bytes:
-    """Start of a chain: what block contents depend on beside the tokens (salt, adapter, rope variant)."""
+    """Return the start of a hash chain: everything besides the tokens that block contents depend on (salt, adapter,
+    RoPE variant)."""
     digest = blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         digest.update(len(part).to_bytes(4, "little") + part)
@@ -16,7 +17,7 @@ def root_hash(*parts: bytes) -> bytes:
 
 
 def extend(chain: list[bytes], root: bytes, tokens: Items[int], block_tokens: int) -> None:
-    """Appends to `chain` the hashes of the full blocks of `tokens` that it does not have yet."""
+    """Append the hashes of the full blocks of `tokens` that `chain` does not have yet."""
     for index in range(len(chain), len(tokens) // block_tokens):
         digest = blake2b(chain[-1] if chain else root, digest_size=DIGEST_BYTES)
         digest.update(array("I", tokens[index * block_tokens : (index + 1) * block_tokens]).tobytes())

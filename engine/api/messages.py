@@ -1,7 +1,7 @@
-"""Messages between gateway and engine. Times are seconds of the sender's monotonic clock unless said otherwise.
+"""Messages between gateway and engine. Times are seconds of the sender's monotonic clock unless stated otherwise.
 
-To the engine: Submit, Abort, Control. From it: Loading, Ready, Output (one frame a step for all requests), Failed,
-Stats, Told (engine/api/events.py).
+To the engine: Submit, Abort, Control. From the engine: Loading, Ready, Output (one frame per step for all requests),
+Failed, Stats, Told (engine/api/events.py).
 """
 
 from typing import Literal
@@ -14,37 +14,33 @@ from engine.api.golden import Against
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen. Every field is final: defaults are resolved and the seed is fixed by the gateway.
+    """Sampling parameters. The gateway resolves defaults and the seed, so every value is final.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 are off. `logprobs`: None asks for none, k for the
-    sampled token and the k most likely, -1 for the whole vocabulary; `prompt_logprobs` likewise for prompt tokens.
-    `logprob_ids`: where logprobs are asked for, these tokens in this order instead of the most likely ones.
-    `bad_words` are token sequences. `min_tokens` masks end and stop tokens until that many tokens are out.
     Noise is keyed by (seed, position), so a token depends neither on the batch nor on a restart.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
     seed: int = 0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences
+    min_tokens: int = 0  # end and stop tokens are masked until the reply has this many tokens
+    logprobs: int | None = None  # None: off; k: the sampled token and the k most likely; -1: the entire vocabulary
+    prompt_logprobs: int | None = None  # likewise for prompt tokens
     logprobs_mode: Literal["raw", "processed"] = "raw"
-    logprob_ids: tuple[int, ...] = ()
+    logprob_ids: tuple[int, ...] = ()  # with logprobs: these tokens in this order instead of the most likely ones
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """A language the reply must stay in. `kind` says how `text` reads: a JSON schema, a regular expression or Lark."""
+    """Constraint on the reply."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark"]  # syntax of `text`
     text: str
 
 
@@ -52,177 +48,155 @@ PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 
 
 class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is wanted of a prompt instead of tokens: numbers of the whole (`embed`, `classify`) or of each token of it.
-
-    `dimensions`: the first so many of a vector, cut before it is normalised; None for all. `activate`: None and True as
-    the model declares it (unit length, softmax or sigmoid), False for the numbers before that."""
+    """Pooling parameters: vectors of the entire prompt (`embed`, `classify`) or of each token of it."""
 
     task: PoolingTask
-    dimensions: int | None = None
-    activate: bool | None = None
+    dimensions: int | None = None  # truncate vectors to this length before normalisation
+    activate: bool | None = None  # False: skip the model's activation (unit length, softmax or sigmoid)
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A limit on reasoning: behind `budget` tokens of it the tokens `close` are forced one by one. Reasoning begins
-    with one of the texts `starts` at the beginning of the reply, or before it (`begun`: `open` means that the prompt
-    wrote the start marker; else the reply may still write it, which does not count). One of the texts `ends` ends it.
-    `again`: it may begin anywhere and several times, each with the whole budget."""
+    """Limit on reasoning tokens. After `budget` of them, the tokens of `close` are forced one by one."""
 
     budget: int
     close: tuple[int, ...]
-    starts: tuple[str, ...]
-    ends: tuple[str, ...]
-    begun: bool = False
-    open: bool = False
-    again: bool = False
+    starts: tuple[str, ...]  # start markers
+    ends: tuple[str, ...]  # end markers
+    begun: bool = False  # reasoning begins with the reply, without a start marker in it
+    open: bool = False  # with `begun`: the prompt contains the start marker; else one in the reply is not counted
+    again: bool = False  # reasoning may begin anywhere and repeatedly, each time with the full budget
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
-    """One sequence to generate. `prompt` and `emitted` are token ids; `emitted` is what an earlier engine already gave
-    of this very request (it is not sent again). `stop_token_ids` and `eos_token_ids` end it; `ignore_eos` mutes the
-    latter. `max_tokens` counts emitted ones too. `salt` separates prefix caches. `priority`: lower goes first.
-    `owner` names whose share of the engine it uses, and `share` how large that is beside others. It is ended at
-    `deadline`, and at `ttft_deadline` if it has no token by then: times of the machine's monotonic clock, which gateway
-    and engines share.
+    """A request for one sequence.
 
-    With `pooling` nothing is sampled: `max_tokens` is 0 and the one delta has `pooled`. `segments` are the tokens of
-    each segment of the prompt, whose token types are 0, 1, …; empty: one segment.
-
-    An encoder-decoder model reads the first `source` tokens of the prompt; the others begin the reply."""
+    With `pooling` nothing is sampled: `max_tokens` is 0, and the only delta has `pooled`. Deadlines are times of the
+    machine's monotonic clock, which gateway and engines share.
+    """
 
     id: str
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...]  # token ids
     sampling: Sampling
-    max_tokens: int
-    emitted: tuple[int, ...] = ()
-    eos_token_ids: tuple[int, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: int  # including `emitted`
+    emitted: tuple[int, ...] = ()  # reply tokens of an earlier engine, which are not sent again
+    eos_token_ids: tuple[int, ...] = ()  # end the reply unless `ignore_eos`
+    stop_token_ids: tuple[int, ...] = ()  # end the reply
     ignore_eos: bool = False
-    priority: int = 0
-    salt: str = ""
+    priority: int = 0  # lower is scheduled first
+    salt: str = ""  # separates prefix caches
     grammar: Grammar | None = None
     thinking: Thinking | None = None
-    owner: str = ""
-    share: float = 1.0
-    ttft_deadline: float | None = None
-    deadline: float | None = None
+    owner: str = ""  # whose share of the engine it uses (policy "fair")
+    share: float = 1.0  # weight of that share
+    ttft_deadline: float | None = None  # the request is ended if it has no token by then
+    deadline: float | None = None  # the request is ended by then
     pooling: Pooling | None = None
-    segments: tuple[int, ...] = ()
-    source: int = 0
+    segments: tuple[int, ...] = ()  # lengths of the prompt's segments, with token types 0, 1, …; empty: one segment
+    source: int = 0  # leading prompt tokens that the encoder reads (encoder-decoder); the others begin the reply
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Stop these requests and free what they hold; unknown ids are ignored (they just finished)."""
+    """Stop these requests and free their memory. Unknown ids are ignored, because they may have just finished."""
 
     ids: tuple[str, ...]
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
-    """`stats`: send Stats now. `reset_prefix_cache`: forget cached blocks. `drain`: finish what runs, then exit 0."""
+    """Command to the engine."""
 
     verb: Literal["stats", "reset_prefix_cache", "drain"]
+    """stats: send Stats now. reset_prefix_cache: drop all cached blocks. drain: finish open requests, then exit 0."""
 
 
 ToEngine = Submit | Abort | Control
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
-    """One position: the token itself first, then the most likely ones in descending order (the token may be among
-    them again). `rank` is 1-based over the whole vocabulary."""
+    """Log probabilities at one position."""
 
     token: int
     logprob: float
-    rank: int
-    top_ids: tuple[int, ...] = ()
+    rank: int  # of the token in the entire vocabulary; 1 is the most likely
+    top_ids: tuple[int, ...] = ()  # most likely tokens in descending order; may include `token`
     top_logprobs: tuple[float, ...] = ()
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Times of one request on the engine's monotonic clock (seconds), and what its prompt cost.
-
-    `arrived` <= `scheduled` <= `first_token` <= `last_token`; 0.0: not reached. `cached_tokens` of the prompt came from
-    the prefix cache, at its first scheduling, and `written_tokens` of it, in whole blocks, it brought there."""
+    """Timing and cost of one request. Times are those of the engine's monotonic clock, 0.0 if not reached;
+    `arrived` <= `scheduled` <= `first_token` <= `last_token`."""
 
     arrived: float = 0.0
     scheduled: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens from the prefix cache, when first scheduled
     preemptions: int = 0
-    written_tokens: int = 0
+    written_tokens: int = 0  # prompt tokens that it added to the prefix cache, in full blocks
 
 
 class Pooled(msgspec.Struct, frozen=True):
-    """What a prompt was pooled to: little-endian float32 `values` of `shape`, which is [size] for a whole prompt and
-    [tokens, size] for its tokens."""
+    """Result of pooling a prompt."""
 
-    shape: tuple[int, ...]
-    values: bytes
+    shape: tuple[int, ...]  # [size] for the entire prompt, [tokens, size] for its tokens
+    values: bytes  # little-endian float32
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one request gained in one step. `finish` is set on its last delta, together with its last ids; `stop_reason`
-    is the stop token id that ended it (None for an end token or a length). `prompt_logprobs` come once, complete, with
-    the first delta: one entry a prompt token, None for the first. `pooled` comes with the only delta, which finishes
-    with "stop"."""
+    """Output of one request in one step."""
 
     id: str
-    ids: tuple[int, ...] = ()
-    logprobs: tuple[Logprob, ...] = ()
-    prompt_logprobs: tuple[Logprob | None, ...] | None = None
-    finish: Finish | None = None
-    stop_reason: int | None = None
+    ids: tuple[int, ...] = ()  # new tokens
+    logprobs: tuple[Logprob, ...] = ()  # one for each new token
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None  # all with the first delta; None for the first token
+    finish: Finish | None = None  # set on the last delta
+    stop_reason: int | None = None  # stop token id that ended it; None for an end token or a length
     timing: Timing | None = None
-    pooled: Pooled | None = None
+    pooled: Pooled | None = None  # with the only delta of a pooling request, which has finish "stop"
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """Progress of a start. `phase` is a word such as "loading" or "warming"; `fraction` is 0..1; `detail` is more about
-    it, for people."""
+    """Progress of the start."""
 
-    phase: str
-    fraction: float
-    detail: str = ""
+    phase: str  # such as "loading" or "warming"
+    fraction: float  # 0..1
+    detail: str = ""  # further text for people
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What a phase of the start took of the device's memory, in bytes over what was in use before it: `kept` at its
-    end, `peak` at most within it, on a CPU with pages of mapped files. `kept` is negative where memory was given back.
-    """
+    """Change of the device's memory in a phase of the start, in bytes. On a CPU this includes pages of mapped files."""
 
     device: str
-    kept: int
-    peak: int
+    kept: int  # change from the beginning to the end of the phase; negative if memory was freed
+    peak: int  # largest increase within the phase
 
 
 class RankMemory(msgspec.Struct, frozen=True):
-    """`held`: bytes by part, counted on the tensors themselves: those of the weights (embedding, attention, mlp,
-    experts, norms, head), kv, tables, buffers, self_test (pages of golden prompts); `planned`: what the plan counted
-    on. `mapped`: weights read in their file. `taken`: by phase of the start, as it was measured (on a CPU pages count
-    once they are written); its phase "starting" is the process before the model."""
+    """Memory of one rank, in bytes."""
 
     held: dict[str, int]
-    mapped: int = 0
-    planned: dict[str, int] = {}
+    """Size of the tensors by part: the parts of the weights (embedding, attention, mlp, experts, norms, head), kv,
+    tables, buffers, and self_test (pages of golden prompts)."""
+    mapped: int = 0  # weights that are used directly in the mapped checkpoint file
+    planned: dict[str, int] = {}  # planned size by part
     taken: dict[str, Taken] = {}
+    """Measured change by phase of the start. Phase "starting" is the process before the model is loaded. On a CPU,
+    pages
+    count once they are written."""
 
 
 class Tested(msgspec.Struct, frozen=True):
-    """The self-test of a start: golden prompts that were computed, in how long, and those for which there was no time
-    or no room. `against`: the lock's, or those of this very engine, which later ones are compared with; `band` is how
-    well they had to agree, in words. `differs`: what did not, where that is no reason not to serve."""
+    """Result of the self-test at the start."""
 
-    prompts: int = 0
+    prompts: int = 0  # golden prompts that were run
     seconds: float = 0.0
-    skipped: int = 0
-    against: Against = "itself"
-    band: str = ""
-    differs: str = ""
+    skipped: int = 0  # prompts for which there was no time or memory
+    against: Against = "itself"  # reference: the lock file, or this engine's first run
+    band: str = ""  # required agreement, as text
+    differs: str = ""  # deviation that does not prevent serving
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine serves. Sizes as really allocated, of all ranks together and in `memory` of each; `seconds` by phase
-    of the start; `self_test` is None where there was none."""
+    """The engine is ready to serve. Sizes are those allocated, as sums over all ranks."""
 
     max_context: int
     kv_blocks: int
@@ -230,33 +204,31 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_tokens: int
     weight_bytes: int
     kv_bytes: int
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by phase of the start
     pid: int
-    memory: tuple[RankMemory, ...] = ()
-    self_test: Tested | None = None
+    memory: tuple[RankMemory, ...] = ()  # of each rank
+    self_test: Tested | None = None  # None: there was none
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
-    """What one step gave, for all requests that gained something."""
+    """Outputs of one step, for all requests that have any."""
 
     step: int
     deltas: tuple[Delta, ...]
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A request ended by an error of its own (`id`), or the engine cannot go on (`id` None)."""
+    """A request failed, or the engine cannot continue."""
 
-    id: str | None
+    id: str | None  # None: the engine
     code: str
     message: str
     param: str | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
-    """Gauges now, counters since the engine's start; sent with every step that ends, at most ten times a second, and
-    once when the engine goes idle. Token counters are in tokens; `step_tokens` holds the sizes of the steps since the
-    last Stats. `self_tests` golden prompts were computed, the last one in `self_test_s` seconds, and `self_test_yields`
-    left off for requests. Grammars are counted as compiled or found compiled, masks by rows."""
+    """Gauges, and counters since the engine's start. Sent when a step ends, at most ten times per second, and when the
+    engine becomes idle."""
 
     step: int = 0
     running: int = 0
@@ -267,17 +239,17 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     generated_tokens: int = 0
     cached_tokens: int = 0
     recomputed_tokens: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
+    prefix_queries: int = 0  # tokens
+    prefix_hits: int = 0  # tokens
     preemptions: int = 0
-    step_tokens: tuple[int, ...] = ()
-    self_tests: int = 0
-    self_test_yields: int = 0
-    self_test_s: float = 0.0
+    step_tokens: tuple[int, ...] = ()  # sizes of the steps since the last Stats
+    self_tests: int = 0  # golden prompts that were run
+    self_test_yields: int = 0  # golden prompts that were cancelled in favour of requests
+    self_test_s: float = 0.0  # duration of the last golden prompt
     grammars_compiled: int = 0
     grammars_cached: int = 0
     grammar_seconds: float = 0.0
-    masks: int = 0
+    masks: int = 0  # rows
     mask_seconds: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""Text of others, such as request paths, file names and model output, made safe to write to a terminal or a log."""
+"""Make text from outside, such as request paths, file names and model output, safe to write to a terminal or a log."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Ranges of sampling parameters: one rule and one message for requests over HTTP and for `engine.Params`.
+"""Ranges of sampling parameters: the same checks and messages for HTTP requests and for `engine.Params`.
 
-Each function raises RequestError whose `param` is the name of the value; names are the same in JSON and in Python.
+Each function raises RequestError with the parameter's name as `param`; names are the same in JSON and in Python.
 """
 
 import math
@@ -9,27 +9,27 @@ from collections.abc import Sequence
 from engine.api.errors import RequestError
 
 GREEDY_BELOW = 1e-5
-LEAST_TEMPERATURE = 0.01  # below it float32 softmax is greedy anyway, with overflows
-LEAST_REPETITION, MOST_REPETITION = 1e-4, 1e4  # beyond them scores of logits overflow float32
+LEAST_TEMPERATURE = 0.01  # below it, float32 softmax overflows and is greedy anyway
+LEAST_REPETITION, MOST_REPETITION = 1e-4, 1e4  # beyond them, scaled logits overflow float32
 MOST_BIAS = 100.0
 
 
 def check_number(name: str, value: object, *, whole: bool = False) -> None:
-    """Refuse a value that is not a number. True and False are not numbers. HTTP checks types by its schemas."""
+    """Raise RequestError for a value that is not a number. True and False are not numbers. HTTP has its own schemas."""
     kinds: tuple[type, ...] = (int,) if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise RequestError(f"{name} must be {'an integer' if whole else 'a number'}, got {value!r}.", name)
 
 
 def effective_temperature(value: float) -> float:
-    """The temperature that is used: 0 for a greedy choice, else at least LEAST_TEMPERATURE."""
+    """Return the temperature to use: 0 for greedy sampling, else at least LEAST_TEMPERATURE."""
     if not 0 <= value <= 2:
         raise RequestError(f"temperature must be in [0, 2], got {value}.", "temperature")
     return 0.0 if value < GREEDY_BELOW else max(value, LEAST_TEMPERATURE)
 
 
 def effective_top_k(value: int) -> int:
-    """The top_k that is used: 0 is off."""
+    """Return the top_k to use; 0 is off."""
     if value < -1:
         raise RequestError(f"top_k must be 0 (disable), or at least 1, got {value}.", "top_k")
     return max(value, 0)
@@ -41,7 +41,7 @@ def check_penalty(name: str, value: float) -> float:
     return value
 
 
-def check_cuts(top_p: float, min_p: float) -> None:
+def check_truncation(top_p: float, min_p: float) -> None:
     if not 0 < top_p <= 1:
         raise RequestError(f"top_p must be in (0, 1], got {top_p}.", "top_p")
     if not 0 <= min_p <= 1:
@@ -57,7 +57,7 @@ def check_repetition(value: float) -> None:
 
 
 def check_lengths(min_tokens: int, max_tokens: int) -> None:
-    """max_tokens: the most that the reply may have."""
+    """Check min_tokens. max_tokens: maximum length of the reply."""
     if min_tokens < 0:
         raise RequestError(f"min_tokens must be greater than or equal to 0, got {min_tokens}.", "min_tokens")
     if min_tokens > max_tokens:
@@ -86,5 +86,5 @@ def check_stop(stops: Sequence[str]) -> None:
 
 
 def effective_bias(value: float) -> float:
-    """The bias that is used."""
+    """Return the bias to use, clamped to ±MOST_BIAS."""
     return max(-MOST_BIAS, min(MOST_BIAS, value))

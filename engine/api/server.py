@@ -1,7 +1,7 @@
-"""The engine's end of the socket: one gateway at a time; a new connection replaces the one before.
+"""Server side of the engine's Unix socket. It has one connection at a time; a new one replaces the previous one.
 
-Threads: one accepts, each connection has one that reads and one that writes, so that neither a slow gateway nor a
-silent one holds up the engine.
+One thread accepts; each connection has a reader and a writer thread, so that a slow or silent gateway never blocks the
+engine.
 """
 
 import socket
@@ -18,7 +18,7 @@ from engine.api.frames import FrameReader, encode, to_engine
 from engine.api.messages import FromEngine, ToEngine
 
 READ_BYTES = 1 << 18
-MAX_BACKLOG_BYTES = 1 << 28  # a gateway that reads so little is given up
+MAX_BACKLOG_BYTES = 1 << 28  # a gateway that leaves this much unread is disconnected
 
 
 class Connection:
@@ -33,7 +33,7 @@ class Connection:
         threading.Thread(target=self._write, name="gateway-writer", daemon=True).start()
 
     def send(self, messages: list[FromEngine]) -> None:
-        """Queues one frame; never waits. To a connection that ended it does nothing."""
+        """Queue one frame without waiting. Does nothing if the connection has ended."""
         frame = encode(messages)
         with self._lock:
             self._backlog += len(frame)
@@ -45,18 +45,20 @@ class Connection:
             self._queue.put(frame)
 
     def flush(self, timeout_s: float) -> None:
-        """Waits until all frames are with the operating system."""
+        """Wait until all frames have been passed to the operating system."""
         self._written.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends both directions: the reader sees the end, the writer is released."""
+        """Shut down both directions: the reader sees the end of the stream and the writer stops."""
         with suppress(OSError):
             self._stream.shutdown(socket.SHUT_RDWR)
         self._queue.put(b"")
 
     def read(self) -> memoryview:
-        """Some bytes, none at the end; they hold until the next call. The same memory serves every time: so much of
-        it for each frame, given back except for the few bytes that came, would leave holes between what lasts."""
+        """Return some bytes, valid until the next call; empty at the end of the stream.
+
+        All calls share one buffer. A new buffer for each call, trimmed to the few bytes that came, would fragment the
+        heap."""
         try:
             count = self._stream.recv_into(self._received)
         except OSError:
@@ -64,7 +66,7 @@ class Connection:
         return self._received[:count]
 
     def _write(self) -> None:
-        with suppress(OSError):  # the reader sees the end, too, and reports it
+        with suppress(OSError):  # the reader sees the error, too, and reports it
             while frame := self._queue.get():
                 self._stream.sendall(frame)
                 with self._lock:
@@ -78,7 +80,7 @@ class Connection:
 
 
 class Server:
-    """Listens from its making on; `start` begins to accept. The callbacks come from its threads: `opened(connection)`,
+    """Binds the socket when constructed; `start` begins to accept. Callbacks run in its threads: `opened(connection)`,
     then `received(connection, messages)` for each frame, then `closed(connection)`. Raises ConfigError."""
 
     def __init__(
@@ -98,7 +100,7 @@ class Server:
         threading.Thread(target=self._accept, name="gateway-accept", daemon=True).start()
 
     def close(self) -> None:
-        """Takes the socket away, so that nobody connects to a dead engine."""
+        """Remove the socket, so that no client connects to an engine that has ended."""
         with suppress(OSError):
             self._path.unlink()
         self._listener.close()
@@ -120,7 +122,7 @@ class Server:
                 for body in frames.feed(data):
                     self._received(connection, to_engine(body))
         except (msgspec.DecodeError, ValueError):
-            pass  # damaged or of another version: the connection ends, and its gateway may open another
+            pass  # damaged, or another version: close the connection; the gateway may open another one
         finally:
             connection.close()
             self._closed(connection)
@@ -130,13 +132,13 @@ def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket():
-            path.unlink()  # of an engine that was killed
+            path.unlink()  # left by an engine that was killed
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(8)
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"socket={path}: {error.strerror or error}; name a path of at most 107 bytes that can be made"
+            f"socket={path}: {error.strerror or error}; use a path of at most 107 bytes in a folder that is writable"
         ) from error
     return listener

@@ -1,4 +1,4 @@
-"""What the scheduler is told once, and which requests can never be served under it."""
+"""Scheduler configuration, and the checks for requests that can never be served with it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,50 +13,49 @@ from engine.models.parts import LongScaling, Rope
 
 @dataclass(frozen=True, kw_only=True)
 class PooledTasks:
-    """What a model that pools may be asked for: vectors have `width` numbers and may be cut to `dimensions`, prompts
-    have up to `segments`. `last`: its vector is the state of the last token, so that those before need no step."""
+    """Pooling tasks of a model and the limits of their requests."""
 
     tasks: tuple[PoolingTask, ...]
-    width: int
-    last: bool
-    dimensions: tuple[int, ...] = ()
-    any_dimensions: bool = False
-    segments: int = 1
+    width: int  # length of a vector
+    last: bool  # the vector is the state of the last token, so cached tokens before it need no step
+    dimensions: tuple[int, ...] = ()  # lengths to which vectors may be truncated
+    any_dimensions: bool = False  # vectors may be truncated to any length
+    segments: int = 1  # maximum number of segments of a prompt
 
     def check(self, submit: Submit) -> None:
-        """Raises RequestError."""
+        """Raise RequestError for an invalid pooling request."""
         pooling = submit.pooling
         if pooling is None or pooling.task not in self.tasks:
             what = "tokens" if pooling is None else pooling.task
-            raise RequestError(f"{what} were asked for; this model is served to {', '.join(self.tasks)}", "task")
+            raise RequestError(f"{what} were requested; this model is served to {', '.join(self.tasks)}", "task")
         if submit.max_tokens or submit.emitted or submit.grammar is not None:
-            raise RequestError("a prompt that is pooled has no reply: max_tokens must be 0", "max_tokens")
+            raise RequestError("a pooling request has no reply: max_tokens must be 0", "max_tokens")
         size, segments = pooling.dimensions, submit.segments
         if size is not None and size not in self.dimensions and not (self.any_dimensions and 1 <= size <= self.width):
             raise RequestError(f"dimensions: {size}: {self._lengths()}", "dimensions")
         if segments and (sum(segments) != len(submit.prompt) or min(segments) < 0):
             raise RequestError(f"segments of {segments} tokens: the prompt has {len(submit.prompt)}", "segments")
         if len(segments) > self.segments:
-            raise RequestError(f"{len(segments)} segments: this model tells {self.segments} apart", "segments")
+            raise RequestError(f"{len(segments)} segments: this model supports at most {self.segments}", "segments")
 
     def _lengths(self) -> str:
         if self.any_dimensions:
-            return f"vectors can be cut to 1 to {self.width} numbers"
+            return f"vectors can be truncated to 1 to {self.width} numbers"
         if self.dimensions:
-            return f"vectors can be cut to {', '.join(map(str, self.dimensions))} numbers"
-        return f"this model's vectors have {self.width} numbers, and it was not trained to have them cut"
+            return f"vectors can be truncated to {', '.join(map(str, self.dimensions))} numbers"
+        return f"this model's vectors have {self.width} numbers, and it was not trained for truncated ones"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources:
-    """What an encoder-decoder model has positions for, in tokens: of a source, and of a reply with what it
-    begins with."""
+class EncoderLimits:
+    """Length limits of an encoder-decoder model, in tokens."""
 
-    longest: int
-    reply: int
+    longest: int  # encoder input
+    reply: int  # reply, including the tokens it begins with
 
     def check(self, submit: Submit, room: int) -> None:
-        """Raises RequestError. room: the longest source that fits into a step, beside one token of everybody."""
+        """Raise RequestError for invalid lengths. room: the longest encoder input that fits into a step, next to one
+        token of every running request."""
         source, begins = submit.source, len(submit.prompt) - submit.source
         longest = min(self.longest, room)
         if not 1 <= source <= longest:
@@ -69,59 +68,56 @@ class Sources:
                 "decoder_prompt",
             )
         if submit.sampling.prompt_logprobs is not None:
-            raise RequestError(
-                "prompt_logprobs: a source is read both ways, and its tokens have none", "prompt_logprobs"
-            )
+            raise RequestError("prompt_logprobs is not available for encoder-decoder models", "prompt_logprobs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """`blocks` count the null block. `ropes` are the distinct rotations of the model, `vocab_size` its logits.
-    `pooled`: the model pools, and gives no tokens. `whole`: a prompt is computed in one step, because it is read both
-    ways. `sources`: the model reads one of each request, and nothing is cached of it for others."""
+    """Model properties and limits that the scheduler plans with."""
 
     layout: Layout
-    blocks: int
+    blocks: int  # including the null block
     max_context: int
-    vocab_size: int = 2**32
+    vocab_size: int = 2**32  # number of logits
     max_running: int = 256
     max_step_tokens: int = 512
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     prefix_cache: bool = True
-    ropes: tuple[Rope, ...] = ()
-    pooled: PooledTasks | None = None
-    whole: bool = False
-    sources: Sources | None = None
+    ropes: tuple[Rope, ...] = ()  # distinct rotary embeddings of the model
+    pooled: PooledTasks | None = None  # the model pools and generates no tokens
+    whole: bool = False  # prompts are computed in one step, because attention is bidirectional
+    sources: EncoderLimits | None = None  # encoder-decoder model; its prompts are not cached
 
     @property
     def slots(self) -> int:
-        """Requests that run at once: no more than get one token each in every step."""
+        """Return the maximum number of running requests; each of them gets one token in every step."""
         return min(self.max_running, self.max_step_tokens)
 
     def rope_limit(self, length: int) -> int:
-        """How long a sequence may grow whose tokens are rotated for this length, before all are rotated anew."""
+        """Return the length to which a sequence may grow with the rotary scaling for `length`. Beyond it, all positions
+        are recomputed with another scaling."""
         originals = [rope.scaling.original for rope in self.ropes if isinstance(rope.scaling, LongScaling)]
         return min((original for original in originals if original >= length), default=self.max_context)
 
     def longest(self, submit: Submit) -> int:
-        """Tokens of this request's sequence at most, whatever it asks for."""
+        """Return the maximum length of this request's sequence, regardless of its max_tokens."""
         if self.sources is None:
             return self.max_context
         return min(self.max_context, submit.source + self.sources.reply)
 
     def variants(self, length: int) -> tuple[bytes, ...]:
-        """What the keys of a sequence rotated for this length depend on, beside its tokens."""
+        """Return the cache key of this rotary scaling, on which the keys of a sequence depend besides its tokens."""
         return tuple(str(rope.variant(length)).encode() for rope in self.ropes)
 
     def may_skip(self, submit: Submit) -> bool:
-        """Whether a step for its first tokens may be left out where the cache has them."""
+        """Return whether cached tokens of this request may be skipped. Pooling over all tokens needs their states."""
         pooling = submit.pooling
         if pooling is None or self.pooled is None:
             return True
         return self.pooled.last and pooling.task in ("embed", "classify")
 
     def check(self, submit: Submit) -> None:
-        """Raises RequestError for a request that could not be served were it alone."""
+        """Raise RequestError for a request that could not be served even as the only one."""
         length = len(submit.prompt)
         if not length:
             raise RequestError("the prompt has no tokens; give at least one", "prompt")
@@ -134,14 +130,14 @@ class SchedulerConfig:
         if self.pooled is not None:
             self.pooled.check(submit)
         elif submit.pooling is not None:
-            raise RequestError(f"{submit.pooling.task} was asked for; this model is served to generate", "task")
+            raise RequestError(f"{submit.pooling.task} was requested; this model is served to generate", "task")
         if self.sources is not None:
             self.sources.check(submit, self.max_step_tokens - self.slots)
         elif submit.source:
-            raise RequestError("source: this model has no encoder that could read one", "source")
+            raise RequestError("source: this model has no encoder; remove the field", "source")
         if self.whole and length > self.max_step_tokens:
             raise RequestError(
-                f"the prompt has {length} tokens; it is read both ways, in one step, and max_step_tokens="
+                f"the prompt has {length} tokens; this model must compute it in one step, and max_step_tokens="
                 f"{self.max_step_tokens}",
                 "prompt",
             )
@@ -155,7 +151,7 @@ class SchedulerConfig:
             )
 
     def _check_ids(self, submit: Submit) -> None:
-        """Token ids index tables of the worker: one out of range would end the process, not the request."""
+        """Check token ids. They index tables of the worker: one out of range would crash the process."""
         sampling = submit.sampling
         named: dict[str, Iterable[int]] = {
             "prompt": submit.prompt,

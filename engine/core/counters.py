@@ -1,4 +1,4 @@
-"""What the scheduler counts since its start, for Stats."""
+"""Counters of the scheduler since its start, for Stats."""
 
 from dataclasses import dataclass, field
 
@@ -7,23 +7,21 @@ from engine.kv.cache import Hit
 
 @dataclass(slots=True)
 class Counters:
-    """All in tokens, save `preemptions`. A prompt counts once, at its first scheduling: `prompt_tokens` = cached ones +
-    computed ones. `recomputed_tokens` are those of the computed ones that lay in the cache: of a prompt that is cached
-    as a whole, what is computed to have logits (one token, or up to a block where the last block is in use).
-    `prefix_queries` are the prompt tokens that were looked for in the cache, `prefix_hits` those it gave.
-    `steps` are the sizes of the steps since they were last reported."""
+    """Counters in tokens, except `preemptions`. A prompt is counted once, when it is first scheduled."""
 
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # cached and computed tokens
     generated_tokens: int = 0
     cached_tokens: int = 0
     recomputed_tokens: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
+    """Cached tokens that were computed nevertheless. A prompt that is completely cached needs logits, which takes one
+    token, or up to a block if its last block is in use."""
+    prefix_queries: int = 0  # prompt tokens looked up in the cache
+    prefix_hits: int = 0  # prompt tokens found in it
     preemptions: int = 0
-    steps: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # sizes of the steps since the last report
 
     def prompt(self, tokens: int, hit: Hit, *, looked: bool) -> None:
-        """A prompt runs for the first time. `looked`: the cache was asked."""
+        """Count a prompt that is scheduled for the first time. `looked`: it was looked up in the cache."""
         cached = min(hit.tokens, tokens)
         self.prompt_tokens += tokens
         self.cached_tokens += cached

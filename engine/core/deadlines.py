@@ -1,4 +1,4 @@
-"""Times until which requests want their first token or their end, earliest first."""
+"""Deadlines of requests for the first token or the end, earliest first."""
 
 import heapq
 from collections.abc import Iterator, Mapping
@@ -7,12 +7,12 @@ from typing import Literal
 from engine.core.sequence import Sequence
 
 Wanted = Literal["first token", "end"]
-SPARE = 64  # entries of requests that have ended, beyond which they are thrown out
+SPARE = 64  # entries of ended requests that are kept before they are removed
 
 
 class Deadlines:
     def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Wanted, str]] = []  # a heap: when, arrival, what, id
+        self._entries: list[tuple[float, int, Wanted, str]] = []  # heap of (deadline, arrival, event, id)
 
     def add(self, sequence: Sequence, open: Mapping[str, Sequence]) -> None:
         submit = sequence.submit
@@ -20,12 +20,12 @@ class Deadlines:
             heapq.heappush(self._entries, (submit.deadline, sequence.arrival, "end", sequence.id))
         if submit.ttft_deadline is not None and not submit.emitted:
             heapq.heappush(self._entries, (submit.ttft_deadline, sequence.arrival, "first token", sequence.id))
-        if len(self._entries) > 2 * len(open) + SPARE:  # two entries a request
+        if len(self._entries) > 2 * len(open) + SPARE:  # an open request has up to two entries
             self._entries = [entry for entry in self._entries if _found(entry, open) is not None]
             heapq.heapify(self._entries)
 
     def passed(self, now: float, open: Mapping[str, Sequence]) -> Iterator[tuple[Sequence, Wanted]]:
-        """Takes out what is due at `now`: open requests that are late, which the caller ends before it asks on."""
+        """Remove and yield open requests whose deadline passed at `now`. The caller ends each before the next one."""
         while self._entries and self._entries[0][0] <= now:
             entry = heapq.heappop(self._entries)
             sequence = _found(entry, open)
@@ -37,6 +37,6 @@ class Deadlines:
 
 
 def _found(entry: tuple[float, int, Wanted, str], open: Mapping[str, Sequence]) -> Sequence | None:
-    """Ids may come again, arrivals do not."""
+    """Return the open request of an entry, or None. A request id may be reused, an arrival number is not."""
     sequence = open.get(entry[3])
     return sequence if sequence is not None and sequence.arrival == entry[1] else None

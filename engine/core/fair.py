@@ -1,31 +1,32 @@
-"""Fair shares of the engine by owner: the one that was served least goes first.
+"""Fair scheduling: the owner with the least service is scheduled first.
 
-Virtual token counters: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algorithm 2. An owner's
-counter is the number of tokens computed for it, of prompts and replies alike, over its share; those found in the prefix
-cache, and those computed again after a preemption, are free. Among owners that wait all the time the counters differ by
-no more than a batch holds, whoever asks for more. Nothing is held back for anybody: while one owner is idle, the others
-have all. It saves up no credit by that: when a request comes and no other one of its owner waits, the counter is lifted
-to the least of those who wait, or if nobody does, to that of the last one who did.
+Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algorithm 2). The counter of
+an owner is the number of prompt and reply tokens computed for it, divided by its share. Tokens from the prefix cache
+and
+tokens recomputed after a preemption are free. For owners that always have queued requests, the counters differ by at
+most the size of a batch. The policy is work-conserving: while one owner is idle, the others get the entire engine. An
+idle owner does not accumulate credit: when a request arrives and its owner has no other queued request, its counter is
+raised to the minimum of the owners with queued requests, or, if there are none, to that of the last one that had any.
 
-Counters change when tokens are computed for the first time, and at arrivals, and nothing is computed for the first
-time twice. Between two such moments ranks stand still, and the best sequence is never preempted: so there is always a
-next one, until every request has ended.
+Counters change only when tokens are computed for the first time and when requests arrive, and no token is computed for
+the first time twice. Between such events ranks are constant and the sequence with the best rank is never preempted, so
+every request eventually ends.
 """
 
 from collections.abc import Iterable
 
-from engine.core.order import Ranked
+from engine.core.policies import SortedQueue
 from engine.core.sequence import Sequence
 
 
-class Queues:
-    """Waiting sequences, one queue an owner, each in order of arrival. `served`: tokens by owner."""
+class OwnerQueues:
+    """Queued sequences, one queue per owner, each in order of arrival. `served`: tokens by owner."""
 
     def __init__(self, served: dict[str, float]) -> None:
         self._served = served
-        self._queues: dict[str, Ranked] = {}
+        self._queues: dict[str, SortedQueue] = {}
         self._count = 0
-        self.left: str | None = None  # the owner of the one that left last
+        self.left: str | None = None  # owner of the sequence that was removed last
 
     def __len__(self) -> int:
         return self._count
@@ -38,18 +39,19 @@ class Queues:
         return min((queue.first for queue in self._queues.values()), key=self._place)
 
     def least(self) -> float:
-        """The least counter of an owner who waits; else that of the one who did last."""
+        """Return the smallest counter of the owners with queued sequences, else that of the last such owner."""
         if self._queues:
             return min(self._served[owner] for owner in self._queues)
         return 0 if self.left is None else self._served[self.left]
 
     def add(self, sequence: Sequence) -> None:
         sequence.rank = (0, sequence.arrival)
-        self._queues.setdefault(sequence.owner, Ranked()).add(sequence)
+        self._queues.setdefault(sequence.owner, SortedQueue()).add(sequence)
         self._count += 1
 
     def before(self, sequence: Sequence) -> int:
-        """How many go before it at least: the earlier ones of its owner, and one of each owner that had less."""
+        """Return a lower bound of the sequences before this one: earlier ones of its owner, and one of each owner with
+        less service."""
         own = self._queues.get(sequence.owner)
         place = self._place(sequence)
         better = [queue for owner, queue in self._queues.items() if owner != sequence.owner]
@@ -68,12 +70,12 @@ class Queues:
         return self._served[sequence.owner], sequence.arrival
 
 
-class Fair:
-    """`served` has an entry for each owner that ever came: API keys are few."""
+class FairPolicy:
+    """Fair shares by owner. `served` keeps an entry for every owner, because there are few API keys."""
 
     def __init__(self) -> None:
         self.served: dict[str, float] = {}
-        self.running, self.waiting = Ranked(), Queues(self.served)
+        self.running, self.waiting = SortedQueue(), OwnerQueues(self.served)
 
     def arrive(self, sequence: Sequence) -> None:
         sequence.rank = (0, sequence.arrival)

@@ -1,8 +1,8 @@
-"""Golden prompts as steps, and what an engine compares them with: its lock at its start, from then on itself.
+"""Runs golden prompts and compares them with the lock file at the start, and with this engine's first results later.
 
-Their plans go to the worker and past the scheduler, in the first slot, which nobody holds while nothing runs, and in
-blocks that are in no pool: no request loses a cached block by them, and no count of requests knows of them. The step
-that an idle engine makes to show that it could compute (see engine/api/pulse.py) is made here, too.
+Their plans bypass the scheduler. They use slot 0, which is free while no request runs, and blocks outside the pool, so
+they evict no cached block and do not appear in request counters. The health check step of an idle engine (see
+engine/api/heartbeat.py) is built here, too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +17,8 @@ from engine.api.golden import (
     Against,
     Arithmetic,
     Band,
-    Digest,
     Golden,
+    LogitFingerprint,
     Prompt,
     Recorded,
     band_between,
@@ -28,14 +28,15 @@ from engine.api.messages import Pooling, Sampling, Tested
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 
-QUIET_S = 2.0  # an engine has had no work for so long before a golden prompt begins
+QUIET_S = 2.0  # idle time before a golden prompt starts
 SLOT = 0
 _GREEDY = Sampling(temperature=0.0)
 
 
 class Run:
-    """One prompt on its way, greedily: `plan` is the next step, None after the last, `take` what it gave. `blocks` are
-    those it may write to, `reply` tokens are drawn, at most `step_tokens` computed in a step."""
+    """Greedy run of one prompt. `plan` returns the next step, or None after the last one; `take` adds its result.
+
+    blocks: blocks to write to. reply: number of tokens to generate. step_tokens: maximum tokens per step."""
 
     def __init__(
         self, prompt: Prompt, layout: Layout, blocks: Sequence[int], step_tokens: int, reply: int = REPLY_TOKENS
@@ -45,7 +46,7 @@ class Run:
         self._free = iter(blocks)
         self._computed = 0
         self._reply: list[int] = []
-        self._digests: list[Digest] = []
+        self._digests: list[LogitFingerprint] = []
 
     def plan(self) -> StepPlan | None:
         if len(self._reply) == self._wanted:
@@ -61,12 +62,12 @@ class Run:
         return StepPlan(0, new, (), (Row(SLOT, first, end - first, sample, added),), digested=True)
 
     def take(self, result: StepResult) -> None:
-        """Raises StepError for a device that tells no digests."""
+        """Add the result of the planned step. Raises StepError if the device returned no fingerprint."""
         token = result.sampled[0]
         if token < 0:
             return
         if 0 not in result.digests:
-            raise StepError(f"golden prompt {self.prompt.name}: the worker told no digest of its logits")
+            raise StepError(f"golden prompt {self.prompt.name}: the worker returned no fingerprint of its logits")
         self._reply.append(token)
         self._digests.append(result.digests[0])
 
@@ -75,9 +76,11 @@ class Run:
         return Golden(self.prompt, tuple(self._reply), tuple(self._digests))
 
 
-class Probe:
-    """One step of one token, written to where nothing is kept: a sign of life. A model that pools is asked for
-    `pooling`; where there is an encoder in front, it reads a source of one token first (`sourced`)."""
+class HealthCheck:
+    """A one-token step whose results are discarded, which shows that an idle engine can still compute.
+
+    pooling: parameters for a pooling model. sourced: the model is an encoder-decoder and gets one encoder token
+    first."""
 
     def __init__(self, layout: Layout, pooling: Pooling | None = None, *, sourced: bool = False) -> None:
         self._groups = len(layout.groups)
@@ -95,50 +98,49 @@ class Probe:
         return StepPlan(0, (new,), (), (row,))
 
     def take(self, result: StepResult) -> None:
-        """Nobody looks at its token."""
+        """Ignore the result."""
 
 
 class Step(Protocol):
     def __call__(self, plan: StepPlan) -> StepResult:
-        """Runs one step and waits for it."""
+        """Run one step and wait for it."""
 
 
 @dataclass
 class Counts:
-    """Golden prompts computed, left off for requests, and how long the last one took, in seconds."""
+    """Counters of golden prompts."""
 
     runs: int = 0
-    yields: int = 0
-    seconds: float = 0.0
+    yields: int = 0  # cancelled in favour of requests
+    seconds: float = 0.0  # duration of the last one
 
 
 @dataclass
-class Watch:
-    """The golden prompts of one engine. `kept`: what it made of each when it began, which idle runs are compared with.
-    `blocks`: of its own. Times are the caller's, in seconds."""
+class SelfTestRunner:
+    """Schedules the golden prompts of one engine and judges their results. Times are the caller's, in seconds."""
 
     settings: SelfTest
     arithmetic: Arithmetic
     prompts: Sequence[Prompt]
     layout: Layout
-    blocks: Sequence[int]
+    blocks: Sequence[int]  # reserved for golden prompts
     step_tokens: int
-    kept: dict[str, Golden] = field(default_factory=dict)
+    kept: dict[str, Golden] = field(default_factory=dict)  # first result of each prompt, reference for idle runs
     counts: Counts = field(default_factory=Counts)
     _turn: int = 0
     _last_s: float | None = None
 
     @property
     def locked(self) -> Recorded | None:
-        """What the lock has, if it can be compared with this engine."""
+        """The reference outputs of the lock file, if they are comparable with this engine's."""
         found = self.settings.locked
         return None if found is None or self._band_of(found.arithmetic) is None else found
 
     @property
     def band(self) -> Band:
-        """Between two runs of this engine."""
+        """The band for two runs of this engine."""
         found = self._band_of(self.arithmetic)
-        assert found is not None, "its own weights are rounded alike"
+        assert found is not None, "an engine is comparable with itself"
         return found
 
     def _band_of(self, other: Arithmetic) -> Band | None:
@@ -147,8 +149,8 @@ class Watch:
     # At the start
 
     def start(self, step: Step, clock: Callable[[], float], told: Callable[[float], None]) -> Tested:
-        """Computes the prompts, as far as the budget lasts, the first one in any case. `told`: the share that is done,
-        before each step. Raises SelfTestFailed where the lock says otherwise."""
+        """Run the prompts until the budget is used up, but at least one. `told` gets the fraction that is done before
+        each step. Raises SelfTestFailed for a deviation from the lock file."""
         began = clock()
         differing: list[str] = []
         done, count = 0, len(self.prompts)
@@ -172,7 +174,7 @@ class Watch:
         return run.golden
 
     def _first(self, golden: Golden) -> Iterator[str]:
-        """Keeps what a prompt gave at first; what differs from the lock, where that is no reason to end."""
+        """Keep the first result of a prompt. Yield a deviation from the lock file that does not fail the start."""
         wrong = self.against_lock(golden)
         if wrong and self.settings.refuses:
             raise SelfTestFailed(wrong)
@@ -181,20 +183,20 @@ class Watch:
             yield wrong
 
     def against_lock(self, golden: Golden) -> str:
-        """What the lock says otherwise, or ""."""
+        """Return the deviation from the lock file, or ""."""
         locked = self.locked
         expected = next((one for one in locked.goldens if one.prompt == golden.prompt), None) if locked else None
         if locked is None or expected is None:
             return ""
         band = self._band_of(locked.arithmetic)
-        assert band is not None, "a lock that cannot be compared with is none"
+        assert band is not None, "`locked` is None if it is not comparable"
         wrong = difference(expected, golden, band)
         return f"{wrong} with the lock ({band.why})" if wrong else ""
 
-    # Without work
+    # While idle
 
     def next(self, now_s: float, idle_since_s: float) -> "Run | None":
-        """The golden prompt whose turn it is, if it is time for one."""
+        """Return the next golden prompt, if it is due."""
         every = self.settings.every_s
         if not every or not self.prompts or now_s - idle_since_s < min(QUIET_S, every):
             return None
@@ -203,22 +205,22 @@ class Watch:
         return self._run(self.prompts[self._turn % len(self.prompts)])
 
     def yielded(self) -> None:
-        """A request came; the prompt begins anew another time."""
+        """Count a run that was cancelled for a request. The prompt is run again later."""
         self.counts.yields += 1
 
     def done(self, run: "Run", took_s: float, now_s: float) -> None:
-        """Raises Drift if it is not as it was at first."""
+        """Compare a finished run with the first result. Raises Drift for a deviation."""
         self._turn += 1
         self._last_s = now_s
         self._count(took_s)
         golden = run.golden
         expected = self.kept.get(golden.prompt.name)
-        if expected is None:  # there was no time for it at the start
+        if expected is None:  # skipped at the start for lack of time
             wrong = self.against_lock(golden) if self.settings.refuses else ""
             self.kept[golden.prompt.name] = golden
         else:
             wrong = difference(expected, golden, self.band)
-            wrong = f"{wrong} with what this engine gave at first" if wrong else ""
+            wrong = f"{wrong} with this engine's first result" if wrong else ""
         if wrong:
             raise Drift(wrong)
 

@@ -1,7 +1,8 @@
-"""Requests whose tokens a grammar or a thinking budget limits: compiled beside the loop, then one matcher each,
-advanced by every token.
+"""Requests constrained by a grammar or a thinking budget. Compilation runs in other threads; each request gets a
+matcher
+that is advanced by every token.
 
-All methods run in the loop's thread; compilation does not.
+All methods run in the loop's thread.
 """
 
 from collections import deque
@@ -27,20 +28,20 @@ class Matcher(Protocol):
 
     @property
     def free(self) -> int:
-        """So many of the reply's first tokens need no mask, whatever those are that are not yet known. It only
-        grows."""
+        """Number of first reply tokens that need no mask, whatever the pending tokens turn out to be. It never
+        decreases."""
         ...
 
 
 class Compiler(Protocol):
-    """Compiles in threads of its own."""
+    """Compiles grammars in its own threads."""
 
     def start(
         self, grammar: Grammar | None, end_ids: Iterable[int], thinking: Thinking | None = None
     ) -> Future[Any]: ...
 
     def masks(self, matchers: list[Any]) -> list[Mask | RequestError | None]:
-        """What may come next in each sequence, None for any token, or why nothing may."""
+        """Return for each sequence the mask of the next token, None if all are allowed, or the error if none is."""
 
     def close(self) -> None: ...
 
@@ -50,18 +51,20 @@ OpenCompiler = Callable[[Callable[[float], None]], Compiler]
 
 @dataclass(slots=True)
 class Cost:
-    """Counters since the engine's start: languages that were compiled and that were there already, masks, seconds."""
+    """Counters since the engine's start."""
 
     compiled: int = 0
-    cached: int = 0
+    cached: int = 0  # grammars that were compiled before
     compile_seconds: float = 0.0
     masks: int = 0
     mask_seconds: float = 0.0
 
 
 class Grammars:
-    """`open_compiler` is called at the first request that has a grammar or a thinking budget, with a function that
-    hears the seconds of each compilation, 0 for none, in any thread."""
+    """Matchers of all constrained requests.
+
+    open_compiler: called for the first constrained request. It gets a callback for the duration of each compilation in
+    seconds (0: it was cached), which may be called in any thread."""
 
     def __init__(self, open_compiler: OpenCompiler | None) -> None:
         self._open = open_compiler
@@ -73,8 +76,8 @@ class Grammars:
         self._cost = Cost()
 
     def start(self, submit: Submit, now: float, done: Callable[[Future[Any]], None]) -> None:
-        """Begins to compile; `done` is called with the future, in any thread. Raises RequestError."""
-        assert submit.grammar is not None or submit.thinking is not None, "nothing limits the request"
+        """Start to compile. `done` is called with the future, in any thread. Raises RequestError."""
+        assert submit.grammar is not None or submit.thinking is not None, "the request has no constraint"
         if self._compiler is None:
             if self._open is None:
                 raise RequestError("this engine was started without structured output", "response_format")
@@ -88,7 +91,7 @@ class Grammars:
         future.add_done_callback(done)
 
     def finish(self, submit: Submit, future: Future[Any]) -> float | None:
-        """The future of this very submit is done: when it arrived, or None if it was aborted meanwhile. Raises
+        """Handle a finished compilation. Return the request's arrival time, or None if it was aborted meanwhile. Raises
         RequestError."""
         if submit.id not in self._compiling or self._compiling[submit.id][0] is not submit:
             return None
@@ -104,7 +107,7 @@ class Grammars:
         return arrived
 
     def drop(self, id: str) -> bool:
-        """Forgets a request, and does not begin to compile for it; whether it was still compiling."""
+        """Drop a request and cancel its compilation. Return whether it was still compiling."""
         self._matchers.pop(id, None)
         future = self._futures.pop(id, None)
         if future is not None:
@@ -120,7 +123,7 @@ class Grammars:
         return len(self._compiling)
 
     def limited(self, planned: Planned) -> list[int]:
-        """Those rows of a step just planned that may need a mask, whatever the tokens are that are not yet known."""
+        """Return the rows of a planned step that may need a mask, whatever the pending tokens turn out to be."""
         return [row for row in planned.constrained if self._is_limited(planned.sequences[row])]
 
     def _is_limited(self, sequence: Sequence) -> bool:
@@ -129,9 +132,9 @@ class Grammars:
     def masks(
         self, planned: Planned, rows: Iterable[int], clock: Callable[[], float]
     ) -> tuple[dict[int, Mask], list[_Failed]]:
-        """Masks of some rows, and the requests whose grammar has no way on. What ended since it was planned has
-        none."""
-        assert self._compiler is not None, "only what was compiled is planned"
+        """Return masks by row, and the requests whose grammar allows no next token. Rows of requests that ended after
+        planning have no mask."""
+        assert self._compiler is not None, "a constrained request is planned only after its compilation"
         began = clock()
         rows = [row for row in rows if planned.sequences[row].state is not State.ENDED]
         ids = [planned.sequences[index].id for index in rows]
@@ -148,7 +151,7 @@ class Grammars:
         return masks, failed
 
     def cost(self) -> Cost:
-        """The counters so far."""
+        """Return the counters so far."""
         while self._heard:
             seconds = self._heard.popleft()
             self._cost.compile_seconds += seconds
@@ -157,11 +160,11 @@ class Grammars:
         return self._cost
 
     def __contains__(self, id: str) -> bool:
-        """Whether something limits this request's tokens."""
+        """Return whether this request is constrained."""
         return id in self._matchers
 
     def advance(self, delta: Delta) -> bool:
-        """Follows the tokens of a delta; whether nothing may come after them. Raises RequestError."""
+        """Advance by the tokens of a delta. Return whether the reply is complete. Raises RequestError."""
         matcher = self._matchers[delta.id]
         if delta.finish is not None:
             del self._matchers[delta.id]

@@ -1,7 +1,7 @@
-"""The engine's loop: takes messages, plans step n+1 while step n runs, settles step n, sends what it gave.
+"""The engine's loop: receives messages, plans step n+1 while step n runs, applies the result of step n, sends outputs.
 
-It owns the scheduler and runs in one thread; `post`, `call` and `stop` may be used from any. Without work it sleeps on
-its inbox.
+It owns the scheduler and runs in one thread; `post`, `call`, `stop` and `probe` may be called from any thread. Without
+work it blocks on its inbox.
 """
 
 import time
@@ -19,6 +19,7 @@ from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Event, Told
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
+from engine.api.heartbeat import State
 from engine.api.messages import (
     Abort,
     Control,
@@ -33,60 +34,64 @@ from engine.api.messages import (
     Submit,
     ToEngine,
 )
-from engine.api.pulse import State
-from engine.core.config import PooledTasks, SchedulerConfig, Sources
-from engine.core.golden import Probe, Run, Watch
+from engine.core.config import EncoderLimits, PooledTasks, SchedulerConfig
+from engine.core.golden import HealthCheck, Run, SelfTestRunner
 from engine.core.grammars import Grammars, OpenCompiler
 from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
-from engine.models.parts import Model, Pooler, attentions, keeps_nothing
+from engine.models.parts import Model, Pooler, attentions, has_no_kv_cache
 
 Happened = tuple[str, float, Event]
 
-STATS_S = 0.1  # Stats are sent no more often
+STATS_S = 0.1  # minimum interval between Stats
 
 
 class Handle(Protocol):
     def result(self) -> StepResult:
-        """Waits for the step; raises what it raised."""
+        """Wait for the step and return its result. Raises the step's exception."""
 
 
 class Worker(Protocol):
-    """What the loop needs of a device. `blocks` count the null block, `reserved` are further ones, for golden prompts;
-    `arithmetic` is what its numbers depend on. Steps run in the order they were started."""
+    """Interface of a device. Steps run in the order in which they are started."""
 
     model: Model
     layout: Layout
-    blocks: int
+    blocks: int  # including the null block
     weight_bytes: int
     kv_bytes: int
     memory: tuple[RankMemory, ...]
     seconds: dict[str, float]
-    reserved: tuple[int, ...]
-    arithmetic: Arithmetic
+    reserved: tuple[int, ...]  # additional blocks for golden prompts
+    arithmetic: Arithmetic  # determines the outputs together with the weights
 
     def start(self, plan: StepPlan, masks: Masks | Late) -> Handle:
-        """Does not wait. Late masks are given before the result is waited for."""
+        """Start a step without waiting for it. Late masks are set before the result is awaited."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Flying:
-    """A step that was started; `late` where its limited rows still have to get their masks."""
+class _InFlight:
+    """A step that was started."""
 
     planned: Planned
     handle: Handle
-    limited: list[int]
-    late: Late | None
+    limited: list[int]  # rows that may need a mask
+    late: Late | None  # masks to be set later
 
 
 class Loop:
-    """`send` is called in the loop's thread and must not block; `rest` likewise, before the loop sleeps or ends,
-    and `beat`, before it waits for a step (BUSY) and before it sleeps (IDLE). `told` is where the scheduler tells what
-    happens. `watch` has the golden prompts that are computed in idle moments."""
+    """Runs the scheduler and the worker.
+
+    send: called in the loop's thread; must not block.
+    told: list to which the scheduler adds events.
+    on_idle: called before the loop sleeps or ends; must not block.
+    beat: called before the loop waits for a step (BUSY) and before it sleeps (IDLE).
+    watch: golden prompts to run while idle.
+    pooling: parameters of the health check, for a pooling model.
+    sourced: the model is an encoder-decoder."""
 
     def __init__(
         self,
@@ -97,20 +102,19 @@ class Loop:
         overlap: bool = True,
         grammars: Grammars | None = None,
         told: list[Happened] | None = None,
-        rest: Callable[[], None] | None = None,
+        on_idle: Callable[[], None] | None = None,
         beat: Callable[[State], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        watch: Watch | None = None,
+        watch: SelfTestRunner | None = None,
         pooling: Pooling | None = None,
         sourced: bool = False,
     ) -> None:
-        """`pooling`: what an idle engine asks itself for, if its model pools; `sourced`: that reads a source first."""
         self.scheduler = scheduler
         self._pooling, self._sourced = pooling, sourced
         self.drained = False
         self._worker, self._send, self._clock = worker, send, clock
-        self._at_rest = rest or _nothing
-        self._beat = beat or _unwatched
+        self._idle_hook = on_idle or _nothing
+        self._beat = beat or _no_heartbeat
         self._depth = 2 if overlap else 1
         self._grammars = grammars or Grammars(None)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -120,7 +124,7 @@ class Loop:
         self._stats_at, self._stats_stale = 0.0, True
         self._watch, self._probing, self._idle_since = watch, False, clock()
 
-    # From any thread
+    # Called from any thread
 
     def post(self, messages: list[ToEngine], accepts: Callable[[], bool] | None = None) -> None:
         """Queue messages with the time of their arrival. They are dropped if `accepts`, which the loop's thread calls,
@@ -128,46 +132,46 @@ class Loop:
         self._inbox.put(partial(self._receive, messages, self._clock(), accepts))
 
     def call(self, function: Callable[[], None]) -> None:
-        """Runs a function in the loop's thread, in order with the messages."""
+        """Run a function in the loop's thread, in order with the messages."""
         self._inbox.put(function)
 
     def stop(self) -> None:
         self._inbox.put(self._stop)
 
     def probe(self) -> None:
-        """If there is no work, makes a step without any: a golden prompt's where it is time for one."""
-        self._inbox.put(self._wants_probe)
+        """Run a golden prompt that is due, or else a health check, if there is no work."""
+        self._inbox.put(self._request_probe)
 
     # In the loop's thread
 
     def run(self) -> None:
-        """Returns after `stop`, or when drained. Raises what a step raised: the device's state is unknown then; and
+        """Run until `stop`, or until drained. Raises a step's exception, after which the device's state is unknown, or
         Drift, before another step of a request is planned."""
-        flying: deque[_Flying] = deque()
+        in_flight: deque[_InFlight] = deque()
         try:
-            self._run(flying)
+            self._run(in_flight)
         finally:
-            for step in flying:  # or the worker, and with it the end of the process, would wait for ever
+            for step in in_flight:  # otherwise the worker would wait for the masks, and the process could not exit
                 if step.late is not None and not step.late.done():
                     step.late.set_result({})
-        for step in flying:
+        for step in in_flight:
             step.handle.result()
         self._grammars.close()
-        self._at_rest()
+        self._idle_hook()
 
-    def _run(self, flying: deque[_Flying]) -> None:
-        """Leaves what is still on its way when the loop is stopped."""
+    def _run(self, in_flight: deque[_InFlight]) -> None:
+        """Loop until stopped. Steps that are still running then stay in `in_flight`."""
         while True:
-            idle = not flying and self._idle
+            idle = not in_flight and self._idle
             if idle:
-                self._rest()
-            self._take(wait=idle)
+                self._on_idle()
+            self._handle_messages(wait=idle)
             if self._stopping:
                 return
             if self._probing:
                 self._probing = False
-                if not flying and self._idle:
-                    self._make_probe()
+                if not in_flight and self._idle:
+                    self._run_probe()
                 if self._stopping:
                     return
             now = self._clock()
@@ -177,13 +181,15 @@ class Loop:
                 self._expire(now)
             planned = self.scheduler.plan(now)
             if planned is not None:
-                flying.append(self._start(planned))
-            assert flying or not (self.scheduler.running or self.scheduler.waiting), "requests wait and nothing can run"
-            if flying and (planned is None or len(flying) == self._depth):
-                step = flying.popleft()
+                in_flight.append(self._start(planned))
+            assert in_flight or not (self.scheduler.running or self.scheduler.waiting), (
+                "requests are queued but no step can run"
+            )
+            if in_flight and (planned is None or len(in_flight) == self._depth):
+                step = in_flight.popleft()
                 self._beat(State.BUSY)
-                self._settle(step.handle.result())
-                for step in flying:  # one at most, and the tokens before its own are known now
+                self._apply(step.handle.result())
+                for step in in_flight:  # at most one; all tokens before its own are known now
                     if step.late is not None:
                         step.late.set_result(self._masks(step.planned, step.limited))
             self._flush()
@@ -192,20 +198,21 @@ class Loop:
     def _idle(self) -> bool:
         return not self.scheduler.running and not self.scheduler.waiting
 
-    def _wants_probe(self) -> None:
+    def _request_probe(self) -> None:
         self._probing = True
 
-    def _make_probe(self) -> None:
-        """Between two of its steps whatever came in is seen to, and a request ends it."""
+    def _run_probe(self) -> None:
+        """Run the steps of a golden prompt or health check. Messages are handled between steps; a request cancels
+        it."""
         began = self._clock()
         golden = None if self._watch is None else self._watch.next(began, self._idle_since)
-        run: Run | Probe = golden or Probe(self._worker.layout, self._pooling, sourced=self._sourced)
+        run: Run | HealthCheck = golden or HealthCheck(self._worker.layout, self._pooling, sourced=self._sourced)
         while (plan := run.plan()) is not None:
             if self._stopping or not self._idle:
                 break
             self._beat(State.BUSY)
             run.take(self._worker.start(plan, {}).result())
-            self._take(wait=False)
+            self._handle_messages(wait=False)
         if self._watch is None or golden is None:
             return
         self._stats_stale = True
@@ -215,12 +222,12 @@ class Loop:
             self._watch.yielded()
 
     def end_all(self) -> None:
-        """Aborts every request, silently."""
+        """Abort every request without sending deltas."""
         self.scheduler.end_all()
         self._grammars.drop_all()
 
-    def _take(self, *, wait: bool) -> None:
-        """Does what came in; waits for something to come first, if asked to."""
+    def _handle_messages(self, *, wait: bool) -> None:
+        """Handle all queued messages. `wait`: block until there is at least one."""
         try:
             while True:
                 self._inbox.get(block=wait)()
@@ -228,20 +235,20 @@ class Loop:
         except Empty:
             return
 
-    def _rest(self) -> None:
-        """Before the loop sleeps."""
+    def _on_idle(self) -> None:
+        """Prepare for an idle period."""
         if self._draining and not self._grammars.compiling:
             self.drained = True
             self._stop()
         if self._stats_stale:
             self._report()
         self._flush()
-        self._at_rest()
+        self._idle_hook()
         self._beat(State.IDLE)
 
     def _stop(self) -> None:
         self._stopping = True
-        self._inbox.put(_nothing)  # wakes a loop that is about to sleep
+        self._inbox.put(_nothing)  # wakes the loop if it is about to sleep
 
     def _flush(self) -> None:
         if self._told:
@@ -321,25 +328,25 @@ class Loop:
 
     # Steps
 
-    def _start(self, planned: Planned) -> _Flying:
-        """Masks that follow from tokens still on their way are given later."""
+    def _start(self, planned: Planned) -> _InFlight:
+        """Start a planned step. Masks that depend on pending tokens are set later."""
         limited = self._grammars.limited(planned)
         late = Late() if any(planned.sequences[row].pending > 1 for row in limited) else None
         masks = self._masks(planned, limited) if late is None else late
-        return _Flying(planned, self._worker.start(planned.plan, masks), limited, late)
+        return _InFlight(planned, self._worker.start(planned.plan, masks), limited, late)
 
     def _masks(self, planned: Planned, limited: list[int]) -> Masks:
         if not limited:
             return {}
         masks, failed = self._grammars.masks(planned, limited, self._clock)
-        for id, error in failed:  # its row runs without a mask and is not listened to
+        for id, error in failed:  # the row runs without a mask, and its token is ignored
             self._fail(id, error)
         return masks
 
-    def _settle(self, result: StepResult) -> None:
+    def _apply(self, result: StepResult) -> None:
         now = self._clock()
         settled = self.scheduler.apply(result, now)
-        deltas = [self._follow(delta) if delta.id in self._grammars else delta for delta in settled.deltas]
+        deltas = [self._advance_matcher(delta) if delta.id in self._grammars else delta for delta in settled.deltas]
         self._out += settled.failed
         if deltas:
             self._out.append(Output(result.step, tuple(deltas)))
@@ -347,8 +354,8 @@ class Loop:
         if now - self._stats_at >= STATS_S:
             self._report()
 
-    def _follow(self, delta: Delta) -> Delta:
-        """Lets what limits the request see the delta's tokens; it may end the request."""
+    def _advance_matcher(self, delta: Delta) -> Delta:
+        """Advance the request's matcher, which may end the request."""
         try:
             if self._grammars.advance(delta):
                 ended = self._end(delta.id, "stop")
@@ -394,9 +401,9 @@ def build_loop(
     send: Callable[[list[FromEngine]], None],
     open_compiler: OpenCompiler | None = None,
     beat: Callable[[State], None] | None = None,
-    watch: Watch | None = None,
+    watch: SelfTestRunner | None = None,
 ) -> Loop:
-    """The loop over a worker that was built for the same configuration."""
+    """Build the loop for a worker of the same configuration."""
     ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
     settings = SchedulerConfig(
         layout=worker.layout,
@@ -409,10 +416,10 @@ def build_loop(
         prefix_cache=config.prefix_cache,
         ropes=tuple(ropes),
         pooled=pooled_tasks(worker.model),
-        whole=keeps_nothing(worker.model),
-        sources=sources_of(worker.model),
+        whole=has_no_kv_cache(worker.model),
+        sources=encoder_limits(worker.model),
     )
-    grammars, told, rest = Grammars(open_compiler), list[Happened](), None
+    grammars, told, on_idle = Grammars(open_compiler), list[Happened](), None
 
     def tell(id: str, now: float, event: Event) -> None:
         told.append((id, now, event))
@@ -421,7 +428,7 @@ def build_loop(
         scheduler = Scheduler(settings, tell)
     else:
         scheduler = recorder = Recorder(settings, config.record, config.record_bytes, tell)
-        rest = recorder.rest
+        on_idle = recorder.on_idle
     pooled = settings.pooled
     return Loop(
         scheduler,
@@ -430,7 +437,7 @@ def build_loop(
         overlap=config.overlap,
         grammars=grammars,
         told=told,
-        rest=rest,
+        on_idle=on_idle,
         beat=beat,
         watch=watch,
         pooling=None if pooled is None else Pooling(pooled.tasks[0]),
@@ -438,8 +445,9 @@ def build_loop(
     )
 
 
-def build_watch(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> Watch | None:
-    """The golden prompts of an engine, those of its lock first; None where none are wanted. `texts` join them."""
+def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> SelfTestRunner | None:
+    """Return the self-test with the golden prompts of the lock file first, then generated ones and `texts`; None if
+    it is disabled."""
     wanted, locked = config.self_test, config.self_test.locked
     if not wanted.prompts:
         return None
@@ -459,11 +467,11 @@ def build_watch(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] 
     chosen = [*chosen, *(prompt for prompt in own if prompt.name not in names)][: wanted.prompts]
     if not chosen:
         return None
-    return Watch(wanted, worker.arithmetic, chosen, worker.layout, worker.reserved, config.max_step_tokens)
+    return SelfTestRunner(wanted, worker.arithmetic, chosen, worker.layout, worker.reserved, config.max_step_tokens)
 
 
 def pooled_tasks(model: Model) -> PooledTasks | None:
-    """What a model that pools can be asked for."""
+    """Return the pooling tasks of a model, or None if it generates."""
     pooler, segments = model.pooler, model.embed.segments
     if pooler is None:
         return None
@@ -477,11 +485,11 @@ def pooled_tasks(model: Model) -> PooledTasks | None:
     )
 
 
-def sources_of(model: Model) -> Sources | None:
-    """What an encoder-decoder model can read."""
+def encoder_limits(model: Model) -> EncoderLimits | None:
+    """Return the length limits of an encoder-decoder model, or None for other models."""
     if model.encoder is None:
         return None
-    return Sources(longest=model.max_source, reply=model.max_context - model.max_source)
+    return EncoderLimits(longest=model.max_encoder_input, reply=model.max_context - model.max_encoder_input)
 
 
 def _tasks(pooler: Pooler) -> tuple[PoolingTask, ...]:
@@ -491,8 +499,8 @@ def _tasks(pooler: Pooler) -> tuple[PoolingTask, ...]:
 
 
 def _nothing() -> None:
-    """Put in the inbox, it wakes the loop."""
+    """Do nothing. Put into the inbox, it wakes the loop."""
 
 
-def _unwatched(state: State) -> None:
-    """Nobody watches this loop."""
+def _no_heartbeat(state: State) -> None:
+    """Ignore the state: no monitor is configured."""

@@ -1,11 +1,11 @@
-"""One step as a value: what the scheduler wants (StepPlan) and what the worker gives back (StepResult).
+"""One step as data: StepPlan is the scheduler's input to the worker, StepResult the worker's output.
 
-The worker keeps a table of requests by slot: all known token ids, sampling columns, block tables. A plan therefore
-carries only what changed. Token ids of running rows are not in the plan: the worker wrote them itself when it sampled
-them, so that step n+1 can be planned before step n's tokens are known.
+The worker keeps a request table by slot: all known token ids, sampling parameters, block tables. A plan therefore
+carries only changes. It does not contain the token ids of running rows: the worker wrote them when it sampled them, so
+step n+1 can be planned before the tokens of step n are known.
 
-A grammar's mask follows from the token before it. Where the step before is still drawing that token, a step starts
-without its masks and waits for them only where it draws: the model runs meanwhile.
+The mask of a grammar depends on the preceding token. If that token is still being sampled, the step starts without its
+masks and waits for them only before sampling, so the model runs meanwhile.
 """
 
 from collections.abc import Mapping
@@ -16,54 +16,49 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.api.golden import Digest
+from engine.api.golden import LogitFingerprint
 from engine.api.messages import Logprob, Pooled, Pooling, Sampling
 
 Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
-Masks = Mapping[int, Mask]  # by row; other rows may draw any token
-Late = Future[Masks]  # always given, if only empty: who draws waits for it
+Masks = Mapping[int, Mask]  # by row; rows without an entry may sample any token
+Late = Future[Masks]  # always set, possibly to an empty mapping, because the sampler waits for it
 
 
 class NewRow(msgspec.Struct, frozen=True, array_like=True):
-    """A request that enters (or, after a preemption, re-enters) the worker's table. `ids` are all known tokens; the
-    first `prompt_tokens` of them are the prompt (penalties and logprobs tell them from the reply). `rope_length`: the
-    length whose rotary scaling its known tokens use (see `models.parts.Rope`). With `pooling` it is pooled once its
-    prompt is computed, whose `segments` have so many tokens. The first `source` tokens are what an encoder reads; its
-    first row computes all of them."""
+    """A request that enters the worker's table, or re-enters it after a preemption."""
 
     slot: int
-    ids: tuple[int, ...]
-    prompt_tokens: int
+    ids: tuple[int, ...]  # all known tokens
+    prompt_tokens: int  # number of leading ids that are the prompt
     sampling: Sampling
     stop_ids: tuple[int, ...]  # end and stop tokens, which min_tokens masks
-    rope_length: int
-    pooling: Pooling | None = None
-    segments: tuple[int, ...] = ()
-    source: int = 0
+    rope_length: int  # length whose rotary scaling its tokens use (see `models.parts.Rope`)
+    pooling: Pooling | None = None  # pool the prompt once it is computed
+    segments: tuple[int, ...] = ()  # lengths of the prompt's segments
+    source: int = 0  # leading tokens that the encoder reads; the first row computes all of them
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Positions [first, first + count) of the request in `slot` are computed. `blocks` are block ids appended to its
-    table, one tuple a group. `sample`: the token after the last position is drawn, written to the table at position
-    first + count, and returned."""
+    """Compute the positions [first, first + count) of the request in `slot`."""
 
     slot: int
     first: int
     count: int
-    sample: bool
-    blocks: tuple[tuple[int, ...], ...]
+    sample: bool  # sample the token after the last position, write it to the table and return it
+    blocks: tuple[tuple[int, ...], ...]  # block ids to append to its block tables, one tuple per group
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """`dropped` slots leave the table before `new` ones enter it, and both before `rows` run. A new row's block tables
-    start empty; its blocks, cached ones first, come with its Row (released positions are block 0). `digested`: what
-    the logits of rows that draw a token come to is told; the host waits for it."""
+    """One step. `dropped` slots leave the table first, then `new` ones enter it, then `rows` run.
+
+    The block tables of a new row start empty. Its Row has all blocks, cached ones first; released positions have
+    block 0."""
 
     step: int
     new: tuple[NewRow, ...]
     dropped: tuple[int, ...]
     rows: tuple[Row, ...]
-    digested: bool = False
+    digested: bool = False  # return fingerprints of the logits of sampled rows; the host waits for them
 
     @property
     def tokens(self) -> int:
@@ -72,18 +67,16 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class StepResult:
-    """`sampled[i]` is the token drawn for row i of the plan, -1 where it draws none. `logprobs[i]` belongs to that
-    token; `prompt_logprobs[i]` to the prompt tokens at positions first + 1 … first + count that this row could score.
-    `failed[i]`: a row that could draw no token (its own is meaningless), with the reason. `digests[i]`: of the
-    logits of row i, where the plan asks. `pooled[i]`: what became of a prompt that row i completed."""
+    """Outputs of one step. Keys are indexes into the plan's rows."""
 
     step: int
-    sampled: tuple[int, ...]
-    logprobs: dict[int, Logprob] = field(default_factory=dict)
+    sampled: tuple[int, ...]  # sampled token of each row, -1 for rows that do not sample
+    logprobs: dict[int, Logprob] = field(default_factory=dict)  # of the sampled token
     prompt_logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    digests: dict[int, Digest] = field(default_factory=dict)
-    pooled: dict[int, Pooled] = field(default_factory=dict)
+    """Of the prompt tokens at positions first + 1 … first + count that the row could score."""
+    failed: dict[int, str] = field(default_factory=dict)  # reason why no token could be sampled; `sampled` is undefined
+    digests: dict[int, LogitFingerprint] = field(default_factory=dict)  # if the plan requests them
+    pooled: dict[int, Pooled] = field(default_factory=dict)  # of prompts that the row completed
 
 
 def wait(masks: Masks | Late) -> Masks:

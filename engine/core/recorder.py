@@ -1,8 +1,9 @@
-"""The flight recorder: a scheduler that writes every event it gets and every plan it makes.
+"""The flight recorder: a scheduler that records every event and every plan.
 
-`engine.core.records` has the format. A file that has reached half of the bytes allowed is renamed to end in .1, in
-place of the one before, and the next one begins with the scheduler's whole state, so that the records that are kept can
-be replayed from the first one.
+The format is defined in `engine.core.records`. A file that has reached half of the size limit is renamed with the
+suffix
+.1, which replaces the previous one. The next file begins with the complete state of the scheduler, so that the records
+on disk can always be replayed from the first one.
 """
 
 import os
@@ -31,16 +32,16 @@ from engine.core.records import (
     encode_config,
     older,
 )
-from engine.core.scheduler import Planned, Scheduler, Settled, Tell
+from engine.core.scheduler import AppliedStep, Planned, Scheduler, Tell
 from engine.core.snapshot import snapshot
 
-FLUSH_BYTES = 1 << 16  # what a crash may lose at most, beside what came in within FLUSH_S
+FLUSH_BYTES = 1 << 16  # maximum loss in a crash, in addition to the records of the last FLUSH_S
 FLUSH_S = 1.0
 
 
 class Recorder(Scheduler):
-    """`most_bytes` is for both files together; they get larger only where the state alone takes a quarter of it or
-    more. Raises ConfigError if the file cannot be written."""
+    """Scheduler with recording. `most_bytes` limits both files together; they exceed it only if the state alone takes a
+    quarter of it or more. Raises ConfigError if the file cannot be written."""
 
     def __init__(self, config: SchedulerConfig, path: str, most_bytes: int, tell: Tell | None = None) -> None:
         super().__init__(config, tell)
@@ -53,11 +54,11 @@ class Recorder(Scheduler):
         self._flushed_at = 0.0
         self._started = Started(FORMAT, encode_config(config))
         self._write(self._started)
-        self._lost = False  # the disk refused records since the present file began
+        self._lost = False  # a write of records to the current file failed
         try:
             self._append()
         except OSError as error:
-            raise ConfigError(f"record={path}: {error.strerror}; name a file that can be written, or none") from error
+            raise ConfigError(f"record={path}: {error.strerror}; set it to a writable file, or remove it") from error
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
         self._write(Submitted(submit, now))
@@ -84,7 +85,7 @@ class Recorder(Scheduler):
         self._write(PlanMade(now, None if planned is None else planned.plan))
         return planned
 
-    def apply(self, result: StepResult, now: float) -> Settled:
+    def apply(self, result: StepResult, now: float) -> AppliedStep:
         self._write(Applied(now, result.step, result.sampled, result.failed))
         flushing = len(self._pending) >= self._flush_bytes or now - self._flushed_at >= FLUSH_S
         if flushing:
@@ -95,14 +96,14 @@ class Recorder(Scheduler):
             self._turn_over()
         return settled
 
-    def rest(self) -> None:
-        """To be called before nothing happens for a while."""
+    def on_idle(self) -> None:
+        """Write pending records before an idle period."""
         self.flush()
         self._turn_over()
 
     def flush(self) -> None:
-        """Hands what is pending to the operating system: it survives the end of the process. Where the disk refuses it,
-        as a full one does, the recording pauses and steps go on."""
+        """Write pending records to the file, so that they survive a crash. If the disk is full or fails, recording
+        pauses and steps continue."""
         if self._pending and not self._lost:
             try:
                 self._append()
@@ -118,16 +119,16 @@ class Recorder(Scheduler):
         self._pending.clear()
 
     def _lose(self, error: OSError) -> None:
-        """Nothing more is written until a new file can be begun with the whole state."""
+        """Stop writing until a new file with the complete state can be started."""
         with suppress(OSError):
-            os.truncate(self._path, self._size)  # so that the last record is whole
+            os.truncate(self._path, self._size)  # removes a partial record
         if self._lost:
             return
         self._lost = True
         print(f"slipway engine: record={self._path}: {error.strerror}; recording pauses", file=sys.stderr, flush=True)
 
     def _turn_over(self) -> None:
-        """Begins a new file if this one is full, or lacks records. Nothing is pending that the state does not have."""
+        """Start a new file if the current one is full or lost records. Its state includes all pending records."""
         if not self._lost and self._size < max(self._half - self._flush_bytes, 2 * self._state_bytes):
             return
         self.flush()

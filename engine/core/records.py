@@ -1,8 +1,8 @@
 """The format of a flight recording, which `slipway replay` and `slipway whatif` read from untrusted files.
 
-A file is a sequence of records, each a little-endian u32 length and that many bytes of MessagePack. Every value is
-decoded by the type that is declared here: a file cannot name a type, let alone a function. `Started` begins the records
-of one process; a file that is appended to holds several.
+A file is a sequence of records: a little-endian u32 length, then that many bytes of MessagePack. Every value is decoded
+by the type declared here; a file cannot name a type or a function. `Started` begins the records of one process; a file
+that is appended to contains several.
 """
 
 import math
@@ -25,7 +25,7 @@ from engine.models.parts import DynamicScaling, LinearScaling, Llama3Scaling, Lo
 
 FORMAT = 2
 LENGTH = struct.Struct("<I")
-MAX_BLOCKS = 1 << 24  # a scheduler of so many KV blocks takes about 1 GB of memory
+MAX_BLOCKS = 1 << 24  # a scheduler with this many KV blocks takes about 1 GB of memory
 MAX_RUNNING = 1 << 20
 SCALINGS: dict[str, type[Scaling]] = {
     kind.__name__: kind for kind in (LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling, LongScaling)
@@ -42,17 +42,17 @@ class RecordedRope(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """Begins the records of one process, or the second file of a process whose first one was full."""
+    """Start of the records of one process, or of its next file after one was full."""
 
     format: int
     config: dict[str, msgspec.Raw]
     """Fields of `SchedulerConfig`, each in MessagePack."""
     step: int = 0
-    """Steps that were planned before."""
+    """Number of steps planned before."""
     state: SchedulerState | None = None
-    """State after `step` steps; None at the start of a process."""
+    """State after `step` steps, or None at the start of a process."""
     gap: bool = False
-    """Records between these and those before were lost."""
+    """True if records before this one were lost."""
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
@@ -80,7 +80,7 @@ class DeadlinesPassed(msgspec.Struct, frozen=True, tag="deadlines_passed"):
 class PlanMade(msgspec.Struct, frozen=True, tag="plan"):
     now: float
     plan: StepPlan | None
-    """None if nothing could be computed."""
+    """The plan, or None if no step could be planned."""
 
 
 class Applied(msgspec.Struct, frozen=True, tag="applied"):
@@ -96,15 +96,15 @@ Record = Started | Submitted | Ended | DeadlinesPassed | AllEnded | CacheReset |
 
 
 def older(path: Path) -> Path:
-    """Return where the records before those of `path` are kept."""
+    """Return the path of the file with the records preceding `path`."""
     return path.with_name(f"{path.name}.1")
 
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of the older file, if there is one, and of `path`, beginning with `Started`.
 
-    A last record that was cut off by a crash is left out. Raises ConfigError for a file that is no recording of this
-    version, OSError if it cannot be read.
+    A last record that was truncated by a crash is left out. Raises ConfigError for a file that is not a recording of
+    this version, OSError if it cannot be read.
     """
     files = [file for file in (older(path), path) if file.exists()]
     number = 0
@@ -153,7 +153,7 @@ def _encode_scaling(scaling: Scaling | None) -> tuple[str, msgspec.Raw] | None:
 
 
 def decode_config(started: Started) -> SchedulerConfig:
-    """Raises ConfigError for fields that this version does not have, wrong types, and sizes that no engine has."""
+    """Decode the configuration. Raises ConfigError for unknown fields, wrong types and implausible sizes."""
     if started.format != FORMAT:
         raise ConfigError(f"the recording has format {started.format}; this version of Slipway reads format {FORMAT}")
     kinds: dict[str, Any] = {**get_type_hints(SchedulerConfig), "ropes": tuple[RecordedRope, ...]}

@@ -1,7 +1,7 @@
-"""Replays a flight recording: `slipway replay FILE [--explain REQUEST_ID]`.
+"""Replay of a flight recording: `slipway replay FILE [--explain REQUEST_ID]`.
 
-Without more, runs the scheduler again on the recorded events and compares every plan: exit 0 if all are equal, 1 with
-the first step that differs. `--explain` prints what happened to one request and why.
+Runs the scheduler on the recorded events and compares every plan. The exit code is 0 if all are equal, else 1 with the
+first step that differs. `--explain` prints the timeline of one request.
 """
 
 import argparse
@@ -31,34 +31,33 @@ from engine.core.records import (
 from engine.core.scheduler import Scheduler, Tell
 from engine.core.snapshot import restore
 
-Note = Callable[[str, str], None]  # request id, what happened
+Note = Callable[[str, str], None]  # (request id, event text)
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first plan that came out otherwise."""
+    """The first plan that differs."""
 
     recorded: StepPlan | None
     replayed: StepPlan | None
 
 
 class Replay(msgspec.Struct):
-    """`steps` were equal before the end or the difference; `runs` are the processes that wrote to the file. `dropped`
-    steps of the first one are no longer in it."""
+    """Result of a replay."""
 
-    runs: int = 0
-    dropped: int = 0
-    steps: int = 0
+    runs: int = 0  # processes that wrote to the file
+    dropped: int = 0  # steps of the first process that are no longer in the file
+    steps: int = 0  # equal steps before the end or the difference
     difference: Difference | None = None
 
 
 def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
-    """Runs the events; `note` is told of everything that happens to a request, by its id."""
+    """Run the recorded events. `note` is called for every event of a request."""
     result = Replay()
     scheduler: Scheduler | None = None
     for record in records:
         if isinstance(record, Started):
             if record.state is not None and scheduler is not None and not record.gap:
-                continue  # the run goes on in the next file, and so does this scheduler
+                continue  # the same process continues in the next file, so the scheduler is kept
             scheduler = started_scheduler(record, _noted(note))
             result.runs += 1
             if record.state is not None:
@@ -88,7 +87,7 @@ def started_scheduler(started: Started, tell: Tell | None = None) -> Scheduler:
 
 @contextmanager
 def recorded_faults() -> Iterator[None]:
-    """Raise ConfigError for whatever events of a damaged or malicious recording make a scheduler raise."""
+    """Raise ConfigError for any error that events of a damaged or malicious recording cause in the scheduler."""
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
@@ -107,7 +106,7 @@ def _noted(note: Note | None) -> Tell | None:
 def _do(scheduler: Scheduler, record: Record, note: Note | None) -> None:
     match record:
         case Submitted(submit, now):
-            with suppress(RequestError):  # it was refused then, too
+            with suppress(RequestError):  # it was refused when it was recorded, too
                 scheduler.submit(submit, now)
         case Ended(id, finish):
             scheduler.end(id, finish)
@@ -136,9 +135,9 @@ def _plan_again(scheduler: Scheduler, record: PlanMade, note: Note | None) -> Di
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="slipway replay", description="Replays a flight recording.")
+    parser = argparse.ArgumentParser(prog="slipway replay", description="Replay a flight recording.")
     parser.add_argument("file", type=Path)
-    parser.add_argument("--explain", metavar="REQUEST_ID", help="print what happened to this request")
+    parser.add_argument("--explain", metavar="REQUEST_ID", help="print the timeline of this request")
     options = parser.parse_args(arguments)
     found = False
 
@@ -155,7 +154,7 @@ def main(arguments: list[str]) -> int:
         print(f"{options.file}: {printable(reason(error))}", file=sys.stderr)
         return 1
     if outcome.dropped:
-        print(f"the recording begins after step {outcome.dropped}; what was before is no longer kept", file=sys.stderr)
+        print(f"the recording begins after step {outcome.dropped}; earlier steps were deleted", file=sys.stderr)
     if outcome.difference is not None:
         print(f"step {outcome.dropped + outcome.steps + 1} differs")
         print(f"recorded: {outcome.difference.recorded}\nreplayed: {outcome.difference.replayed}")

@@ -1,16 +1,20 @@
-"""What runs in the next step: a pure function of the events so far. No clock, I/O, torch or randomness; times are data.
+"""Plans the next step: a pure function of the events so far, without clock, I/O, torch or randomness; times are inputs.
 
-One rule for all rows: computed positions catch up with known tokens. Decode, chunked prefill, prefix hits and resumed
-sequences are the same case. A step first gives every running sequence that lacks one token its row, then the
-prompts in work what is left of the token budget, then admits waiting ones in the order of their ranks. Ranks are the
-policy's (engine/core/order.py, engine/core/fair.py).
+One rule covers all rows: computed positions catch up with known tokens. Decode, chunked prefill, prefix hits and
+resumed
+sequences are the same case. A step first gives a row to every running sequence that lacks one token, then the remaining
+token budget to partially computed prompts, then admits queued sequences in the order of their ranks. Ranks are assigned
+by the policy (engine/core/policies.py, engine/core/fair.py).
 
-A step is planned with the upper bound: a token that a step in flight is sampling counts as there, until its result says
-that it ended its request. What is sampled for a request that ended meanwhile is dropped. A grammar changes nothing of
-that: only the mask waits for the token (engine/core/plan.py).
+Planning is optimistic: a token that a step in flight is sampling counts as known until its result says that it ended
+the
+request. Tokens sampled for a request that has ended meanwhile are dropped. Grammars do not change this, because only
+the
+mask waits for the token (engine/core/plan.py).
 
-Blocks that are missing are taken from the running sequence of the worst rank, which waits and is computed again later.
-The best one is never preempted for another, and alone it fits (or was refused at once), so it always goes on.
+If blocks are missing, the running sequence with the worst rank is preempted; it is queued and recomputed later. The
+sequence with the best rank is never preempted for another one, and it fits by itself (or was refused when submitted),
+so it always makes progress.
 """
 
 import heapq
@@ -25,29 +29,33 @@ from engine.api.messages import Delta, Failed, Finish, Logprob, Pooled, Stats, S
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.deadlines import Deadlines
-from engine.core.fair import Fair
-from engine.core.order import ByPriority, FirstCome, Order
+from engine.core.fair import FairPolicy
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
+from engine.core.policies import FirstComeFirstServed, PriorityPolicy, SchedulingPolicy
 from engine.core.sequence import Sequence, State
 from engine.kv.cache import MISS, Blocks, Cache, Tables
 
-HOLDERS = 3  # of blocks that are told of
+HOLDERS = 3  # number of requests that are listed as holders of blocks
 
-ORDERS: dict[str, type[Order]] = {"fcfs": FirstCome, "priority": ByPriority, "fair": Fair}
+POLICIES: dict[str, type[SchedulingPolicy]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": PriorityPolicy,
+    "fair": FairPolicy,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan and whose its rows are. `constrained`: rows (their index) whose tokens a grammar or a budget may limit."""
+    """A plan and its sequences."""
 
     plan: StepPlan
-    sequences: list[Sequence]
-    constrained: list[int]
+    sequences: list[Sequence]  # one for each row
+    constrained: list[int]  # indexes of rows that a grammar or a thinking budget may constrain
 
 
 @dataclass(slots=True)
-class Settled:
-    """What a result meant for the requests."""
+class AppliedStep:
+    """Outputs of a step by request."""
 
     deltas: list[Delta] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -55,7 +63,7 @@ class Settled:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making."""
+    """A plan under construction."""
 
     step: int
     budget: int
@@ -69,7 +77,7 @@ Tell = Callable[[str, float, Event], None]
 
 
 class Scheduler:
-    """`tell` hears (request id, time, what happened) of everything but tokens."""
+    """Continuous batching over one KV pool. `tell` gets (request id, time, event) for every event except tokens."""
 
     def __init__(self, config: SchedulerConfig, tell: Tell | None = None) -> None:
         layout = config.layout
@@ -78,15 +86,13 @@ class Scheduler:
         self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=prefix)
         self.counters = Counters()
         self.step = 0
-        self._tell = tell or _untold
-        self._now = 0.0  # of the last event that had a time
-        self._slots = min(
-            config.max_running, config.max_step_tokens
-        )  # so that every one of them gets a token each step
+        self._tell = tell or _ignore_event
+        self._now = 0.0  # time of the last event that had one
+        self._slots = min(config.max_running, config.max_step_tokens)  # every running request gets a token in each step
         self._free_slots = list(range(self._slots - 1, -1, -1))
-        self._dropped: list[int] = []  # slots whose requests left since the last plan
-        self._order = ORDERS[config.policy]()
-        self._running, self._waiting = self._order.running, self._order.waiting
+        self._dropped: list[int] = []  # slots freed since the last plan
+        self._policy = POLICIES[config.policy]()
+        self._running, self._waiting = self._policy.running, self._policy.waiting
         self._deadlines = Deadlines()
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: deque[Planned] = deque()
@@ -125,15 +131,14 @@ class Scheduler:
     # Events
 
     def check(self, submit: Submit) -> None:
-        """Raises RequestError for a request that can never be served, or whose id is taken."""
+        """Raise RequestError for a request that can never be served, or whose id is in use."""
         if submit.id in self._by_id:
             raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
         self.config.check(submit)
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
-        """Takes a request in. A resumed one that had all its tokens ends at once, with the Delta returned. Raises
-        RequestError for one that can never be served. `now` is when it reached the engine, which may be before the
-        last event."""
+        """Add a request. A resumed request that is already complete ends at once, with the returned Delta. Raises
+        RequestError if it can never be served. `now`: its arrival time, which may precede the last event."""
         self.check(submit)
         self._now = max(self._now, now)
         self._arrivals += 1
@@ -141,20 +146,20 @@ class Scheduler:
         finish, reason = sequence.finish() if submit.emitted else (None, None)
         if finish is not None:
             return Delta(submit.id, finish=finish, stop_reason=reason, timing=sequence.timing())
-        self._rotate(sequence, sequence.prompt_tokens)
+        self._set_rope_length(sequence, sequence.prompt_tokens)
         if sequence.total > sequence.rope_limit:
-            self._rotate(sequence, sequence.total)
+            self._set_rope_length(sequence, sequence.total)
         self._by_id[submit.id] = sequence
         self._deadlines.add(sequence, self._by_id)
-        self._order.arrive(sequence)
+        self._policy.arrive(sequence)
         ahead = self._waiting.before(sequence)
         self._waiting.add(sequence)
         self._tell(submit.id, now, Queued(sequence.prompt_tokens, len(submit.emitted), ahead))
         return None
 
     def end(self, id: str, finish: Finish) -> Delta | None:
-        """Ends a request from outside (abort, a finished grammar): its blocks are free in the next plan. None for an
-        unknown id."""
+        """End a request from outside (abort, or a finished grammar). Its blocks are free in the next plan. Returns None
+        for an unknown id."""
         sequence = self._by_id.get(id)
         if sequence is None:
             return None
@@ -162,11 +167,11 @@ class Scheduler:
         return Delta(id, finish=finish, timing=sequence.timing())
 
     def late(self, now: float) -> bool:
-        """Whether a deadline has passed."""
+        """Return whether a deadline has passed."""
         return self._deadlines.due(now)
 
     def expire(self, now: float) -> list[Delta]:
-        """Ends the requests whose deadlines have passed."""
+        """End the requests whose deadlines have passed."""
         self._now = now
         deltas = []
         for sequence, wanted in self._deadlines.passed(now, self._by_id):
@@ -176,7 +181,7 @@ class Scheduler:
         return deltas
 
     def end_all(self) -> None:
-        """Aborts every request, silently: nobody is there to be told."""
+        """Abort every request without deltas, because no client is connected."""
         for sequence in list(self._by_id.values()):
             self._end(sequence, "abort")
 
@@ -184,15 +189,15 @@ class Scheduler:
         self.cache.pool.forget_all()
 
     def plan(self, now: float) -> Planned | None:
-        """The next step, or None if nothing can be computed before a result or a request comes."""
+        """Return the next step, or None if nothing can be computed until a result or a request arrives."""
         self._now = now
         draft = _Draft(self.step + 1, self.config.max_step_tokens)
-        self._order.begin()
+        self._policy.begin()
         prompts = self._plan_tokens(draft)
         for sequence in prompts:
             if draft.budget and sequence.state is State.RUNNING:
                 self._plan_prompt(draft, sequence)
-        self._order.charge(draft.sequences)
+        self._policy.charge(draft.sequences)
         while draft.budget and len(self._waiting) and not draft.preempted and self._admit(draft, now):
             pass
         if not draft.rows:
@@ -206,12 +211,12 @@ class Scheduler:
         self.counters.steps.append(self.config.max_step_tokens - draft.budget)
         return planned
 
-    def apply(self, result: StepResult, now: float) -> Settled:
-        """Takes in what the oldest step in flight gave."""
+    def apply(self, result: StepResult, now: float) -> AppliedStep:
+        """Apply the result of the oldest step in flight."""
         self._now = now
         planned = self._in_flight.popleft()
         assert planned.plan.step == result.step, f"result {result.step} came for step {planned.plan.step}"
-        settled = Settled()
+        settled = AppliedStep()
         for index, sequence in enumerate(planned.sequences):
             if sequence.state is State.ENDED:
                 continue
@@ -236,11 +241,11 @@ class Scheduler:
     # One step
 
     def _plan_tokens(self, draft: _Draft) -> list[Sequence]:
-        """Rows of all running sequences that lack one token. Returns those that lack more."""
+        """Add rows of all running sequences that lack one token. Return those that lack more."""
         prompts: list[Sequence] = []
         outgrown: list[Sequence] = []
         rows, sequences, nothing, step = draft.rows, draft.sequences, self.cache.nothing, draft.step
-        for sequence in self._running.items:  # a preemption takes the last one away, which is this one or comes later
+        for sequence in self._running.items:  # a preemption removes the last item: this one or a later one
             first, total = sequence.computed, sequence.total
             missing = min(total, sequence.last) - first
             if missing != 1:
@@ -252,7 +257,7 @@ class Scheduler:
                 continue
             blocks = nothing
             if first >= sequence.tables.touch:
-                room = self._make_room(draft, sequence, first + 1)
+                room = self._allocate(draft, sequence, first + 1)
                 if room is None:
                     continue
                 blocks = room
@@ -265,21 +270,22 @@ class Scheduler:
         draft.budget -= len(rows)
         for sequence in outgrown:
             if sequence.state is State.RUNNING and not sequence.pending:
-                self._leave(sequence)
+                self._preempt(sequence)
                 self._tell(sequence.id, self._now, Outgrown(sequence.rope_limit))
         return prompts
 
     def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
-        """The next chunk of a running sequence that lacks several tokens."""
+        """Add the next chunk of a running sequence that lacks several tokens."""
         first = sequence.computed
         count = min(min(sequence.total, sequence.last) - first, draft.budget)
-        blocks = self._make_room(draft, sequence, first + count)
+        blocks = self._allocate(draft, sequence, first + count)
         if blocks is not None:
             self._add_row(draft, sequence, count, blocks)
 
     def _admit(self, draft: _Draft, now: float) -> bool:
-        """Lets the first waiting sequence run, if there is a place, and blocks for all its tokens beside one more for
-        each that runs (else those would soon preempt it again)."""
+        """Admit the first queued sequence if there is a place in the batch, and blocks for all its tokens in addition
+        to
+        one for each running sequence, which would soon preempt it otherwise. Return whether it was admitted."""
         sequence, spare = self._waiting.first, self.cache.spare(len(self._running))
         source = sequence.submit.source
         at_once = sequence.total if self.config.whole else source + 1 if source else 1
@@ -292,7 +298,7 @@ class Scheduler:
             self._block(sequence, Blocked("blocks", 1, 0, self._holders()))
             return False
         if sequence.total > sequence.rope_limit:
-            self._rotate(sequence, sequence.total)
+            self._set_rope_length(sequence, sequence.total)
         scored = sequence.sampling.prompt_logprobs is not None
         may_read = self.config.prefix_cache and not scored and self.config.may_skip(sequence.submit)
         hit = self.cache.look(sequence.tables, sequence.ids) if may_read else MISS
@@ -315,7 +321,7 @@ class Scheduler:
         self._tell(sequence.id, now, Admitted(draft.step, len(sequence.ids), hit.tokens))
         count = min(sequence.total - hit.tokens, draft.budget)
         added = self.cache.grow(sequence.tables, sequence.ids, hit.tokens, hit.tokens + count)
-        assert added is not None, "blocks for the whole sequence were free"
+        assert added is not None, "the free blocks were checked before"
         draft.new.append(
             NewRow(
                 sequence.slot,
@@ -330,17 +336,17 @@ class Scheduler:
             )
         )
         self._add_row(draft, sequence, count, tuple(map(tuple, sequence.tables.blocks)))
-        self._order.charge((sequence,))
+        self._policy.charge((sequence,))
         return True
 
     def _block(self, sequence: Sequence, why: Blocked) -> None:
-        """The first that waits cannot run: told once a reason."""
+        """Report why the first queued sequence cannot run, once per reason."""
         if sequence.blocked != why.lacks:
             sequence.blocked = why.lacks
             self._tell(sequence.id, self._now, why)
 
     def _holders(self) -> tuple[tuple[str, int], ...]:
-        """Who holds the most blocks."""
+        """Return the requests with the most blocks."""
         held = [(sum(map(len, sequence.tables.blocks)), sequence.id) for sequence in self._running]
         return tuple((id, blocks) for blocks, id in heapq.nlargest(HOLDERS, held))
 
@@ -357,32 +363,33 @@ class Scheduler:
 
     # Blocks and slots
 
-    def _make_room(self, draft: _Draft, sequence: Sequence, end: int) -> Blocks | None:
-        """Blocks up to position `end`, at the cost of sequences of worse rank. None if this one has to stand back."""
+    def _allocate(self, draft: _Draft, sequence: Sequence, end: int) -> Blocks | None:
+        """Return new blocks up to position `end`, preempting sequences of worse rank. None if this sequence has to
+        wait or was preempted itself."""
         while True:
             blocks = self.cache.grow(sequence.tables, sequence.ids, sequence.computed, end)
             if blocks is not None:
                 return blocks
             victim = self._running.last
             if victim.step == draft.step:
-                return None  # it has its row in this step already; it ends, or runs out of blocks itself
+                return None  # the victim already has its row in this step; retry in the next one
             draft.preempted = True
             self.counters.preemptions += 1
             victim.preemptions += 1
-            self._leave(victim)
+            self._preempt(victim)
             by = "" if victim is sequence else sequence.id
             self._tell(victim.id, self._now, Preempted(draft.step, victim.total, by))
             if victim is sequence:
                 return None
 
-    def _leave(self, sequence: Sequence) -> None:
-        """A running sequence gives up what it holds and waits; a token on its way still counts."""
-        self._vacate(sequence)
+    def _preempt(self, sequence: Sequence) -> None:
+        """Preempt a running sequence: free its blocks and queue it. A pending token still counts."""
+        self._release(sequence)
         sequence.become(State.WAITING)
         sequence.computed = 0
         self._waiting.add(sequence)
 
-    def _vacate(self, sequence: Sequence, *, forget: bool = False) -> None:
+    def _release(self, sequence: Sequence, *, forget: bool = False) -> None:
         if not forget:
             self.cache.publish(sequence.tables, sequence.ids, sequence.computed)
         self.cache.end(sequence.tables, forget=forget)
@@ -393,7 +400,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, finish: Finish, *, forget: bool = False) -> None:
         if sequence.state is State.RUNNING:
-            self._vacate(sequence, forget=forget)
+            self._release(sequence, forget=forget)
         else:
             self._waiting.remove(sequence)
         sequence.become(State.ENDED)
@@ -402,8 +409,8 @@ class Scheduler:
 
     # Requests
 
-    def _rotate(self, sequence: Sequence, length: int) -> None:
-        """Fixes the length whose rotary scaling the known tokens use, on which cached blocks depend."""
+    def _set_rope_length(self, sequence: Sequence, length: int) -> None:
+        """Set the length whose rotary scaling the known tokens use. Cached blocks depend on it."""
         sequence.rope_length = length
         sequence.rope_limit = self.config.rope_limit(length)
         root = root_hash(sequence.submit.salt.encode(), *self.config.variants(length))
@@ -414,7 +421,7 @@ class Scheduler:
     # Results
 
     def _delta(self, sequence: Sequence, result: StepResult, index: int, now: float) -> Delta:
-        """What the request gained by the token just appended."""
+        """Return the delta for the token that was just appended."""
         ids = sequence.ids
         token = ids[-1]
         finish: Finish | None = None
@@ -441,7 +448,7 @@ class Scheduler:
             timing=sequence.timing() if timed else None,
         )
 
-    def _fail(self, sequence: Sequence, why: str, settled: Settled) -> None:
+    def _fail(self, sequence: Sequence, why: str, settled: AppliedStep) -> None:
         self._end(sequence, "error", forget=True)
         code = RequestError.code if why == NOTHING_LEFT else StepError.code
         settled.failed.append(Failed(sequence.id, code, why))
@@ -449,13 +456,13 @@ class Scheduler:
 
 
 def _keep_prompt_logprobs(sequence: Sequence, row: Row, logprobs: tuple[Logprob, ...]) -> None:
-    assert sequence.prompt_logprobs is not None, "asked for by the caller"
-    # by position: a step in flight may still tell of tokens that are computed again after a preemption
+    assert sequence.prompt_logprobs is not None, "checked by the caller"
+    # Indexed by position: a step in flight may still return values that are recomputed after a preemption.
     sequence.prompt_logprobs[row.first + 1 : row.first + 1 + len(logprobs)] = logprobs
 
 
 def _last_of_scored(sequence: Sequence) -> Delta:
-    """The one delta of a request without a reply."""
+    """Return the only delta of a request without a reply."""
     prompt_logprobs = sequence.prompt_logprobs
     return Delta(
         sequence.id,
@@ -466,9 +473,9 @@ def _last_of_scored(sequence: Sequence) -> Delta:
 
 
 def _pooled(sequence: Sequence, found: Pooled | None) -> Delta:
-    """The one delta of a prompt that is pooled; a replay has no numbers."""
+    """Return the only delta of a pooling request. `found` is None in a replay."""
     return Delta(sequence.id, finish="stop", timing=sequence.timing(), pooled=found)
 
 
-def _untold(id: str, now: float, event: Event) -> None:
-    """Nobody listens."""
+def _ignore_event(id: str, now: float, event: Event) -> None:
+    """Ignore the event."""

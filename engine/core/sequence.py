@@ -1,4 +1,4 @@
-"""One request in the scheduler: its tokens, how many of them are computed or on their way, and its state."""
+"""State of one request in the scheduler: its tokens, and how many of them are computed or pending."""
 
 from enum import Enum
 
@@ -7,13 +7,13 @@ import msgspec
 from engine.api.messages import Finish, Logprob, Sampling, Submit, Timing
 from engine.kv.cache import Tables
 
-Rank = tuple[float, int]  # (by policy, arrival): smaller goes first, and is preempted last
+Rank = tuple[float, int]  # (policy key, arrival): smaller is scheduled first and preempted last
 
 
 class State(Enum):
-    WAITING = "waiting"  # holds nothing
-    RUNNING = "running"  # holds a slot and blocks
-    ENDED = "ended"  # holds nothing; what steps in flight still sample for it is dropped
+    WAITING = "waiting"  # queued; has no slot and no blocks
+    RUNNING = "running"  # has a slot and blocks
+    ENDED = "ended"  # tokens that steps in flight still sample for it are dropped
 
 
 TRANSITIONS: dict[State, tuple[State, ...]] = {
@@ -24,9 +24,11 @@ TRANSITIONS: dict[State, tuple[State, ...]] = {
 
 
 class Sequence:
-    """`ids` are the known tokens; `total` counts those being sampled too. Positions before `computed` are written by
-    steps that are planned. `limit` is the longest it gets, and no position from `last` on is ever computed: the token
-    that reaches the limit is only given out.
+    """State of a request.
+
+    ids: known tokens. total: their number including pending ones. computed: positions before it are written by steps
+    that are planned. limit: maximum length. last: positions from here on are never computed, because the token that
+    reaches the limit is only returned.
     """
 
     __slots__ = (
@@ -67,29 +69,29 @@ class Sequence:
         self.id = submit.id
         self.owner = submit.owner
         self.share = submit.share
-        self.arrival = arrival  # its number
+        self.arrival = arrival  # sequence number
         self.rank: Rank = (0, arrival)  # set by the policy
         self.state = State.WAITING
         self.ids = [*submit.prompt, *submit.emitted]
         self.prompt_tokens = len(submit.prompt)
         self.total = len(self.ids)
         self.computed = 0
-        self.charged = 0  # positions before it were computed once or found in the cache
+        self.charged = 0  # positions before it were computed once, or found in the cache
         self.limit = min(self.prompt_tokens + submit.max_tokens, longest)
-        self.last = self.limit - 1 if submit.max_tokens else self.limit  # without a reply the whole prompt is scored
+        self.last = self.limit - 1 if submit.max_tokens else self.limit  # without a reply, all prompt tokens are scored
         self.min_total = self.prompt_tokens + submit.sampling.min_tokens
         self.stops: dict[int, int | None] = {token: token for token in submit.stop_token_ids}
         if not submit.ignore_eos:
             self.stops.update(dict.fromkeys(submit.eos_token_ids))
         self.constrained = submit.grammar is not None or submit.thinking is not None
         self.slot = -1
-        self.blocked = ""  # what it lacks as the first that waits, once that was told
-        self.step = 0  # the last step that has a row of it
+        self.blocked = ""  # reported reason why it cannot run, as the first in the queue
+        self.step = 0  # last step that has a row of it
         self.rope_length = self.prompt_tokens
         self.rope_limit = 0  # positions from here on need another rope_length; set by the scheduler
         self.tables = Tables(b"", 0)
         self.prompt_logprobs: list[Logprob | None] | None = None
-        if submit.sampling.prompt_logprobs is not None and not submit.emitted:  # else an earlier engine gave them
+        if submit.sampling.prompt_logprobs is not None and not submit.emitted:  # else an earlier engine sent them
             self.prompt_logprobs = [None] * self.prompt_tokens
         self.arrived = now
         self.scheduled: float | None = None
@@ -103,19 +105,19 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that steps in flight are sampling."""
+        """Number of tokens that steps in flight are sampling."""
         return self.total - len(self.ids)
 
     @property
     def sampling(self) -> Sampling:
-        """For the worker: prompt logprobs are asked for until they were given out."""
+        """Parameters for the worker, without prompt logprobs once they have been returned."""
         sampling = self.submit.sampling
         if sampling.prompt_logprobs is None or self.prompt_logprobs is not None:
             return sampling
         return msgspec.structs.replace(sampling, prompt_logprobs=None)
 
     def finish(self) -> tuple[Finish | None, int | None]:
-        """Whether the last known token, one of the reply, ends it, and the stop token that did."""
+        """Return the finish reason if the last reply token ends the request, and the stop token that ended it."""
         token = self.ids[-1]
         if token in self.stops and len(self.ids) > self.min_total:
             return "stop", self.stops[token]

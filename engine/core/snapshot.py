@@ -1,7 +1,7 @@
 """The state of a scheduler as plain data, so that a recording can begin in the middle of a run.
 
-`snapshot` copies everything that events change and that does not follow from something else in the state; `restore`
-puts it into a fresh scheduler of the same configuration. Queues, for example, follow from the ranks of the sequences.
+`snapshot` copies everything that events change and that cannot be derived from the rest; `restore` puts it into a new
+scheduler with the same configuration. Queues, for example, are derived from the ranks of the sequences.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ import msgspec
 from engine.api.messages import Logprob, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
-from engine.core.fair import Fair
+from engine.core.fair import FairPolicy
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Planned, Scheduler
 from engine.core.sequence import Sequence, State
@@ -78,7 +78,7 @@ class PoolState(msgspec.Struct, array_like=True):
 
 
 class FairState(msgspec.Struct, array_like=True):
-    """Fields of `engine.core.fair.Fair` and of its queues."""
+    """Fields of `engine.core.fair.FairPolicy` and its queues."""
 
     served: dict[str, float]
     left: str | None
@@ -91,7 +91,7 @@ class SchedulerState(msgspec.Struct, frozen=True):
     free_slots: list[int]
     dropped: list[int]
     sequences: list[SequenceState]
-    """The open ones in the order of the scheduler, then those that have ended and are in a step in flight."""
+    """Open sequences in the scheduler's order, then ended ones that are part of a step in flight."""
     in_flight: list[PlannedState]
     deadlines: list[tuple[float, int, Literal["first token", "end"], str]]
     counters: Counters
@@ -100,11 +100,11 @@ class SchedulerState(msgspec.Struct, frozen=True):
 
 
 def snapshot(scheduler: Scheduler) -> SchedulerState:
-    """Return the state, which shares lists with the scheduler: encode it before the next event."""
+    """Return the state. It shares lists with the scheduler, so encode it before the next event."""
     ended = (each for planned in scheduler._in_flight for each in planned.sequences if each.state is State.ENDED)
     sequences = [*scheduler._by_id.values(), *{id(each): each for each in ended}.values()]
     index = {id(sequence): at for at, sequence in enumerate(sequences)}
-    order = scheduler._order
+    policy = scheduler._policy
     return SchedulerState(
         step=scheduler.step,
         now=scheduler._now,
@@ -119,25 +119,25 @@ def snapshot(scheduler: Scheduler) -> SchedulerState:
         deadlines=scheduler._deadlines._entries,
         counters=scheduler.counters,
         pool=_pool_state(scheduler.cache.pool),
-        fair=FairState(order.served, order.waiting.left) if isinstance(order, Fair) else None,
+        fair=FairState(policy.served, policy.waiting.left) if isinstance(policy, FairPolicy) else None,
     )
 
 
 def restore(scheduler: Scheduler, state: SchedulerState) -> None:
-    """Put a fresh scheduler into a recorded state. Raises ValueError if the two do not fit each other."""
-    order = scheduler._order
-    if isinstance(order, Fair) != (state.fair is not None):
+    """Put a new scheduler into a recorded state. Raises ValueError if they do not match."""
+    policy = scheduler._policy
+    if isinstance(policy, FairPolicy) != (state.fair is not None):
         raise ValueError("the scheduling policy of the recorded state is not that of its configuration")
     _restore_pool(scheduler.cache.pool, state.pool)
-    if isinstance(order, Fair) and state.fair is not None:
-        order.served.update(state.fair.served)
-        order.waiting.left = state.fair.left
+    if isinstance(policy, FairPolicy) and state.fair is not None:
+        policy.served.update(state.fair.served)
+        policy.waiting.left = state.fair.left
     sequences = [_sequence(each, scheduler.config) for each in state.sequences]
     for sequence in sequences:
         if sequence.state is State.RUNNING:
-            order.running.add(sequence)
+            policy.running.add(sequence)
         elif sequence.state is State.WAITING:
-            order.waiting.add(sequence)
+            policy.waiting.add(sequence)
     scheduler._by_id.update((each.id, each) for each in sequences if each.state is not State.ENDED)
     scheduler._in_flight.extend(
         Planned(each.plan, [sequences[at] for at in each.sequences], each.constrained) for each in state.in_flight

@@ -1,11 +1,11 @@
-"""A World of processes: collectives of torch.distributed, gloo between CPUs of one host, nccl between GPUs.
+"""A World of processes with collectives of torch.distributed: gloo between CPUs of one host, nccl between GPUs.
 
-The process group is a value here too: it is made from a store of its own and never becomes torch's default group.
+The process group is a value: it is created from its own store and never becomes torch's default group.
 
-What a sum over ranks comes out as must not depend on how many rows are summed beside it. Both libraries cut a message
-into pieces by its size, and each piece is added up beginning at another rank: of three ranks and more, the same numbers
-come out otherwise in a larger message. So on a CPU, and on GPUs where invariance is asked for, the ranks gather all
-shares and add them in order of the ranks.
+A sum over ranks must not depend on the number of rows that are summed together. Both libraries split a message by its
+size and sum each part starting at another rank, so with three or more ranks, the same numbers give other sums in a
+larger message. On a CPU, and on GPUs with batch invariance, the ranks therefore gather all addends and sum them in rank
+order.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"  # all ranks are on one host, whose name may not resolve 
 
 @dataclass(frozen=True)
 class Group:
-    """`ordered`: sums are added in order of the ranks."""
+    """A process group. `ordered`: sums are computed in rank order."""
 
     rank: int
     size: int
@@ -44,7 +44,7 @@ class Group:
 
 
 def in_order(shares: Tensor) -> Tensor:
-    """[ranks, ...] → their sum, added from rank 0 on, in float32 at least."""
+    """Return the sum over [ranks, ...], computed in rank order, in float32 or a wider type."""
     total = shares[0].to(torch.promote_types(shares.dtype, torch.float32), copy=True)
     for share in shares[1:]:
         total += share
@@ -52,8 +52,9 @@ def in_order(shares: Tensor) -> Tensor:
 
 
 def open_group(device: torch.device, store: Path, rank: int, size: int, *, ordered: bool, timeout_s: float) -> World:
-    """Joins the ranks that meet in this file, which is new for each group. A collective that another rank does not
-    join within `timeout_s` raises RuntimeError, on a CPU; so does one whose peer has ended."""
+    """Join the ranks that use this file, which must be new for each group.
+
+    On a CPU, a collective raises RuntimeError if another rank does not join within `timeout_s` or has exited."""
     limit = timedelta(seconds=timeout_s)
     meeting = dist.FileStore(str(store), size)
     meeting.set_timeout(limit)

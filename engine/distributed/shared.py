@@ -1,6 +1,6 @@
-"""A World of processes on one host that meet in memory they share, for the compiled kernels of a CPU.
+"""A World of processes on one host with collectives over shared memory, for the compiled CPU kernels.
 
-Inside of a step the kernels meet by themselves (kernels/cpu/meeting.h); what is left to torch meets here.
+Within a step, the kernels themselves run collectives (kernels/cpu/meeting.h). This World is for operations in torch.
 """
 
 from dataclasses import dataclass
@@ -31,5 +31,5 @@ class Shared:
 
 
 def open_shared(variant: str, memory: int, rank: int, size: int, floats: int) -> Shared:
-    """memory: descriptor of a file that all ranks have, see Meeting. floats: room for what a rank brings at once."""
+    """Join the ranks. memory: descriptor of a file that all ranks have (see Meeting). floats: buffer size per rank."""
     return Shared(Meeting(variant, memory, rank, size, floats))

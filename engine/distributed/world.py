@@ -1,4 +1,4 @@
-"""The ranks that share one model, as a value that is passed to whatever needs it. No process group is global here."""
+"""The ranks that share one model, as a value that is passed explicitly. There is no global process group."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,7 @@ from engine.models.ranks import share_of
 
 
 class World(Protocol):
-    """`size` ranks hold shares of each matrix; this is number `rank`."""
+    """A group of `size` ranks, each of which has a share of every matrix; this is rank `rank`."""
 
     @property
     def rank(self) -> int: ...
@@ -20,17 +20,17 @@ class World(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of x over all ranks; x may be overwritten."""
+        """Return the sum of x over all ranks; x may be overwritten."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """[size, ...]: x of every rank, which must have equal shapes."""
+        """Return [size, ...]: x of every rank. Shapes must be equal."""
         ...
 
 
 @dataclass(frozen=True)
 class Single:
-    """One rank that holds everything."""
+    """A single rank that has the entire model."""
 
     rank: int = 0
     size: int = 1
@@ -46,13 +46,13 @@ SINGLE = Single()
 
 
 def least(world: World, number: int, device: torch.device) -> int:
-    """The smallest of what the ranks have; all of them ask together."""
+    """Return the minimum over all ranks. All ranks must call this."""
     return int(world.all_gather(torch.tensor([number], device=device)).min())
 
 
 def share(units: int, world: World, what: str) -> tuple[int, int]:
-    """First unit and number of units of this rank. Fewer units than ranks are replicated. Raises ConfigError where the
-    ranks cannot share evenly."""
+    """Return the first unit and the number of units of this rank. If there are fewer units than ranks, they are
+    replicated. Raises ConfigError if the units cannot be divided evenly."""
     found = share_of(units, world.rank, world.size)
     if found is None:
         raise ConfigError(

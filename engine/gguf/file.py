@@ -1,12 +1,12 @@
 """Read the keys and the list of tensors of a GGUF file, and find the file of a checkpoint.
 
     magic "GGUF", version u32, number of tensors u64, number of keys u64
-    each key: name, type u32, value; an array has the type of its elements, their number u64, and them
+    each key: name, type u32, value; an array is its element type, the number of elements u64, and the elements
     each tensor: name, number of dimensions u32, dimensions u64 (the fastest first), type u32, offset u64
     tensor data, aligned to general.alignment (32)
 
-A text is its length as u64 and UTF-8. All numbers are little-endian. The file is mapped, so only the pages with keys
-are read; every length is compared with what is left of the file before it is used.
+A string is its length as u64 and UTF-8. All numbers are little-endian. The file is mapped, so that only the pages with
+keys are read. Every length is checked against the rest of the file before it is used.
 Source: ggml's description of GGUF, version 3.
 """
 
@@ -27,7 +27,7 @@ MAX_DIMENSIONS = 4
 MAX_DEPTH = 4  # of arrays in arrays
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
-# Number of a type → its name, the elements of a block and the bytes of a block.
+# Type number → (name, elements per block, bytes per block).
 TYPES = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -67,17 +67,17 @@ TYPES = {
 
 
 class _Damaged(Exception):
-    """The file is damaged. The message says how."""
+    """Raised with a description of the damage."""
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor. `offset` is the position of its bytes in the file."""
+    """One tensor."""
 
     name: str
     type: str
     shape: tuple[int, ...]  # the slowest dimension first, as in torch
-    offset: int
+    offset: int  # in the file
     bytes: int
 
 
@@ -90,7 +90,7 @@ class GgufFile:
     tensors: tuple[GgufTensor, ...]
 
     def require(self, key: str) -> Any:
-        """Return the value of a key. Raises CheckpointError where it is missing."""
+        """Return the value of a key. Raises CheckpointError if it is missing."""
         if key not in self.keys:
             raise CheckpointError(f"{self.path}: lacks the key {key}")
         return self.keys[key]
@@ -116,7 +116,7 @@ def find_gguf(checkpoint: Path) -> Path | None:
 
 
 def root_of(checkpoint: Path) -> Path:
-    """Return the folder that the checkpoint's files are in: the checkpoint itself, or where its only file is."""
+    """Return the folder of the checkpoint's files: the checkpoint itself, or the parent of a single file."""
     return checkpoint.parent if checkpoint.suffix == ".gguf" and os.path.isfile(checkpoint) else checkpoint
 
 
@@ -126,13 +126,13 @@ def read_gguf(path: Path) -> GgufFile:
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _read(path, _Cursor(data))
     except (_Damaged, UnicodeDecodeError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-        raise CheckpointError(f"{path}: no GGUF file, or cut off or damaged: {error}; copy it again") from error
+        raise CheckpointError(f"{path}: not a GGUF file, or truncated or damaged: {error}; copy it again") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 class _Cursor:
-    """A position in the mapped file. Every read compares its size with what is left."""
+    """A position in the mapped file. Every read is checked against the size of the file."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -140,7 +140,7 @@ class _Cursor:
         self.size = len(data)
 
     def unpack(self, layout: str) -> tuple[Any, ...]:
-        """Numbers of a layout of `struct`, little-endian."""
+        """Read little-endian numbers by a format of `struct`."""
         found = struct.Struct(f"<{layout}")
         start = self._advance(found.size)
         return found.unpack_from(self._data, start)
@@ -167,7 +167,7 @@ def _read(path: Path, cursor: _Cursor) -> GgufFile:
     version = cursor.number("I")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
-        raise _Damaged("its numbers are big-endian" if swapped else f"its version is {version}, read are 2 and 3")
+        raise _Damaged("its numbers are big-endian" if swapped else f"its version is {version}, supported are 2 and 3")
     num_tensors, num_keys = cursor.unpack("QQ")
     keys: dict[str, Any] = {}
     for _ in range(num_keys):
@@ -192,10 +192,10 @@ def _value(cursor: _Cursor, kind: int, depth: int = 0) -> Any:
     if kind == _TEXT:
         return cursor.text()
     if kind != _ARRAY or depth == MAX_DEPTH:
-        raise _Damaged(f"byte {cursor.at:,} begins a value of the unknown type {kind}, or arrays lie too deep")
+        raise _Damaged(f"byte {cursor.at:,} begins a value of unknown type {kind}, or arrays are nested too deeply")
     inner, count = cursor.unpack("IQ")
     if count > MAX_ELEMENTS:
-        raise _Damaged(f"an array has {count:,} elements, read are up to {MAX_ELEMENTS:,}")
+        raise _Damaged(f"an array has {count:,} elements, at most {MAX_ELEMENTS:,} are supported")
     if inner in _SCALARS:
         return cursor.unpack(f"{count}{_SCALARS[inner]}")
     read: Callable[[], Any] = cursor.text if inner == _TEXT else lambda: _value(cursor, inner, depth + 1)
@@ -203,7 +203,7 @@ def _value(cursor: _Cursor, kind: int, depth: int = 0) -> Any:
 
 
 def _tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, dimensions, type and relative offset."""
+    """Return name, dimensions, type and relative offset."""
     name, count = cursor.text(), cursor.number("I")
     if not 1 <= count <= MAX_DIMENSIONS:
         raise _Damaged(f"the tensor {name} has {count} dimensions")

@@ -1,13 +1,14 @@
-"""Block tables of sequences over a pool: prefix hits, growth, release out of reach, publication. Torch-free.
+"""Block tables of sequences over the block pool: prefix hits, growth, release and publication. Independent of torch.
 
-Rules. A block becomes findable once a planned step fills it and all its ids are known. A step's writes come before its
-reads, and steps run in order, so a block is found as soon as the step that fills it is planned, and a freed one is
-taken again at once. A prefix of n blocks is a hit if every group still has the blocks that position n reads: all of
-them for full attention, those within the window otherwise.
+A block becomes findable when a step that fills it is planned and all its ids are known. In a step, writes precede
+reads, and steps run in order. A block can therefore be reused as soon as the step that fills it is planned, and a freed
+block can be taken again at once. A prefix of n blocks is a hit if every group still has the blocks that position n
+attends to: all of them for full attention, else those within the window.
 
-At least one token has to be computed, because the next one is drawn from its logits. Of a prompt that lies in the cache
-as a whole, the last token alone is computed again, where nobody else holds the block it lies in (it writes the value
-that is there, up to rounding); otherwise the hit ends one block earlier.
+At least one token has to be computed, because the next one is sampled from its logits. If an entire prompt is cached,
+only its last token is recomputed, provided that no other sequence uses its block (the recomputed value equals the
+cached
+one up to rounding). Otherwise the hit ends one block earlier.
 """
 
 from collections.abc import Sequence as Items
@@ -17,15 +18,16 @@ from engine.api.hashes import extend
 from engine.kv.layout import NULL_BLOCK, Group, blocks_of
 from engine.kv.pool import Pool
 
-Blocks = tuple[tuple[int, ...], ...]  # block ids, one tuple a group
+Blocks = tuple[tuple[int, ...], ...]  # block ids, one tuple per group
 
 
 class Tables:
-    """What one sequence holds: a block table of each group (equally long), released positions being the null block.
+    """Block tables of one sequence, one for each group, of equal length. Released positions contain the null block.
 
-    `touch` is the next position whose step needs a new block or puts one out of reach; before it, nothing is to do.
-    Of its first `prompt` blocks it brought `written` tokens into the cache, and of the first `settled` it is known
-    whether it did: a preemption changes neither.
+    touch: next position whose step needs a new block or releases one; before it, nothing changes.
+    prompt: number of blocks of the prompt.
+    written: tokens of these blocks that the sequence added to the cache. Preemption does not change it.
+    settled: number of these blocks that are accounted for in `written`. Preemption does not change it.
     """
 
     __slots__ = ("blocks", "hashes", "prompt", "published", "released", "root", "settled", "touch", "written")
@@ -34,8 +36,8 @@ class Tables:
         self.root = root
         self.hashes: list[bytes] = []
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
-        self.released = [0] * groups  # first block of each group that is not released
-        self.published = 0  # blocks from the start that were made findable, or found
+        self.released = [0] * groups  # index of the first block of each group that is not released
+        self.published = 0  # number of leading blocks that were published or found
         self.touch = 0
         self.prompt = prompt
         self.written = self.settled = 0
@@ -49,10 +51,10 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """`tokens` need not be computed; `cached` lie in the cache. They differ where the whole sequence does."""
+    """Result of a lookup. The two differ if the entire sequence is cached."""
 
-    tokens: int
-    cached: int
+    tokens: int  # need not be computed
+    cached: int  # are in the cache
 
 
 MISS = Hit(0, 0)
@@ -68,11 +70,11 @@ class Cache:
         self._prefix = prefix and bool(self.groups)
 
     def spare(self, running: int) -> int:
-        """Free blocks beside one more for each sequence that runs: without groups there is always room."""
+        """Return the free blocks minus one for each running sequence. Unlimited without groups."""
         return self.pool.free - running if self.groups else ROOM
 
     def look(self, tables: Tables, ids: list[int]) -> Hit:
-        """What the cache has of a sequence that holds nothing yet."""
+        """Look up the prefix of a sequence without blocks."""
         if not self._prefix:
             return MISS
         extend(tables.hashes, tables.root, ids, self.block_tokens)
@@ -86,7 +88,7 @@ class Cache:
         return Hit(self._longest(tables.hashes, found - 1) * self.block_tokens, cached)
 
     def _longest(self, hashes: list[bytes], limit: int) -> int:
-        """Blocks of the longest prefix, of at most `limit` blocks, that every group can continue from."""
+        """Return the length in blocks, at most `limit`, of the longest prefix that is a hit in every group."""
         find, length = self.pool.find, limit
         for index, group in enumerate(self.groups):
             if group.window is None:
@@ -99,13 +101,13 @@ class Cache:
                 if group.window is None:
                     continue
                 for i in range(length - 1, first - 1, -1):
-                    if find((index, hashes[i])) is None:  # no longer prefix reaches over the gap either
+                    if find((index, hashes[i])) is None:  # every longer prefix needs this block, too
                         length, settled = i, False
                         break
         return length
 
     def _may_rewrite(self, hashes: list[bytes], length: int) -> bool:
-        """Whether the last token of so many cached blocks can be computed alone."""
+        """Return whether the last token of this many cached blocks can be recomputed alone."""
         position = length * self.block_tokens - 1
         for index, group in enumerate(self.groups):
             first = group.needed_from(position) // self.block_tokens
@@ -115,8 +117,8 @@ class Cache:
         return True
 
     def wanted(self, tables: Tables, hit: Hit, tokens: int, step_tokens: int) -> int:
-        """Free blocks that a sequence of so many tokens takes if it starts with this hit: at most, over the steps of
-        its prompt, in steps of at most `step_tokens`. Never more than `Layout.blocks_for` says."""
+        """Return the maximum number of free blocks that a sequence with this many tokens and this hit takes while its
+        prompt is computed in steps of at most `step_tokens`. At most `Layout.blocks_for`."""
         total, block_tokens = 0, self.block_tokens
         for index, group in enumerate(self.groups):
             first = group.needed_from(hit.tokens) // block_tokens
@@ -125,13 +127,13 @@ class Cache:
                 most = min(most, blocks_of(group.window - 2 + min(step_tokens, tokens), block_tokens) + 1)
             for i in range(first, blocks_of(hit.tokens, block_tokens)):
                 block = self.pool.find((index, tables.hashes[i]))
-                assert block is not None, "a hit ends before a block that is not cached"
-                most -= self.pool.holders[block] > 0  # held by others already: costs nothing
+                assert block is not None, "the blocks of a hit are cached"
+                most -= self.pool.holders[block] > 0  # in use by another sequence: not a free block
             total += most
         return total
 
     def start(self, tables: Tables, hit: Hit) -> None:
-        """Gives a sequence that holds nothing the blocks of its hit."""
+        """Assign the blocks of a hit to a sequence without blocks."""
         count = blocks_of(hit.tokens, self.block_tokens)
         for index, group in enumerate(self.groups):
             first = group.needed_from(hit.tokens) // self.block_tokens
@@ -139,7 +141,7 @@ class Cache:
             blocks.extend([NULL_BLOCK] * first)
             for i in range(first, count):
                 block = self.pool.find((index, tables.hashes[i]))
-                assert block is not None, "a hit ends before a block that is not cached"
+                assert block is not None, "the blocks of a hit are cached"
                 self.pool.hold(block)
                 blocks.append(block)
             tables.released[index] = first
@@ -147,9 +149,9 @@ class Cache:
         tables.settled = max(tables.settled, count)
 
     def grow(self, tables: Tables, ids: list[int], first: int, end: int) -> Blocks | None:
-        """Makes room for positions [first, end), everything before `first` being planned: publishes what is full,
-        releases what is out of reach of `first`, and appends blocks. None if there are too few free ones; what was
-        released stays so."""
+        """Add blocks for positions [first, end), where everything before `first` is planned. Publishes full blocks,
+        releases blocks that `first` does not need, then appends new ones. Returns None if there are too few free
+        blocks; released blocks stay released."""
         self.publish(tables, ids, first)
         if not self.groups:
             return self.nothing
@@ -168,7 +170,7 @@ class Cache:
         return added
 
     def publish(self, tables: Tables, ids: list[int], computed: int) -> None:
-        """Makes the blocks findable that are full of known ids and planned, `computed` positions being so."""
+        """Publish the blocks whose ids are known and whose `computed` positions are planned."""
         full = min(computed, len(ids)) // self.block_tokens
         if not self._prefix or full <= tables.published:
             return
@@ -184,8 +186,8 @@ class Cache:
             tables.settled = max(tables.settled, full)
 
     def end(self, tables: Tables, *, forget: bool = False) -> None:
-        """Drops all blocks, tails first in all groups alike, so that heads of prefixes are found longest. `forget`:
-        what they hold is not fit to be found."""
+        """Drop all blocks, last ones first in all groups, so that the beginnings of prefixes stay cached longest.
+        `forget`: also remove them from the cache, because their contents are invalid."""
         for column in zip(*(reversed(blocks) for blocks in tables.blocks), strict=True):
             for block in column:
                 if block != NULL_BLOCK:

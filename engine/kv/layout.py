@@ -1,8 +1,8 @@
-"""How the KV pool is divided: groups of layers, tokens and bytes per block. Torch-free; the planner uses it too.
+"""Layout of the KV pool: groups of layers, tokens and bytes per block. Independent of torch; also used by the planner.
 
-One pool holds equal blocks for all groups. A block belongs to one group at a time and holds `block_tokens` tokens of
-all its layers in one contiguous range, `[layer][k, v][token][kv head][dim]`, so that a block is one transfer. Groups
-have the same number of layers; where a kind of layers does not fill its last group, its spare layers stay unused.
+The pool has blocks of equal size for all groups. A block belongs to one group at a time and contains `block_tokens`
+tokens of all its layers in one contiguous range, `[layer][k, v][token][kv head][dim]`, so that a block is a single
+transfer. Groups have the same number of layers; if a kind of layers does not fill its last group, space is unused.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from engine.models.parts import Model, attentions
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
 # Of each key and each value in pages of whole numbers: a float32 that they are multiplied by.
 SCALE_BYTES = {"int8": 4}
-# Share of the layers that may be spare so that there are fewer groups, each of which has tables of its own.
+# Maximum share of spare layers. They allow fewer groups, and each group needs separate block tables.
 MAX_SPARE = 0.1
 
 
@@ -27,22 +27,21 @@ def cpu_kv_dtype(checkpoint: str, *, quantized: bool, gguf: bool) -> str:
 
 
 def blocks_of(tokens: int, block_tokens: int) -> int:
-    """Blocks that hold this many tokens from a block's start on."""
+    """Return the number of blocks for this many tokens."""
     return -(-tokens // block_tokens)
 
 
 def whole_blocks(tokens: int, rows: int, block_tokens: int = 16) -> int:
-    """The most blocks that a step of so many tokens takes, each of its rows beginning in a block of its own."""
+    """Return the maximum number of blocks of a step with this many tokens, where each row begins in a new block."""
     return (tokens + (block_tokens - 1) * min(rows, tokens)) // block_tokens
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers (indexes into the model's attention layers) that share block tables. `needed_from(n)` is the first
-    position that position n still reads."""
+    """Attention layers that share block tables."""
 
     name: str
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # indexes into the model's attention layers
     window: int | None
 
     def needed_from(self, n: int) -> int:
@@ -51,16 +50,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Without groups nothing is kept, and there are no blocks. `layers_per_block` layers fit in a block, `kv_heads` are
-    the heads of one rank. Each key and each value has `scale_bytes` beside its `head_dim` elements."""
+    """Division of the pool into blocks."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...]  # empty: no KV cache and no blocks
     block_tokens: int
     layers_per_block: int
-    kv_heads: int
+    kv_heads: int  # of one rank
     head_dim: int
     element_bytes: int
-    scale_bytes: int = 0
+    scale_bytes: int = 0  # size of the scale that is stored with each key and each value
 
     @property
     def page_bytes(self) -> int:
@@ -77,31 +75,31 @@ class Layout:
         return self.layers_per_block * self.page_bytes
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks of so many tokens in all groups, whatever their windows."""
+        """Return the blocks for this many tokens in all groups, ignoring windows."""
         return len(self.groups) * blocks_of(tokens, self.block_tokens)
 
     def blocks(self, pool_bytes: int) -> int:
-        """Blocks that fit in the pool, the null block among them."""
+        """Return the number of blocks in the pool, including the null block."""
         if not self.groups:
             return 1
         return pool_bytes // self.block_bytes
 
     def blocks_for(self, tokens: int, step_tokens: int = 1) -> int:
-        """Blocks that one request of this many tokens holds at most, over all groups, when a step computes at most
-        `step_tokens` of it: a window keeps its reach behind the first of them besides the step itself."""
+        """Return the maximum number of blocks of one request with this many tokens, over all groups, if a step computes
+        at most `step_tokens` of it. A window needs its reach before the step's first position, and the step itself."""
         total = 0
         for group in self.groups:
             most = blocks_of(tokens, self.block_tokens)
             if group.window is not None:
                 reach = group.window - 1 + min(step_tokens, tokens)
-                # positions that begin anywhere in a block: the first of them may be the last of its block
+                # Positions may begin anywhere in a block: the first of them may be the last of its block.
                 most = min(most, blocks_of(reach - 1, self.block_tokens) + 1)
             total += most
         return total
 
     def tokens_in(self, blocks: int, step_tokens: int = 1) -> int:
-        """Tokens of the longest request that this many blocks (without the null block) hold. Unbounded windows only:
-        where every group is windowed and fits, any length does, and the answer is 2**31 - 1."""
+        """Return the length of the longest request that fits into this many blocks (without the null block). If every
+        group has a window and fits, the result is 2**31 - 1."""
         low, high = 0, 2**31 - 1
         while low < high:
             middle = (low + high + 1) // 2
@@ -110,11 +108,10 @@ class Layout:
 
 
 def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: int = 0, ranks: int = 1) -> Layout:
-    """Groups the model's attention layers that keep something by what that is, and cuts each kind into groups of equal
-    layer count.
+    """Divide the model's causal attention layers into groups by window, with an equal number of layers per group.
 
-    The count is the largest whose spare layers are at most a tenth of all layers (22 window + 4 full: 4 a block, 7
-    groups, 2 spare); of counts with equally few groups, the one that spares least.
+    The number is the largest that leaves at most a tenth of all layers spare (22 window + 4 full: 4 per block, 7
+    groups, 2 spare). Among numbers with equally few groups, it is the one with the fewest spare layers.
     """
     parts = tuple(part for part in attentions(model) if part.causal)
     if not parts:
@@ -136,12 +133,12 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: 
 
 
 def _layers_per_block(counts: Collection[int]) -> int:
-    """Layers a block for kinds of so many layers each: 1 wastes nothing, so a count always exists."""
+    """Return the layers per block for kinds with these numbers of layers. 1 wastes nothing, so a result exists."""
     best: tuple[int, int, int] | None = None
     for size in range(1, max(counts) + 1):
         groups = sum(blocks_of(count, size) for count in counts)
         spare = groups * size - sum(counts)
         if spare <= MAX_SPARE * sum(counts) and (best is None or (groups, spare) < best[:2]):
             best = groups, spare, size
-    assert best is not None, "one layer a block leaves nothing spare"
+    assert best is not None, "one layer per block wastes nothing"
     return best[2]

@@ -1,4 +1,4 @@
-"""The tensors of one step, as the model reads them. `engine.worker.batch` makes them from the request table."""
+"""Input tensors of one step. `engine.worker.batch` builds them from the request table."""
 
 from dataclasses import dataclass
 
@@ -6,35 +6,34 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Entering:
-    """Sources that a step reads, one after another: `slots` is where keys and values of each token go, as in Batch."""
+class EncoderInputs:
+    """Encoder inputs of a step, concatenated. `slots`: KV write position of each token, as in Batch."""
 
     ids: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
     slots: tuple[Tensor, ...]  # per group: [tokens] int64
-    count: tuple[int, ...]  # tokens of each source
+    count: tuple[int, ...]  # tokens of each encoder input
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens of all rows, one row after another. `slots`: block · block_tokens + offset, where a token's K and V go.
+    """Tokens of all rows, concatenated. `slots`: block · block_tokens + offset, the KV write position of each token.
 
-    Where a decoder attends to sources, a sequence begins with its source: `begins` are the positions that the decoder's
-    own tokens begin at, and what its layers read first. These tokens alone are in the batch, and count from there in
-    `positions`; sources that the step reads are `entering`."""
+    In an encoder-decoder model, a sequence begins with its encoder input. The batch contains only decoder tokens, and
+    `positions` counts from the end of the encoder input."""
 
     ids: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
-    rope_lengths: Tensor  # [tokens] int64, the length of sequence whose rotation the token uses
+    rope_lengths: Tensor  # [tokens] int64, length that determines the token's rotary scaling
     query_start: Tensor  # [rows + 1] int64, first token of each row, and the number of tokens
     lengths: Tensor  # [rows] int64, tokens of each sequence after this step
-    tables: tuple[Tensor, ...]  # per group: [rows, blocks] int64, 0 where there is none (any more)
+    tables: tuple[Tensor, ...]  # per group: [rows, blocks] int64, 0 for blocks that are unused or released
     slots: tuple[Tensor, ...]  # per group: [tokens] int64
     first: tuple[int, ...]  # first position of each row
     count: tuple[int, ...]  # positions of each row
-    segments: Tensor | None = None  # [tokens] int64, number of the token's segment, of models that tell them apart
-    begins: tuple[int, ...] | None = None
-    entering: Entering | None = None
+    segments: Tensor | None = None  # [tokens] int64, segment number of the token, for models with segments
+    begins: tuple[int, ...] | None = None  # encoder-decoder: positions at which the decoder's tokens begin
+    encoder_inputs: EncoderInputs | None = None  # encoder inputs that the step reads
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,4 @@
-"""Attention, and how branches put it and the MLPs together."""
+"""Attention layers, and residual blocks of attention and MLPs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from engine.layers.linear import LinearLayer, Read, Target
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.step import Step
-from engine.models.parts import MLP, Attention, Branch, Experts, bodies
+from engine.models.parts import MLP, Attention, Experts, ResidualBlock, bodies
 from engine.models.sources import attention_linears, join
 from kernels.attention.whole import whole_attention
 from kernels.paged_attention import paged_attention
@@ -40,14 +40,14 @@ Loadable = LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks
 
 @dataclass(frozen=True)
 class Place:
-    """Where an attention layer keeps its keys: the group of the layout, and its number within the group's blocks."""
+    """Storage of an attention layer's keys and values: group of the layout, and index within the group's blocks."""
 
     group: int
     layer: int
 
 
 def places(layout: Layout) -> list[Place]:
-    """The place of each attention layer of the model, in order."""
+    """Return the place of each attention layer of the model, in order."""
     found = {
         layer: Place(number, at) for number, group in enumerate(layout.groups) for at, layer in enumerate(group.layers)
     }
@@ -56,7 +56,7 @@ def places(layout: Layout) -> list[Place]:
 
 class AttentionLayer:
     def __init__(self, part: Attention, path: str, world: World, place: Place | None) -> None:
-        """place: None where nothing is kept."""
+        """place: None for bidirectional attention, which has no KV cache."""
         qkv, out = attention_linears(part)
         path = join(path, part.name)
         self.part, self.place = part, place
@@ -71,7 +71,7 @@ class AttentionLayer:
 
     @property
     def sinks(self) -> Tensor | None:
-        """[heads] fp32, or None for an attention without."""
+        """[heads] fp32, or None if the attention has no sinks."""
         return None if self._sinks is None else self._sinks.logits
 
     @property
@@ -97,8 +97,8 @@ class AttentionLayer:
         return self.out(y.flatten(1))
 
 
-class SourceAttentionLayer:
-    """Attention to what an encoder made of each row's source, whose keys and values are projected once and kept."""
+class CrossAttentionLayer:
+    """Cross-attention. The keys and values of each row's encoder output are computed once and kept in the KV cache."""
 
     def __init__(self, part: Attention, path: str, world: World, place: Place) -> None:
         q, kv, out = attention_linears(part)
@@ -113,9 +113,9 @@ class SourceAttentionLayer:
         return [self.q, self.kv, self.out]
 
     def keep(self, states: Tensor, step: Step) -> None:
-        """states: [tokens, hidden] of the sources that enter."""
+        """Write keys and values to the KV cache. states: [tokens, hidden], encoder output."""
         kv = self.kv(states).unflatten(-1, (-1, self.part.head_dim))
-        at = step.source_writes[self.place.group][self.place.layer]
+        at = step.cross_writes[self.place.group][self.place.layer]
         write_kv(step.pages, at, kv[:, : self.kv_heads], kv[:, self.kv_heads :])
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
@@ -123,19 +123,19 @@ class SourceAttentionLayer:
         q = self.q(x).unflatten(-1, (-1, self.part.head_dim))
         group, layer = self.place.group, self.place.layer
         options = {"scale": self.scale, "softcap": self.part.softcap}
-        y = paged_attention(q, None, None, step.pages, layer, step.source_reads[group], **options)
+        y = paged_attention(q, None, None, step.pages, layer, step.cross_reads[group], **options)
         return self.out(y.flatten(1))
 
 
-class Places:
-    """Gives the attention layers of a model their places, one after another."""
+class PlaceAllocator:
+    """Assigns places to the attention layers of a model, in order."""
 
     def __init__(self, layout: Layout) -> None:
         self._free = iter(places(layout))
         self._last: Place | None = None
 
     def take(self, part: Attention) -> Place | None:
-        """None where nothing is kept. What is read of a source is kept with the attention before it."""
+        """Return the next place; None without a KV cache. Cross-attention shares that of the preceding attention."""
         if not part.causal and not part.source:
             return None
         if not part.source:
@@ -143,21 +143,21 @@ class Places:
         return self._last
 
 
-class BranchLayer:
+class ResidualBlockLayer:
     """last(x + scale · after(body(before(x)))); several bodies are summed."""
 
-    def __init__(self, part: Branch, path: str, world: World, taken: Places) -> None:
+    def __init__(self, part: ResidualBlock, path: str, world: World, taken: PlaceAllocator) -> None:
         self.scale = part.scale
         self.before = NormLayer(part.before, path) if part.before is not None else None
         self.after = NormLayer(part.after, path) if part.after is not None else None
         self.last = NormLayer(part.last, path) if part.last is not None else None
-        self.bodies: list[AttentionLayer | SourceAttentionLayer | MLPLayer | ExpertsLayer] = []
+        self.bodies: list[AttentionLayer | CrossAttentionLayer | MLPLayer | ExpertsLayer] = []
         for body in bodies(part):
             match body:
                 case Attention(source=True):
                     place = taken.take(body)
-                    assert place is not None, "a block attends to itself before it attends to a source"
-                    self.bodies.append(SourceAttentionLayer(body, path, world, place))
+                    assert place is not None, "self-attention precedes cross-attention in a block"
+                    self.bodies.append(CrossAttentionLayer(body, path, world, place))
                 case Attention():
                     self.bodies.append(AttentionLayer(body, path, world, taken.take(body)))
                 case MLP():
@@ -171,7 +171,7 @@ class BranchLayer:
         return [*norms, *(layer for body in self.bodies for layer in body.loadables)]
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """Adds to x in place, but for a norm of the sum."""
+        """Add to x in place, unless there is a norm of the sum."""
         read = x if self.before is None else self.before(x)
         y = self.bodies[0](read, step)
         for body in self.bodies[1:]:

@@ -1,7 +1,8 @@
-"""The layers of a loaded model as one list of operations for the compiled kernels: a step is one call.
+"""The layers of a loaded model as one list of operations for the compiled kernels: a step is a single call.
 
-The same declared parts are written down here that `block.py` runs with torch, one after another; what they compute is
-said there. Every operation reads and writes whole rows of a few working buffers, which all layers share.
+These are the declared parts that `block.py` runs with torch; their semantics are documented there. Every operation
+reads
+and writes rows of a few buffers that all layers share.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch import Tensor
 from engine.api.errors import CheckpointError
 from engine.kv.layout import whole_blocks
 from engine.layers.batch import Batch
-from engine.layers.block import AttentionLayer, BranchLayer
+from engine.layers.block import AttentionLayer, ResidualBlockLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
@@ -29,11 +30,11 @@ from kernels.cpu.packing import Packed
 from kernels.cpu.program import Program, StepData, Team
 
 LEAST_TOKENS = 64
-WHOLE_BLOCK = 16  # tokens: whole vectors of every variant
+WHOLE_BLOCK = 16  # tokens per block: a multiple of the vector width of every variant
 
 
 class Buffers:
-    """Working memory of a step: for each name [tokens, the widest use], float32, made anew when it must grow."""
+    """Buffers of a step: float32 [tokens, largest width] by name, reallocated when a step has more tokens."""
 
     def __init__(self) -> None:
         self.widths: dict[str, int] = {}
@@ -43,20 +44,20 @@ class Buffers:
         self.rooms = {name: torch.empty(tokens, width) for name, width in self.widths.items()}
 
     def get(self, name: str, width: int) -> Tensor:
-        """A place to read from or write to; before `make`, only its width is noted."""
+        """Return a buffer's first columns. Before `make`, only the width is recorded."""
         self.widths[name] = max(width, self.widths.get(name, 0))
         return self.rooms[name] if name in self.rooms else torch.empty(0, width)
 
     def dense(self, name: str, width: int) -> Tensor:
-        """The same with rows that follow one another without a gap."""
+        """Return the buffer as contiguous rows."""
         room = self.get(name, width)
         return room.flatten()[: len(room) * width].view(-1 if len(room) else 0, width)
 
 
 @dataclass(frozen=True)
 class TorchOp:
-    """An operation without a compiled body (engine/models/native.py names them): torch computes it on the first rows
-    of the buffers, as many as there are tokens, between two programs."""
+    """An operation without a compiled kernel (see engine/models/native.py). torch computes it between two programs, on
+    the first `tokens` rows of the buffers."""
 
     compute: Callable[[int], None]
 
@@ -65,28 +66,28 @@ class CompiledModel:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        branches: Sequence[BranchLayer],
+        branches: Sequence[ResidualBlockLayer],
         norm: NormLayer | None,
         ropes: tuple[Rope, ...],
         team: Team,
         meeting: Meeting | None = None,
     ) -> None:
-        """meeting: of the ranks that share the model, if there are several."""
+        """meeting: shared memory of the ranks, if there are several."""
         self.meeting = meeting
         self.vocabulary, self.branches, self.norm = vocabulary, branches, norm
         self.ropes, self.team = ropes, team
         self.rotations = [Rotation(rope, torch.device("cpu")) for rope in ropes]
         self.buffers = Buffers()
         self.hidden = vocabulary.part.hidden
-        # What stands for a token's position or segment is added by torch, a few rows of small tables.
+        # torch adds the rows of positions and segments, which are small tables.
         self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
-        self.whole = _whole(branches)
+        self.whole = _bidirectional_kv(branches)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
-        self._write_ops()  # finds the widths
+        self._write_ops()  # records the buffer widths
         self._fit(LEAST_TOKENS)
 
     def forward(self, batch: Batch, pages: Tensor) -> Tensor:
-        """See `TextModel.forward`."""
+        """Implement `TextModel.forward`."""
         if batch.tokens > self.tokens:
             self._fit(max(batch.tokens, 2 * self.tokens))
         tables, slots = batch.tables, batch.slots
@@ -112,14 +113,14 @@ class CompiledModel:
         return self.out[: batch.tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `TextModel.logits`; valid until the next call."""
+        """Implement `TextModel.logits`. The result is valid until the next call."""
         hidden = hidden.contiguous()
         if len(hidden) > len(self.logit_rows):
-            # Kept: fresh memory for 16 rows of 152k logits costs 2 ms of page faults a step.
+            # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
             self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
         y = self.logit_rows[: len(hidden)]
         head = self.vocabulary.head
-        assert isinstance(head, Packed), "a model that pools has no logits"
+        assert isinstance(head, Packed), "a pooling model has no logits"
         if self.meeting is not None:
             own = torch.empty(len(hidden), head.outputs)
             self.team.run(
@@ -131,7 +132,7 @@ class CompiledModel:
         return y
 
     def _joined(self, own: Tensor, y: Tensor, meeting: Meeting) -> Tensor:
-        """The logits of all ranks in y, of as many rows at once as there is room for."""
+        """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
         rows = max(1, meeting.floats // self.vocabulary.most)
         for part, whole in zip(own.split(rows), y.split(rows), strict=True):
             ops = [cpu.share(meeting, part, whole, joins=True), *self._caps(whole)]
@@ -140,14 +141,14 @@ class CompiledModel:
 
     def _caps(self, y: Tensor) -> list[cpu.Op]:
         part = self.vocabulary.out
-        assert part is not None, "who caps logits has them"
+        assert part is not None, "only models with a head have logits"
         if part.scale == 1.0 and part.softcap is None:
             return []
         cap = part.softcap or 0.0
         return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
 
     def reserve(self, tokens: int, rows: int) -> None:
-        """Working memory for the largest step at once: it is not touched before it is used, and never made again."""
+        """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
         self._fit(max(tokens, self.tokens))
         if self.vocabulary.head is not None:
             self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
@@ -156,11 +157,12 @@ class CompiledModel:
 
     @property
     def buffer_bytes(self) -> int:
-        """Of the buffers of a step, without logits."""
+        """Size of the buffers of a step, without logits."""
         return sum(room.nbytes for room in self.buffers.rooms.values()) + (self.whole.nbytes if self.whole else 0)
 
     def _fit(self, tokens: int) -> None:
-        """Working memory for this many tokens, and the operations that point into it. What there was goes first."""
+        """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
+        first."""
         self.tokens, self.buffers.rooms = tokens, {}
         self.regions: list[Program | TorchOp] = []
         self.buffers.make(tokens)
@@ -201,7 +203,7 @@ class CompiledModel:
                         ops += self._experts(body, read, target)
                 if number > 0:
                     ops.append(_add(target, out, hidden, 1.0))
-            if self.meeting is not None:  # of several bodies the sum is shared, not each by itself
+            if self.meeting is not None:  # one all-reduce for the sum of all bodies
                 ops.append(cpu.share(self.meeting, out, out, joins=False))
             if branch.after is not None:
                 ops.append(_norm(branch.after, out, out))
@@ -266,18 +268,18 @@ class CompiledModel:
         return [_project(layer.up, x, up), act, _project(layer.down, activated, y)]
 
     def _experts(self, layer: ExpertsLayer, x: Tensor, y: Tensor) -> list[cpu.Op]:
-        part, k, one = layer.part, layer.part.chosen, layer.experts[0]
+        part, k, one = layer.part, layer.part.top_k, layer.experts[0]
         get, dense = self.buffers.get, self.buffers.dense
         logits, chosen, weights = get("router", layer.router.slots.rows), dense("chosen", k), dense("weights", k)
-        # Of each token k rows, which are those of its experts only once they are combined.
+        # k rows per token: the outputs of its experts, until they are combined.
         up, activated = dense("pairs_up", k * one.up.slots.rows), dense("pairs_activated", k * one.down.slots.inputs)
         out = dense("pairs", k * self.hidden)
         route = cpu.Route(
             logits=logits.data_ptr(),
-            chosen=chosen.data_ptr(),  # whole numbers of 32 bits
+            chosen=chosen.data_ptr(),  # int32
             weights=weights.data_ptr(),
             logits_stride=logits.stride(0),
-            count=part.count,
+            count=part.num_experts,
             k=k,
             scores=cpu.SCORES[part.scores],
         )
@@ -291,7 +293,7 @@ class CompiledModel:
         if layer.shared is not None:
             shared = get("shared", self.hidden)
             ops += self._mlp(layer.shared, x, shared)
-        gate = None if part.shared_gate is None else logits[:, part.count :]
+        gate = None if part.shared_gate is None else logits[:, part.num_experts :]
         combine = cpu.Combine(
             x=out.data_ptr(),
             weights=weights.data_ptr(),
@@ -308,9 +310,10 @@ class CompiledModel:
         return [*ops, combine]
 
 
-class Whole:
-    """Keys and values of prompts that are read both ways: of one layer at a time, for the step alone. They lie in pages
-    as others do, each prompt in blocks that follow one another."""
+class BidirectionalKV:
+    """Keys and values of bidirectional attention, for one layer at a time. They are stored in pages like those of the
+    KV
+    cache, with each prompt in contiguous blocks."""
 
     def __init__(self, kv_heads: int, dim: int) -> None:
         self.kv_heads, self.dim = kv_heads, dim
@@ -321,11 +324,11 @@ class Whole:
         return self.pages.nbytes
 
     def reserve(self, tokens: int, rows: int) -> None:
-        """For steps of so many tokens of so many prompts."""
+        """Allocate pages for steps of this many tokens and prompts."""
         self.pages = self._made(whole_blocks(tokens, rows))
 
     def placed(self, batch: Batch) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
-        """Tables, slots and pages of a step."""
+        """Return block tables, write positions and pages of a step."""
         count = torch.tensor(batch.count)
         blocks = -(-count // WHOLE_BLOCK)
         begin = blocks.cumsum(0) - blocks
@@ -339,14 +342,14 @@ class Whole:
         return torch.zeros(blocks, 1, 2, WHOLE_BLOCK, self.kv_heads, self.dim)
 
 
-def _whole(branches: Sequence[BranchLayer]) -> Whole | None:
-    """None for a model that keeps what it reads."""
+def _bidirectional_kv(branches: Sequence[ResidualBlockLayer]) -> BidirectionalKV | None:
+    """Return the pages for bidirectional attention, or None for a model with a KV cache."""
     layers = [body for branch in branches for body in branch.bodies if isinstance(body, AttentionLayer)]
     sizes = {(one.turned - one.heads, one.part.head_dim) for one in layers if one.place is None}
     if not sizes:
         return None
     (size,) = sizes
-    return Whole(*size)
+    return BidirectionalKV(*size)
 
 
 def _pairs(x: Tensor, k: int) -> Tensor:
@@ -360,19 +363,19 @@ def _packed(layer: LinearLayer) -> Packed:
 
 
 def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
-    """The weights of a layer's experts. Raises CheckpointError where the checkpoint has some in other types."""
+    """Return the weights of a layer's experts. Raises CheckpointError if they have different types."""
     weights = [_packed(layer) for layer in layers]
     other = next((i for i, weight in enumerate(weights) if weight.form != weights[0].form), None)
     if other is not None:
         raise CheckpointError(
-            f"{layers[other].path} is stored in another type than {layers[0].path}, and compiled kernels serve experts "
-            "of one type; convert the checkpoint, or set hardware.kernels to torch"
+            f"{layers[other].path} is stored in another type than {layers[0].path}, and compiled kernels support only "
+            "experts of one type; convert the checkpoint, or set hardware.kernels to torch"
         )
     return weights
 
 
 def _regions(ops: Sequence[cpu.Op | TorchOp], holds: Sequence[Tensor]) -> list[Program | TorchOp]:
-    """Programs as long as possible, with torch between them."""
+    """Return programs that are as long as possible, with torch operations between them."""
     found: list[Program | TorchOp] = []
     for is_torch, group in groupby(ops, lambda op: isinstance(op, TorchOp)):
         if is_torch:
@@ -383,7 +386,7 @@ def _regions(ops: Sequence[cpu.Op | TorchOp], holds: Sequence[Tensor]) -> list[P
 
 
 def _project(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
-    """Where ranks sum their products, the bias is rank 0's to add."""
+    """Project rows. If the ranks' products are summed, only rank 0 adds the bias."""
     bias = None if layer.part.split == "inputs" and layer.world.rank > 0 else layer.bias
     return cpu.linear(_packed(layer), bias, x, y)
 
@@ -414,7 +417,7 @@ def _head_norm(layer: HeadNorm, qkv: Tensor, heads: int, dim: int) -> cpu.Norm:
 
 
 def _projection_norm(layer: ProjectionNorm, qkv: Tensor) -> list[cpu.Op]:
-    """q as one piece, and k behind it as another."""
+    """Normalise q as one piece and k as another."""
     ops: list[cpu.Op] = []
     at = 0
     for weight in layer.weights:
@@ -448,7 +451,7 @@ def _add(y: Tensor, x: Tensor, size: int, alpha: float) -> cpu.Add:
 
 
 def _torch_norm(layer: ProjectionNorm, qkv: Tensor, heads: int, dim: int) -> TorchOp:
-    """Over the heads of all ranks, which meet in the middle of it."""
+    """Normalise over the heads of all ranks, which requires an all-reduce."""
 
     def compute(tokens: int) -> None:
         turned = qkv[:tokens, : heads * dim]

@@ -1,11 +1,11 @@
 """The layers of a loaded model as launches of fused kernels, for a GPU.
 
-The same declared parts that `block.py` runs with torch; what they compute is said there. What differs is where a kernel
-begins and ends: a branch's result waits to be added to the residual by the norm that follows, and one kernel takes
-queries, keys and values from their projection to where attention reads them: to pages, or, where a prompt is read both
-ways and nothing of it is kept, to where they are. Sources that an encoder reads in front of a decoder go through its
-blocks first, and their keys and values for each layer of the decoder into the pages. Nothing waits for the device and
-no shape depends on what it holds, so that a step can be captured as a graph.
+These are the declared parts that `block.py` runs with torch; their semantics are documented there. The kernel
+boundaries
+differ: the output of a residual block is added by the norm that follows, and one kernel moves queries, keys and values
+from the projection to where attention reads them (the pages, or, for bidirectional attention, the same buffer). Encoder
+inputs pass through the encoder first; then their keys and values for each decoder layer are written to the pages.
+Nothing waits for the device, and no shape depends on its data, so that a step can be captured as a CUDA graph.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, BranchLayer, Place, SourceAttentionLayer
+from engine.layers.block import AttentionLayer, CrossAttentionLayer, Place, ResidualBlockLayer
+from engine.layers.encoder import EncoderLayers
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.rounded import activated, rounding_of
-from engine.layers.source import EncoderLayers
 from engine.models.kv_scales import KVScales
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
@@ -40,52 +40,50 @@ from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
 from kernels.sampling.cap_logits import CAP_LOGITS
 
-Turning = tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]
-_UNTURNED: Turning = (None, "rms", 0.0, None, None, False)
+QKArguments = tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]
+_PLAIN_QK: QKArguments = (None, "rms", 0.0, None, None, False)
 
 
 @dataclass(frozen=True)
-class SourceReads:
-    """What the tokens of a decoder read of sources: each is a row of its own, whose source's `lengths` positions of the
-    line `slot` it reads, all of them; 0 of padding."""
+class CrossAttentionInputs:
+    """Cross-attention of a step: every decoder token is a separate row that attends to the entire encoder input."""
 
-    begins: Tensor  # [rows] int32, first position that the step's own rows read where they attend to themselves
-    slot: Tensor  # [tokens] int32
+    begins: Tensor  # [rows] int32, first position of the decoder's tokens, where self-attention begins
+    slot: Tensor  # [tokens] int32, slot of the token's request
     query_start: Tensor  # [tokens + 1] int32: 0, 1, …
-    lengths: Tensor  # [tokens] int32
+    lengths: Tensor  # [tokens] int32, length of the encoder input; 0 for padding
 
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """A step as tensors of the device. Rows without tokens are padding. `singles`: some row has one token, `spans`:
-    some row has several; what a step does not have is not launched.
+    """A step as device tensors. Rows without tokens are padding.
 
-    With an encoder in front rows are those of the decoder's tokens, whose `positions` count from the end of their
-    source; sources that the step reads first are the rows of `entering`."""
+    In an encoder-decoder model, rows contain only decoder tokens, and `positions` counts from the end of the encoder
+    input."""
 
     ids: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
-    rope_lengths: Tensor  # [tokens] int32, the length of sequence whose rotation the token uses
-    places: Tensor  # [groups, tokens] int32, where a token's K and V go: block · block_tokens + offset, or negative
-    slot: Tensor  # [rows] int32, the row's line in `tables`
+    rope_lengths: Tensor  # [tokens] int32, length that determines the token's rotary scaling
+    places: Tensor  # [groups, tokens] int32, KV write position: block · block_tokens + offset, or negative
+    slot: Tensor  # [rows] int32, index into `tables`
     query_start: Tensor  # [rows + 1] int32
     lengths: Tensor  # [rows] int32, tokens of each sequence after this step
     tables: Tensor  # [groups, slots, blocks] int32
     pages: Tensor  # [blocks, layers_per_block, 2, block_tokens, kv_heads, head_dim]
-    singles: bool
-    spans: bool
-    segments: Tensor | None = None  # [tokens] int32, where the model has a row for each segment
-    sources: SourceReads | None = None
-    entering: "DeviceStep | None" = None
+    singles: bool  # some row has one token
+    spans: bool  # some row has several tokens
+    segments: Tensor | None = None  # [tokens] int32, for models with segment embeddings
+    cross_attention: CrossAttentionInputs | None = None
+    encoder_inputs: "DeviceStep | None" = None  # encoder inputs to read before this step
 
 
 class FusedModel:
-    """Not changed after it is made; its state is the pages."""
+    """Immutable; its only state is the KV pages."""
 
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
         self.vocabulary, self.branches, self.norm = text_model.vocabulary, text_model.branches, text_model.norm
         self.dtype, self.layout = text_model.dtype, text_model.layout
-        self.encoder, self.source_layers = text_model.encoder, text_model.source_layers
+        self.encoder, self.cross_attention_layers = text_model.encoder, text_model.cross_attention_layers
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in text_model.ropes}
         layers = [body for branch in self.branches for body in branch.bodies if isinstance(body, AttentionLayer)]
         ones = (1.0,) * len(layers)
@@ -93,42 +91,43 @@ class FusedModel:
         self._scales = {
             id(layer): pair for layer, pair in zip(layers, zip(scales.k, scales.v, strict=True), strict=True)
         }
-        self._scales |= {id(layer): (1.0, 1.0) for layer in self.source_layers}
+        self._scales |= {id(layer): (1.0, 1.0) for layer in self.cross_attention_layers}
 
     def forward(self, step: DeviceStep) -> Tensor:
-        """Hidden states after the final norm, [tokens, hidden]. Writes the tokens' keys and values into the pages. What
-        is entering has been read before."""
+        """Return the hidden states after the final norm, [tokens, hidden], and write the tokens' keys and values to the
+        pages. Encoder inputs of the step must have been read before."""
         run = _Run(self, step, self.entered(step))
         for branch in self.branches:
             run.branch(branch)
         return run.end(self.norm)
 
-    def read_sources(self, entering: DeviceStep) -> Tensor:
-        """What the encoder makes of sources, [tokens, hidden]. Writes into the pages what the decoder's layers read."""
-        assert self.encoder is not None, "sources enter where there is an encoder"
-        states = self._encoded(self.encoder, entering)
-        for layer in self.source_layers:
+    def encode_inputs(self, encoder_inputs: DeviceStep) -> Tensor:
+        """Return the encoder output, [tokens, hidden], and write the keys and values for cross-attention to the
+        pages."""
+        assert self.encoder is not None, "only encoder-decoder models have encoder inputs"
+        states = self._encoded(self.encoder, encoder_inputs)
+        for layer in self.cross_attention_layers:
             kv, place = layer.kv(states).unflatten(-1, (-1, layer.part.head_dim)), layer.place
-            places = entering.places[place.group]
-            HEADS(kv, entering.pages, place.layer, places, 0, *_UNTURNED, *self._scales[id(layer)])
+            places = encoder_inputs.places[place.group]
+            HEADS(kv, encoder_inputs.pages, place.layer, places, 0, *_PLAIN_QK, *self._scales[id(layer)])
         return states
 
-    def _encoded(self, encoder: EncoderLayers, entering: DeviceStep) -> Tensor:
+    def _encoded(self, encoder: EncoderLayers, encoder_inputs: DeviceStep) -> Tensor:
         embedding, vocabulary = encoder.embedding, self.vocabulary
         if vocabulary.world.size > 1:
-            x = embedding.summed(entering.ids, entering.positions, self.dtype)
+            x = embedding.summed(encoder_inputs.ids, encoder_inputs.positions, self.dtype)
         else:
-            added = entering.positions, embedding.position_rows
-            x = EMBEDDING(entering.ids, vocabulary.table, self.dtype, vocabulary.part.scale, *added)
+            added = encoder_inputs.positions, embedding.position_rows
+            x = EMBEDDING(encoder_inputs.ids, vocabulary.table, self.dtype, vocabulary.part.scale, *added)
         if embedding.norm is not None:
             x = fused_norm(embedding.norm, x)
-        run = _Run(self, entering, x)
+        run = _Run(self, encoder_inputs, x)
         for branch in encoder.branches:
             run.branch(branch)
         return run.end(encoder.norm)
 
     def entered(self, step: DeviceStep) -> Tensor:
-        """What the first layer reads, [tokens, hidden]."""
+        """Return the input of the first layer, [tokens, hidden]."""
         vocabulary = self.vocabulary
         if vocabulary.world.size > 1:
             x = vocabulary.summed(step.ids, step.positions, step.segments, self.dtype)
@@ -144,7 +143,7 @@ class FusedModel:
 
 
 class _Run:
-    """One step through the layers. `x` is the residual stream, which still lacks scale · waiting."""
+    """One step through the layers. The residual stream is `x` + `scale` · `waiting`."""
 
     def __init__(self, model: FusedModel, step: DeviceStep, x: Tensor) -> None:
         self.model, self.step, self.x = model, step, x
@@ -154,18 +153,18 @@ class _Run:
             rope: ROPE_ANGLES(step.positions, rotation.frequencies(step.rope_lengths), rotation.attention)
             for rope, rotation in model._rotations.items()
         }
-        sources, kv_heads = step.sources, model.layout.kv_heads
+        sources, kv_heads = step.cross_attention, model.layout.kv_heads
         self.begins = None if sources is None else sources.begins
         self.work = {
             window: DECODE_WORK(step.query_start, step.lengths, kv_heads, window, self.begins)
             for window in {group.window for group in model.layout.groups}
             if step.singles
         }
-        self.source_work = None
+        self.cross_work = None
         if sources is not None:
-            self.source_work = DECODE_WORK(sources.query_start, sources.lengths, kv_heads, None)
+            self.cross_work = DECODE_WORK(sources.query_start, sources.lengths, kv_heads, None)
 
-    def branch(self, branch: BranchLayer) -> None:
+    def branch(self, branch: ResidualBlockLayer) -> None:
         read: Tensor | Rounded
         read = self._joined() if branch.before is None else self._normed_for(branch.before, branch)
         y = self._body(branch.bodies[0], read)
@@ -197,8 +196,8 @@ class _Run:
         self.waiting = None
         return normed
 
-    def _normed_for(self, layer: NormLayer, branch: BranchLayer) -> Tensor | Rounded:
-        """The norm, rounded where all bodies of the branch multiply by fp8."""
+    def _normed_for(self, layer: NormLayer, branch: ResidualBlockLayer) -> Tensor | Rounded:
+        """Apply the norm. The output is quantized if all bodies of the block multiply by fp8 weights."""
         wanted = rounding_of(branch.bodies)
         if wanted is None or not isinstance(layer.norm, RMSNorm):
             return self._normed(layer)
@@ -208,18 +207,18 @@ class _Run:
         return Rounded(*made[:2])
 
     def _body(
-        self, body: AttentionLayer | SourceAttentionLayer | MLPLayer | ExpertsLayer, read: Tensor | Rounded
+        self, body: AttentionLayer | CrossAttentionLayer | MLPLayer | ExpertsLayer, read: Tensor | Rounded
     ) -> Tensor:
         match body:
             case MLPLayer():
                 return body.down(activated(body, body.up(read)))
             case ExpertsLayer():
-                assert isinstance(read, Tensor), "routers and experts read rows as they are"
+                assert isinstance(read, Tensor), "routers and experts read unquantized rows"
                 return _experts(body, read)
             case AttentionLayer():
                 return self._attention(body, read)
-            case SourceAttentionLayer():
-                return self._source_attention(body, read)
+            case CrossAttentionLayer():
+                return self._cross_attention(body, read)
 
     def _attention(self, layer: AttentionLayer, read: Tensor | Rounded) -> Tensor:
         qkv = layer.qkv(read).unflatten(-1, (-1, layer.part.head_dim))
@@ -233,18 +232,18 @@ class _Run:
         return layer.out(out.flatten(1))
 
     def _whole(self, layer: AttentionLayer, qkv: Tensor, out: Tensor) -> None:
-        """Each row over all its tokens of this step, before and behind."""
+        """Bidirectional attention of each row over its tokens of this step."""
         part = layer.part
         if part.rope is not None or isinstance(layer.norm, HeadNorm):
-            HEADS(qkv, None, 0, None, layer.heads, *self._turning(layer))
+            HEADS(qkv, None, 0, None, layer.heads, *self._qk_arguments(layer))
         q, k, v = qkv[:, : layer.heads], qkv[:, layer.heads : layer.turned], qkv[:, layer.turned :]
         ENCODER_ATTENTION(q, k, v, self.step.query_start, out, layer.scale, False, part.window, part.softcap)
 
     def _paged(self, layer: AttentionLayer, place: Place, qkv: Tensor, out: Tensor) -> None:
-        """Each row over what its pages hold, to which its tokens of this step are added first."""
+        """Write keys and values of this step to the pages, then attend to the pages."""
         part, step = layer.part, self.step
         scales = self.model._scales[id(layer)]
-        HEADS(qkv, step.pages, place.layer, step.places[place.group], layer.heads, *self._turning(layer), *scales)
+        HEADS(qkv, step.pages, place.layer, step.places[place.group], layer.heads, *self._qk_arguments(layer), *scales)
         q, table = qkv[:, : layer.heads], step.tables[place.group]
         rows = step.slot, step.query_start, step.lengths
         asked = layer.scale, part.window, part.softcap, layer.sinks
@@ -254,20 +253,20 @@ class _Run:
         if step.spans:
             PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, *scales, self.begins)
 
-    def _source_attention(self, layer: SourceAttentionLayer, read: Tensor | Rounded) -> Tensor:
-        """Each token over the whole source of its sequence."""
+    def _cross_attention(self, layer: CrossAttentionLayer, read: Tensor | Rounded) -> Tensor:
+        """Attend from each token to the entire encoder input of its sequence."""
         part, place, step = layer.part, layer.place, self.step
-        assert step.sources is not None and self.source_work is not None, "a source is read by a decoder's tokens"
+        assert step.cross_attention is not None and self.cross_work is not None, "cross-attention needs encoder inputs"
         q = layer.q(read).unflatten(-1, (-1, part.head_dim))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        rows = step.sources.slot, step.sources.query_start, step.sources.lengths
+        rows = step.cross_attention.slot, step.cross_attention.query_start, step.cross_attention.lengths
         asked = layer.scale, None, part.softcap, None
         table, scales = step.tables[place.group], self.model._scales[id(layer)]
-        DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, self.source_work, out, *asked, *scales)
+        DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, self.cross_work, out, *asked, *scales)
         return layer.out(out.flatten(1))
 
-    def _turning(self, layer: AttentionLayer) -> Turning:
-        """What HEADS does to queries and keys: weight, kind and eps of a norm, cos and sin, how pairs lie."""
+    def _qk_arguments(self, layer: AttentionLayer) -> QKArguments:
+        """Return the arguments of HEADS: weight, kind and eps of the norm, cos and sin, and the layout of pairs."""
         weight: Tensor | None = None
         kind: NormKind = "rms"
         eps = 0.0
@@ -280,14 +279,14 @@ class _Run:
 
 
 def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
-    """The sum is that of ExpertsLayer, in fp32 until all ranks have added to it."""
+    """Compute routed and shared experts. As in ExpertsLayer, the sum is in fp32 until all ranks have added to it."""
     part, ranks = layer.part, layer.world.size
     assert layer.ups.whole is not None and layer.downs.whole is not None, "experts for fused kernels are loaded stacked"
     logits = layer.router.in_fp32(read)
-    numbers, weights, order = EXPERT_ROUTES(logits, part.count, part.chosen, part.scores)
-    rows = tile_rows(len(read), part.chosen, part.count)
-    pairs, tiles = EXPERT_WORK(numbers, part.count, rows)
-    up = EXPERT_MATMUL(read, layer.ups.whole, pairs, tiles, part.chosen, rows)
+    numbers, weights, order = EXPERT_ROUTES(logits, part.num_experts, part.top_k, part.scores)
+    rows = tile_rows(len(read), part.top_k, part.num_experts)
+    pairs, tiles = EXPERT_WORK(numbers, part.num_experts, rows)
+    up = EXPERT_MATMUL(read, layer.ups.whole, pairs, tiles, part.top_k, rows)
     inner = ACTIVATION(up, part.act, layer.experts[0].has_gate)
     del up
     y = EXPERT_MATMUL(inner, layer.downs.whole, pairs, tiles, 1, rows)
@@ -296,7 +295,7 @@ def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
     if layer.shared is not None:
         shared = layer.shared.down.product(activated(layer.shared, layer.shared.up(read)))
     opening = None if part.shared_gate is None else logits
-    y = EXPERT_SUM(y, weights, order, shared, opening, part.count, read.dtype if ranks == 1 else torch.float32)
+    y = EXPERT_SUM(y, weights, order, shared, opening, part.num_experts, read.dtype if ranks == 1 else torch.float32)
     return y if ranks == 1 else layer.world.all_reduce(y).to(read.dtype)
 
 
@@ -309,7 +308,7 @@ def fused_norm(layer: NormLayer, x: Tensor) -> Tensor:
 
 
 def _norm_projections(norm: ProjectionNorm, qkv: Tensor, heads: int, turned: int) -> None:
-    """q and k in place, each over all its heads together."""
+    """Normalise q and k in place, each over all its heads together."""
     if norm.world.size > 1:
         qkv[:, :turned] = norm(qkv[:, :turned])
         return

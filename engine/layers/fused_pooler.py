@@ -1,8 +1,8 @@
-"""What `pooler.py` says, for all prompts of a step at once, as launches of fused kernels.
+"""Pooling (see `pooler.py`) of all prompts of a step at once, as launches of fused kernels.
 
-Vectors of whole prompts come from one launch, whose sums are taken row by row; stages and what is done last run over
-all rows that want the same. Numbers of single tokens need no other token: they are computed as the tokens come, and
-only they are kept until the prompt is complete.
+Vectors of entire prompts come from one launch, which sums row by row. Stages and activation run over all rows with the
+same parameters. Outputs of single tokens depend on no other token: they are computed in the token's step, and only they
+are kept until the prompt is complete.
 """
 
 import torch
@@ -16,7 +16,7 @@ from kernels.pool_rows import POOL_ROWS
 
 
 class FusedPooler:
-    """Its state is what was gathered of the prompts under way, by slot: [slots, hidden] float64."""
+    """State: the partial vectors of incomplete prompts by slot, [slots, hidden] float64."""
 
     def __init__(self, layer: PoolerLayer, *, slots: int, hidden: int, device: torch.device) -> None:
         self._layer, self._part = layer, layer.part
@@ -27,14 +27,16 @@ class FusedPooler:
         return self._states.nbytes
 
     def gather(self, hidden: Tensor, query_start: Tensor, slot: Tensor, first: Tensor) -> Tensor:
-        """hidden: [tokens, hidden], of positions first[r] … of each row, in whose slot the earlier ones were gathered →
-        [rows, hidden] fp32, the vector of each row's positions so far. The others: int32, as in DeviceStep."""
+        """Add the tokens of a step. Return [rows, hidden] fp32, the vector of each row's positions so far.
+
+        hidden: [tokens, hidden], positions first[r] … of each row. query_start, slot, first: int32, as in
+        DeviceStep."""
         vectors, _ = POOL_ROWS(hidden, query_start, slot, first, self._states, self._part.pool)
         return vectors
 
     def finish(self, x: Tensor, pooling: Pooling) -> Tensor:
-        """x: [rows, hidden] fp32, vectors or states of tokens → [rows, width] fp32, or as many numbers as `dimensions`
-        says."""
+        """Apply stages and activation. x: [rows, hidden] fp32, vectors or token states. Return [rows, width] fp32, or
+        [rows, dimensions]."""
         for stage in self._layer.stages:
             x = fused_norm(stage, x) if isinstance(stage, PooledNormLayer) else stage(x)
         width = min(x.shape[1], pooling.dimensions or x.shape[1])

@@ -1,4 +1,4 @@
-"""The one projection layer: fused, divided among ranks by rows or inputs, packed for what multiplies by it."""
+"""The projection layer: fused, divided among ranks by rows or inputs, and packed for the kernel that multiplies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,53 +28,50 @@ Read = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class Target:
-    """What weights are loaded for: the type of the activations, the device, and the team of compiled kernels that will
-    multiply by them (None: torch does). `bits`: matrices are rounded to int8, int4 or fp8 as they are loaded; `known`
-    has those that were rounded and packed before. `fp8`: how matrices in fp8 are multiplied by, of a checkpoint or
-    rounded here; None: they are restored. `invariant`: Triton multiplies, so that no row's sums depend on the rows
-    beside it; else the library does, which picks a way by size. `stacked`: the matrices of a layer's experts lie one
-    behind another, for kernels that take all of them. `quantized` has the whole numbers of a quantized
-    checkpoint, by which compiled kernels multiply as they are; for others they are restored."""
+    """Target for which weights are loaded."""
 
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the activations
     device: torch.device
-    team: Team | None = None
-    bits: WeightBits = "stored"
-    known: PackedFile | None = None
+    team: Team | None = None  # threads of the compiled kernels; None: torch or Triton multiplies
+    bits: WeightBits = "stored"  # format to which matrices are quantized while they are loaded
+    known: PackedFile | None = None  # cache of matrices that were quantized and packed before
     invariant: bool = False
-    stacked: bool = False
-    quantized: QuantizedWeights | None = None
-    fp8: Fp8Products | None = None
-    arena: Arena = field(default_factory=Arena)  # of packed weights
+    """Triton multiplies, so that the sums of a row do not depend on the other rows. Otherwise the library multiplies,
+    which selects its algorithm by size."""
+    stacked: bool = False  # the experts of a layer are stacked in one tensor, for kernels that take all of them
+    quantized: QuantizedWeights | None = None  # integers of a quantized checkpoint; dequantized unless kernels use them
+    fp8: Fp8Products | None = None  # multiplies by fp8 matrices; None: they are dequantized
+    arena: Arena = field(default_factory=Arena)  # memory of packed weights
 
     def multiply(self, x: Tensor | Rounded, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
-        """x: [rows, inputs], rounded only as `rounding` says; weight from `pack` → [rows, outputs] of the activations'
-        type."""
+        """Return [rows, outputs] in the activations' type. x: [rows, inputs], quantized only as `rounding` specifies.
+        weight: from `pack`."""
         if isinstance(weight, Fp8Weight):
-            assert self.fp8 is not None, "weights stay in fp8 where something multiplies by them"
+            assert self.fp8 is not None, "fp8 weights need kernels that multiply by them"
             return self.fp8.multiply(x, weight, bias, self.dtype)
-        assert isinstance(x, Tensor), "rows are rounded for weights in fp8"
+        assert isinstance(x, Tensor), "rows are quantized only for fp8 weights"
         return matmul(x, weight, bias) if self.invariant else linear(x, weight, bias)
 
     def multiply_fp32(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The same with fp32 outputs."""
+        """Return [rows, outputs] in fp32."""
         return matmul(x, weight, bias, torch.float32) if self.invariant else linear_fp32(x, weight, bias)
 
     def whole_numbers(self, path: str, matrix: Slots) -> Packed | None:
-        """The packed matrix of these sources, if the checkpoint has them in whole numbers that are multiplied by."""
+        """Return the packed matrix of these sources if kernels can multiply by the checkpoint's integers."""
         if self.team is None or self.quantized is None:
             return None
         numbers = self.quantized.fused(path, matrix)
         return None if numbers is None else self._held(pack_for(numbers, self.team.tiling))
 
     def stored_fp8(self, path: str, matrix: Slots) -> Fp8Weight | None:
-        """The matrix of these sources, if the checkpoint has them in fp8 and that is multiplied by."""
+        """Return the matrix of these sources if kernels can multiply by the checkpoint's fp8."""
         if self.fp8 is None or self.quantized is None:
             return None
         return self.quantized.fused_fp8(path, matrix, self.device)
 
     def stored_dtype(self, read: Read, path: str, matrix: Slots) -> torch.dtype:
-        """The type in which the checkpoint holds all sources of a weight; float32 if they differ or are restored."""
+        """Return the type in which the checkpoint stores all sources of a weight; float32 if they differ or are
+        dequantized."""
         names = (join(path, piece.source) for piece in matrix.pieces)
         if self.quantized is not None and any(map(self.quantized.restores, names)):
             return torch.float32
@@ -83,14 +80,14 @@ class Target:
     def pack(
         self, name: str, stored: torch.dtype, weight: Callable[[torch.dtype], Tensor]
     ) -> Tensor | Packed | Fp8Weight:
-        """The packed matrix of this name, which the checkpoint holds as `stored`. weight(dtype) reads it: [outputs,
-        inputs] of that type."""
+        """Return the packed matrix of this name. stored: type in the checkpoint. weight(dtype): reads the matrix,
+        [outputs, inputs] of that type."""
         if self.bits == "fp8":
             return to_fp8(weight(stored))
         if self.team is None:
             return weight(self.dtype) if self.invariant else pack(weight(self.dtype))
         if self.bits == "stored":
-            # Compiled kernels widen bf16 as they read it, which halves the bytes and changes no number.
+            # Compiled kernels widen bf16 as they read it, which halves the bytes and is exact.
             return self._held(pack_for(weight(stored if stored == torch.bfloat16 else self.dtype), self.team.tiling))
         known = self.known.get(name) if self.known is not None else None
         if known is None:
@@ -105,9 +102,8 @@ class Target:
         return replace(packed, data=self.arena.copy(packed.data))
 
 
-class Stack:
-    """Memory of `count` equal matrices, one behind another: [count, rows, inputs]. There is none before it is asked
-    for."""
+class ExpertStack:
+    """Memory of `count` matrices of the same shape, [count, rows, inputs]. Allocated on first use."""
 
     whole: Tensor | None = None
 
@@ -115,7 +111,7 @@ class Stack:
         self._count = count
 
     def place(self, number: int, matrix: Slots, target: Target) -> Tensor:
-        """[rows, inputs], to be filled."""
+        """Return the memory of one matrix, [rows, inputs], to be filled."""
         if self.whole is None:
             shape = self._count, matrix.rows, matrix.inputs
             self.whole = torch.empty(shape, dtype=target.dtype, device=target.device)
@@ -123,36 +119,37 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """Where a matrix is put if its target wants such matrices stacked."""
+class StackSlice:
+    """Destination of a matrix if its target has `stacked` set."""
 
-    stack: Stack
+    stack: ExpertStack
     number: int
 
 
 class LinearLayer:
-    """y = x W^T (+ b) of one rank; split "inputs" sums the ranks' products before the bias is added. Not `rounded`: the
-    weight stays as it is stored where others are rounded, and is restored where others stay in fp8."""
+    """y = x W^T (+ b) of one rank. For split "inputs", the ranks' products are summed before the bias is added.
+
+    rounded=False: the weight is exempt from quantization, and dequantized if the checkpoint has it in fp8."""
 
     weight: Tensor | Packed | Fp8Weight  # [rows, inputs] of this rank, packed
-    target: Target  # what it was packed for
+    target: Target  # for which it was packed
     bias: Tensor | None = None
 
     def __init__(
-        self, part: Linear, path: str, world: World, *, rounded: bool = True, shelf: Shelf | None = None
+        self, part: Linear, path: str, world: World, *, rounded: bool = True, stack_slice: StackSlice | None = None
     ) -> None:
-        self.part, self.path, self.world, self._rounded, self._shelf = part, path, world, rounded, shelf
+        self.part, self.path, self.world, self._rounded, self._stack_slice = part, path, world, rounded, stack_slice
         self.slots = slots(part, world)
         self.name = join(path, "+".join(row.source for row in part.rows))
         self._reduce = part.split == "inputs" and world.size > 1
 
     def load(self, read: Read, target: Target) -> None:
-        """Takes its share of the sources."""
+        """Load this rank's share of the sources."""
         self.target = target if self._rounded else replace(target, bits="stored")
         if self.part.bias:
             self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
-        if self._shelf is not None and target.stacked:
-            place = self._shelf.stack.place(self._shelf.number, self.slots, target)
+        if self._stack_slice is not None and target.stacked:
+            place = self._stack_slice.stack.place(self._stack_slice.number, self.slots, target)
             self.weight = fill(place, read, self.path, "weight", self.slots)
             return
         as_stored = target.whole_numbers(self.path, self.slots)
@@ -166,7 +163,7 @@ class LinearLayer:
 
     @property
     def rounding(self) -> Rounding | None:
-        """How rows may be rounded before they come here, as they would be here; None: not at all."""
+        """Quantization that may be applied to input rows beforehand, or None."""
         if self.target.fp8 is None or not isinstance(self.weight, Fp8Weight):
             return None
         return self.target.fp8.rounding(self.weight)
@@ -178,12 +175,12 @@ class LinearLayer:
         return y if self.bias is None else y + self.bias
 
     def product(self, x: Tensor | Rounded) -> Tensor:
-        """x W^T of this rank alone."""
+        """Return x W^T of this rank, without all-reduce."""
         return self.target.multiply(x, self._multiplied)
 
     def in_fp32(self, x: Tensor) -> Tensor:
-        """x W^T (+ b) of this rank alone, in fp32."""
-        assert isinstance(self.weight, Tensor), "what is read in fp32 is not held in fp8"
+        """Return x W^T (+ b) of this rank in fp32, without all-reduce."""
+        assert isinstance(self.weight, Tensor), "projections with fp32 output are not stored in fp8"
         return self.target.multiply_fp32(x, self.weight, self.bias)
 
     @property

@@ -1,4 +1,4 @@
-"""A declared model that runs: token ids and pages in, hidden states and logits out."""
+"""A runnable model: token ids and pages in, hidden states and logits out."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
-from engine.layers.block import BranchLayer, Places, SourceAttentionLayer
+from engine.layers.block import CrossAttentionLayer, PlaceAllocator, ResidualBlockLayer
 from engine.layers.compiled import CompiledModel
-from engine.layers.held import Held, held
+from engine.layers.encoder import EncoderLayers
 from engine.layers.linear import Target
+from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.norm import NormLayer
 from engine.layers.pooler import PoolerLayer
-from engine.layers.source import EncoderLayers
 from engine.layers.step import plan_step
 from engine.layers.vocabulary import Vocabulary
 from engine.models.checkpoint import Checkpoint, check_tensors
@@ -35,23 +35,24 @@ from kernels.fp8 import Fp8Products
 
 
 def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The KV pool, zeroed: pages that were never written are read with weight 0, and must be finite for that. Where
-    there are scales, they count as elements of each key and value."""
+    """Allocate the KV pool, zeroed: pages that were never written are read with weight 0, so they must be finite.
+    Scales
+    count as additional elements of each key and value."""
     size = layout.head_dim + layout.scale_bytes // dtype.itemsize
     shape = (blocks, layout.layers_per_block, 2, layout.block_tokens, layout.kv_heads, size)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     if not layout.groups:
         return torch.zeros(shape, dtype=dtype)
-    # Anonymous memory is zero and costs nothing until a page is written: filling 2 GiB takes 1.5 s of every start.
+    # Anonymous memory is zero and not allocated until it is written. Filling 2 GiB would add 1.5 s to every start.
     size = math.prod(shape) * dtype.itemsize
     return region(size)[:size].view(dtype).view(shape)
 
 
 class TextModel:
-    """A model on one rank. Not changed after `load`; its state is the pages, which the caller owns."""
+    """A model on one rank. Immutable after `load`; its only state is the pages, which the caller owns."""
 
-    held = Held({}, 0)
+    memory_usage = MemoryUsage({}, 0)
 
     def __init__(
         self,
@@ -66,28 +67,28 @@ class TextModel:
         stacked: bool = False,
         fp8: Fp8Products | None = None,
     ) -> None:
-        """team: threads of the compiled kernels, which then run every step, for float32 on a CPU; ranks then share
-        memory. bits: what matrices are rounded to. invariant, stacked, fp8: see Target."""
+        """team: threads of the compiled kernels, which run float32 steps on a CPU; several ranks must share memory.
+        bits: format to which matrices are quantized. invariant, stacked, fp8: see Target."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
         self.target = Target(dtype, self.device, team, bits, invariant=invariant, stacked=stacked, fp8=fp8)
         if bits != "stored" and (fp8 is None if bits == "fp8" else team is None):
-            raise ValueError(f"torch multiplies by weights as they are stored, not by {bits}")
+            raise ValueError(f"torch cannot multiply by {bits} weights; use weights as stored, or other kernels")
         self._meeting = world.meeting if isinstance(world, Shared) else None
         if team is not None and (dtype != torch.float32 or self.device.type != "cpu"):
-            raise ValueError(f"compiled kernels serve float32 on a CPU, not {dtype} on {device}")
+            raise ValueError(f"compiled kernels support float32 on a CPU, not {dtype} on {device}")
         if team is not None and world.size > 1 and self._meeting is None:
-            raise ValueError(f"compiled kernels of {world.size} ranks meet in memory that they share")
+            raise ValueError(f"compiled kernels of {world.size} ranks need a world with shared memory")
         self.compiled: CompiledModel | None = None
         self.vocabulary = Vocabulary(model, world)
-        taken = Places(layout)
+        taken = PlaceAllocator(layout)
         self.encoder: EncoderLayers | None = None
         if model.encoder is not None:
             if team is not None:
-                raise ValueError("compiled kernels serve no encoder-decoder model; set kernels to torch")
+                raise ValueError("compiled kernels do not support encoder-decoder models; set kernels to torch")
             self.encoder = EncoderLayers(model.encoder, model.root, world, self.vocabulary, taken)
         self.branches = [
-            BranchLayer(branch, join(model.root, model.layers, str(index)), world, taken)
+            ResidualBlockLayer(branch, join(model.root, model.layers, str(index)), world, taken)
             for index, block in enumerate(model.blocks)
             for branch in block
         ]
@@ -97,8 +98,8 @@ class TextModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights that are held in memory of their own."""
-        return self.held.total
+        """Size of all allocated weights."""
+        return self.memory_usage.total
 
     @torch.inference_mode()
     def load(
@@ -107,8 +108,8 @@ class TextModel:
         progress: Callable[[float], None] = lambda fraction: None,
         known: PackedFile | None = None,
     ) -> None:
-        """Fills every weight from the checkpoint, matrix by matrix, so that there is never a second copy of more than
-        one. Raises CheckpointError where tensors are missing, unknown or misshapen."""
+        """Load every weight from the checkpoint, one matrix at a time, so that at most one matrix is in memory twice.
+        Raises CheckpointError if tensors are missing, unknown or have wrong shapes."""
         check_tensors(self.model, checkpoint.tensors, checkpoint.quantization)
         names = stored_tensors(self.model, checkpoint.quantization)
         weights = Weights({n: checkpoint.tensors[n] for n in names if n in checkpoint.tensors}, progress)
@@ -118,7 +119,7 @@ class TextModel:
 
     @torch.inference_mode()
     def fill(self, weights: Weights | QuantizedWeights | RandomWeights, known: PackedFile | None = None) -> None:
-        """Lets every layer read its weights."""
+        """Let every layer read its weights."""
         wanted = sources(self.model)
         loadables = [self.vocabulary, *(layer for branch in self.branches for layer in branch.loadables)]
         if self.encoder is not None:
@@ -134,7 +135,7 @@ class TextModel:
             weights.release()
             if known is not None:
                 known.release()
-        self.held = held(self.vocabulary, self.branches, self.norm, self.pooler, self.encoder)
+        self.memory_usage = memory_usage(self.vocabulary, self.branches, self.norm, self.pooler, self.encoder)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
         if self.target.team is not None:
@@ -143,30 +144,30 @@ class TextModel:
             )
 
     @property
-    def source_layers(self) -> list[SourceAttentionLayer]:
-        """Those that attend to sources."""
-        return [body for branch in self.branches for body in branch.bodies if isinstance(body, SourceAttentionLayer)]
+    def cross_attention_layers(self) -> list[CrossAttentionLayer]:
+        """The cross-attention layers."""
+        return [body for branch in self.branches for body in branch.bodies if isinstance(body, CrossAttentionLayer)]
 
     def reserve(self, tokens: int, rows: int) -> None:
-        """Takes what steps of so many tokens and logits of so many rows need, where that is known before them."""
+        """Allocate the buffers for steps of up to this many tokens and this many rows of logits."""
         if self.compiled is not None:
             self.compiled.reserve(tokens, rows)
 
     @property
     def buffer_bytes(self) -> int:
-        """Of what is kept from step to step."""
+        """Size of the buffers that are kept between steps."""
         return 0 if self.compiled is None else self.compiled.buffer_bytes
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pages: Tensor) -> Tensor:
-        """Hidden states after the final norm, [tokens, hidden], valid until the next call. Writes the tokens' keys and
-        values into `pages`."""
+        """Return the hidden states after the final norm, [tokens, hidden], valid until the next call. Writes the
+        tokens' keys and values to `pages`."""
         if self.compiled is not None:
             return self.compiled.forward(batch, pages)
         step = plan_step(batch, pages, self.layout, self.ropes)
-        if self.encoder is not None and batch.entering is not None:
-            states = self.encoder(batch.entering, pages, self.dtype)
-            for layer in self.source_layers:
+        if self.encoder is not None and batch.encoder_inputs is not None:
+            states = self.encoder(batch.encoder_inputs, pages, self.dtype)
+            for layer in self.cross_attention_layers:
                 layer.keep(states, step)
         x = self.vocabulary.entered(batch, self.dtype)
         for branch in self.branches:
@@ -175,7 +176,7 @@ class TextModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] → [rows, vocab] fp32, scaled and capped as the model says, valid until the next call."""
+        """Return logits: [rows, hidden] → [rows, vocab] fp32, scaled and capped, valid until the next call."""
         if hidden.shape[0] == 0:
             return torch.empty((0, self.model.embed.vocab), device=self.device)
         if self.compiled is not None:

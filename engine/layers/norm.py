@@ -1,4 +1,4 @@
-"""Norm layers of a hidden state, and of the queries and keys of an attention."""
+"""Norm layers of hidden states, and of the queries and keys of attention."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def normed(norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 
 class NormLayer:
-    """A norm over the hidden size; every rank holds it. Weights are kept in fp32, in which norms are computed."""
+    """A norm over the hidden size, on every rank. Weights are kept in fp32, in which norms are computed."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -38,7 +38,7 @@ class NormLayer:
 
 
 class HeadNorm:
-    """q and k of each head normed by itself, in one go: the weight is [heads + kv_heads, head_dim] of this rank."""
+    """Norm of each head of q and k separately, in one call. weight: [heads + kv_heads, head_dim] of this rank."""
 
     weight: Tensor
 
@@ -61,12 +61,12 @@ class HeadNorm:
 
 
 class ProjectionNorm:
-    """q and k normed over all their heads together, those of other ranks too (OLMo 2)."""
+    """Norm of q and of k over all their heads together, including those of other ranks (OLMo 2)."""
 
     weights: tuple[Tensor, Tensor]
 
     def __init__(self, part: Attention, path: str, world: World) -> None:
-        assert isinstance(part.qk_norm, RMSNorm), "only root mean square norms span a whole projection"
+        assert isinstance(part.qk_norm, RMSNorm), "only RMS norms span an entire projection"
         self.part, self.path, self.eps, self.world = part, path, part.qk_norm.eps, world
         self.shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
 
@@ -88,7 +88,7 @@ class ProjectionNorm:
         if self.world.size == 1:
             return rms_norm(flat, weight, self.eps).view_as(x)
         square_sum = self.world.all_reduce(flat.float().square().sum(-1, keepdim=True))
-        # KV heads held by several ranks are counted several times, in the sum and in the size.
+        # KV heads that several ranks have are counted several times, both in the sum and in the size.
         size = flat.shape[1] * self.world.size
         return rms_norm_shared(flat, weight, self.eps, square_sum, size).view_as(x)
 

@@ -1,8 +1,8 @@
-"""From the hidden states of a prompt to what it is pooled to: one vector, or one for each token, through the stages
-that the model declares.
+"""Pooling of the hidden states of a prompt: one vector, or one for each token, through the declared stages.
 
-All of it is computed in float32, each prompt by itself, so that no prompt depends on those beside it. The states may
-come in pieces: sums go token after token, in float64, so that on a CPU it does not show where a prompt was cut.
+Everything is computed in float32 and for each prompt separately, so that no prompt depends on others in the batch. The
+states may come in several steps: sums are sequential and in float64, so that on a CPU the result does not depend on the
+split.
 """
 
 from collections.abc import Callable
@@ -36,17 +36,16 @@ OF_EACH_TOKEN = ("token_embed", "token_classify")
 
 @dataclass
 class Gathered:
-    """What is kept of the tokens of a prompt that were computed so far. `vector`: [hidden], of the pool's own meaning;
-    `each`: pieces of [tokens, hidden], where every token is asked for."""
+    """State of a partially computed prompt."""
 
     tokens: int = 0
-    vector: Tensor | None = None
-    each: list[Tensor] = field(default_factory=list)
+    vector: Tensor | None = None  # [hidden], partial result of the pooling
+    each: list[Tensor] = field(default_factory=list)  # [tokens, hidden] pieces, for tasks that return every token
 
 
 class DenseLayer:
     weight: Tensor  # [outputs, inputs] float32
-    target: Target  # what multiplies by it
+    target: Target  # multiplies by the weight
     bias: Tensor | None = None
 
     def __init__(self, part: Dense | TokenLogits) -> None:
@@ -77,7 +76,7 @@ class DifferenceLayer:
     tensors: tuple[Tensor, ...] = ()
 
     def load(self, read: Read, target: Target) -> None:
-        """It has nothing."""
+        """Do nothing: the stage has no weights."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x[..., :1] - x[..., 1:]
@@ -106,7 +105,7 @@ class PoolerLayer:
         return [tensor for stage in self.stages for tensor in stage.tensors]
 
     def gather(self, gathered: Gathered, hidden: Tensor, pooling: Pooling) -> None:
-        """hidden: [tokens, hidden], the next ones of a prompt."""
+        """Add the next tokens of a prompt. hidden: [tokens, hidden]."""
         x = hidden.float()
         gathered.tokens += len(x)
         if pooling.task in OF_EACH_TOKEN:
@@ -126,7 +125,7 @@ class PoolerLayer:
                 gathered.vector = rows.cumsum(0)[-1]
 
     def finish(self, gathered: Gathered, pooling: Pooling) -> Tensor:
-        """[width], or [tokens, width] where every token is asked for; fewer numbers where `dimensions` says so."""
+        """Return [width], or [tokens, width] for tasks that return every token, truncated to `dimensions`."""
         if pooling.task in OF_EACH_TOKEN:
             y = torch.cat(gathered.each)
         else:

@@ -1,15 +1,15 @@
-"""Frequencies of a declared rope, with its scaling, and the angles of a step's tokens.
+"""Frequencies of a declared RoPE with its scaling, and the angles of a step's tokens.
 
-A pair i of `dim` dimensions turns by theta^(-2i/dim) a position, changed by the scaling (source of each formula:
-transformers modeling_rope_utils.py, whose fp32 rounding is kept):
+Pair i of `dim` dimensions rotates by theta^(-2i/dim) per position, modified by the scaling (source of the formulas:
+transformers modeling_rope_utils.py, whose fp32 rounding is reproduced):
 
-linear    all divided by a factor
+linear    all frequencies divided by a factor
 dynamic   theta grows with the length L of the sequence: theta · (factor · L / original - factor + 1)^(dim / (dim - 2))
-llama3    long wavelengths divided by a factor, short ones kept, a smooth passage between
-yarn      the same idea over dimensions instead of wavelengths; cos and sin are multiplied (arXiv:2309.00071)
-longrope  one divisor a frequency, of two lists: for lengths up to the original one, and past it (arXiv:2402.13753)
+llama3    long wavelengths divided by a factor, short ones unchanged, interpolated in between
+yarn      likewise, by dimension instead of wavelength; cos and sin are multiplied (arXiv:2309.00071)
+longrope  one divisor per frequency, from one of two lists: up to the original length, and beyond it (arXiv:2402.13753)
 
-Two of them depend on L, so each token brings the length whose rotation it uses.
+dynamic and longrope depend on L, so each token has a length that determines its scaling.
 """
 
 import math
@@ -29,13 +29,13 @@ from kernels.rope import rope_angles
 
 
 def angles(rope: Rope, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
+    """Return cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
     return Rotation(rope, positions.device).angles(positions, lengths)
 
 
 class Rotation:
-    """A declared rope on a device. What does not depend on lengths is computed once; `attention` multiplies cos and
-    sin."""
+    """A declared RoPE on a device. Frequencies that do not depend on lengths are computed once. `attention` multiplies
+    cos and sin."""
 
     def __init__(self, rope: Rope, device: torch.device) -> None:
         self.rope = rope
@@ -44,11 +44,11 @@ class Rotation:
         self._fixed = self._made()
 
     def angles(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
+        """Return cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
         return rope_angles(positions, self.frequencies(lengths), self.attention, self.rope.interleaved)
 
     def frequencies(self, lengths: Tensor) -> Tensor:
-        """[dim / 2] fp32, or [tokens, dim / 2] where they depend on the sequence's length. lengths: [tokens]."""
+        """Return [dim / 2] fp32, or [tokens, dim / 2] if they depend on the sequence's length. lengths: [tokens]."""
         match self.rope.scaling:
             case DynamicScaling(factor=factor, original=original):
                 grown = factor * lengths.clamp(min=original).float() / original - (factor - 1)
@@ -60,7 +60,7 @@ class Rotation:
                 return self._fixed
 
     def _made(self) -> Tensor:
-        """[dim / 2], or for longrope [2, dim / 2]: the short and the long ones."""
+        """Return [dim / 2], or for longrope [2, dim / 2]: short and long frequencies."""
         rope = self.rope
         plain = 1.0 / rope.theta**self._exponents
         match rope.scaling:
@@ -86,7 +86,8 @@ def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(rope: Rope, exponents: Tensor, scaling: YarnScaling) -> Tensor:
-    """Dimensions that turn over beta_fast times within the trained length are kept, those under beta_slow divided."""
+    """Dimensions with more than beta_fast rotations within the trained length are unchanged; dimensions with fewer than
+    beta_slow are divided by the factor."""
 
     def dimension(turns: float) -> float:
         return rope.dim * math.log(scaling.original / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))

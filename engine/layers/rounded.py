@@ -1,10 +1,10 @@
-"""Rows that are rounded to fp8 by the kernel that makes them, where all that reads them multiplies by fp8."""
+"""Quantization of rows to fp8 in the kernel that produces them, if all consumers multiply by fp8."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, SourceAttentionLayer
+from engine.layers.block import AttentionLayer, CrossAttentionLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from kernels.activation import ACTIVATION
@@ -12,29 +12,29 @@ from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.e4m3 import Rounded, Rounding
 
 
-def rounding_of(bodies: Sequence[AttentionLayer | SourceAttentionLayer | MLPLayer | ExpertsLayer]) -> Rounding | None:
-    """How the rows that these bodies read can be rounded for all of them; None where one wants them as they are, or
-    another way."""
+def rounding_of(bodies: Sequence[AttentionLayer | CrossAttentionLayer | MLPLayer | ExpertsLayer]) -> Rounding | None:
+    """Return how the input rows of these bodies can be quantized, or None if some body needs them unquantized or
+    quantized differently."""
     wanted = [_first(body).rounding if not isinstance(body, ExpertsLayer) else None for body in bodies]
     first = wanted[0]
     if first is None or any(one is None or one.group != first.group for one in wanted):
         return None
-    # A scale that is given belongs to one matrix.
+    # A static scale belongs to one matrix.
     return first if len(wanted) == 1 or all(one is not None and one.given is None for one in wanted) else None
 
 
-def _first(body: AttentionLayer | SourceAttentionLayer | MLPLayer) -> LinearLayer:
+def _first(body: AttentionLayer | CrossAttentionLayer | MLPLayer) -> LinearLayer:
     match body:
         case AttentionLayer():
             return body.qkv
-        case SourceAttentionLayer():
+        case CrossAttentionLayer():
             return body.q
         case MLPLayer():
             return body.up
 
 
 def activated(body: MLPLayer, y: Tensor) -> Tensor | Rounded:
-    """act(gate) · up of the projection y, as the projection behind it reads it."""
+    """Return act(gate) · up of the projection y, quantized if the next projection allows it."""
     wanted = body.down.rounding
     if wanted is None:
         return ACTIVATION(y, body.part.act, body.has_gate)

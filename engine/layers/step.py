@@ -1,4 +1,4 @@
-"""What all layers of one step share: where keys are written, what is read, and the angles of the positions.
+"""Data that all layers of a step share: KV write positions, block reads, and the angles of the positions.
 
 Computed once per step, not once per layer.
 """
@@ -22,15 +22,15 @@ class Step:
     writes: tuple[Tensor, ...]  # per group: [layers_per_block, 2, tokens] int64
     angles: dict[Rope, tuple[Tensor, Tensor]]  # cos and sin, [tokens, 1, dim]
     count: tuple[int, ...]  # tokens of each row
-    source_reads: tuple[Reads, ...] = ()  # per group, of layers that attend to sources
-    source_writes: tuple[Tensor, ...] = ()  # per group: [layers_per_block, 2, tokens of sources] int64
+    cross_reads: tuple[Reads, ...] = ()  # per group, for cross-attention
+    cross_writes: tuple[Tensor, ...] = ()  # per group: [layers_per_block, 2, tokens of encoder inputs] int64
 
 
 def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...]) -> Step:
     layers, block_tokens = layout.layers_per_block, layout.block_tokens
     sizes = Sizes(
         block_tokens=block_tokens,
-        columns=batch.tables[0].shape[1] if batch.tables else 0,  # where nothing is kept there are none
+        columns=batch.tables[0].shape[1] if batch.tables else 0,  # no tables without a KV cache
         page_elements=block_tokens * layout.kv_heads * layout.head_dim,
         device=pages.device,
     )
@@ -44,7 +44,7 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
     if batch.begins is None:
         return Step(pages, reads, writes, turned, batch.count)
     whole = cut_sources(batch.begins, batch.count, sizes)
-    kept = () if batch.entering is None else batch.entering.slots
+    kept = () if batch.encoder_inputs is None else batch.encoder_inputs.slots
     return Step(
         pages,
         reads,

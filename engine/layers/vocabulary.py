@@ -1,4 +1,4 @@
-"""Token embedding and logits. Ranks share the vocabulary; where the head is tied, both use the same rows."""
+"""Token embedding and logits. Ranks share the vocabulary; a tied head uses the same rows as the embedding."""
 
 from dataclasses import replace
 
@@ -21,16 +21,16 @@ from kernels.fp8 import Fp8Weight
 class Vocabulary:
     """Rows [first, last) of the embedding and of the head.
 
-    On a CPU the embedding stays a view of the checkpoint file, in its type: it is looked up, never multiplied, and so a
-    tied head can be packed for products without a second copy of the largest matrix in memory. Compiled kernels look up
-    the rows of all ranks, so that they need not meet for it.
+    On a CPU the embedding stays a view of the checkpoint file, in the stored type: it is only looked up, so a tied head
+    can be packed without a second copy of the largest matrix in memory. Compiled kernels look up the rows of all ranks,
+    which saves an all-reduce.
     """
 
     table: Tensor  # [rows, hidden]
     positions: Tensor | None = None  # [positions, hidden]
     segments: Tensor | None = None  # [segments, hidden]
-    head: Tensor | Packed | None = None  # [rows, hidden], packed; None: nothing is drawn
-    target: Target  # what the head was packed for
+    head: Tensor | Packed | None = None  # [rows, hidden], packed; None: a pooling model
+    target: Target  # for which the head was packed
     bias: Tensor | None = None
 
     def __init__(self, model: Model, world: World) -> None:
@@ -46,7 +46,7 @@ class Vocabulary:
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
         looked_up = slice(None) if target.team is not None else mine
         rows = read(self.name)[looked_up]
-        # Looked up in the file's own type, but for float64, which no kernel reads.
+        # Looked up in the stored type, except float64, which no kernel reads.
         path = self.name.removesuffix(".weight")
         restored = target.quantized is not None and target.quantized.restores(path)
         in_file = on_cpu and rows.dtype != torch.float64 and not restored
@@ -61,7 +61,7 @@ class Vocabulary:
     def _load_head(self, read: Read, out: Head) -> None:
         target, mine = self.target, slice(self.first, self.last)
         path = self.name.removesuffix(".weight")
-        # Of four bits the head would lose most: it chooses the token. A GPU's stays as it is.
+        # 4 bits would be too coarse for the head, which selects the token. On a GPU it is not quantized.
         head_bits: dict[WeightBits, WeightBits] = {"int4": "int8", "fp8": "stored"}
         rounded = replace(target, bits=head_bits.get(target.bits, target.bits))
         count = self.last - self.first
@@ -80,19 +80,19 @@ class Vocabulary:
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens] → [tokens, hidden]."""
-        if self.world.size == 1 or self.target.team is not None:  # whose table has all rows
+        if self.world.size == 1 or self.target.team is not None:  # the table has all rows
             return embedding(ids, self.table, dtype, self.part.scale)
         mine = (ids >= self.first) & (ids < self.last)
         rows = embedding(torch.where(mine, ids - self.first, 0), self.table, dtype, self.part.scale)
         return self.world.all_reduce(rows.masked_fill_(~mine.unsqueeze(1), 0))
 
     def entered(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        """What the first layer reads, [tokens, hidden]."""
+        """Return the input of the first layer, [tokens, hidden]."""
         x = self.summed(batch.ids, batch.positions, batch.segments, dtype)
         return x if self.norm is None else self.norm(x)
 
     def summed(self, ids: Tensor, positions: Tensor, segments: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Rows of tokens, positions and segments together, [tokens, hidden]. The three: [tokens] integers."""
+        """Return the sum of token, position and segment rows, [tokens, hidden]. Arguments: [tokens] integers."""
         x = self.embed(ids, dtype)
         if self.position_rows is not None:
             x = x.add_(embedding(positions, self.position_rows, dtype))
@@ -102,13 +102,13 @@ class Vocabulary:
 
     @property
     def position_rows(self) -> Tensor | None:
-        """[positions, hidden] from the row of position 0 on."""
+        """[positions, hidden], starting with the row of position 0."""
         part = self.part.positions
         return None if self.positions is None or part is None else self.positions[part.offset :]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
-        assert self.out is not None, "a model that pools has no logits"
+        assert self.out is not None, "a pooling model has no logits"
         y = self.products(hidden)
         if self.out.scale != 1.0:
             y = y.mul_(self.out.scale)
@@ -116,13 +116,13 @@ class Vocabulary:
         return y if cap is None else y.div_(cap).tanh_().mul_(cap)
 
     def products(self, hidden: Tensor) -> Tensor:
-        """Logits before they are scaled and capped."""
+        """Return the logits before they are scaled and capped."""
         assert isinstance(self.head, Tensor), "a compiled model multiplies by packed weights itself"
         y = self.target.multiply_fp32(hidden, self.head, self.bias)
         return y if self.world.size == 1 else self._joined(y)
 
     def _joined(self, y: Tensor) -> Tensor:
-        """Columns of all ranks. Shares that differ by a row are padded to be gathered."""
+        """Gather the columns of all ranks. Shares may differ by one column, so they are padded."""
         padded = torch.nn.functional.pad(y, (0, self.most - y.shape[1]))
         size, vocab = self.world.size, self.part.vocab
         widths = [(rank + 1) * vocab // size - rank * vocab // size for rank in range(size)]
@@ -131,8 +131,9 @@ class Vocabulary:
         )
 
 
-class SourceEmbedding:
-    """What the encoder in front of a decoder reads: rows of the decoder's table, positions and a norm of its own."""
+class EncoderEmbedding:
+    """Embedding of the encoder of an encoder-decoder model: the decoder's token table with separate positions and
+    norm."""
 
     positions: Tensor | None = None  # [positions, hidden]
 
@@ -147,17 +148,17 @@ class SourceEmbedding:
 
     @property
     def position_rows(self) -> Tensor | None:
-        """[positions, hidden] from the row of position 0 on."""
+        """[positions, hidden], starting with the row of position 0."""
         part = self.part.positions
         return None if self.positions is None or part is None else self.positions[part.offset :]
 
     def entered(self, ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the first layer reads, [tokens, hidden]."""
+        """Return the input of the first layer, [tokens, hidden]."""
         x = self.summed(ids, positions, dtype)
         return x if self.norm is None else self.norm(x)
 
     def summed(self, ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows of tokens and positions together, [tokens, hidden]. Both: [tokens] integers."""
+        """Return the sum of the rows of tokens and positions, [tokens, hidden]. Arguments: [tokens] integers."""
         x = self.vocabulary.embed(ids, dtype)
         if self.position_rows is not None:
             x = x.add_(embedding(positions, self.position_rows, dtype))
@@ -165,8 +166,7 @@ class SourceEmbedding:
 
 
 def added_rows(read: Read, root: str, part: Lookup | None, hidden: int, target: Target) -> Tensor | None:
-    """[rows, hidden] of a table beside that of the tokens: of the checkpoint, where it lies if it can be read there, or
-    computed."""
+    """Return a position or segment table, [rows, hidden]: computed, or from the checkpoint (mapped on a CPU)."""
     if part is None:
         return None
     if part.period is not None:

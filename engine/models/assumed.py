@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint whose weights are not here, as its config.json declares them: enough for a plan.
+"""Tensors of a checkpoint without weight files, derived from config.json. They are sufficient for a plan.
 
-Names and shapes follow from the declaration. The element type is that of config.json, or else bfloat16; quantized
-projections have the first type that their format stores.
+Names and shapes follow from the declaration. The element type is that of config.json, or bfloat16 if it has none.
+Quantized projections have the first type that their format stores.
 """
 
 import math
@@ -17,7 +17,7 @@ UNSAID = "bfloat16"  # the element type of most checkpoints
 
 
 def assumed_tensors(model: Model, quantization: Quantization | None, file: Path, dtype: str) -> dict[str, TensorInfo]:
-    """Return one tensor for each that the declaration requires. `file`: where they would be; `dtype` "": unknown."""
+    """Return the tensors that the declaration requires. `file`: their assumed file. `dtype`: "" if unknown."""
     plain = STORED_AS[dtype or UNSAID]
     tensors: dict[str, TensorInfo] = {}
     for name, one in stored_tensors(model, quantization).items():
@@ -28,7 +28,7 @@ def assumed_tensors(model: Model, quantization: Quantization | None, file: Path,
 
 
 def assumptions(dtype: str, quantization: Quantization | None, count: int) -> tuple[str, ...]:
-    """Return the assumptions of a plan with these tensors, one statement each."""
+    """Return the assumptions of a plan with these tensors, as one statement each."""
     packed = f"{quantization}, as config.json says" if quantization else "none, as config.json names none"
     return (
         f"the {count} tensors that config.json declares; names, shapes and file sizes are not compared with files",

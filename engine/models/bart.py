@@ -1,9 +1,8 @@
-"""BART, mBART, Pegasus, Marian and M2M100 (which NLLB is one of): a decoder that attends to what an encoder made of a
-source.
+"""BART, mBART, Pegasus, Marian and M2M100 (including NLLB): encoder-decoder models with cross-attention.
 
-They differ in where norms stand, behind each sum (BART, Marian) or in front of each body with one more at the end, in
-whether embeddings are normed, and in positions, which are learned, or sines and cosines. Source and reply share one
-table of tokens.
+They differ in the placement of norms (post-norm in BART and Marian; pre-norm with a final norm in the others), in
+whether embeddings are normalised, and in positions (learned or sinusoidal). Encoder and decoder share one token
+embedding.
 
 Source: transformers modeling_bart.py, modeling_mbart.py, modeling_pegasus.py, modeling_marian.py, modeling_m2m_100.py.
 """
@@ -20,7 +19,6 @@ from engine.models.parts import (
     Attention,
     Block,
     Body,
-    Branch,
     Embedding,
     Encoder,
     Head,
@@ -28,22 +26,22 @@ from engine.models.parts import (
     Lookup,
     Model,
     Norm,
+    ResidualBlock,
     named,
 )
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """`in_front`: norms stand in front of bodies, and at the end. `normed`: embeddings are. `positions` are learned
-    (from the third row on), sines and cosines whose period counts half of a row (Marian), or of which one less, from
-    the row behind the padding id's on (fairseq). `added`: a row is added to the logits. `defaults`: of its
-    configuration class."""
+    """Properties of an architecture."""
 
-    in_front: bool
-    normed: bool
+    in_front: bool  # pre-norm, with a final norm
+    normed: bool  # the embeddings are normalised
     positions: Literal["learned", "marian", "fairseq"]
-    added: bool
-    defaults: Mapping[str, Any]
+    """learned: table whose positions start at the third row. marian: sinusoidal with period hidden / 2. fairseq:
+    sinusoidal with period hidden / 2 - 1, positions start after the row of the padding id."""
+    added: bool  # a bias row is added to the logits
+    defaults: Mapping[str, Any]  # of the configuration class in transformers
 
 
 _ALL = {"activation_function": "gelu", "max_position_embeddings": 1024, "pad_token_id": 1}
@@ -64,8 +62,8 @@ def declare(config: Mapping[str, Any]) -> Model:
     for key in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
         if c.values.get(key, True) is not True:
             raise CheckpointError(
-                f"config.json: {key} is not true; served are models with one table of tokens, which source, reply and "
-                "logits share"
+                f"config.json: {key} is not true; supported are models whose encoder, decoder and logits share one "
+                "token embedding"
             )
     hidden, longest = c.whole("d_model"), c.whole("max_position_embeddings")
     norm = LayerNorm(size=hidden, eps=1e-5)
@@ -83,9 +81,9 @@ def declare(config: Mapping[str, Any]) -> Model:
             norm=named(norm, f"{side}.layernorm_embedding") if kind.normed else None,
         )
 
-    def branch(body: Body, name: str) -> Branch:
+    def branch(body: Body, name: str) -> ResidualBlock:
         own: Norm = named(norm, name)
-        return Branch(body=body, before=own) if kind.in_front else Branch(body=body, last=own)
+        return ResidualBlock(body=body, before=own) if kind.in_front else ResidualBlock(body=body, last=own)
 
     def block(side: Literal["encoder", "decoder"]) -> Block:
         heads = c.whole(f"{side}_attention_heads")
@@ -105,7 +103,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         )
         mlp = MLP(
             hidden=hidden,
-            inner=c.whole(f"{side}_ffn_dim"),
+            intermediate_size=c.whole(f"{side}_ffn_dim"),
             act=c.activation("activation_function"),
             bias=True,
             gate=None,
@@ -133,10 +131,10 @@ def declare(config: Mapping[str, Any]) -> Model:
             embed=entered("encoder"),
             blocks=(block("encoder"),) * c.whole("encoder_layers", most=MAX_LAYERS),
             norm=end("encoder"),
-            max_source=longest,
+            max_encoder_input=longest,
             layers="encoder.layers",
         ),
-        # The table of tokens under its other names, and positions that are computed.
+        # Aliases of the token embedding, and computed positions.
         unread=tuple(
             f"{side}.{name}"
             for side in ("encoder", "decoder")

@@ -1,6 +1,6 @@
-"""BERT, RoBERTa and XLM-RoBERTa: encoders with a norm behind each sum and a learned row for each position.
+"""BERT, RoBERTa and XLM-RoBERTa: post-norm encoders with learned positions.
 
-Source: transformers modeling_bert.py, modeling_roberta.py. RoBERTa counts positions from behind the padding id.
+Source: transformers modeling_bert.py, modeling_roberta.py. RoBERTa's positions start after the padding id.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
 from engine.models.labels import classifier, dense
-from engine.models.parts import MLP, Attention, Branch, Embedding, LayerNorm, Lookup, Model, Pooler, Stage, named
+from engine.models.parts import MLP, Attention, Embedding, LayerNorm, Lookup, Model, Pooler, ResidualBlock, Stage, named
 
 _BERT, _ROBERTA = ("Bert",), ("Roberta", "XLMRoberta")
 _KINDS = ("Model", "ForSequenceClassification", "ForTokenClassification")
@@ -30,7 +30,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     kind = c.values.get("position_embedding_type") or "absolute"
     if kind != "absolute" or c.flag("is_decoder"):
         what = "is_decoder is true" if c.flag("is_decoder") else f"position_embedding_type is {kind!r}"
-        raise CheckpointError(f"config.json: {what}; served are encoders with absolute positions")
+        raise CheckpointError(f"config.json: {what}; supported are encoders with absolute positions")
     norm = LayerNorm(size=c.hidden, eps=c.number("layer_norm_eps"))
     attention = Attention(
         hidden=c.hidden,
@@ -45,7 +45,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     )
     mlp = MLP(
         hidden=c.hidden,
-        inner=c.inner,
+        intermediate_size=c.intermediate_size,
         act=c.activation(),
         bias=True,
         gate=None,
@@ -54,8 +54,8 @@ def declare(config: Mapping[str, Any]) -> Model:
         name="",
     )
     block = (
-        Branch(body=attention, last=named(norm, "attention.output.LayerNorm")),
-        Branch(body=mlp, last=named(norm, "output.LayerNorm")),
+        ResidualBlock(body=attention, last=named(norm, "attention.output.LayerNorm")),
+        ResidualBlock(body=mlp, last=named(norm, "output.LayerNorm")),
     )
     offset = c.whole("pad_token_id", least=0) + 1 if is_roberta else 0
     count = c.whole("max_position_embeddings")

@@ -15,17 +15,16 @@ from engine.api.files import open_file, real_path
 SUFFIXES = (".safetensors", ".gguf")
 PAGE = 4096
 PAGES = 256
-"""Compared pages of a file: its first and last, and others at equal distances."""
+"""Number of compared pages of a file: its first and last, and others at equal distances."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """`overwritten`: the contents of the mapped file changed. Otherwise the file was replaced, or only its modification
-    time changed. `what` describes the change."""
+    """A change of a weight file."""
 
     file: Path
-    overwritten: bool
-    what: str
+    overwritten: bool  # contents changed in place; else the file was replaced or only its modification time changed
+    what: str  # description
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class _Stamp:
 
 
 class WeightFiles:
-    """The weight files of a checkpoint folder, or one file. No file stays open."""
+    """The weight files of a checkpoint folder, or a single file. Files are not kept open."""
 
     def __init__(self, checkpoint: Path) -> None:
         files = sorted(checkpoint.glob("*")) if checkpoint.is_dir() else [checkpoint]

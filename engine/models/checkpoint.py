@@ -1,7 +1,7 @@
-"""A checkpoint directory in Hugging Face layout, read without torch and without its weights.
+"""Read a checkpoint directory in Hugging Face layout, without torch and without reading weights.
 
-config.json declares the model; the safetensors headers say which tensors there are. All that is wrong with a checkpoint
-and can be seen without reading weights is found here, so that it can be checked before anything starts.
+config.json declares the model; the safetensors headers list the tensors. Every error of a checkpoint that can be
+detected without reading weights is raised here, so that it can be checked before anything starts.
 """
 
 import difflib
@@ -36,39 +36,37 @@ from engine.models.values import check_values
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer.model", "tekken.json")
-"""Files beside a GGUF file that make its folder the checkpoint."""
+"""Files next to a GGUF file that make its folder the checkpoint."""
 AS_IT_IS = TaskConfig()
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`config` is normalised (see `engine.models.config`); `dtype` is the type the checkpoint declares for its weights;
-    `eos_token_ids` are those of config.json, then further ones of generation_config.json; `begin_ids` are what a reply
-    to a source begins with, unless a request says otherwise. `quantization` says how
-    projections are stored, if some are quantized. `modules`: sentence-transformers' files, of a model that pools."""
+    """A checkpoint without its weights."""
 
     path: Path
     architecture: str
-    config: dict[str, Any]
-    generation: dict[str, Any]
+    config: dict[str, Any]  # normalised (see `engine.models.config`)
+    generation: dict[str, Any]  # generation_config.json
     model: Model
-    dtype: str
-    eos_token_ids: tuple[int, ...]
+    dtype: str  # declared type of the weights
+    eos_token_ids: tuple[int, ...]  # from config.json, then from generation_config.json
     tensors: dict[str, TensorInfo]
     quantization: Quantization | None = None
-    modules: Modules | None = None
-    begin_ids: tuple[int, ...] = ()
-    assumed: tuple[str, ...] = ()
-    """Assumptions of a plan for a folder without weights, one statement each."""
+    modules: Modules | None = None  # sentence-transformers modules of a pooling model
+    begin_ids: tuple[int, ...] = ()  # tokens that a reply of an encoder-decoder begins with by default
+    assumed: tuple[str, ...] = ()  # assumptions of a plan for a folder without weights, one statement each
 
 
 def read_checkpoint(
     path: str | Path, trust_remote_code: bool = False, *, weights: bool = True, task: TaskConfig = AS_IT_IS
 ) -> Checkpoint:
-    """Reads config, generation config and, unless `weights` is false, safetensors headers. `task`: what it is wanted
-    for. Raises CheckpointError that names the file, TaskError for what the checkpoint cannot be. A folder's own
-    slipway_model.py is run only if `trust_remote_code` and only for an architecture that is not known here."""
+    """Read config.json, generation_config.json and, if `weights` is true, the tensor headers.
+
+    task: requested task. The folder's slipway_model.py is run only with `trust_remote_code` and only for an unknown
+    architecture. Raises CheckpointError with the file's name, or TaskError if the checkpoint does not support the
+    task."""
     folder = checkpoint_root(Path(path))
     blocks = find_gguf(folder)
     if not os.path.isdir(folder) and blocks is None:
@@ -114,8 +112,8 @@ def read_checkpoint(
 
 
 def assume_checkpoint(path: str | Path, trust_remote_code: bool = False, *, task: TaskConfig = AS_IT_IS) -> Checkpoint:
-    """Read a folder without weights, for a plan: its tensors are those that config.json declares. Raises what
-    `read_checkpoint` raises."""
+    """Read a folder without weights, for a plan. Its tensors are those that config.json declares. Raises the errors of
+    `read_checkpoint`."""
     found = read_checkpoint(path, trust_remote_code, weights=False, task=task)
     dtype = found.config["dtype"] if found.config.get("dtype") in DTYPES.values() else ""
     tensors = assumed_tensors(found.model, found.quantization, found.path / SINGLE, dtype)
@@ -124,7 +122,7 @@ def assume_checkpoint(path: str | Path, trust_remote_code: bool = False, *, task
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder has any file of weights, also of a kind that is not served."""
+    """Return whether a folder has any weight file, including unsupported kinds."""
     return any(path.suffix == ".gguf" or _holds_weights(path) for path in folder.iterdir())
 
 
@@ -133,9 +131,9 @@ def _holds_weights(path: Path) -> bool:
 
 
 def checkpoint_root(path: Path) -> Path:
-    """The checkpoint that a path means: a folder, or a GGUF file with nothing else.
+    """Return the checkpoint that a path refers to: a folder, or a single GGUF file.
 
-    A GGUF file that is the only weights of a folder with a configuration or a tokenizer means the folder.
+    A GGUF file in a folder with a configuration or a tokenizer, and with no other weights, refers to the folder.
     """
     folder = path.parent
     if (
@@ -149,7 +147,7 @@ def checkpoint_root(path: Path) -> Path:
 
 
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """The tensors of all safetensors files that the index names, or of the only file."""
+    """Return the tensors of all safetensors files in the index, or of the only file."""
     index = folder / INDEX
     if not index.exists():
         single = folder / SINGLE
@@ -161,7 +159,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"{index}: weight_map is missing or empty")
     for name in wanted.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index}: weight_map names {name!r}, which is no file of this folder")
+            raise CheckpointError(f"{index}: weight_map names {name!r}, which is not a file of this folder")
     tensors: dict[str, TensorInfo] = {}
     names = sorted(set(wanted.values()))
     for number, name in enumerate(names, 1):
@@ -176,8 +174,8 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
 
 
 def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None = None) -> None:
-    """Compares the tensors of a checkpoint with the declaration. Raises CheckpointError on the first kind of
-    difference: missing, unknown, misshapen, or of a type that is not served."""
+    """Compare the tensors of a checkpoint with the declaration. Raises CheckpointError for the first difference:
+    missing, unknown, wrong shape, or unsupported type."""
     wanted = stored_tensors(model, quantization)
     missing = [name for name, one in wanted.items() if name not in tensors and not one.optional]
     unread = [name for name in tensors if name not in wanted and not harmless(model, name)]
@@ -186,7 +184,7 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization:
         raise CheckpointError(f"{_folder(tensors)}: lacks {_listed(missing)}{_similar(missing[0], unknown)}")
     if unknown:
         owner = tensors[unknown[0]].file
-        raise CheckpointError(f"{owner}: has {_listed(unknown)}, which no part of the declared model is made of")
+        raise CheckpointError(f"{owner}: has {_listed(unknown)}, which the declared model does not use")
     for name, one in wanted.items():
         if name not in tensors:
             continue
@@ -196,7 +194,7 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization:
                 f"{info.file}: {name} has shape {list(info.shape)}, but config.json makes it {list(one.shape)}"
             )
         if one.types and info.dtype not in one.types:
-            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; served are {', '.join(one.types)}")
+            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; supported are {', '.join(one.types)}")
 
 
 def _read_config(folder: Path, blocks: Path | None) -> dict[str, Any]:
@@ -243,7 +241,7 @@ def _declared(declare: Declare, config: dict[str, Any], place: str) -> Model:
 
 
 def _dtype(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
-    """What config.json says, or else the type of the largest tensor; bfloat16, for its range, where that is packed."""
+    """Return the type in config.json, else that of the largest tensor, else (quantized) bfloat16, for its range."""
     declared = config.get("dtype")
     if declared in DTYPES.values():
         return str(declared)
@@ -264,7 +262,7 @@ def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[
 
 
 def _begin_ids(config: dict[str, Any], generation: dict[str, Any], place: Path) -> tuple[int, ...]:
-    """The decoder's first token and the one that is forced behind it, as transformers' generate takes them."""
+    """Return the decoder's first token and the forced token after it, as in transformers' generate."""
 
     def token(key: str) -> int | None:
         value = generation.get(key, config.get(key))

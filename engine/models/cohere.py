@@ -1,13 +1,13 @@
-"""Command R: attention and MLP read one layer norm (no bias) and are summed; interleaved rope; scaled logits.
+"""Command R: parallel attention and MLP after one layer norm (without bias); interleaved RoPE; scaled logits.
 
-Source: transformers modeling_cohere.py. Command R+ also norms q and k, each head with a weight of its own.
+Source: transformers modeling_cohere.py. Command R+ also normalises q and k, with separate weights for each head.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, LayerNorm, Model, Parallel, named
+from engine.models.parts import MLP, Attention, Embedding, Head, LayerNorm, Model, Parallel, ResidualBlock, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("CohereForCausalLM",)
@@ -34,9 +34,9 @@ def declare(config: Mapping[str, Any]) -> Model:
         qk_norm=LayerNorm(size=c.head_dim, eps=eps, bias=False) if c.flag("use_qk_norm") else None,
         qk_norm_span="own",
     )
-    both = Parallel(bodies=(attention, MLP(hidden=c.hidden, inner=c.inner, act=c.activation())))
+    both = Parallel(bodies=(attention, MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation())))
     norm = LayerNorm(size=c.hidden, eps=eps, bias=False)
-    block = (Branch(before=named(norm, "input_layernorm"), body=both),)
+    block = (ResidualBlock(before=named(norm, "input_layernorm"), body=both),)
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),
         blocks=(block,) * c.layers,

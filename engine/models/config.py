@@ -1,8 +1,8 @@
-"""A checkpoint's config.json in one spelling, with typed access.
+"""Typed access to a checkpoint's config.json in a normalised form.
 
-Hugging Face configurations come in an old spelling (rope_theta and rope_scaling at the top, torch_dtype) and a new one
-(rope_parameters, flat or one for each kind of layer, dtype), and may lie in a text_config. `normalised` makes one flat
-dict of either; `Config` reads keys with the type they must have; missing keys take the defaults of the architecture,
+Hugging Face configurations exist in an old form (rope_theta and rope_scaling at the top level, torch_dtype) and a new
+form (rope_parameters, flat or for each kind of layer, dtype), and may be nested in a text_config. `normalised` converts
+both into one flat dict. `Config` reads keys with the required type. Missing keys get the defaults of the architecture,
 which are those of its configuration class in transformers.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 
-MAX_SIZE = 2**31 - 1  # of any size: kernels count in 32 bits
+MAX_SIZE = 2**31 - 1  # limit of every size: kernels use 32-bit sizes
 MAX_LAYERS = 4096
-MAX_EXPERTS = 262_144  # of all layers together: 15,000 in the largest models
+MAX_EXPERTS = 262_144  # limit for all layers together; the largest models have 15,000
 MAX_LABELS = 1_000_000
-MAX_SHOWN = 200  # characters of a value in a message
+MAX_SHOWN = 200  # maximum length of a value in a message
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -30,7 +30,7 @@ ACTIVATIONS = {
 
 
 def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
-    """One flat dict: a nested text_config over the outer keys (the outer architectures win), dtype for torch_dtype."""
+    """Return one flat dict: keys of a nested text_config override outer keys, except architectures."""
     flat = {key: value for key, value in config.items() if key != "text_config"}
     inner = config.get("text_config")
     if isinstance(inner, dict):
@@ -42,14 +42,14 @@ def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a value of config.json for a message, cut to a readable length."""
+    """Return a value of config.json for a message, truncated to a readable length."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 @dataclass(frozen=True)
 class Config:
-    """Keys of a normalised configuration. An explicit null is kept apart from a missing key: it means "none"."""
+    """Keys of a normalised configuration. An explicit null differs from a missing key: it means "none"."""
 
     values: Mapping[str, Any]
 
@@ -96,7 +96,7 @@ class Config:
     def activation(self, key: str = "hidden_act") -> str:
         value = self._known(key)
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise CheckpointError(f"config.json: {key} is {shown(value)}; served are {', '.join(ACTIVATIONS)}")
+            raise CheckpointError(f"config.json: {key} is {shown(value)}; supported are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 
     @property
@@ -104,7 +104,7 @@ class Config:
         return self.whole("hidden_size")
 
     @property
-    def inner(self) -> int:
+    def intermediate_size(self) -> int:
         return self.whole("intermediate_size")
 
     @property
@@ -130,12 +130,12 @@ class Config:
         return self.whole_or_none("head_dim") or self.hidden // self.heads
 
     def window(self, key: str = "sliding_window") -> int | None:
-        """The attention window, or None where it never cuts anything off."""
+        """Return the attention window, or None if it is not smaller than the context."""
         size = self.whole_or_none(key)
         return None if size is None or size >= self.whole("max_position_embeddings") else size
 
     def layer_types(self, default: tuple[str, ...]) -> tuple[str, ...]:
-        """The kind of each layer, "full_attention" or "sliding_attention"."""
+        """Return the kind of each layer, "full_attention" or "sliding_attention"."""
         kinds = self.values.get("layer_types")
         kinds = tuple(kinds) if isinstance(kinds, list) else default
         kinds = tuple(kind if isinstance(kind, str) else shown(kind) for kind in kinds)
@@ -148,8 +148,8 @@ class Config:
         return kinds
 
     def experts(self) -> tuple[int, int]:
-        """How many experts there are, and how many of them a token takes. Newer exporters write num_local_experts for
-        every architecture; where both keys are there, as in a default and a file, that one wins."""
+        """Return the number of experts and the number of experts per token. Newer exporters write num_local_experts for
+        every architecture; it has precedence over num_experts, which may come from the defaults."""
         key = "num_experts" if self.values.get("num_local_experts") is None else "num_local_experts"
         count, chosen = self.whole(key, most=MAX_EXPERTS // self.layers), self.whole("num_experts_per_tok")
         if chosen > count:
@@ -160,8 +160,8 @@ class Config:
         return count, chosen
 
     def sparse_layers(self) -> tuple[bool, ...]:
-        """Which layers have experts in Qwen's way: every decoder_sparse_step-th one, but for those in
-        mlp_only_layers."""
+        """Return for each layer whether it has experts, by Qwen's rule: every decoder_sparse_step-th layer except those
+        in mlp_only_layers."""
         step, plain = self.whole("decoder_sparse_step"), self.values.get("mlp_only_layers") or []
         if not isinstance(plain, list) or not all(isinstance(layer, int) for layer in plain):
             raise CheckpointError(

@@ -1,6 +1,6 @@
-"""The families of architectures that are served, and which one serves a name.
+"""Registry of supported model families and their architectures.
 
-A family is a module with `ARCHITECTURES`, the names in config.json that it serves, and `declare(config) -> Model`.
+A family is a module with `ARCHITECTURES`, the names in config.json that it supports, and `declare(config) -> Model`.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,8 +27,8 @@ from engine.models import (
     qwen3_moe,
     starcoder2,
 )
-from engine.models.kinship import unsupported
 from engine.models.parts import Model
+from engine.models.unsupported import unsupported
 
 Declare = Callable[[Mapping[str, Any]], Model]
 
@@ -43,7 +43,8 @@ KINDS = {"decoder": DECODERS, "encoder-decoder": TRANSLATORS, "encoder": POOLED}
 
 
 def declaration(architecture: str, config: Mapping[str, Any] | None = None) -> Declare:
-    """Return the function that declares models of this architecture. Raises UnknownArchitecture with the closest."""
+    """Return the function that declares models of this architecture. Raises UnknownArchitecture, which suggests the
+    closest supported one."""
     if architecture in ARCHITECTURES:
         return ARCHITECTURES[architecture]
     supported = {kind: [name for family in of for name in family.ARCHITECTURES] for kind, of in KINDS.items()}

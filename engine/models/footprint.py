@@ -1,10 +1,11 @@
-"""What one rank holds of a model's weights, to the byte: every tensor with its share, its rounding and its padding.
+"""Exact weight memory of one rank in bytes: every tensor with its share, quantization and padding.
 
-Counted from the declaration and the headers alone, free of torch. Layers load by the same declarations (engine/layers),
-and packed weights are padded as kernels/cpu/packing.py says; tests compare both with what is really held, byte by byte.
+Computed from the declaration and the headers alone, without torch. Layers load by the same declarations
+(engine/layers),
+and packed weights are padded as in kernels/cpu/packing.py. Tests compare both with the allocated tensors, byte by byte.
 
-Two things are in no header: whether a gptq checkpoint's symmetric zero points are all in the middle (they are taken to
-be), and whether the groups of an act-order checkpoint are neighbours after all (they are taken not to be).
+Two properties are not in the headers: whether all symmetric zero points of a gptq checkpoint are the midpoint (assumed
+true), and whether the groups of an act-order checkpoint are contiguous (assumed false).
 """
 
 import math
@@ -47,12 +48,12 @@ Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
 PARTS: tuple[Part, ...] = ("embedding", "attention", "mlp", "experts", "norms", "head")
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-INT4_GROUP = 32  # inputs that share a scale of weights rounded to 4 bits at load
+INT4_GROUP = 32  # number of inputs that share a scale in weights quantized to 4 bits at load time
 SCALE_SIZE = 2  # bytes of that scale, float16
 
 
 class Tiling(Protocol):
-    """How compiled kernels cut weights (kernels/cpu/library.py)."""
+    """Tile sizes of the compiled kernels (kernels/cpu/library.py)."""
 
     @property
     def width(self) -> int: ...
@@ -64,16 +65,15 @@ class Tiling(Protocol):
 
 @dataclass(frozen=True)
 class Holder:
-    """What the weights are loaded for. `tiling`: of the compiled kernels; None: torch or Triton multiplies. `fp8`:
-    matrices of a checkpoint in fp8 stay so, as Triton multiplies by them."""
+    """Target for which weights are loaded."""
 
     dtype: Dtype
     device: Literal["cpu", "cuda"] = "cpu"
-    tiling: Tiling | None = None
+    tiling: Tiling | None = None  # of the compiled kernels; None: torch or Triton multiplies
     bits: WeightBits = "stored"
     rank: int = 0
     ranks: int = 1
-    fp8: bool = False
+    fp8: bool = False  # fp8 matrices of a checkpoint are kept in fp8, because Triton kernels multiply by them
 
     @property
     def element_bytes(self) -> int:
@@ -81,17 +81,15 @@ class Holder:
 
 
 class Holding(NamedTuple):
-    """Some bytes that are held: the product of `factors`, of which the last is a number of bytes. `mapped`: they are
-    read where they lie in the checkpoint's file, in the page cache. `temporary`: bytes that making them takes. `read`:
-    bytes of the checkpoint's files that are resident meanwhile."""
+    """A piece of memory, with the size as a product of `factors`."""
 
     part: Part
     name: str
-    what: str
-    factors: tuple[int, ...]
-    mapped: bool = False
-    temporary: int = 0
-    read: int = 0
+    what: str  # data type, for people
+    factors: tuple[int, ...]  # the last one is a number of bytes
+    mapped: bool = False  # used directly in the mapped checkpoint file (page cache)
+    temporary: int = 0  # additional bytes while it is loaded
+    read: int = 0  # bytes of the checkpoint's files that are resident meanwhile
 
     @property
     def bytes(self) -> int:
@@ -101,12 +99,12 @@ class Holding(NamedTuple):
 def weight_bytes(
     model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None, holder: Holder
 ) -> int:
-    """Bytes of all weights that one rank holds in memory of their own."""
+    """Return the bytes of all weights that one rank allocates."""
     return sum(part_bytes(footprint(model, tensors, quantization, holder)).values())
 
 
 def part_bytes(holdings: tuple[Holding, ...]) -> dict[str, int]:
-    """Bytes of each part in memory of its own; parts that a model lacks are left out."""
+    """Return the allocated bytes of each part that the model has."""
     present = {one.part for one in holdings}
     return {p: sum(one.bytes for one in holdings if one.part == p and not one.mapped) for p in PARTS if p in present}
 
@@ -116,7 +114,7 @@ def mapped_bytes(holdings: tuple[Holding, ...]) -> int:
 
 
 def loading_bytes(holdings: tuple[Holding, ...]) -> int:
-    """The most that loading takes at once: what is held by then, and what making the next matrix takes beside."""
+    """Return the peak memory of loading: everything loaded so far plus the temporary memory of the next matrix."""
     most = held = 0
     for one in holdings:
         held += 0 if one.mapped else one.bytes
@@ -125,15 +123,15 @@ def loading_bytes(holdings: tuple[Holding, ...]) -> int:
 
 
 def temporary_bytes(holdings: tuple[Holding, ...]) -> int:
-    """The most that making one matrix takes beside it; on a GPU that is memory of the host."""
+    """Return the largest additional memory for loading one matrix; on a GPU this is host memory."""
     return max((one.temporary for one in holdings), default=0)
 
 
 def footprint(
     model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None, holder: Holder
 ) -> tuple[Holding, ...]:
-    """Everything that one rank holds, in the order in which it is loaded. Raises ValueError where the ranks cannot
-    share the model's heads or rows."""
+    """Return all memory of one rank, in loading order. Raises ValueError if the model's heads or rows cannot be divided
+    among the ranks."""
     return tuple(_Footprint(model, tensors, quantization, holder).holdings())
 
 
@@ -174,7 +172,7 @@ class _Footprint:
     # Parts
 
     def _pooler(self, pooler: Pooler) -> Iterator[Holding]:
-        """All of it in float32, whatever the checkpoint has, and on each rank."""
+        """Yield the pooler, which every rank has completely and in float32."""
         for stage in pooler.stages:
             match stage:
                 case Dense(linear=linear, path=path):
@@ -210,7 +208,7 @@ class _Footprint:
         yield from self._linear("experts", router_linear(part), path, rounded=False)
         routed = routed_mlps(part)
         pieces = [row.source for linear in mlp_linears(routed[0]) for row in linear.rows]
-        counted: dict[tuple[str, ...], tuple[str, tuple[Holding, ...]]] = {}  # 18,000 matrices are of a few kinds
+        counted: dict[tuple[str, ...], tuple[str, tuple[Holding, ...]]] = {}  # up to 18,000 matrices of a few kinds
         for mlp in routed:
             name = join(path, mlp.name)
             kinds = tuple(self._stored(f"{name}.{piece}.weight") for piece in pieces)
@@ -232,13 +230,13 @@ class _Footprint:
             yield Holding("norms", f"{name} (bias)", "float32", (norm.size, 4), self._in_file(f"{name}.bias"))
 
     def _in_file(self, name: str) -> bool:
-        """Whether a float32 tensor is used where it lies; one that lies at an odd place is copied."""
+        """Return whether a float32 tensor is used in the mapped file; a misaligned one is copied."""
         info = self.tensors.get(name)
         return self.to.device == "cpu" and self._stored(name) == "F32" and (info is None or info.offset % 4 == 0)
 
     def _vocabulary(self) -> Iterator[Holding]:
-        """The embedding is looked up where it lies on a CPU, unless no kernel reads its type; compiled kernels look up
-        the rows of all ranks. A tied head that is not changed is the same memory."""
+        """Yield embedding and head. On a CPU the embedding is used in the mapped file, unless no kernel reads its type.
+        Compiled kernels look up the rows of all ranks. An unmodified tied head shares the embedding's memory."""
         embed, head, to = self.model.embed, self.model.head, self.to
         path = join(self.model.root, embed.name)
         _, rows = rows_of(embed.vocab, to.rank, to.ranks)
@@ -271,7 +269,7 @@ class _Footprint:
             yield Holding("head", f"{head.name} (bias)", to.dtype, (rows, to.element_bytes), mapped=in_file)
 
     def _added(self, embed: Embedding) -> Iterator[Holding]:
-        """Small tables beside that of the tokens, and the norm of what is looked up."""
+        """Yield the position and segment tables, and the norm of the embeddings."""
         for table in (embed.positions, embed.segments):
             if table is not None and table.period is not None:
                 factors = table.count, embed.hidden, self.to.element_bytes
@@ -282,7 +280,7 @@ class _Footprint:
             yield from self._norm(embed.norm, self.model.root)
 
     def _lookup(self, path: str, count: int, hidden: int) -> Holding:
-        """A table of a checkpoint, which every rank has whole."""
+        """Return a table that every rank has completely."""
         to, stored = self.to, self._stored(f"{path}.weight")
         in_file = to.device == "cpu" and stored != "F64"
         kept = stored if in_file else HEADER_NAMES[to.dtype]
@@ -317,12 +315,12 @@ class _Footprint:
             yield one._replace(read=read)
 
     def _file_bytes(self, path: str) -> int:
-        """Bytes of a projection's matrix in the checkpoint's files; scales and zero points are small."""
+        """Return the size of a projection's matrix in the checkpoint's files, without scales and zero points."""
         found = (self.tensors.get(f"{path}.{suffix}") for suffix in MATRIX_SUFFIXES)
         return sum(info.bytes for info in found if info is not None)
 
     def _matrix(self, part: Part, linear: Linear, path: str, *, rounded: bool, stacked: bool) -> Iterator[Holding]:
-        """stacked: of a routed expert, which is no matrix of its own where it could stay in fp8."""
+        """Yield one matrix. stacked: of a routed expert, which is part of a stacked tensor and never kept in fp8."""
         to, cut = self.to, linear.split == "rows"
         rows = sum((self._share(one.units) if cut else one.units) * one.width for one in linear.rows)
         inputs = self._share(linear.inputs) if linear.split == "inputs" else linear.inputs
@@ -352,7 +350,7 @@ class _Footprint:
     def _stored_fp8(
         self, part: Part, name: str, linear: Linear, sources: list[str], rows: int, inputs: int
     ) -> Iterator[Holding]:
-        """The checkpoint's own fp8, with a scale for each output, or for as many as share a block wherever they lie."""
+        """Yield a matrix in the checkpoint's fp8, with a scale for each output or for each block."""
         scheme = self.schemes[sources[0]]
         yield Holding(part, name, "fp8", (rows, inputs, 1), temporary=rows * inputs)
         scales: tuple[int, ...] = (rows, 4)
@@ -363,7 +361,7 @@ class _Footprint:
             yield Holding(part, f"{name} (scale of the inputs)", "float32", (4,))
 
     def _places(self, linear: Linear) -> Iterator[tuple[int, int]]:
-        """Where the pieces of a rank's matrix begin, in their sources and in the matrix."""
+        """Yield the start of each piece of a rank's matrix, in its source and in the matrix."""
         at = 0
         for piece in linear.rows:
             first, units = (0, piece.units)
@@ -375,7 +373,7 @@ class _Footprint:
     def _rounded_fp8(
         self, part: Part, name: str, rows: int, inputs: int, stored_bytes: int, restoring: int
     ) -> Iterator[Holding]:
-        """Plain numbers that are rounded to fp8, an output by a scale."""
+        """Yield a matrix that is quantized to fp8 at load time, with a scale for each output."""
         chunk = min(rows, ROUNDED_ROWS) * inputs * 4 * 3
         temporary = rows * inputs * stored_bytes + chunk + restoring
         yield Holding(part, name, "fp8", (rows, inputs, 1), temporary=temporary)
@@ -384,7 +382,7 @@ class _Footprint:
     def _packed(
         self, part: Part, name: str, rows: int, inputs: int, stored: str, bits: WeightBits, restoring: int = 0
     ) -> Iterator[Holding]:
-        """Plain numbers, as they are or rounded here."""
+        """Yield a packed matrix, unquantized or quantized at load time."""
         assert self.to.tiling is not None, "only compiled kernels pack"
         tiling, elements = self.to.tiling, rows * inputs
         if bits == "stored":
@@ -410,11 +408,11 @@ class _Footprint:
     def _packed_numbers(
         self, part: Part, name: str, sources: list[str], schemes: list[Scheme], rows: int, inputs: int
     ) -> Iterator[Holding]:
-        """The checkpoint's own whole numbers."""
+        """Yield a packed matrix of the checkpoint's own integers."""
         assert self.to.tiling is not None, "only compiled kernels pack"
         tiling = self.to.tiling
         first, elements = schemes[0], rows * inputs
-        temporary = 6 * elements  # unpacked, joined, padded and put in order, a byte each
+        temporary = 6 * elements  # unpacked, joined, padded and reordered, one byte each
         if first.bits == 8 and first.group is None:
             side, word = (16, 64) if tiling.matrix else (2 * tiling.width, tiling.word8)
             yield Holding(part, name, "int8", (_up(rows, side), _up(inputs, word), 1), temporary=temporary)
@@ -429,30 +427,31 @@ class _Footprint:
         if any(scheme.ordered for scheme in schemes) and first.group is not None:
             yield Holding(part, f"{name} (order)", "int32", (inputs, 4))
 
-    # What the checkpoint has
+    # Types in the checkpoint
 
     def _stored(self, name: str) -> str:
         info = self.tensors.get(name)
         return "F32" if info is None or info.dtype not in ELEMENT_BYTES else info.dtype
 
     def _stored_type(self, sources: list[str]) -> str:
-        """In which the checkpoint holds all of these weights; F32 where they differ or are restored."""
+        """Return the type in which the checkpoint stores all of these weights; F32 if they differ or are
+        dequantized."""
         kinds = {"F32" if self._restored(source) else self._stored(f"{source}.weight") for source in sources}
         return kinds.pop() if len(kinds) == 1 else "F32"
 
     def _restored(self, path: str) -> bool:
-        """Whether a weight is read as other numbers than its file has."""
+        """Return whether a weight is dequantized when it is read."""
         scheme = self.schemes.get(path)
         return scheme is not None and scheme.form != "turned"
 
     def _numbers(self, sources: list[str]) -> list[Scheme] | None:
-        """The schemes of sources that are multiplied by in whole numbers; None where some are restored, or differ."""
+        """Return the schemes of sources that are kept as integers, or None if some are dequantized or differ."""
         found = [self.schemes.get(source) for source in sources]
         schemes = [scheme for scheme in found if scheme is not None]
         return schemes if alike(found) else None
 
     def _scale_bytes(self, sources: list[str], schemes: list[Scheme]) -> int:
-        """Of each scale in groups: the type that all sources have, else float32."""
+        """Return the size of a group's scale in the type that all sources share, else in float32."""
         kinds = set()
         for source, scheme in zip(sources, schemes, strict=True):
             suffix = SCALE_SUFFIX.get(scheme.form)
@@ -468,13 +467,13 @@ class _Footprint:
 
 
 MATRIX_SUFFIXES = ("weight", "qweight", "weight_packed")
-ROUNDED_ROWS = 4096  # rows that are rounded at once (kernels/quantisation.py)
-RESTORING_BYTES = 16  # an element: numbers, scales and zero points in float32, and their product
+ROUNDED_ROWS = 4096  # rows that are quantized at a time (kernels/quantisation.py)
+RESTORING_BYTES = 16  # per element: numbers, scales and zero points in float32, and their product
 
 
 def _rounding(elements: int, inputs: int, stored_bytes: int, bits: WeightBits) -> int:
-    """Bytes that rounding a matrix takes beside what it becomes: the matrix twice as it is stored, then its numbers in
-    the orders in which they pass, and some rows of them in float32 several times over."""
+    """Return the additional memory for quantizing a matrix: the matrix twice in its stored type, then its integers in
+    several layouts, and some rows of it in float32 several times."""
     chunk = min(elements, ROUNDED_ROWS * inputs) * 4 * (9 if bits == "int4" else 3)
     return max(2 * stored_bytes * elements, (stored_bytes + 1) * elements + chunk, 6 * elements)
 

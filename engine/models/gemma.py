@@ -1,8 +1,8 @@
-"""Gemma 2 and 3 (text): norms before and after each body, window and full attention in turns, scaled embedding.
+"""Gemma 2 and 3 (text): norms before and after each body, alternating window and full attention, scaled embedding.
 
 Source: transformers modeling_gemma2.py, modeling_gemma3.py. Norm weights are stored minus one. Gemma 2 caps scores and
-logits with tanh; Gemma 3 norms q and k and gives its windowed layers an unscaled rope with a base of their own. That of
-EmbeddingGemma reads both ways.
+logits with tanh. Gemma 3 normalises q and k, and its windowed layers have an unscaled RoPE with a separate base.
+EmbeddingGemma is bidirectional.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Block, Branch, Embedding, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Block, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, local_rope, rope
 
 ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
@@ -46,19 +46,21 @@ def declare(config: Mapping[str, Any]) -> Model:
         causal=causal,
     )
     size = c.whole_or_none("sliding_window")
-    # Both ways a position reads half of the window on either side.
+    # In a bidirectional model, a position attends to half of the window on either side.
     window = c.window() if causal or size is None else size // 2 + 1
     windowed = replace(full, window=window, rope=local_rope(c) if third else positions)
     norm = RMSNorm(size=c.hidden, eps=eps, offset=1.0)
-    feed = Branch(
+    feed = ResidualBlock(
         before=named(norm, "pre_feedforward_layernorm"),
-        body=MLP(hidden=c.hidden, inner=c.inner, act=c.activation("hidden_activation")),
+        body=MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation("hidden_activation")),
         after=named(norm, "post_feedforward_layernorm"),
     )
 
     def block(kind: str) -> Block:
         body = {"full_attention": full, "sliding_attention": windowed}[kind]
-        mixer = Branch(before=named(norm, "input_layernorm"), body=body, after=named(norm, "post_attention_layernorm"))
+        mixer = ResidualBlock(
+            before=named(norm, "input_layernorm"), body=body, after=named(norm, "post_attention_layernorm")
+        )
         return (mixer, feed)
 
     pattern = c.whole("sliding_window_pattern") if third else 2
@@ -68,6 +70,6 @@ def declare(config: Mapping[str, Any]) -> Model:
         blocks=tuple(block(kind) for kind in c.layer_types(usual)),
         norm=named(norm, "norm"),
         head=Head(tied=c.flag("tie_word_embeddings"), softcap=c.number_or_none("final_logit_softcapping")),
-        # The long-context checkpoints state the reached length and keep a linear factor, which must not count twice.
+        # Long-context checkpoints state the extended length and keep a linear factor, which must not be applied twice.
         max_context=c.whole("max_position_embeddings") if third else claimed_context(c, positions),
     )

@@ -1,8 +1,8 @@
-"""A checkpoint whose weights lie in one GGUF file: its tensors under the names and in the order of Hugging Face.
+"""Read a checkpoint from one GGUF file, with its tensors under the names and in the layout of Hugging Face.
 
-config.json is taken where the folder has one, else it is made of the file's own keys. llama.cpp's converter turns the
-rows of Llama's q and k, in each head the two halves to pairs; `Scheme.heads` says where they must be turned back.
-Source: ggml's description of GGUF, llama.cpp's convert_hf_to_gguf.py.
+The configuration is the folder's config.json, or is derived from the keys in the file. llama.cpp's converter permutes
+the rows of Llama's q and k from halves to interleaved pairs in each head; `Scheme.heads` marks matrices that must be
+permuted back. Source: ggml's description of GGUF, llama.cpp's convert_hf_to_gguf.py.
 """
 
 import importlib.util
@@ -41,23 +41,23 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-FREQUENCIES = "rope_freqs.weight"  # of llama3's rotary scaling, which config.json says as well
+FREQUENCIES = "rope_freqs.weight"  # llama3's RoPE scaling factors, which config.json also has
 MAX_FACTOR_BYTES = 1 << 16
-# Keys with tokens that end a reply, and texts of control tokens that do where an old converter wrote no key for them.
+# Keys of tokens that end a reply, and texts of such control tokens for files of old converters without these keys.
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
 _CONTROL = 3  # tokenizer.ggml.token_type
-BITS = {"Q4_0": 4, "Q8_0": 8}  # blocks of 32 with a scale in float16, held as they are; other types are restored
+BITS = {"Q4_0": 4, "Q8_0": 8}  # blocks of 32 with a float16 scale, kept as integers; other types are dequantized
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str, TensorInfo], Quantization | None]:
-    """Return the tensors of a file by their names in the declaration, and how those that are not plain are stored."""
+    """Return the tensors of a file by their names in the declaration, and the schemes of those that are not plain."""
     found = read_gguf(file)
     kind = str(found.require("general.architecture"))
     if architecture not in ARCHITECTURES or ARCHITECTURES[architecture] != kind:
         raise CheckpointError(
-            f"{file}: is of a {kind!r}, and config.json declares {architecture}; served from GGUF are "
+            f"{file}: is of a {kind!r}, and config.json declares {architecture}; supported from GGUF are "
             f"{', '.join(ARCHITECTURES)}"
         )
     tensors = {
@@ -84,20 +84,21 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
     restored = [tensors[f"{path}.weight"].dtype for path, one in schemes.items() if one.form == "gguf" and not one.bits]
     if restored and importlib.util.find_spec("gguf") is None:
         raise CheckpointError(
-            f"{file}: tensors of type {restored[0]} are restored by the package gguf, which is not installed; "
+            f"{file}: tensors of type {restored[0]} are dequantized by the package gguf, which is not installed; "
             "pip install gguf"
         )
     return tensors, Quantization("gguf", schemes) if schemes else None
 
 
 def made_config(file: Path) -> dict[str, Any]:
-    """Return what config.json would contain, from the keys of a file. Raises CheckpointError for what they lack."""
+    """Return the contents of config.json, derived from the keys of a file. Raises CheckpointError if keys are
+    missing."""
     found = read_gguf(file)
     kind = str(found.require("general.architecture"))
     names = {tensor.name: tensor for tensor in found.tensors}
     if kind not in MADE:
         raise CheckpointError(
-            f"{file}: is of a {kind!r}; served from GGUF are {', '.join(MADE)}. Another model needs its checkpoint "
+            f"{file}: is of a {kind!r}; supported from GGUF are {', '.join(MADE)}. Another model needs its checkpoint "
             "in Hugging Face's layout"
         )
     if "token_embd.weight" not in names:
@@ -128,7 +129,7 @@ def made_config(file: Path) -> dict[str, Any]:
 
 
 def _end_ids(found: GgufFile) -> list[int]:
-    """Return the tokens that end a reply, that of tokenizer.ggml.eos_token_id first."""
+    """Return the tokens that end a reply, beginning with tokenizer.ggml.eos_token_id."""
     ids = [found.keys.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
     tokens, kinds = (found.keys.get(f"tokenizer.ggml.{key}") or () for key in ("tokens", "token_type"))
     controls = (token for token, kind in enumerate(kinds[: len(tokens)]) if kind == _CONTROL)
@@ -137,10 +138,11 @@ def _end_ids(found: GgufFile) -> list[int]:
 
 
 def _rope_scaling(found: GgufFile, kind: str, factors: GgufTensor | None) -> dict[str, Any] | None:
-    """Return the scaling of rotary positions as config.json spells it, or None.
+    """Return the RoPE scaling in the form of config.json, or None.
 
-    llama3's scaling is stored as a tensor by which the frequencies are divided: the arithmetic of longrope with one
-    list of factors and no scale of the attention.
+    llama3's scaling is stored as a tensor of divisors of the frequencies, which equals longrope with one list of
+    factors
+    and no attention scale.
     """
     keys, prefix = found.keys, f"{kind}.rope.scaling"
     trained = keys.get(f"{prefix}.original_context_length", keys.get(f"{kind}.context_length"))
@@ -157,7 +159,7 @@ def _rope_scaling(found: GgufFile, kind: str, factors: GgufTensor | None) -> dic
     if form == "none":
         return None
     if form not in ("linear", "yarn"):
-        raise CheckpointError(f"{found.path}: {prefix}.type is {form!r}; served are linear and yarn")
+        raise CheckpointError(f"{found.path}: {prefix}.type is {form!r}; supported are linear and yarn")
     scaling = {"rope_type": form, "factor": _positive(found, f"{prefix}.factor")}
     if form == "yarn":
         scaling["original_max_position_embeddings"] = _positive(found, f"{prefix}.original_context_length")
@@ -192,4 +194,4 @@ def _name(file: Path, name: str) -> str:
     stem, _, suffix = name.rpartition(".")
     if stem in NAMES:
         return f"{NAMES[stem]}.{suffix}"
-    raise CheckpointError(f"{file}: has the tensor {name}, which no part of the declared model is made of")
+    raise CheckpointError(f"{file}: has the tensor {name}, which the declared model does not use")

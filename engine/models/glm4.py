@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("Glm4ForCausalLM",)
@@ -33,11 +33,21 @@ def declare(config: Mapping[str, Any]) -> Model:
         rope=positions,
         bias=(c.flag("attention_bias"), False),
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation(), gate="gate_up_proj", up="gate_up_proj")
+    mlp = MLP(
+        hidden=c.hidden,
+        intermediate_size=c.intermediate_size,
+        act=c.activation(),
+        gate="gate_up_proj",
+        up="gate_up_proj",
+    )
     norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
     block = (
-        Branch(before=named(norm, "input_layernorm"), body=attention, after=named(norm, "post_self_attn_layernorm")),
-        Branch(before=named(norm, "post_attention_layernorm"), body=mlp, after=named(norm, "post_mlp_layernorm")),
+        ResidualBlock(
+            before=named(norm, "input_layernorm"), body=attention, after=named(norm, "post_self_attn_layernorm")
+        ),
+        ResidualBlock(
+            before=named(norm, "post_attention_layernorm"), body=mlp, after=named(norm, "post_mlp_layernorm")
+        ),
     )
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),

@@ -1,4 +1,4 @@
-"""Granite 3: Llama blocks with four fixed multipliers: embedding, attention, residual, logits.
+"""Granite 3: Llama blocks with four constant multipliers: embedding, attention, residual, logits.
 
 Source: transformers modeling_granite.py.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("GraniteForCausalLM",)
@@ -35,11 +35,11 @@ def declare(config: Mapping[str, Any]) -> Model:
         scale=c.number("attention_multiplier"),
         bias=(c.flag("attention_bias"), c.flag("attention_bias")),
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation(), bias=c.flag("mlp_bias"))
+    mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation(), bias=c.flag("mlp_bias"))
     norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
     block = (
-        Branch(before=named(norm, "input_layernorm"), body=attention, scale=residual),
-        Branch(before=named(norm, "post_attention_layernorm"), body=mlp, scale=residual),
+        ResidualBlock(before=named(norm, "input_layernorm"), body=attention, scale=residual),
+        ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp, scale=residual),
     )
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden, scale=c.number("embedding_multiplier")),

@@ -1,4 +1,4 @@
-"""The headers of safetensors files: where each tensor lies, of which type and shape, without reading any weights.
+"""Read the headers of safetensors files: offset, type and shape of each tensor, without reading weights.
 
 Format: 8 bytes little-endian length n; n bytes of JSON {name: {dtype, shape, data_offsets: [begin, end)}}; the data.
 Offsets count from the end of the JSON. Source: the safetensors specification.
@@ -35,17 +35,17 @@ ELEMENT_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a checkpoint. `offset` counts from the start of the file."""
+    """One tensor of a checkpoint."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # from the start of the file
     bytes: int
 
 
 def read_headers(path: Path) -> dict[str, TensorInfo]:
-    """All tensors of one safetensors file. Raises CheckpointError naming the file where it is damaged or cut off."""
+    """Return all tensors of a safetensors file. Raises CheckpointError if it is damaged or truncated."""
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -55,13 +55,13 @@ def read_headers(path: Path) -> dict[str, TensorInfo]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if not text:
-        raise CheckpointError(f"{path}: no safetensors file, or cut off within its header ({size} bytes)")
+        raise CheckpointError(f"{path}: not a safetensors file, or truncated within its header ({size} bytes)")
     try:
         entries = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: the header is damaged: {error}") from error
     if not isinstance(entries, dict):
-        raise CheckpointError(f"{path}: the header is damaged: it is no JSON object")
+        raise CheckpointError(f"{path}: the header is damaged: it is not a JSON object")
     start = 8 + length
     return {name: _tensor(path, name, entry, start, size) for name, entry in entries.items() if name != "__metadata__"}
 
@@ -73,10 +73,10 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> TensorI
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path}: the header is damaged at tensor {name}") from error
     if begin < 0 or end < begin or any(units < 0 for units in shape):
-        raise CheckpointError(f"{path}: the header is damaged: {name} lies at bytes {begin} to {end}")
+        raise CheckpointError(f"{path}: the header is damaged: {name} has byte range {begin} to {end}")
     if start + end > size:
         raise CheckpointError(
-            f"{path}: cut off: the file has {size:,} bytes, but {name} ends at byte {start + end:,}; copy it again"
+            f"{path}: truncated: the file has {size:,} bytes, but {name} ends at byte {start + end:,}; copy it again"
         )
     if dtype in ELEMENT_BYTES and end - begin != math.prod(shape) * ELEMENT_BYTES[dtype]:
         raise CheckpointError(f"{path}: the header is damaged: {name} has {end - begin} bytes for shape {list(shape)}")

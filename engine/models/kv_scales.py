@@ -1,11 +1,11 @@
-"""Scales of an 8-bit KV cache that a checkpoint brings; pages hold k / scale and v / scale.
+"""Scales of an 8-bit KV cache in a checkpoint. Pages store k / scale and v / scale.
 
-Either a file of the folder, kv_cache_scales.json, as AMD Quark and vLLM write it, with one scale per layer for both:
+The scales are in the file kv_cache_scales.json, as written by AMD Quark and vLLM, with one scale per layer for both k
+and v (by rank, then by layer):
+    {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.0230, "1": …}}}}
 
-    {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.0230, "1": …}}}}: by rank, then by layer
-
-or tensors of one number beside the attention's own (`_NAMES`). The file is used where there are both. Sources: vLLM
-0.11 (maybe_remap_kv_scale_name), ModelOpt 0.39, llm-compressor 0.8, AutoFP8.
+or in one-element tensors next to the attention's own (`_names`). The file has precedence. Sources: vLLM 0.11
+(maybe_remap_kv_scale_name), ModelOpt 0.39, llm-compressor 0.8, AutoFP8.
 """
 
 import math
@@ -26,14 +26,14 @@ _UNUSED = ("q_scale", "prob_scale", "attn.q_scale", "attn.prob_scale")  # for at
 
 @dataclass(frozen=True)
 class KVScales:
-    """What pages of 8 bits are multiplied by, for each attention layer."""
+    """Factors by which 8-bit pages are multiplied, one for each attention layer."""
 
     k: tuple[float, ...]
     v: tuple[float, ...]
 
 
 def read_kv_scales(folder: Path, model: Model, tensors: Mapping[str, TensorInfo]) -> KVScales:
-    """Return the scales of the file, or of the tensors, or 1 for each layer. Raises CheckpointError."""
+    """Return the scales from the file, else from the tensors, else 1 for each layer. Raises CheckpointError."""
     paths = tuple(_attentions(model))
     if (folder / FILE).exists():
         both = _from_file(folder / FILE, len(paths))
@@ -51,7 +51,7 @@ def read_kv_scales(folder: Path, model: Model, tensors: Mapping[str, TensorInfo]
 
 
 def is_kv_scale(model: Model, name: str) -> bool:
-    """Whether a tensor of the checkpoint belongs to a quantized KV cache, or to attention computed in 8 bits."""
+    """Return whether a tensor belongs to a quantized KV cache, or to attention computed in 8 bits."""
     if not name.endswith("_scale"):
         return False
     return any(
@@ -61,7 +61,7 @@ def is_kv_scale(model: Model, name: str) -> bool:
 
 
 def _attentions(model: Model) -> Iterator[tuple[str, Attention]]:
-    """Yield the attention parts that keep keys and values of their own, in order, each with its path."""
+    """Yield (path, attention) for the attention parts with keys and values of their own, in order."""
     for index, block in enumerate(model.blocks):
         for branch in block:
             for body in bodies(branch):
@@ -70,7 +70,8 @@ def _attentions(model: Model) -> Iterator[tuple[str, Attention]]:
 
 
 def _names(path: str, part: Attention, which: int) -> tuple[str, ...]:
-    """Names of the scale of the keys (0) or values (1): ModelOpt's, llm-compressor's, vLLM's own, and AutoFP8's."""
+    """Return the possible names of the scale of the keys (0) or values (1): those of ModelOpt, llm-compressor, vLLM and
+    AutoFP8."""
     letter, projection = "kv"[which], part.sources[1 + which]
     own = (f"{path}.{projection}.{letter}_scale", f"{path}.{letter}_scale", f"{path}.attn.{letter}_scale")
     fused = part.sources[1] == part.sources[2]
@@ -87,10 +88,10 @@ def _pair(path: str, part: Attention, tensors: Mapping[str, TensorInfo]) -> tupl
 
 
 def _number(info: TensorInfo, name: str) -> float:
-    """Return the only number of a tensor. Raises CheckpointError."""
+    """Return the value of a one-element tensor. Raises CheckpointError."""
     sizes = {"F32": 4, "BF16": 2, "F16": 2}
     if math.prod(info.shape) != 1 or info.dtype not in sizes:
-        wanted = "a KV cache is served with one scale a layer, of type F32, BF16 or F16"
+        wanted = "a KV cache needs one scale per layer, of type F32, BF16 or F16"
         raise CheckpointError(f"{info.file}: {name} is {info.dtype} of shape {list(info.shape)}; {wanted}")
     try:
         with open_file(info.file) as file:
@@ -115,7 +116,7 @@ def _from_file(path: Path, layers: int) -> tuple[float, ...]:
             f"{path}: kv_cache.scaling_factor.0 must have a number for each layer: {error}"
         ) from error
     if len(ranks) > 1:
-        raise CheckpointError(f"{path}: has scales for {len(ranks)} ranks, and the model runs on one")
+        raise CheckpointError(f"{path}: has scales for {len(ranks)} ranks; only files for one rank are supported")
     if sorted(found) != list(range(layers)):
         raise CheckpointError(
             f"{path}: has scales for layers {sorted(found)[:3]}…, and the model has 0 to {layers - 1}"

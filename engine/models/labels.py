@@ -1,4 +1,4 @@
-"""What a classifier's configuration says of its labels, and of what is done to their logits."""
+"""Labels of a classifier and the activation of its logits, from the configuration."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -9,13 +9,13 @@ from engine.models.parts import Dense, Linear, Pool, Pooler, Rows, Stage
 
 TRAINED_AS = {"regression": "none", "single_label_classification": "softmax", "multi_label_classification": "sigmoid"}
 FUNCTIONS = {"identity": "none", "sigmoid": "sigmoid", "softmax": "softmax"}
-UNNAMED = 2  # labels of a configuration that does not say
+UNNAMED = 2  # number of labels if the configuration has none
 
 Activation = Literal["none", "softmax", "sigmoid"]
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """By number. Raises CheckpointError where id2label does not number them from 0."""
+    """Return the labels by number. Raises CheckpointError if the keys of id2label are not 0, 1, …"""
     named = config.get("id2label")
     if not isinstance(named, dict) or not named:
         count = Config.of({**config, "num_labels": config.get("num_labels") or UNNAMED})
@@ -30,15 +30,17 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def activation_of(config: Mapping[str, Any]) -> Activation:
-    """What sentence-transformers wrote of a cross-encoder, or else what the classifier was trained as; one label alone
-    is a score and goes through a sigmoid."""
+    """Return the activation: sentence-transformers' setting of a cross-encoder, else by the classifier's problem type,
+    else sigmoid for one label, which is a score, and softmax for several."""
     own = config.get("sentence_transformers")
     named = own.get("activation_fn") if isinstance(own, dict) else None
     named = named or config.get("sbert_ce_default_activation_function")
     function = str(named or "").rpartition(".")[2].lower()
     found = FUNCTIONS.get(function) or TRAINED_AS.get(str(config.get("problem_type")))
     if named and function not in FUNCTIONS:
-        raise CheckpointError(f"config.json: the activation {named!r} is not served; served are {', '.join(FUNCTIONS)}")
+        raise CheckpointError(
+            f"config.json: the activation {named!r} is not supported; supported are {', '.join(FUNCTIONS)}"
+        )
     if found is None:
         found = "sigmoid" if len(labels_of(config)) == 1 else "softmax"
     return found  # type: ignore[return-value]  # the values of the tables above
@@ -51,7 +53,7 @@ def dense(path: str, source: str, inputs: int, outputs: int, *, act: str = "none
 
 
 def classifier(config: Mapping[str, Any], pool: Pool, stages: tuple[Stage, ...], *, each_token: bool) -> Pooler:
-    """Of a prompt, or of each of its tokens."""
+    """Return the pooler of a classifier for a prompt, or for each of its tokens."""
     labels = labels_of(config)
     return Pooler(
         task="token_classify" if each_token else "classify",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Block, Branch, Embedding, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Block, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -32,14 +32,14 @@ def declare(config: Mapping[str, Any]) -> Model:
         rope=positions,
         bias=(True, False) if qwen2 else (c.flag("attention_bias"), c.flag("attention_bias")),
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation(), bias=c.flag("mlp_bias"))
+    mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation(), bias=c.flag("mlp_bias"))
     norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
     windows = layer_windows(c) if qwen2 else (c.window() if "Mistral" in architecture else None,) * c.layers
 
     def block(window: int | None) -> Block:
         return (
-            Branch(before=named(norm, "input_layernorm"), body=replace(attention, window=window)),
-            Branch(before=named(norm, "post_attention_layernorm"), body=mlp),
+            ResidualBlock(before=named(norm, "input_layernorm"), body=replace(attention, window=window)),
+            ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp),
         )
 
     return Model(
@@ -52,7 +52,7 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def layer_windows(c: Config) -> tuple[int | None, ...]:
-    """Windows in Qwen's way: switched on by use_sliding_window, for the layers from max_window_layers on."""
+    """Return the window of each layer, by Qwen's rule: with use_sliding_window, from layer max_window_layers on."""
     if not c.flag("use_sliding_window") or c.window() is None:
         return (None,) * c.layers
     first = c.whole("max_window_layers", least=0)

@@ -1,4 +1,4 @@
-"""Mixtral: Llama blocks whose MLP is one of two of a few experts, weighted by the softmax over the chosen ones.
+"""Mixtral: Llama blocks with routed experts (top 2), weighted by the softmax over the selected ones.
 
 Source: transformers modeling_mixtral.py; arXiv:2401.04088.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import Attention, Branch, Embedding, Experts, Head, Model, RMSNorm, named
+from engine.models.parts import Attention, Embedding, Experts, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("MixtralForCausalLM",)
@@ -33,12 +33,12 @@ def declare(config: Mapping[str, Any]) -> Model:
         rope=positions,
         window=c.window(),
     )
-    count, chosen = c.experts()
+    num_experts, top_k = c.experts()
     experts = Experts(
         hidden=c.hidden,
-        inner=c.inner,
-        count=count,
-        chosen=chosen,
+        intermediate_size=c.intermediate_size,
+        num_experts=num_experts,
+        top_k=top_k,
         scores="softmax_chosen",
         act=c.activation(),
         gate="w1",
@@ -48,8 +48,8 @@ def declare(config: Mapping[str, Any]) -> Model:
     )
     norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
     block = (
-        Branch(before=named(norm, "input_layernorm"), body=attention),
-        Branch(before=named(norm, "post_attention_layernorm"), body=experts),
+        ResidualBlock(before=named(norm, "input_layernorm"), body=attention),
+        ResidualBlock(before=named(norm, "post_attention_layernorm"), body=experts),
     )
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),

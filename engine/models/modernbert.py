@@ -1,6 +1,6 @@
-"""ModernBERT: a rotary encoder whose layers read the whole sequence or a window by turns, each with a base of its own.
+"""ModernBERT: an encoder with RoPE whose layers alternate between full and window attention, with separate RoPE bases.
 
-Source: transformers modeling_modernbert.py. The first layer has no norm in front of its attention.
+Source: transformers modeling_modernbert.py. The first layer has no norm before its attention.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from engine.models.parts import (
     MLP,
     Attention,
     Block,
-    Branch,
     Embedding,
     LayerNorm,
     Model,
     Pool,
     PooledNorm,
     Pooler,
+    ResidualBlock,
     named,
 )
 from engine.models.rope import rope
@@ -55,12 +55,12 @@ def declare(config: Mapping[str, Any]) -> Model:
     bodies = {}
     for kind, (key, base) in bases.items():
         theta = c.number(key) if c.values.get(key) is not None else base
-        # A position reads half of local_attention on either side.
+        # A position attends to half of local_attention on either side.
         window = c.whole("local_attention") // 2 + 1 if kind == "sliding_attention" else None
         bodies[kind] = replace(attention, rope=rope(c, theta=theta, kind=kind), window=window)
     mlp = MLP(
         hidden=c.hidden,
-        inner=c.inner,
+        intermediate_size=c.intermediate_size,
         act=c.activation("hidden_activation"),
         bias=c.flag("mlp_bias"),
         gate="Wi",
@@ -70,8 +70,8 @@ def declare(config: Mapping[str, Any]) -> Model:
 
     def block(index: int, kind: str) -> Block:
         return (
-            Branch(before=named(norm, "attn_norm") if index else None, body=bodies[kind]),
-            Branch(before=named(norm, "mlp_norm"), body=mlp),
+            ResidualBlock(before=named(norm, "attn_norm") if index else None, body=bodies[kind]),
+            ResidualBlock(before=named(norm, "mlp_norm"), body=mlp),
         )
 
     every = c.whole("global_attn_every_n_layers")

@@ -1,8 +1,9 @@
-"""The module files of sentence-transformers: what stands behind the encoder of a published embedding model.
+"""Read the module files of sentence-transformers, which define pooling and projection of an embedding model.
 
 modules.json lists Transformer, Pooling, Dense (any number) and Normalize, each in a folder with a config.json; Dense
-has weights of its own. Source: sentence_transformers/models of that library. Without Pooling it is PyLate's: a vector
-of each token, of unit length, for late interaction. Source: pylate/models/colbert.py.
+has
+weights. Source: sentence_transformers/models of that library. A list without Pooling is a PyLate model, which returns a
+normalised vector for each token (late interaction). Source: pylate/models/colbert.py.
 """
 
 from collections.abc import Mapping
@@ -33,43 +34,42 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Late:
-    """How a model of late interaction reads texts, queries and documents each in their own way. `markers`: the token
-    behind the first one (""; none). `lengths`: of all tokens together, texts are cut to it. `skipped`: tokens of a
-    document that are computed and not compared. `expands`: queries are filled up with mask tokens."""
+    """Settings of a late-interaction model. Pairs are (queries, documents)."""
 
-    markers: tuple[str, str]
-    lengths: tuple[int, int]
-    skipped: tuple[str, ...]
-    expands: bool
+    markers: tuple[str, str]  # token inserted after the first one; "": none
+    lengths: tuple[int, int]  # maximum number of tokens, to which texts are truncated
+    skipped: tuple[str, ...]  # document tokens that are computed but not compared
+    expands: bool  # queries are padded with mask tokens
 
 
 @dataclass(frozen=True)
 class Modules:
-    """`dense` in order, with the tensors of their files under the names of the folders. `longest`: tokens of a text, or
-    None. `prompts`: texts put in front, by name."""
+    """Modules of an embedding model after the transformer."""
 
     pool: Pool
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[Dense, ...] = ()  # in order; their tensors have the names of the module folders
     normalizes: bool = False
-    longest: int | None = None
-    prompts: tuple[tuple[str, str], ...] = ()
+    longest: int | None = None  # maximum number of tokens of a text
+    prompts: tuple[tuple[str, str], ...] = ()  # (name, text to prepend)
     default_prompt: str = ""
     similarity: str = "cosine"
     late: Late | None = None
-    files: tuple[tuple[str, Path], ...] = ()
+    files: tuple[tuple[str, Path], ...] = ()  # (folder, weight file) of the Dense modules
 
     def tensors(self) -> dict[str, TensorInfo]:
-        """Of all Dense modules."""
+        """Return the tensors of all Dense modules."""
         found: dict[str, TensorInfo] = {}
         for folder, file in self.files:
             if not file.exists():
-                raise CheckpointError(f"{file}: missing; {LIST} names a Dense module there, and served are safetensors")
+                raise CheckpointError(
+                    f"{file}: missing; {LIST} names a Dense module there, whose weights must be safetensors"
+                )
             found |= {f"{folder}.{name}": info for name, info in read_headers(file).items()}
         return found
 
 
 def read_modules(folder: Path) -> Modules | None:
-    """None for a folder without modules.json. Raises CheckpointError for modules that are not served."""
+    """Return the modules, or None for a folder without modules.json. Raises CheckpointError for unsupported modules."""
     if not (folder / LIST).is_file():
         return None
     listed = _read(folder / LIST)
@@ -82,8 +82,8 @@ def read_modules(folder: Path) -> Modules | None:
     is_whole = kinds[:2] == ["Transformer", "Pooling"] and len(pools) == 1
     if strange or not (is_late or is_whole) or "Normalize" in kinds[:-1]:
         raise CheckpointError(
-            f"{folder / LIST}: lists {', '.join(kinds) or 'nothing'}; served are Transformer, Pooling, any number of "
-            "Dense, and Normalize at the end, in this order, or for late interaction the same without Pooling"
+            f"{folder / LIST}: lists {', '.join(kinds) or 'nothing'}; supported are Transformer, Pooling, any number "
+            "of Dense, and Normalize at the end, in this order, or for late interaction the same without Pooling"
         )
     if is_late:
         found = Modules("first", normalizes=True, late=_late(folder / OF_THE_WHOLE))
@@ -99,8 +99,8 @@ def read_modules(folder: Path) -> Modules | None:
 
 
 def module_names(folder: Path) -> tuple[str, ...]:
-    """The files that are read of a folder with modules.json, there or not; none if that is damaged, which reading it
-    says better."""
+    """Return the files to read from a folder with modules.json, whether they exist or not. Empty if modules.json is
+    damaged; reading it then raises a better error."""
     try:
         listed = _read(folder / LIST)
     except CheckpointError:
@@ -116,7 +116,7 @@ def module_names(folder: Path) -> tuple[str, ...]:
 
 
 def _late(file: Path) -> Late:
-    """What PyLate writes of each model; nothing is guessed of one that lacks it."""
+    """Read PyLate's settings. All of them are required."""
     values = _settings(file)
     marks = values.get("query_prefix"), values.get("document_prefix")
     lengths = values.get("query_length"), values.get("document_length")
@@ -125,14 +125,13 @@ def _late(file: Path) -> Late:
     is_whole = all(isinstance(length, int) and length > 2 for length in lengths)
     if not is_texts or not is_whole or not isinstance(skipped, list) or not isinstance(expands, bool):
         raise CheckpointError(
-            f"{file}: a vector of each token comes out of this model, for late interaction; query_prefix, "
-            "document_prefix, query_length, document_length, skiplist_words and do_query_expansion must say how it "
-            "reads texts, as PyLate writes them"
+            f"{file}: this is a late-interaction model (one vector per token); query_prefix, document_prefix, "
+            "query_length, document_length, skiplist_words and do_query_expansion must be set, as PyLate writes them"
         )
     if expands and values.get("attend_to_expansion_tokens") is not True:
         raise CheckpointError(
-            f"{file}: queries are expanded by tokens that the others do not attend to (do_query_expansion without "
-            "attend_to_expansion_tokens), which is not served"
+            f"{file}: do_query_expansion without attend_to_expansion_tokens is not supported; set "
+            "attend_to_expansion_tokens to true if the model was trained so"
         )
     return Late(
         (str(marks[0]), str(marks[1])),
@@ -143,10 +142,10 @@ def _late(file: Path) -> Late:
 
 
 def _with_texts(found: Modules, folder: Path) -> Modules:
-    """What is said of texts before they become tokens."""
+    """Add the settings of texts before tokenization."""
     of_text, whole = _settings(folder / OF_THE_TEXT), _settings(folder / OF_THE_WHOLE)
     longest, prompts = of_text.get("max_seq_length"), whole.get("prompts")
-    if found.late is not None:  # what a Transformer was last set to, for either kind of text
+    if found.late is not None:  # max_seq_length is whatever the Transformer was last set to
         longest = max(found.late.lengths)
     return replace(
         found,
@@ -164,28 +163,28 @@ def _pool(file: Path) -> Pool:
     if isinstance(named, str) and named in NAMED_POOLS:
         return NAMED_POOLS[named]
     if values.get("include_prompt") is False:
-        raise CheckpointError(f"{file}: include_prompt is false; served is pooling over all tokens")
+        raise CheckpointError(f"{file}: include_prompt is false; supported is pooling over all tokens")
     if len(chosen) != 1 or chosen[0] not in POOLS:
         what = ", ".join(chosen) or repr(named)
-        raise CheckpointError(f"{file}: pools by {what}; served is one of {', '.join(POOLS)}")
+        raise CheckpointError(f"{file}: pools by {what}; supported is one of {', '.join(POOLS)}")
     return POOLS[chosen[0]]
 
 
 def _dense(file: Path, name: str) -> Dense:
     values = _settings(file)
     if values.get("use_residual") is True:
-        raise CheckpointError(f"{file}: use_residual is true, which is not served")
+        raise CheckpointError(f"{file}: use_residual is true, which is not supported")
     act = str(values.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     inputs, outputs = values.get("in_features"), values.get("out_features")
     if act not in ACTS:
-        raise CheckpointError(f"{file}: activation_function is {act}; served are {', '.join(ACTS)}")
+        raise CheckpointError(f"{file}: activation_function is {act}; supported are {', '.join(ACTS)}")
     if not isinstance(inputs, int) or not isinstance(outputs, int):
         raise CheckpointError(f"{file}: in_features and out_features must be whole numbers")
     return dense(name, "linear", inputs, outputs, act=ACTS[act], bias=values.get("bias", True) is True)
 
 
 def _settings(file: Path) -> Mapping[str, Any]:
-    """{} where there is no such file."""
+    """Return the settings in a JSON file, or {} if it does not exist."""
     value = _read(file) if file.is_file() else {}
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: must be a JSON object")

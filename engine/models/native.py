@@ -1,7 +1,7 @@
-"""Which parts of a declared model have no compiled body, so that torch computes them between two programs.
+"""Parts of a declared model without a compiled kernel, which torch computes.
 
-Free of torch and of the kernels: a plan asks before anything is loaded, and engine/layers/compiled.py writes programs
-by the same rule.
+Independent of torch and of the kernels: a plan uses it before anything is loaded, and engine/layers/compiled.py follows
+the same rule.
 """
 
 from collections import Counter
@@ -13,13 +13,13 @@ from engine.models.parts import MLP, Experts, Model, all_bodies, encoder_bodies
 
 
 def torch_parts(model: Model, activations: Collection[str]) -> tuple[str, ...]:
-    """In words, the most frequent first. activations: those that the compiled kernels have."""
+    """Return descriptions of such parts, most frequent first. activations: supported by the compiled kernels."""
     acts = Counter(act for act in _acts(model) if act not in activations)
     return tuple(f"activation {act} of {count} MLPs" for act, count in acts.most_common())
 
 
 def check_parts(model: Model, place: str) -> None:
-    """Raises CheckpointError where a declaration names what not even torch has; `place` is the file that names it."""
+    """Raise CheckpointError for an activation that torch lacks, too. `place`: the file that names it."""
     known = set(ACTIVATIONS.values())
     for act in _acts(model):
         if act not in known:
@@ -27,7 +27,7 @@ def check_parts(model: Model, place: str) -> None:
 
 
 def _acts(model: Model) -> Iterator[str]:
-    """Of every MLP; the routed experts of a layer are one."""
+    """Yield the activation of every MLP; the routed experts of a layer count as one."""
     for body in (*encoder_bodies(model), *all_bodies(model)):
         if isinstance(body, MLP | Experts):
             yield body.act

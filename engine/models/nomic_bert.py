@@ -1,7 +1,7 @@
-"""NomicBERT: a rotary encoder with gated MLPs and a norm behind each sum (nomic-embed-text).
+"""NomicBERT: a post-norm encoder with RoPE and gated MLPs (nomic-embed-text).
 
-Source: transformers modeling_nomic_bert.py. Tensors have the names of its first code, to which transformers translates
-them as it saves (conversion_mapping.py); the keys of config.json are those of either.
+Source: transformers modeling_nomic_bert.py. Tensors have the names of the original code, which transformers also uses
+when it saves (conversion_mapping.py). The keys of config.json may be those of either.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
 from engine.models.labels import classifier, dense
-from engine.models.parts import MLP, Attention, Branch, Embedding, LayerNorm, Lookup, Model, Pooler, named
+from engine.models.parts import MLP, Attention, Embedding, LayerNorm, Lookup, Model, Pooler, ResidualBlock, named
 from engine.models.rope import rope
 
 ARCHITECTURES = ("NomicBertModel", "NomicBertForSequenceClassification", "NomicBertForTokenClassification")
@@ -31,7 +31,7 @@ _OLD_KEYS = {
     "rotary_emb_base": "rope_theta",
 }
 _OLD_ACTS = {"swiglu": "silu", "geglu": "gelu"}
-# What the first code could do and the published checkpoints do not.
+# Options of the original code that no published checkpoint uses: the required values.
 _REFUSED: dict[str, Any] = {
     "prenorm": False,
     "qkv_proj_bias": False,
@@ -56,8 +56,13 @@ def declare(config: Mapping[str, Any]) -> Model:
         sources=("Wqkv", "Wqkv", "Wqkv", "out_proj"),
         name="attn",
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation(), gate="fc12", up="fc11", down="fc2")
-    block = (Branch(body=attention, last=named(norm, "norm1")), Branch(body=mlp, last=named(norm, "norm2")))
+    mlp = MLP(
+        hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation(), gate="fc12", up="fc11", down="fc2"
+    )
+    block = (
+        ResidualBlock(body=attention, last=named(norm, "norm1")),
+        ResidualBlock(body=mlp, last=named(norm, "norm2")),
+    )
     architecture = config["architectures"][0]
     return Model(
         embed=Embedding(
@@ -79,10 +84,10 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def _respelled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """In the keys of transformers. Raises CheckpointError for what is not served."""
+    """Return the configuration with the keys of transformers. Raises CheckpointError for unsupported options."""
     for key, served in _REFUSED.items():
         if config.get(key, served) != served:
-            raise CheckpointError(f"config.json: {key} is {config[key]!r}; served is {served!r}")
+            raise CheckpointError(f"config.json: {key} is {config[key]!r}; supported is {served!r}")
     named = {_OLD_KEYS.get(key, key): value for key, value in config.items()}
     act = config.get("activation_function", "swiglu")
     return {**named, "hidden_act": _OLD_ACTS.get(act, act) if isinstance(act, str) else act}

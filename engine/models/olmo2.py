@@ -1,4 +1,4 @@
-"""OLMo 2: no norm before a body but one after it; q and k are normed over the whole projection.
+"""OLMo 2: norms only after each body; q and k are normalised over the entire projection.
 
 Source: transformers modeling_olmo2.py.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("Olmo2ForCausalLM",)
@@ -28,11 +28,11 @@ def declare(config: Mapping[str, Any]) -> Model:
         qk_norm=RMSNorm(size=c.head_dim, eps=eps),
         qk_norm_span="all",
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation())
+    mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation())
     norm = RMSNorm(size=c.hidden, eps=eps)
     block = (
-        Branch(body=attention, after=named(norm, "post_attention_layernorm")),
-        Branch(body=mlp, after=named(norm, "post_feedforward_layernorm")),
+        ResidualBlock(body=attention, after=named(norm, "post_attention_layernorm")),
+        ResidualBlock(body=mlp, after=named(norm, "post_feedforward_layernorm")),
     )
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),

@@ -1,4 +1,4 @@
-"""OLMoE: many small experts in every layer; q and k are normed over the whole projection.
+"""OLMoE: many small experts in every layer; q and k are normalised over the entire projection.
 
 Source: transformers modeling_olmoe.py; arXiv:2409.02060.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
-from engine.models.parts import Attention, Branch, Embedding, Experts, Head, Model, RMSNorm, named
+from engine.models.parts import Attention, Embedding, Experts, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("OlmoeForCausalLM",)
@@ -26,7 +26,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     c = Config.of(config, **_DEFAULTS)
     eps, positions = c.number("rms_norm_eps"), rope(c)
     if c.number_or_none("clip_qkv") is not None:
-        raise CheckpointError("config.json: clip_qkv is set: queries, keys and values that are clipped are not served")
+        raise CheckpointError("config.json: clip_qkv is set: clipping of queries, keys and values is not supported")
     attention = Attention(
         hidden=c.hidden,
         heads=c.heads,
@@ -37,19 +37,19 @@ def declare(config: Mapping[str, Any]) -> Model:
         qk_norm=RMSNorm(size=c.head_dim, eps=eps),
         qk_norm_span="all",
     )
-    count, chosen = c.experts()
+    num_experts, top_k = c.experts()
     experts = Experts(
         hidden=c.hidden,
-        inner=c.inner,
-        count=count,
-        chosen=chosen,
+        intermediate_size=c.intermediate_size,
+        num_experts=num_experts,
+        top_k=top_k,
         scores="softmax_chosen" if c.flag("norm_topk_prob") else "softmax",
         act=c.activation(),
     )
     norm = RMSNorm(size=c.hidden, eps=eps)
     block = (
-        Branch(before=named(norm, "input_layernorm"), body=attention),
-        Branch(before=named(norm, "post_attention_layernorm"), body=experts),
+        ResidualBlock(before=named(norm, "input_layernorm"), body=attention),
+        ResidualBlock(before=named(norm, "post_attention_layernorm"), body=experts),
     )
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),

@@ -1,7 +1,7 @@
-"""What a model is made of: frozen, torch-free declarations. Names are the names in the checkpoint.
+"""Declaration of a model as frozen data, independent of torch. Names are those of the checkpoint.
 
-Loading, fusing, tensor parallelism, memory planning and KV state are derived from these values; no model has load code
-or a forward pass of its own.
+Loading, fusing, tensor parallelism, memory planning and KV cache layout are derived from these values; no model has its
+own load code or forward pass.
 """
 
 from dataclasses import dataclass, replace
@@ -10,31 +10,31 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Output rows of a projection that come from one source: `units` heads of `width` rows, from row `at` on."""
+    """Output rows of a projection that come from one checkpoint tensor."""
 
-    source: str
-    units: int
-    width: int = 1
-    at: int = 0
+    source: str  # the tensor's name
+    units: int  # number of heads, or of rows
+    width: int = 1  # rows per unit
+    at: int = 0  # first row in the tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """y = x W^T (+ b). `split` says which axis tensor parallelism divides: "rows", "inputs" or None."""
+    """y = x W^T (+ b)."""
 
     rows: tuple[Rows, ...]
     inputs: int
-    split: str | None
+    split: str | None  # axis that tensor parallelism divides: "rows", "inputs" or None
     bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
-    """y = x / sqrt(mean(x²) + eps) · (w + offset). `offset` 1: the checkpoint stores w - 1 (Gemma)."""
+    """y = x / sqrt(mean(x²) + eps) · (w + offset)."""
 
     size: int
     eps: float
-    offset: float = 0.0
+    offset: float = 0.0  # 1: the checkpoint stores w - 1 (Gemma)
     name: str = ""
 
 
@@ -55,14 +55,14 @@ def named(norm: Norm, name: str) -> Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
-    """All frequencies divided by `factor`."""
+    """Divide all frequencies by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicScaling:
-    """NTK: past `original` tokens the base grows with the length of the sequence."""
+    """NTK: beyond `original` tokens, the base grows with the length of the sequence."""
 
     factor: float
     original: int
@@ -78,22 +78,22 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """`attention` multiplies cos and sin; `truncate` rounds the correction range to whole dimensions."""
+    """YaRN."""
 
     factor: float
     original: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention: float = 1.0
-    truncate: bool = True
+    attention: float = 1.0  # multiplies cos and sin
+    truncate: bool = True  # round the correction range to integer dimensions
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongScaling:
-    """LongRoPE: one factor a frequency, `short` up to `original` tokens of sequence, `long` past them."""
+    """LongRoPE: one factor per frequency."""
 
-    short: tuple[float, ...]
-    long: tuple[float, ...]
+    short: tuple[float, ...]  # for sequences of up to `original` tokens
+    long: tuple[float, ...]  # for longer sequences
     original: int
     attention: float = 1.0
 
@@ -103,16 +103,16 @@ Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongSca
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary positions on the first `dim` of each head. `interleaved`: pairs are neighbours, not halves apart."""
+    """Rotary position embedding."""
 
-    dim: int
+    dim: int  # the first `dim` dimensions of each head are rotated
     theta: float
-    interleaved: bool = False
+    interleaved: bool = False  # pairs are adjacent; else they are half of `dim` apart
     scaling: Scaling | None = None
 
     def variant(self, length: int) -> int:
-        """Which rotation the tokens of a sequence of this length share: 0, or what else their keys depend on. Sequences
-        of different variants never share cached blocks."""
+        """Return an identifier of the scaling that applies to a sequence of this length. Keys depend on it, so
+        sequences of different variants never share cached blocks."""
         match self.scaling:
             case DynamicScaling(original=original):
                 return length if length > original else 0
@@ -124,15 +124,13 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Grouped-query attention. `qk_norm` norms q and k before the rotation; over what says `qk_norm_span`:
+    """Grouped-query attention, or cross-attention.
 
-    head   each head by itself, all with one weight of head_dim (Qwen3)
-    own    each head by itself, each with its own weight: [heads, head_dim] (Cohere)
-    all    the heads of the whole projection together (OLMo 2)
+    `qk_norm` normalises q and k before the rotation; `qk_norm_span` says over what:
 
-    `source`: keys and values are those of what the encoder made of the source, and every position reads all of them.
-    They are kept in the pages of the attention before it in its block, at the positions of the source, which that one
-    does not read.
+    head   each head separately, with a shared weight of head_dim (Qwen3)
+    own    each head separately, with separate weights: [heads, head_dim] (Cohere)
+    all    all heads of the projection together (OLMo 2)
     """
 
     hidden: int
@@ -142,23 +140,26 @@ class Attention:
     rope: Rope | None
     scale: float | None = None  # None: head_dim ** -0.5
     bias: tuple[bool, bool] = (False, False)  # of qkv, of o
-    qk_norm: RMSNorm | LayerNorm | None = None  # its size is head_dim, whatever the span
+    qk_norm: RMSNorm | LayerNorm | None = None  # its size is head_dim for every span
     qk_norm_span: Literal["head", "own", "all"] = "head"
-    window: int | None = None  # position n reads itself and the window - 1 before it, and behind it if not causal
-    causal: bool = True  # False: a position reads those behind it too, and nothing is kept of the sequence
+    window: int | None = None  # a position attends to itself and window - 1 positions before it (and after, not causal)
+    causal: bool = True  # False: bidirectional, without a KV cache
     softcap: float | None = None
     source: bool = False
-    sinks: bool = False  # each head has a logit more in its softmax, which is learned and has no value (gpt-oss)
-    sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Cross-attention: keys and values are computed from the encoder's output, and every position attends to all of
+    them. They are stored in the pages of the preceding self-attention of the block, at the positions of the encoder
+    input, which that self-attention does not read."""
+    sinks: bool = False  # each head has a learned additional logit in its softmax, without a value (gpt-oss)
+    sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
     name: str = "self_attn"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """down(act(gate x) · up x), or down(act(up x)) where gate is None."""
+    """down(act(gate x) · up x), or down(act(up x)) if gate is None."""
 
     hidden: int
-    inner: int
+    intermediate_size: int
     act: str = "silu"  # silu | gelu | gelu_tanh | relu | relu2
     bias: bool = False
     gate: str | None = "gate_proj"
@@ -169,21 +170,21 @@ class MLP:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Σ w_e · expert_e(x) over the `chosen` experts with the largest router logits, the lowest numbers among equals,
-    plus sigmoid(s x) · shared(x) if there is a shared expert (without `shared_gate`: shared(x) as it is).
+    """Σ w_e · expert_e(x) over the `top_k` experts with the largest router logits (ties: lowest index), plus
+    sigmoid(s x) · shared(x) if there is a shared expert, or shared(x) without `shared_gate`.
 
-    How w_e comes from the logits says `scores`:
+    `scores` defines w_e:
 
-    softmax          its share of the softmax over all experts
-    softmax_chosen   its share of the softmax over the chosen ones, which is the first one scaled to a sum of 1
+    softmax          softmax over all experts
+    softmax_chosen   softmax over the selected experts, which equals the former normalised to a sum of 1
 
-    Expert e is an MLP whose tensors are under `experts`.e; the router is a projection of its own, never rounded.
+    Expert e is an MLP with tensors under `experts`.e. The router is a separate projection, which is never quantized.
     """
 
     hidden: int
-    inner: int  # of each routed expert
-    count: int
-    chosen: int
+    intermediate_size: int  # of each routed expert
+    num_experts: int
+    top_k: int  # experts per token
     scores: Literal["softmax", "softmax_chosen"]
     act: str = "silu"
     router: str = "gate"
@@ -201,13 +202,13 @@ Body = Attention | MLP | Experts
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """Several bodies read the same normed input; their outputs are summed (Cohere)."""
+    """Several bodies with the same normalised input; their outputs are summed (Cohere)."""
 
     bodies: tuple[Body, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Branch:
+class ResidualBlock:
     """x = last(x + scale · after(body(before(x))))."""
 
     body: Body | Parallel
@@ -217,19 +218,19 @@ class Branch:
     last: Norm | None = None
 
 
-Block = tuple[Branch, ...]
+Block = tuple[ResidualBlock, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """`count` rows of which one is added to a token's embedding: that of its position, or of its segment. `offset`: the
-    row of the first. `period`: the rows are in no checkpoint but sines (the first half of a row) and cosines of
-    p · 10000^(-i / period), p the row's number."""
+    """Table with `count` rows; the row of a token's position or segment is added to its embedding."""
 
     count: int
     name: str = ""
-    offset: int = 0
+    offset: int = 0  # row of position 0
     period: int | None = None
+    """Sinusoidal table, which is not in the checkpoint: sines (first half of a row) and cosines of
+    p · 10000^(-i / period) for row p."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,47 +248,46 @@ class Embedding:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Logits = softcap(scale · (h W^T + b)). `tied`: W is the embedding. `bias`: b is that of the layer `name`.
-    `added`: the name of b where it is a row of its own, [1, vocab], which a checkpoint may lack."""
+    """Logits = softcap(scale · (h W^T + b))."""
 
-    tied: bool
+    tied: bool  # W is the embedding
     scale: float = 1.0
     softcap: float | None = None
-    bias: bool = False
-    added: str = ""
+    bias: bool = False  # b is the bias of the layer `name`
+    added: str = ""  # name of b if it is a separate tensor [1, vocab], which a checkpoint may lack
     name: str = "lm_head"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """y = act(x W^T (+ b)), in float32. `path`: that its source is under, from the top of the checkpoint."""
+    """y = act(x W^T (+ b)), in float32."""
 
     linear: Linear
-    act: str = "none"  # none | tanh | sigmoid, or that of an MLP
-    path: str = ""
+    act: str = "none"  # none | tanh | sigmoid, or an activation of MLPs
+    path: str = ""  # prefix of the tensor names, from the root of the checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogits:
-    """The logits of some tokens: rows of the matrix of that name, which has `vocab` of them."""
+    """Logits of some tokens."""
 
     tokens: tuple[int, ...]
-    source: str
-    vocab: int
+    source: str  # name of the matrix
+    vocab: int  # its number of rows
     hidden: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first of two numbers less the second."""
+    """The first of two numbers minus the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledNorm:
-    """A norm of what was pooled; `path` as for Dense."""
+    """Norm of the pooled vector."""
 
     norm: Norm
-    path: str = ""
+    path: str = ""  # as in Dense
 
 
 Stage = Dense | TokenLogits | Difference | PooledNorm
@@ -296,82 +296,76 @@ Pool = Literal["first", "last", "mean", "max"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pooler:
-    """What becomes of the hidden states of a prompt: one vector (`pool`), then `stages` in order, then `activation`,
-    which a request may do without.
-
-    `task` says what comes out: a vector for the whole (`embed`), numbers of its labels (`classify`), or those of each
-    token (`token_classify`). A vector may be cut to any of `dimensions`, before it is normalised. Without `whole` there
-    are vectors of single tokens alone."""
+    """Reduces the hidden states of a prompt to one vector (`pool`), then applies `stages` in order, then `activation`,
+    which a request may disable."""
 
     task: Literal["embed", "classify", "token_classify"]
-    width: int  # numbers that come out
+    """Output: a vector of the prompt (`embed`), scores of its labels (`classify`) or of each token's labels."""
+    width: int  # size of the output
     pool: Pool
     stages: tuple[Stage, ...] = ()
     activation: Literal["none", "normalize", "softmax", "sigmoid"] = "none"
     labels: tuple[str, ...] = ()
-    dimensions: tuple[int, ...] = ()
+    dimensions: tuple[int, ...] = ()  # lengths to which a vector may be truncated before normalisation
     any_dimensions: bool = False
-    whole: bool = True
+    whole: bool = True  # False: there are only vectors of single tokens (late interaction)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """What reads the source before a decoder whose layers attend to it: blocks of their own over embeddings of their
-    own, of which the rows of the tokens are the decoder's. `max_source`: the longest source, in tokens."""
+    """Encoder of an encoder-decoder model. Its token embedding is the decoder's."""
 
     embed: Embedding
     blocks: tuple[Block, ...]
     norm: Norm | None
-    max_source: int
+    max_encoder_input: int  # in tokens
     layers: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder, an encoder, or both. `max_context` is the longest sequence the configuration claims to support, in
-    tokens; a source, which is the first part of a sequence, counts. Those that pool have a `pooler` in the place of the
-    head. `unread` begins the names of tensors that checkpoints may have and that nothing here is computed with."""
+    """A decoder, an encoder, or both."""
 
     embed: Embedding
     blocks: tuple[Block, ...]
     norm: Norm | None
     head: Head | None
-    max_context: int
+    max_context: int  # longest supported sequence in tokens, including the encoder input
     root: str = "model"
     layers: str = "layers"
-    pooler: Pooler | None = None
+    pooler: Pooler | None = None  # in place of the head
     encoder: Encoder | None = None
-    unread: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # prefixes of tensors that checkpoints may have and that are not used
 
     @property
-    def max_source(self) -> int:
-        """0 without an encoder: all of a sequence is the decoder's."""
-        return 0 if self.encoder is None else self.encoder.max_source
+    def max_encoder_input(self) -> int:
+        """Maximum encoder input in tokens; 0 without an encoder."""
+        return 0 if self.encoder is None else self.encoder.max_encoder_input
 
 
 def attentions(model: Model) -> tuple[Attention, ...]:
-    """The attention part of each layer that has one, in order of the layers, without those that read a source."""
+    """Return the self-attention part of each layer that has one, in order."""
     return tuple(body for body in all_bodies(model) if isinstance(body, Attention) and not body.source)
 
 
-def bodies(branch: Branch) -> tuple[Body, ...]:
-    """What a branch runs on its normed input; several are summed."""
+def bodies(branch: ResidualBlock) -> tuple[Body, ...]:
+    """Return the bodies of a residual block; the outputs of several are summed."""
     return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
 
 
 def all_bodies(model: Model) -> tuple[Body, ...]:
-    """Those of all branches, in order, without an encoder's in front."""
+    """Return the bodies of all residual blocks, in order, without those of an encoder of an encoder-decoder."""
     return tuple(body for block in model.blocks for branch in block for body in bodies(branch))
 
 
 def encoder_bodies(model: Model) -> tuple[Body, ...]:
-    """Those of an encoder in front, in order."""
+    """Return the bodies of the encoder of an encoder-decoder, in order."""
     blocks = () if model.encoder is None else model.encoder.blocks
     return tuple(body for block in blocks for branch in block for body in bodies(branch))
 
 
-def keeps_nothing(model: Model) -> bool:
-    """Whether its attention reads both ways, so that a prompt is computed as a whole and nothing of it is kept."""
+def has_no_kv_cache(model: Model) -> bool:
+    """Return whether attention is bidirectional, so that a prompt is computed in one step and nothing is cached."""
     return not any(part.causal for part in attentions(model))
 
 

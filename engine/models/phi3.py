@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4-mini: Llama blocks with q, k, v in one tensor and gate, up in one; longrope; part of a head rotated.
+"""Phi-3 and Phi-4-mini: Llama blocks with fused q, k, v and fused gate, up tensors; longrope; partial rotation.
 
 Source: transformers modeling_phi3.py.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
@@ -32,11 +32,17 @@ def declare(config: Mapping[str, Any]) -> Model:
         window=c.window(),
         sources=("qkv_proj", "qkv_proj", "qkv_proj", "o_proj"),
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation(), gate="gate_up_proj", up="gate_up_proj")
+    mlp = MLP(
+        hidden=c.hidden,
+        intermediate_size=c.intermediate_size,
+        act=c.activation(),
+        gate="gate_up_proj",
+        up="gate_up_proj",
+    )
     norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
     block = (
-        Branch(before=named(norm, "input_layernorm"), body=attention),
-        Branch(before=named(norm, "post_attention_layernorm"), body=mlp),
+        ResidualBlock(before=named(norm, "input_layernorm"), body=attention),
+        ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp),
     )
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),

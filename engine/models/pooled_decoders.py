@@ -1,4 +1,4 @@
-"""Decoders that pool: their bare models, which embed, and those with a linear on the last token, which classify.
+"""Pooling decoders: bare models, which embed, and models with a linear layer on the last token, which classify.
 
 Source: transformers modeling_layers.py (GenericForSequenceClassification). The blocks are those of the causal model.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.models import gemma, llama, qwen3
 from engine.models.labels import classifier, dense
-from engine.models.parts import Model, Pool, Pooler, keeps_nothing
+from engine.models.parts import Model, Pool, Pooler, has_no_kv_cache
 
 _FAMILIES = {"Llama": llama, "Mistral": llama, "Qwen2": llama, "Qwen3": qwen3, "Gemma2": gemma, "Gemma3Text": gemma}
 _CAUSAL = {"Gemma3Text": "Gemma3ForCausalLM"}
@@ -34,8 +34,8 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def embedder(model: Model) -> Model:
-    """A decoder without its head: the state of the last token is the vector of the prompt, of one that reads both ways
-    the mean of all."""
-    pool: Pool = "mean" if keeps_nothing(model) else "last"
+    """Replace the head by a pooler: the state of the last token is the vector of the prompt, or the mean of all states
+    if attention is bidirectional."""
+    pool: Pool = "mean" if has_no_kv_cache(model) else "last"
     pooler = Pooler(task="embed", width=model.embed.hidden, pool=pool, activation="normalize")
     return replace(model, head=None, pooler=pooler, unread=UNREAD)

@@ -1,13 +1,14 @@
-"""How a checkpoint's projections are stored, by its quantization_config: which are quantized, and in which form.
+"""Find which projections of a checkpoint are quantized, and in which form, from its quantization_config.
 
-compressed-tensors: a projection is quantized if a `targets` entry of some group names it and no entry of `ignore` does;
-an entry is a module's path, `re:` and a regular expression from the path's start, or a class of torch. The others (fp8,
-awq, gptq, bitsandbytes …): all but the head and those of a list under one of SKIPPED, whose entries are the start of a
-path or a regular expression, up to a dot, or the end of a path. modelopt: all but what a
-shell's pattern under one of EXCLUDED names. Sources: compressed_tensors.utils.match,
-transformers.quantizers.quantizers_utils.should_convert_module, modelopt's exporter for checkpoints of Hugging Face.
+compressed-tensors: a projection is quantized if it matches a `targets` entry of a group and no entry of `ignore`. An
+entry is a module's path, `re:` and a regular expression that matches from the start of the path, or a torch class.
+modelopt: all projections except those that match a shell pattern under one of EXCLUDED. Other methods (fp8, awq, gptq,
+bitsandbytes …): all projections except the head and those in a list under one of SKIPPED, whose entries are the
+beginning of a path or a regular expression, up to a dot, or the end of a path. Sources:
+compressed_tensors.utils.match, transformers.quantizers.quantizers_utils.should_convert_module, modelopt's exporter for
+Hugging Face checkpoints.
 
-What is not served is refused with method, bits and reason (`engine.models.schemes`).
+Unsupported formats are refused with method, bits and reason (`engine.models.schemes`).
 """
 
 import re
@@ -17,14 +18,14 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.parts import Model
-from engine.models.schemes import Quantization, Scheme, Unserved, awq, compressed, fp8, gptq, modelopt
+from engine.models.schemes import Quantization, Scheme, UnsupportedScheme, awq, compressed, fp8, gptq, modelopt
 from engine.models.sources import linear_paths
 
 SKIPPED = ("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
 MODELOPT = "hf_quant_config.json"
 EXCLUDED = ("exclude_modules", "ignore")
 _CLASSES = ("Linear", "Module")
-# methods that store all their projections alike
+# Methods that store all projections in the same form.
 _WHOLE = {"gptq": gptq, "awq": awq, "fp8": fp8, "modelopt": modelopt}
 _INSTEAD = (
     "use a checkpoint in gptq or awq of 4 bits, fp8, compressed-tensors (pack-quantized, int-quantized or "
@@ -33,8 +34,9 @@ _INSTEAD = (
 
 
 def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Quantization | None:
-    """The form of each quantized projection; None if none is, also where a list of exceptions covers them all. Raises
-    CheckpointError that names the method and the layers of what is not served."""
+    """Return the form of each quantized projection, or None if no projection is quantized.
+
+    Raises CheckpointError with the method and the layers of an unsupported format."""
     settings = config.get("quantization_config")
     if settings is None:
         return None
@@ -48,17 +50,17 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
     method = str(settings.get("quant_method", "unknown"))
     try:
         return Quantization(method, _schemes(method, settings, groups))
-    except Unserved as reason:
+    except UnsupportedScheme as reason:
         rest = [path for path in paths if path not in groups]
         plain = f", but not {_listed(rest)}" if rest else ""
         raise CheckpointError(
-            f"{file}: the checkpoint is quantized ({_method(method, settings)}), which is not served: {reason}; "
+            f"{file}: the checkpoint is quantized ({_method(method, settings)}), which is not supported: {reason}; "
             f"{len(groups)} of {len(paths)} projections are, such as {next(iter(groups))}{plain}; {_INSTEAD}"
         ) from reason
 
 
 def modelopt_settings(values: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Return the quantization_config that ModelOpt's own file stands for; newer exporters write it into config.json.
+    """Return the quantization_config that corresponds to ModelOpt's own file. Newer exporters write config.json.
 
     {"producer": {"name": "modelopt", …}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8",
     "exclude_modules": ["lm_head"]}}. Raises CheckpointError.
@@ -74,7 +76,7 @@ def _schemes(method: str, settings: Mapping[str, Any], groups: Mapping[str, str]
         known = {name: compressed(settings, name) for name in dict.fromkeys(groups.values())}
         return {path: known[name] for path, name in groups.items()}
     if method not in _WHOLE:
-        raise Unserved(f"served are {', '.join((*_WHOLE, 'compressed-tensors'))}")
+        raise UnsupportedScheme(f"supported are {', '.join((*_WHOLE, 'compressed-tensors'))}")
     return dict.fromkeys(groups, _WHOLE[method](settings))
 
 
@@ -84,12 +86,12 @@ def _method(method: str, settings: Mapping[str, Any]) -> str:
 
 
 def quantized_paths(settings: Mapping[str, Any], paths: tuple[str, ...], head: str, where: str) -> tuple[str, ...]:
-    """Those of the paths that are quantized. `where` begins the message of a CheckpointError about the settings."""
+    """Return the paths that are quantized. `where`: start of error messages about the settings."""
     return tuple(_groups_of(settings, paths, head, where))
 
 
 def _groups_of(settings: Mapping[str, Any], paths: tuple[str, ...], head: str, where: str) -> dict[str, str]:
-    """The quantized ones of the paths, each with the first of the config_groups that names it."""
+    """Return the quantized paths, each with the first of the config_groups that matches it."""
     if settings.get("quant_method") == "compressed-tensors":
         groups = settings.get("config_groups") or {}
         if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
@@ -100,7 +102,7 @@ def _groups_of(settings: Mapping[str, Any], paths: tuple[str, ...], head: str, w
         return {path: name for path, name in found.items() if name is not None and not _matches(ignored, path, where)}
     if settings.get("quant_method") == "modelopt":
         if settings.get("quant_algo") is None and settings.get("kv_cache_quant_algo"):
-            return {}  # the KV cache alone is quantized
+            return {}  # only the KV cache is quantized
         excluded = [entry for key in EXCLUDED for entry in _entries(settings, key, where)]
         return {path: "" for path in paths if not any(fnmatchcase(path, one) for one in excluded)}
     with_head = settings.get("quant_method") == "gptq" and settings.get("lm_head") is True
@@ -117,7 +119,7 @@ def _entries(settings: Mapping[str, Any], key: str, where: str) -> list[str]:
 
 
 def _matches(entries: list[str], path: str, where: str) -> bool:
-    """By the rules of compressed-tensors."""
+    """Match by the rules of compressed-tensors."""
     return any(
         _pattern(entry[3:], where).match(path) is not None if entry.startswith("re:") else entry in (path, *_CLASSES)
         for entry in entries
@@ -125,7 +127,7 @@ def _matches(entries: list[str], path: str, where: str) -> bool:
 
 
 def _skips(entries: list[str], path: str, where: str) -> bool:
-    """By the rules of transformers."""
+    """Match by the rules of transformers."""
     boundary = r"(?:(?<=\.)|(?=\.|$))"
     return any(path.endswith(entry) or _pattern(f"(?:{entry}){boundary}", where).match(path) for entry in entries)
 
@@ -134,7 +136,7 @@ def _pattern(text: str, where: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise CheckpointError(f"{where}: {text!r} is no regular expression: {error}") from error
+        raise CheckpointError(f"{where}: {text!r} is not a regular expression: {error}") from error
 
 
 def _listed(paths: list[str]) -> str:

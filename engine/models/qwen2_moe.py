@@ -1,4 +1,4 @@
-"""Qwen2-MoE: Qwen2's attention; beside the routed experts one that every token takes, by a gate of its own.
+"""Qwen2-MoE: Qwen2's attention, and routed experts plus a shared expert with a gate.
 
 Source: transformers modeling_qwen2_moe.py.
 """
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Block, Branch, Embedding, Experts, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Block, Embedding, Experts, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("Qwen2MoeForCausalLM",)
@@ -40,24 +40,26 @@ def declare(config: Mapping[str, Any]) -> Model:
         rope=positions,
         bias=(c.flag("qkv_bias"), False),
     )
-    count, chosen = c.experts()
+    num_experts, top_k = c.experts()
     experts = Experts(
         hidden=c.hidden,
-        inner=c.whole("moe_intermediate_size"),
-        count=count,
-        chosen=chosen,
+        intermediate_size=c.whole("moe_intermediate_size"),
+        num_experts=num_experts,
+        top_k=top_k,
         scores="softmax_chosen" if c.flag("norm_topk_prob") else "softmax",
         act=act,
-        shared=MLP(hidden=c.hidden, inner=c.whole("shared_expert_intermediate_size"), act=act, name="shared_expert"),
+        shared=MLP(
+            hidden=c.hidden, intermediate_size=c.whole("shared_expert_intermediate_size"), act=act, name="shared_expert"
+        ),
         shared_gate="shared_expert_gate",
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=act)
+    mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=act)
     norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
 
     def block(window: int | None, sparse: bool) -> Block:
         return (
-            Branch(before=named(norm, "input_layernorm"), body=replace(attention, window=window)),
-            Branch(before=named(norm, "post_attention_layernorm"), body=experts if sparse else mlp),
+            ResidualBlock(before=named(norm, "input_layernorm"), body=replace(attention, window=window)),
+            ResidualBlock(before=named(norm, "post_attention_layernorm"), body=experts if sparse else mlp),
         )
 
     return Model(
@@ -70,7 +72,7 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def _windows(c: Config) -> tuple[int | None, ...]:
-    """Switched on by use_sliding_window, for every other layer below max_window_layers."""
+    """Return the window of each layer: with use_sliding_window, every other layer below max_window_layers has one."""
     if not c.flag("use_sliding_window"):
         return (None,) * c.layers
     last = c.whole("max_window_layers", least=0)

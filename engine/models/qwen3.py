@@ -1,4 +1,4 @@
-"""Qwen3: Llama blocks with a head size of their own and q and k normed per head.
+"""Qwen3: Llama blocks with a separate head size, and q and k normalised per head.
 
 Source: transformers modeling_qwen3.py.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.models.config import Config
 from engine.models.llama import layer_windows
-from engine.models.parts import MLP, Attention, Block, Branch, Embedding, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Block, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
@@ -37,13 +37,13 @@ def declare(config: Mapping[str, Any]) -> Model:
         bias=(c.flag("attention_bias"), c.flag("attention_bias")),
         qk_norm=RMSNorm(size=c.head_dim, eps=eps),
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation())
+    mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation())
     norm = RMSNorm(size=c.hidden, eps=eps)
 
     def block(window: int | None) -> Block:
         return (
-            Branch(before=named(norm, "input_layernorm"), body=replace(attention, window=window)),
-            Branch(before=named(norm, "post_attention_layernorm"), body=mlp),
+            ResidualBlock(before=named(norm, "input_layernorm"), body=replace(attention, window=window)),
+            ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp),
         )
 
     return Model(

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3's attention, and experts instead of the MLP in all layers or some.
+"""Qwen3-MoE: Qwen3's attention, and experts instead of the MLP in all or some layers.
 
 Source: transformers modeling_qwen3_moe.py.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Block, Branch, Embedding, Experts, Head, Model, RMSNorm, named
+from engine.models.parts import MLP, Attention, Block, Embedding, Experts, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
@@ -38,22 +38,22 @@ def declare(config: Mapping[str, Any]) -> Model:
         qk_norm=RMSNorm(size=c.head_dim, eps=eps),
         window=c.window() if c.flag("use_sliding_window") else None,
     )
-    count, chosen = c.experts()
+    num_experts, top_k = c.experts()
     experts = Experts(
         hidden=c.hidden,
-        inner=c.whole("moe_intermediate_size"),
-        count=count,
-        chosen=chosen,
+        intermediate_size=c.whole("moe_intermediate_size"),
+        num_experts=num_experts,
+        top_k=top_k,
         scores="softmax_chosen" if c.flag("norm_topk_prob") else "softmax",
         act=c.activation(),
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation())
+    mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation())
     norm = RMSNorm(size=c.hidden, eps=eps)
 
     def block(sparse: bool) -> Block:
         return (
-            Branch(before=named(norm, "input_layernorm"), body=attention),
-            Branch(before=named(norm, "post_attention_layernorm"), body=experts if sparse else mlp),
+            ResidualBlock(before=named(norm, "input_layernorm"), body=attention),
+            ResidualBlock(before=named(norm, "post_attention_layernorm"), body=experts if sparse else mlp),
         )
 
     return Model(

@@ -1,8 +1,8 @@
-"""How ranks share a declared model, and into how many it can be cut. Free of torch.
+"""Division of a declared model among tensor-parallel ranks, and the possible numbers of ranks. Independent of torch.
 
-Cut are heads, the inner size of MLPs and of every expert, and the vocabulary (whose shares may differ by a row). KV
-heads may be fewer than the ranks: then several ranks hold the same one. Layers load by the same shares
-(engine/distributed/world.py) by which plans count (engine/models/footprint.py).
+Divided are heads, the intermediate size of MLPs and experts, and the vocabulary (whose shares may differ by one row).
+There may be fewer KV heads than ranks; then several ranks have copies of a head. Layers load the same shares
+(engine/distributed/world.py) that plans count (engine/models/footprint.py).
 """
 
 import math
@@ -16,8 +16,8 @@ MOST_RANKS = 64
 
 
 def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:
-    """First unit and number of units of this rank; None where they cannot be shared evenly. Fewer units than ranks are
-    held by several ranks."""
+    """Return the first unit and the number of units of a rank, or None if they cannot be divided evenly. If there are
+    fewer units than ranks, several ranks have copies of a unit."""
     if units >= ranks and units % ranks == 0:
         return rank * (units // ranks), units // ranks
     if units < ranks and ranks % units == 0:
@@ -26,22 +26,24 @@ def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:
 
 
 def rows_of(vocab: int, rank: int, ranks: int) -> tuple[int, int]:
-    """First row and number of rows of the embedding and the head: shares differ by a row at most."""
+    """Return the first row and the number of rows of embedding and head; shares differ by at most one row."""
     first = rank * vocab // ranks
     return first, (rank + 1) * vocab // ranks - first
 
 
 def fp8_unit(places: Iterable[tuple[int, int]]) -> int:
-    """How many rows of a fused matrix in fp8 share a scale, where its sources have blocks of scales: as many as lie in
-    one block wherever the pieces begin. places: first row of each piece in its source and in the matrix."""
+    """Return how many consecutive rows of a fused fp8 matrix share a scale if its sources have block scales. Pieces may
+    start within a block. places: first row of each piece in its source and in the matrix."""
     return math.gcd(FP8_BLOCK, *(row for place in places for row in place))
 
 
 def tensor_problem(
     model: Model, quantization: Quantization | None, size: int, *, compiled: bool = False, fp8: bool = False
 ) -> str | None:
-    """Why this many ranks cannot share the model, or None. `compiled`: kernels multiply by the checkpoint's whole
-    numbers, whose groups of inputs cannot be cut; `fp8`: by its fp8, whose blocks cannot."""
+    """Return why this many ranks cannot share the model, or None.
+
+    compiled: kernels multiply by the checkpoint's integers, whose groups of inputs cannot be divided.
+    fp8: kernels multiply by the checkpoint's fp8, whose blocks cannot be divided."""
     if size == 1:
         return None
     for units, what in dict.fromkeys(_units(model)):
@@ -59,7 +61,7 @@ def tensor_problem(
 def tensor_sizes(
     model: Model, quantization: Quantization | None, *, compiled: bool = False, fp8: bool = False
 ) -> tuple[int, ...]:
-    """Every number of ranks that can share the model, 1 among them."""
+    """Return every number of ranks that can share the model, including 1."""
     return tuple(
         size
         for size in range(1, MOST_RANKS + 1)
@@ -74,11 +76,11 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
                 yield body.heads, "heads"
                 yield body.kv_heads, "KV heads"
             case MLP():
-                yield body.inner, "inner values of an MLP"
+                yield body.intermediate_size, "inner values of an MLP"
             case Experts():
-                yield body.inner, "inner values of an expert"
+                yield body.intermediate_size, "inner values of an expert"
                 if body.shared is not None:
-                    yield body.shared.inner, "inner values of a shared expert"
+                    yield body.shared.intermediate_size, "inner values of a shared expert"
 
 
 def _cut_groups(model: Model, quantization: Quantization, size: int) -> Iterator[str]:
@@ -101,7 +103,7 @@ def _cut_blocks(model: Model, quantization: Quantization, size: int) -> Iterator
         if linear.split != "inputs" or schemes[0] is None or schemes[0].scales != "block" or not alike_fp8(schemes):
             continue
         name, inputs = f"{path}.{linear.rows[0].source}", linear.inputs // size
-        if name in stacked:  # restored before they are cut
+        if name in stacked:  # dequantized before they are divided
             continue
         if inputs % FP8_BLOCK:
             yield f"{size} ranks would each get {inputs} inputs of {name}, no multiple of its blocks of {FP8_BLOCK}"

@@ -1,7 +1,7 @@
-"""Architectures that a checkpoint folder brings itself, in slipway_model.py with `ARCHITECTURES` and `declare(config)`.
+"""Architectures defined by a checkpoint folder itself, in slipway_model.py with `ARCHITECTURES` and `declare(config)`.
 
-Its code runs with the rights of the service. So it is run only where the operator allows it, and never for an
-architecture that is served anyway.
+The code runs with the permissions of the service. It is therefore run only if the operator allows it, and never for an
+architecture that is supported natively.
 """
 
 import importlib.util
@@ -14,13 +14,13 @@ REMOTE_FILE = "slipway_model.py"
 
 
 def remote_declaration(folder: Path, architecture: str, trust: bool) -> Declare:
-    """`declare` of the folder's slipway_model.py. Raises UnknownArchitecture, with no code run, where that is not
-    allowed; CheckpointError where the file does not declare this architecture."""
+    """Return `declare` of the folder's slipway_model.py. Raises UnknownArchitecture, without running code, if that is
+    not allowed; CheckpointError if the file does not declare this architecture."""
     path = folder / REMOTE_FILE
     if not trust:
         raise UnknownArchitecture(
-            f"{folder / 'config.json'}: the architecture {architecture!r} is not served natively; {path} declares one, "
-            "but its code is not run unless model.trust_remote_code is true (set it only if you trust that file)"
+            f"{folder / 'config.json'}: the architecture {architecture!r} is not supported natively; {path} declares "
+            "one, but its code is not run unless model.trust_remote_code is true (set it only if you trust that file)"
         )
     spec = importlib.util.spec_from_file_location(f"slipway_model_{abs(hash(str(path)))}", path)
     assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"
@@ -28,7 +28,7 @@ def remote_declaration(folder: Path, architecture: str, trust: bool) -> Declare:
     try:
         spec.loader.exec_module(module)
         names, declare = module.ARCHITECTURES, module.declare
-    except Exception as error:  # foreign code: whatever it raises makes the checkpoint unusable
+    except Exception as error:  # any error of foreign code makes the checkpoint unusable
         raise CheckpointError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from error
     if architecture not in names:
         raise CheckpointError(f"{path}: declares {', '.join(names)}, but config.json names {architecture!r}")

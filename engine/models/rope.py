@@ -1,6 +1,6 @@
-"""Rotary position settings of a configuration, in any of their spellings, as a `Rope`.
+"""Read the RoPE settings of a configuration, in any of their forms, as a `Rope`.
 
-The meaning of each key, its default and its precedence are those of transformers' modeling_rope_utils.py: a scaling is
+Meaning, default and precedence of each key are those of transformers' modeling_rope_utils.py. A scaling is
 `rope_scaling` (old) or the rest of `rope_parameters` (new); its kind is `rope_type` or, older, `type`.
 """
 
@@ -24,8 +24,8 @@ from engine.models.parts import (
 def rope(
     c: Config, *, theta: float = 10_000.0, partial: float = 1.0, interleaved: bool = False, kind: str | None = None
 ) -> Rope:
-    """The rope of layers of this kind ("full_attention", "sliding_attention"; None: all layers have one). `theta` and
-    `partial` are the architecture's defaults."""
+    """Return the RoPE of layers of this kind ("full_attention", "sliding_attention"; None: all layers share one).
+    `theta` and `partial` are the architecture's defaults."""
     parameters = _parameters(c, kind)
     base = _number(parameters, "rope_theta", _number(c.values, "rope_theta", theta))
     share = _number(parameters, "partial_rotary_factor", _number(c.values, "partial_rotary_factor", partial))
@@ -39,7 +39,7 @@ def rope(
 
 
 def local_rope(c: Config, *, theta: float = 10_000.0) -> Rope:
-    """The unscaled rope of Gemma 3's windowed layers: its base is rope_local_base_freq in the old spelling."""
+    """Return the unscaled RoPE of Gemma 3's windowed layers. Its base is rope_local_base_freq in old files."""
     parameters = c.values.get("rope_parameters") or {}
     if isinstance(parameters.get("sliding_attention"), dict):
         return rope(c, theta=_number(c.values, "rope_local_base_freq", theta), kind="sliding_attention")
@@ -47,8 +47,8 @@ def local_rope(c: Config, *, theta: float = 10_000.0) -> Rope:
 
 
 def claimed_context(c: Config, rope: Rope) -> int:
-    """Longest sequence that the configuration claims to support. Linear, dynamic and yarn scaling reach `factor` times
-    past the trained length; the other kinds have max_position_embeddings raised already."""
+    """Return the longest sequence that the configuration claims to support. Linear, dynamic and yarn scaling extend the
+    trained length by `factor`; for other kinds, max_position_embeddings is already the extended length."""
     trained = c.whole("max_position_embeddings")
     match rope.scaling:
         case LinearScaling(factor=factor) | DynamicScaling(factor=factor):
@@ -60,7 +60,7 @@ def claimed_context(c: Config, rope: Rope) -> int:
 
 
 def _parameters(c: Config, kind: str | None) -> Mapping[str, Any]:
-    """The flat settings for layers of this kind: rope_scaling over rope_parameters, as far as there are any."""
+    """Return the flat settings for layers of this kind. rope_scaling overrides rope_parameters."""
     new, old = c.values.get("rope_parameters") or {}, c.values.get("rope_scaling") or {}
     for key, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, dict):
@@ -89,18 +89,20 @@ def _number(values: Mapping[str, Any], key: str, default: float | None = None) -
 
 def _scaling(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling | None:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    # Early Phi-3 configurations call longrope "su" or even "yarn"; the lists of factors tell.
+    # Early Phi-3 configurations name longrope "su" or even "yarn"; it is identified by its lists of factors.
     if kind == "su" or "short_factor" in parameters:
         kind = "longrope"
     if kind == "default":
         return None
     if kind not in _KINDS:
-        raise CheckpointError(f"config.json: rope type {kind!r} is not served; served are default, {', '.join(_KINDS)}")
+        raise CheckpointError(
+            f"config.json: rope type {kind!r} is not supported; supported are default, {', '.join(_KINDS)}"
+        )
     return _KINDS[kind](c, parameters, dim)
 
 
 def _original(c: Config, parameters: Mapping[str, Any]) -> int:
-    """The trained length; a key at the top (Phi-3) wins over one among the rope settings."""
+    """Return the trained length. A key at the top level (Phi-3) overrides one in the RoPE settings."""
     key = "original_max_position_embeddings"
     value = int(_number(c.values, key, _number(parameters, key, c.whole("max_position_embeddings"))))
     if value <= 0:

@@ -1,55 +1,50 @@
-"""The forms in which quantized projections are stored: what their settings mean, and which are served.
+"""Storage formats of quantized projections: the meaning of their settings, and which are supported.
 
     w = scale · (q - zero)
 
-gptq                q packed along the inputs, zero points less 1 (v1) or as they are (gptq_v2), scales
-                    [groups, outputs]; desc_act: g_idx names each input's group. Source: AutoGPTQ, GPTQModel
-awq                 q packed along the outputs, eight to a word in AWQ_ORDER (version gemm). Source: AutoAWQ
+gptq                q packed along the inputs; zero points minus 1 (v1) or unchanged (gptq_v2); scales
+                    [groups, outputs]; desc_act: g_idx has the group of each input. Source: AutoGPTQ, GPTQModel
+awq                 q packed along the outputs, eight per word in AWQ_ORDER (version gemm). Source: AutoAWQ
 compressed-tensors  pack-quantized: q + 8 or q + 128 packed along the inputs, scales [outputs, groups or 1];
-                    int-quantized, naive-quantized: int8 as it is. Source: compressed-tensors 0.20
-fp8                 w = scale · q, q in float8_e4m3fn as it is; a scale for the matrix, for each output or for each
-                    block of 128 x 128. Of compressed-tensors (float-quantized), of transformers' and AutoFP8's method
-                    fp8, and of ModelOpt's FP8. Source: compressed-tensors 0.20, transformers 5, AutoFP8
-gguf                blocks of a type of ggml each with its scale. Source: gguf 0.19, `engine.models.gguf`
+                    int-quantized, naive-quantized: plain int8. Source: compressed-tensors 0.20
+fp8                 w = scale · q with q in float8_e4m3fn; one scale per matrix, per output or per block of 128 x 128.
+                    Used by compressed-tensors (float-quantized), method fp8 of transformers and AutoFP8, and ModelOpt's
+                    FP8. Source: compressed-tensors 0.20, transformers 5, AutoFP8
+gguf                blocks of a ggml type, each with its scale. Source: gguf 0.19, `engine.models.gguf`
 """
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output, of eight, that lies in each four bits of a word from the lowest on
-CHANNEL_GROUP = 128  # 4 bits with one scale an output are held in groups of this, all with that scale
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # index of the output in each four bits of a word, from the lowest bits on
+CHANNEL_GROUP = 128  # 4-bit matrices with one scale per output are stored in groups of this size with equal scales
 GROUP_MULTIPLE = 32
-FP8_BLOCK = 128  # outputs and inputs of a block of an fp8 matrix that share a scale
+FP8_BLOCK = 128  # number of outputs, and of inputs, of an fp8 block with one scale
 
 Form = Literal["gptq", "awq", "packed", "int8", "gguf", "turned", "fp8"]
 Scales = Literal["tensor", "channel", "block"]
 
 
-class Unserved(Exception):
-    """Why settings are not served."""
+class UnsupportedScheme(Exception):
+    """Raised with the reason why settings are not supported."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one projection is stored. `bits` 4 or 8, of whole numbers; 0: fp8, or a type of ggml that is restored when it
-    is loaded. `group`: inputs that share a scale; None: all. `zeros`: there are zero points, to which `zero_offset` is
-    added as they are read; else each is in the middle. `ordered`: inputs are grouped by an index, not by neighbourhood.
-    `heads`: rows of each head lie as GGUF has them for Llama, first and second halves in turns; 0: as everywhere else.
-    The form "turned" is that alone, of plain numbers. Of fp8: `scales`: what shares one; `inputs`: how activations are
-    rounded where fp8 is multiplied, by a scale of the checkpoint or one of each token; None: they are not. `named`: the
-    tensors of the weight's scales and of the activations'."""
+    """Storage format of one projection."""
 
-    form: Form
-    bits: int
-    group: int | None
-    zeros: bool = False
-    zero_offset: int = 0
-    ordered: bool = False
-    heads: int = 0
-    scales: Scales | None = None
+    form: Form  # "turned": plain numbers whose rows are permuted (`heads`)
+    bits: int  # 4 or 8 for integers; 0: fp8, or a ggml type that is dequantized when it is loaded
+    group: int | None  # number of inputs that share a scale; None: all
+    zeros: bool = False  # has zero points; else the zero point is the midpoint
+    zero_offset: int = 0  # added to stored zero points
+    ordered: bool = False  # an index assigns inputs to groups (act order); else groups are contiguous
+    heads: int = 0  # rows of this many heads are permuted to interleaved halves, as GGUF does for Llama; 0: no
+    scales: Scales | None = None  # fp8: granularity of the scales
     inputs: Literal["static", "dynamic"] | None = None
-    named: tuple[str, str] = ("weight_scale", "input_scale")
+    """fp8: how activations are quantized: by a scale of the checkpoint, by a scale for each token, or not."""
+    named: tuple[str, str] = ("weight_scale", "input_scale")  # tensors of the weight's and the activations' scale
 
     def __str__(self) -> str:
         if self.scales is not None:
@@ -68,18 +63,18 @@ _SCALES_IN_WORDS = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """`schemes`: of each quantized projection, by its path."""
+    """Quantization of a checkpoint."""
 
     method: str
-    schemes: Mapping[str, Scheme]
+    schemes: Mapping[str, Scheme]  # of each quantized projection, by path
 
     @property
     def is_plain(self) -> bool:
-        """Whether all numbers are plain, and only lie in another order."""
+        """True if no projection is quantized and rows are at most permuted."""
         return all(scheme.form == "turned" for scheme in self.schemes.values())
 
     def __str__(self) -> str:
-        """`4 bits (gptq, groups of 128)`"""
+        """Return a short description such as `4 bits (gptq, groups of 128)`."""
         kinds = list(dict.fromkeys(str(scheme) for scheme in self.schemes.values() if scheme.form != "turned"))
         if len(kinds) > 1 or "other types" in kinds:
             return f"{self.method} ({'; '.join(kinds)})"
@@ -88,14 +83,15 @@ class Quantization:
 
 
 def alike(schemes: Iterable[Scheme | None]) -> bool:
-    """Whether the sources of a fused matrix can be held as one matrix of whole numbers."""
+    """Return whether the sources of a fused matrix can be stored as one integer matrix."""
     found = {None if scheme is None or not scheme.bits else (scheme.bits, scheme.group) for scheme in schemes}
     return len(found) == 1 and None not in found
 
 
 def alike_fp8(schemes: Iterable[Scheme | None]) -> bool:
-    """Whether the sources of a fused matrix can be held as one in fp8: scales of outputs and of whole matrices go
-    together, blocks only with blocks, and activations are rounded in one way."""
+    """Return whether the sources of a fused matrix can be stored as one fp8 matrix. Scales per output and per matrix
+    can
+    be combined, block scales only with block scales, and activations must be quantized in the same way."""
     found = {None if one is None or one.scales is None else (one.scales == "block", one.inputs) for one in schemes}
     return len(found) == 1 and None not in found
 
@@ -104,10 +100,10 @@ def gptq(settings: Mapping[str, Any]) -> Scheme:
     bits: Any = settings.get("bits")
     symmetric = settings.get("sym", True) is True
     if bits not in (4, 8) or (bits == 8 and not symmetric):
-        _refuse("bits", bits, "gptq is served in 4 bits, and in 8 where sym is true")
+        _refuse("bits", bits, "gptq is supported with 4 bits, and with 8 if sym is true")
     form = settings.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        _refuse("checkpoint_format", form, "served are gptq and gptq_v2")
+        _refuse("checkpoint_format", form, "supported are gptq and gptq_v2")
     for key in ("is_marlin_format", "dynamic", "modules_in_block_to_quantize"):
         if settings.get(key):
             _refuse(key, settings[key], "it must be left out")
@@ -123,17 +119,17 @@ def gptq(settings: Mapping[str, Any]) -> Scheme:
 
 def awq(settings: Mapping[str, Any]) -> Scheme:
     if settings.get("bits", 4) != 4:
-        _refuse("bits", settings["bits"], "awq is served in 4 bits")
+        _refuse("bits", settings["bits"], "awq is supported with 4 bits")
     version = settings.get("version", "gemm")
     if str(version).lower() != "gemm":
-        _refuse("version", version, "served is gemm")
+        _refuse("version", version, "supported is gemm")
     if settings.get("zero_point", True) is not True:
         _refuse("zero_point", settings["zero_point"], "it must be true")
     return Scheme(form="awq", bits=4, group=_group(settings.get("group_size", 128), "group_size"), zeros=True)
 
 
 def compressed(settings: Mapping[str, Any], name: str) -> Scheme:
-    """Of a group of a compressed-tensors checkpoint."""
+    """Return the scheme of a group of a compressed-tensors checkpoint."""
     group = settings["config_groups"][name]
     form = group.get("format") or settings.get("format")
     for key in ("sparsity_config", "transform_config"):
@@ -143,12 +139,12 @@ def compressed(settings: Mapping[str, Any], name: str) -> Scheme:
     if isinstance(weights, dict) and weights.get("type") == "float":
         return _compressed_fp8(group, form, name)
     if not isinstance(weights, dict) or weights.get("type", "int") != "int":
-        _refuse(f"{name}.weights", weights, "served are whole numbers, and float of 8 bits")
+        _refuse(f"{name}.weights", weights, "supported are whole numbers, and float of 8 bits")
     if inputs is not None and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("dynamic")):
-        _refuse(f"{name}.input_activations", inputs, "served are none, and dynamic int8")
+        _refuse(f"{name}.input_activations", inputs, "supported are none, and dynamic int8")
     bits, symmetric, strategy = weights.get("num_bits"), weights.get("symmetric", True), weights.get("strategy")
     if strategy not in ("group", "channel"):
-        _refuse(f"{name}.weights.strategy", strategy, "served are group and channel")
+        _refuse(f"{name}.weights.strategy", strategy, "supported are group and channel")
     size = None if strategy == "channel" else _group(weights.get("group_size"), f"{name}.weights.group_size")
     ordered = str(weights.get("actorder")).lower() in ("group", "dynamic", "true")
     if form == "pack-quantized" and (bits == 4 or (bits == 8 and symmetric)):
@@ -156,22 +152,22 @@ def compressed(settings: Mapping[str, Any], name: str) -> Scheme:
     if form in ("int-quantized", "naive-quantized") and bits == 8 and symmetric and not ordered:
         return Scheme(form="int8", bits=8, group=size)
     which = "asymmetric " if not symmetric else ""
-    raise Unserved(
-        f"config_groups.{name} is {which}{form} of {bits} bits; served are pack-quantized of 4 bits, pack-quantized "
+    raise UnsupportedScheme(
+        f"config_groups.{name} is {which}{form} of {bits} bits; supported are pack-quantized of 4 bits, pack-quantized "
         "and int-quantized of 8 where symmetric"
     )
 
 
 def _compressed_fp8(group: Mapping[str, Any], form: Any, name: str) -> Scheme:
-    """Of a group whose weights are of type float."""
+    """Return the scheme of a group with weights of type float."""
     weights, inputs = group["weights"], group.get("input_activations")
     if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
-        raise Unserved(
-            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; served is float-quantized of "
-            "8"
+        raise UnsupportedScheme(
+            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; supported is float-quantized "
+            "of 8"
         )
     if weights.get("symmetric", True) is not True or weights.get("dynamic"):
-        _refuse(f"{name}.weights", weights, "served are symmetric ones that are stored")
+        _refuse(f"{name}.weights", weights, "supported are symmetric ones that are stored")
     strategy = weights.get("strategy")
     scales = _one_of(f"{name}.weights.strategy", strategy, ("tensor", "channel", "block"))
     if scales == "block":
@@ -184,16 +180,16 @@ def _compressed_fp8(group: Mapping[str, Any], form: Any, name: str) -> Scheme:
 def _compressed_inputs(inputs: Mapping[str, Any], name: str) -> Literal["static", "dynamic"]:
     key = f"{name}.input_activations"
     if inputs.get("num_bits") != 8 or inputs.get("type") != "float" or inputs.get("symmetric", True) is not True:
-        _refuse(key, inputs, "beside fp8 weights served are none, and symmetric float of 8 bits")
+        _refuse(key, inputs, "with fp8 weights, supported are none, and symmetric float of 8 bits")
     if inputs.get("dynamic") is True:
         return "dynamic"
     if inputs.get("dynamic") or inputs.get("strategy") != "tensor":
-        _refuse(key, inputs, "served are dynamic ones, and static ones of strategy tensor")
+        _refuse(key, inputs, "supported are dynamic ones, and static ones of strategy tensor")
     return "static"
 
 
 def fp8(settings: Mapping[str, Any]) -> Scheme:
-    """Of transformers and AutoFP8. A scale of the whole matrix may be named in either way (`with_names`)."""
+    """Return the scheme of transformers' and AutoFP8's method. Scales per matrix have either name (`with_names`)."""
     _one_of("fmt", settings.get("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
     _one_of("expert_dtype", settings.get("expert_dtype", "fp8"), ("fp8",))
     if settings.get("modules_to_convert"):
@@ -208,18 +204,18 @@ def fp8(settings: Mapping[str, Any]) -> Scheme:
 
 
 def modelopt(settings: Mapping[str, Any]) -> Scheme:
-    """Of ModelOpt: the tensors of AutoFP8."""
+    """Return the scheme of ModelOpt, which has the tensors of AutoFP8."""
     algorithm = settings.get("quant_algo")
     if algorithm != "FP8":
-        _refuse("quant_algo", algorithm, "of modelopt served is FP8")
+        _refuse("quant_algo", algorithm, "supported for modelopt is FP8")
     return Scheme("fp8", 0, None, scales="tensor", inputs="static")
 
 
-INVERSES = ("weight_scale_inv", "activation_scale")  # transformers' names; they are scales all the same
+INVERSES = ("weight_scale_inv", "activation_scale")  # transformers' names; the values are scales, not inverses
 
 
 def with_names(quantization: Quantization, tensors: Container[str]) -> Quantization:
-    """With the names that a checkpoint of the method fp8 gives to the scales of whole matrices."""
+    """Set the names that an fp8 checkpoint gives to the scales of entire matrices."""
     schemes = {
         path: replace(scheme, named=INVERSES)
         if scheme.scales == "tensor" and f"{path}.{INVERSES[0]}" in tensors and f"{path}.weight_scale" not in tensors
@@ -231,23 +227,23 @@ def with_names(quantization: Quantization, tensors: Container[str]) -> Quantizat
 
 def _check_block(key: str, value: Any) -> None:
     if not isinstance(value, list) or value != [FP8_BLOCK, FP8_BLOCK]:
-        _refuse(key, value, f"served is [{FP8_BLOCK}, {FP8_BLOCK}]")
+        _refuse(key, value, f"supported is [{FP8_BLOCK}, {FP8_BLOCK}]")
 
 
 def _one_of(key: str, value: Any, served: tuple[str, ...]) -> Any:
     if value not in served:
-        _refuse(key, value, f"served are {', '.join(served)}" if len(served) > 1 else f"served is {served[0]}")
+        _refuse(key, value, f"supported are {', '.join(served)}" if len(served) > 1 else f"supported is {served[0]}")
     return value
 
 
 def _group(size: Any, key: str) -> int | None:
-    """The inputs of a group; None for -1, all of them."""
+    """Return the number of inputs per group, or None for -1 (all inputs)."""
     if size == -1:
         return None
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % GROUP_MULTIPLE:
-        _refuse(key, size, f"served are multiples of {GROUP_MULTIPLE}, and -1")
+        _refuse(key, size, f"supported are multiples of {GROUP_MULTIPLE}, and -1")
     return int(size)
 
 
 def _refuse(key: str, value: Any, served: str) -> None:
-    raise Unserved(f"{key} is {value!r}; {served}")
+    raise UnsupportedScheme(f"{key} is {value!r}; {served}")

@@ -1,6 +1,7 @@
-"""Which checkpoint tensors a declaration is made of, with their shapes: the one place that names them.
+"""Names and shapes of the checkpoint tensors of a declaration.
 
-Layers build their matrices from the same `Linear` values, so what is checked here is what is loaded there.
+Layers build their matrices from the same `Linear` values, so the tensors that are checked are the tensors that are
+loaded.
 """
 
 from collections import Counter
@@ -12,7 +13,6 @@ from engine.models.parts import (
     Attention,
     Block,
     Body,
-    Branch,
     Dense,
     Embedding,
     Experts,
@@ -21,6 +21,7 @@ from engine.models.parts import (
     Model,
     Norm,
     PooledNorm,
+    ResidualBlock,
     RMSNorm,
     Rows,
     TokenLogits,
@@ -31,12 +32,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def join(*names: str) -> str:
-    """A dotted path of the names that are not empty."""
+    """Join the names that are not empty with dots."""
     return ".".join(name for name in names if name)
 
 
 def packed(*rows: Rows) -> tuple[Rows, ...]:
-    """Rows that come from one source lie one after another in it."""
+    """Set `at` of rows so that rows of the same source are consecutive in it."""
     at: Counter[str] = Counter()
     placed = []
     for piece in rows:
@@ -46,8 +47,9 @@ def packed(*rows: Rows) -> tuple[Rows, ...]:
 
 
 def attention_linears(part: Attention) -> tuple[Linear, ...]:
-    """The fused projection to q, k and v, and the output projection; where keys are those of a source, the one to q and
-    the fused one to k and v stand for the first."""
+    """Return the fused projection to q, k and v, and the output projection. For cross-attention: the projection to q,
+    the
+    fused one to k and v, and the output projection."""
     q, k, v, o = part.sources
     rows = packed(
         Rows(source=q, units=part.heads, width=part.head_dim),
@@ -61,41 +63,41 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
 
 
 def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
-    """The fused projection to gate and up (or up alone), and the down projection."""
+    """Return the fused projection to gate and up (or up alone), and the down projection."""
     names = [name for name in (part.gate, part.up) if name is not None]
-    rows = packed(*(Rows(source=name, units=part.inner) for name in names))
+    rows = packed(*(Rows(source=name, units=part.intermediate_size) for name in names))
     up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
-    return up, Linear(rows=(down,), inputs=part.inner, split="inputs", bias=part.bias)
+    return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=part.bias)
 
 
 def router_linear(part: Experts) -> Linear:
-    """Logits of all experts, and behind them, if the shared expert has a gate, what its sigmoid is taken of. Every rank
+    """Return the projection to the logits of all experts and, if the shared expert has a gate, its logit. Every rank
     has all of them."""
-    rows = [Rows(source=part.router, units=part.count)]
+    rows = [Rows(source=part.router, units=part.num_experts)]
     if part.shared_gate is not None:
         rows.append(Rows(source=part.shared_gate, units=1))
     return Linear(rows=tuple(rows), inputs=part.hidden, split=None)
 
 
 def routed_mlps(part: Experts) -> tuple[MLP, ...]:
-    """The routed experts, each named below the part's own path."""
+    """Return the routed experts, each named relative to the part's path."""
     return tuple(
         MLP(
             hidden=part.hidden,
-            inner=part.inner,
+            intermediate_size=part.intermediate_size,
             act=part.act,
             gate=part.gate,
             up=part.up,
             down=part.down,
             name=f"{part.experts}.{number}",
         )
-        for number in range(part.count)
+        for number in range(part.num_experts)
     )
 
 
 def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
-    """The norms of q and k, named, with the shapes of their weights."""
+    """Return the norms of q and k with their names and the shapes of their weights."""
     if part.qk_norm is None:
         return ()
     found = []
@@ -106,7 +108,7 @@ def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
 
 
 def linear_sources(part: Linear, path: str) -> Shapes:
-    """Weights, and biases if there are any, of all sources of a projection."""
+    """Return the weights and biases of all sources of a projection."""
     height: Counter[str] = Counter()
     for piece in part.rows:
         height[piece.source] += piece.units * piece.width
@@ -126,7 +128,7 @@ def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
 
 
 def sources(model: Model) -> Shapes:
-    """Every tensor that a checkpoint of this model must have, by name, with its shape."""
+    """Return every tensor that a checkpoint of this model must have: name and shape."""
     found = _embedding_sources(model.embed, model.root)
     if model.encoder is not None:
         found |= _embedding_sources(model.encoder.embed, model.root)
@@ -147,7 +149,7 @@ def sources(model: Model) -> Shapes:
 
 
 def placed_blocks(model: Model) -> Iterator[tuple[str, Block]]:
-    """Every block with the path of its layer, those of an encoder first."""
+    """Yield every block with the path of its layer, beginning with the encoder."""
     if model.encoder is not None:
         for index, block in enumerate(model.encoder.blocks):
             yield join(model.root, model.encoder.layers, str(index)), block
@@ -179,7 +181,7 @@ def _pooler_sources(model: Model) -> Shapes:
 
 
 def linear_paths(model: Model) -> tuple[str, ...]:
-    """The projections as their checkpoint names them: each source of a fused one, and the head if it is its own."""
+    """Return the checkpoint paths of the projections: each source of a fused one, and the head if it is not tied."""
     found: dict[str, None] = {}
     for path, body in _placed_bodies(model):
         for inside, linear in _linears(body, path):
@@ -188,7 +190,7 @@ def linear_paths(model: Model) -> tuple[str, ...]:
 
 
 def routers(model: Model) -> frozenset[str]:
-    """The weights that choose among experts: they stay as they are stored where other matrices are rounded."""
+    """Return the weights of the expert routers, which are never quantized."""
     return frozenset(
         name
         for path, body in _placed_bodies(model)
@@ -198,7 +200,7 @@ def routers(model: Model) -> frozenset[str]:
 
 
 def stacked_paths(model: Model) -> frozenset[str]:
-    """The projections of routed experts: Triton takes those of a layer together, in the type of the activations."""
+    """Return the projections of routed experts, which Triton kernels take stacked, in the type of the activations."""
     return frozenset(
         join(path, body.name, mlp.name, piece.source)
         for path, body in _placed_bodies(model)
@@ -210,7 +212,7 @@ def stacked_paths(model: Model) -> frozenset[str]:
 
 
 def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
-    """The matrices that are multiplied by, each as the paths of its sources; that of a tied head is the embedding."""
+    """Return the paths of the sources of each fused matrix; a tied head's source is the embedding."""
     found: dict[tuple[str, ...], None] = {}
     for path, body in _placed_bodies(model):
         for inside, linear in _linears(body, path):
@@ -222,13 +224,13 @@ def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
 
 
 def projections(model: Model) -> Iterator[tuple[str, Linear]]:
-    """Every projection but the head, with the path that its sources are under."""
+    """Yield every projection except the head, with the path of its sources."""
     for path, body in _placed_bodies(model):
         yield from _linears(body, path)
 
 
 def _placed_bodies(model: Model) -> Iterator[tuple[str, Body]]:
-    """Every body with the path of its layer."""
+    """Yield every body with the path of its layer."""
     for path, block in placed_blocks(model):
         for branch in block:
             for body in bodies(branch):
@@ -236,7 +238,7 @@ def _placed_bodies(model: Model) -> Iterator[tuple[str, Body]]:
 
 
 def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
-    """The projections of a body of the layer at `path`, each with the path that its sources are under."""
+    """Yield the projections of a body of the layer at `path`, each with the path of its sources."""
     inside = join(path, body.name)
     match body:
         case Attention():
@@ -249,7 +251,7 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
                 yield from _linears(mlp, inside)
 
 
-def _branch_sources(branch: Branch, path: str) -> Shapes:
+def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
     found: Shapes = {}
     for norm in (branch.before, branch.after, branch.last):
         if norm is not None:
@@ -266,8 +268,9 @@ def _branch_sources(branch: Branch, path: str) -> Shapes:
 
 
 def harmless(model: Model, name: str) -> bool:
-    """Tensors that checkpoints carry beside the declared ones and that say nothing new: rotary frequencies that old
-    exports stored, a copy of a tied head, what pooling has no use for, and what else the model leaves unread."""
+    """Return whether a tensor that is not declared may be ignored: rotary frequencies stored by old exporters, a copy
+    of
+    a tied head, and tensors that the model leaves unread."""
     if name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")):
         return True
     if name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread:
@@ -276,7 +279,7 @@ def harmless(model: Model, name: str) -> bool:
 
 
 def elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Numbers in all of these tensors."""
+    """Return the total number of elements."""
     total = 0
     for shape in shapes.values():
         count = 1

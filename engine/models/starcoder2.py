@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, LayerNorm, Model, named
+from engine.models.parts import MLP, Attention, Embedding, Head, LayerNorm, Model, ResidualBlock, named
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("Starcoder2ForCausalLM",)
@@ -34,11 +34,19 @@ def declare(config: Mapping[str, Any]) -> Model:
         bias=(bias, bias),
         window=c.window(),
     )
-    mlp = MLP(hidden=c.hidden, inner=c.inner, act=c.activation(), bias=bias, gate=None, up="c_fc", down="c_proj")
+    mlp = MLP(
+        hidden=c.hidden,
+        intermediate_size=c.intermediate_size,
+        act=c.activation(),
+        bias=bias,
+        gate=None,
+        up="c_fc",
+        down="c_proj",
+    )
     norm = LayerNorm(size=c.hidden, eps=c.number("norm_epsilon"))
     block = (
-        Branch(before=named(norm, "input_layernorm"), body=attention),
-        Branch(before=named(norm, "post_attention_layernorm"), body=mlp),
+        ResidualBlock(before=named(norm, "input_layernorm"), body=attention),
+        ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp),
     )
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),

@@ -1,4 +1,4 @@
-"""The tensors that a quantized projection lies in, with their shapes and types."""
+"""Names, shapes and types of the tensors that store a quantized projection."""
 
 from dataclasses import dataclass
 
@@ -14,19 +14,18 @@ SCALE_SUFFIX = {"gptq": "scales", "awq": "scales", "packed": "weight_scale", "in
 
 @dataclass(frozen=True)
 class Stored:
-    """`types` as headers spell them; none: any type of ggml. `optional`: a checkpoint may lack it. One number may have
-    no axis at all."""
+    """Shape and types of a stored tensor."""
 
-    shape: tuple[int, ...]
-    types: tuple[str, ...] = PLAIN
-    optional: bool = False
+    shape: tuple[int, ...]  # (1,) also accepts a scalar tensor
+    types: tuple[str, ...] = PLAIN  # as in safetensors headers; empty: any ggml type
+    optional: bool = False  # a checkpoint may lack it
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         return shape == self.shape or (self.shape == (1,) and shape == ())
 
 
 def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str, Stored]:
-    """Every tensor that a checkpoint of this model has or may have, by name."""
+    """Return every tensor that a checkpoint of this model has or may have, by name."""
     schemes = {} if quantization is None else quantization.schemes
     found: dict[str, Stored] = {}
     for name, shape in sources(model).items():
@@ -37,17 +36,17 @@ def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str,
             found |= {f"{path}.{suffix}": one for suffix, one in parts.items()}
         else:
             found[name] = Stored(shape)
-    # Exporters write zeros as the bias of a projection that has none.
+    # Some exporters write a bias of zeros for a projection without bias.
     extra = [path for path, scheme in schemes.items() if scheme.form in ("gptq", "awq")]
     shapes = sources(model)
     for path in extra:
-        if f"{path}.weight" in shapes:  # a head that pooling has no use for is not
+        if f"{path}.weight" in shapes:  # not for a head that a pooling model does not use
             found.setdefault(f"{path}.bias", Stored(shapes[f"{path}.weight"][:1], optional=True))
     return found
 
 
 def _parts(scheme: Scheme, rows: int, inputs: int) -> dict[str, Stored]:
-    """The tensors of a projection by the last part of their names."""
+    """Return the tensors of a projection by the last component of their names."""
     groups = 1 if scheme.group is None else -(-inputs // scheme.group)
     each = 32 // scheme.bits if scheme.bits else 0
     match scheme.form:
@@ -93,8 +92,8 @@ def _words(count: int, each: int) -> int:
 
 
 def held_weights(model: Model, quantization: Quantization | None) -> dict[str, Scheme]:
-    """The weights that compiled kernels multiply by in the whole numbers of the checkpoint, by name. A fused matrix
-    whose sources are stored in different ways is restored instead."""
+    """Return the weights that compiled kernels multiply by as the checkpoint's integers, by name. A fused matrix whose
+    sources have different formats is dequantized instead."""
     if quantization is None:
         return {}
     schemes = quantization.schemes
@@ -106,8 +105,8 @@ def held_weights(model: Model, quantization: Quantization | None) -> dict[str, S
 
 
 def fp8_weights(model: Model, quantization: Quantization) -> tuple[str, ...]:
-    """The projections that Triton kernels multiply by in the fp8 of the checkpoint, by their paths; others are
-    restored: routers, routed experts, the head, and a fused matrix whose sources are stored in different ways."""
+    """Return the paths of projections that Triton kernels multiply by in the checkpoint's fp8. Others are dequantized:
+    routers, routed experts, the head, and a fused matrix whose sources have different formats."""
     schemes = quantization.schemes
     found: list[str] = []
     if not any(scheme.form == "fp8" for scheme in schemes.values()):

@@ -1,8 +1,10 @@
-"""What a checkpoint is served for, and what its model then ends in: a head, or a pooler.
+"""Task of a served checkpoint, which determines whether its model ends in a head or a pooler.
 
-An encoder embeds, a classifier classifies; a decoder generates, unless sentence-transformers' files beside it say that
-it embeds. `model.task` may ask for something else, as far as the weights have it: a decoder as an embedder, or as a
-reranker that answers yes or no (its score is softmax over the logits of the two, which is a sigmoid of their
+An encoder embeds and a classifier classifies. A decoder generates, unless sentence-transformers files next to it
+declare
+it an embedding model. `model.task` may request another task if the weights support it: a decoder as an embedder, or as
+a
+reranker that answers yes or no (the score is softmax over the two logits, which equals the sigmoid of their
 difference).
 """
 
@@ -25,8 +27,9 @@ POOLS: dict[str, Pool] = {"cls": "first", "last": "last", "mean": "mean", "max":
 
 
 def fitted(model: Model, config: Mapping[str, Any], wanted: TaskConfig, modules: Modules | None, folder: Path) -> Model:
-    """The model with the head or the pooler that it is to be served with. Raises TaskError, naming the key, for what
-    the checkpoint cannot be."""
+    """Return the model with the head or the pooler of its task. Raises TaskError, naming the key, if the checkpoint
+    does
+    not support the task."""
     task = _task(model, wanted, modules)
     if task == "generate":
         _check_sole(wanted, task)
@@ -50,8 +53,7 @@ def _task(model: Model, wanted: TaskConfig, modules: Modules | None) -> str:
         if asked not in ("auto", own):
             by = " (modules.json says so)" if wanted.task == "auto" else ""
             raise TaskError(
-                f"model.task: {asked}{by}: this checkpoint has a decoder behind an encoder, and can be served to "
-                "generate"
+                f"model.task: {asked}{by}: this checkpoint is an encoder-decoder model, and can be served to generate"
             )
         return own
     if own == "generate" and modules is not None:
@@ -71,7 +73,7 @@ def _task(model: Model, wanted: TaskConfig, modules: Modules | None) -> str:
 def _check_sole(wanted: TaskConfig, task: str) -> None:
     if wanted.pool != "auto" or wanted.normalize is not None or wanted.dimensions:
         raise TaskError(
-            f"model.pooling: says how vectors are made, and this checkpoint is served to {task}; leave it out, or set "
+            f"model.pooling: only for embedding, and this checkpoint is served to {task}; leave it out, or set "
             "model.task to embed"
         )
 
@@ -83,7 +85,7 @@ def _embedder(
         pooler = replace(pooler, pool=modules.pool, stages=modules.dense, activation=_end(modules.normalizes))
         pooler = replace(pooler, whole=modules.late is None)
     if wanted.pool != "auto" and not pooler.whole:
-        raise TaskError(f"model.pooling.pool: {wanted.pool}: this checkpoint gives vectors of tokens, and pools none")
+        raise TaskError(f"model.pooling.pool: {wanted.pool}: this checkpoint returns vectors of tokens without pooling")
     if wanted.pool != "auto":
         pooler = replace(pooler, pool=POOLS[wanted.pool])
     if wanted.normalize is not None:
@@ -92,7 +94,7 @@ def _embedder(
     for stage in pooler.stages:
         if isinstance(stage, Dense):
             if stage.linear.inputs != width:
-                raise TaskError(f"{stage.path}/config.json: in_features is {stage.linear.inputs}, and {width} come in")
+                raise TaskError(f"{stage.path}/config.json: in_features is {stage.linear.inputs}; it must be {width}")
             width = stage.linear.rows[0].units
     listed, trained = config.get("matryoshka_dimensions"), config.get("is_matryoshka") is True
     lengths = wanted.dimensions or (tuple(listed) if isinstance(listed, list) else ())
@@ -109,7 +111,7 @@ def _end(normalizes: bool) -> Literal["normalize", "none"]:
 
 
 def _scorer(model: Model, wanted: TaskConfig, folder: Path) -> Model:
-    assert model.head is not None, "who scores has logits"
+    assert model.head is not None, "scoring needs logits"
     source = join(model.root, model.embed.name) if model.head.tied else model.head.name
     tokens = _token_ids(wanted.score_tokens, folder)
     logits = TokenLogits(tokens=tokens, source=source, vocab=model.embed.vocab, hidden=model.embed.hidden)
@@ -122,7 +124,7 @@ def _scorer(model: Model, wanted: TaskConfig, folder: Path) -> Model:
         labels=(wanted.score_tokens[0],),
     )
     if model.head.bias or model.head.softcap is not None or model.head.scale != 1.0:
-        raise TaskError("model.task: score: its logits have a bias, a scale or a cap; served are plain ones")
+        raise TaskError("model.task: score: its logits have a bias, a scale or a cap; supported are plain ones")
     return replace(model, head=None, pooler=pooler, unread=_unread(model))
 
 
@@ -131,8 +133,8 @@ def _unread(model: Model) -> tuple[str, ...]:
 
 
 def _token_ids(words: tuple[str, str], folder: Path) -> tuple[int, ...]:
-    """Of words that are one token each."""
-    from engine.text.tokenizer import Tokenizer  # for the few models that are asked for such tokens
+    """Return the ids of words that must be one token each."""
+    from engine.text.tokenizer import Tokenizer  # imported here because few models need it
 
     try:
         tokenizer = Tokenizer(folder)
@@ -142,21 +144,21 @@ def _token_ids(words: tuple[str, str], folder: Path) -> tuple[int, ...]:
     for word, token in zip(words, ids, strict=True):
         if token is None:
             raise TaskError(
-                f"model.pooling.score_tokens: {word!r} is no token of {tokenizer.file}, which makes "
-                f"{len(tokenizer.encode(word, add_special_tokens=False))} of it; name two that are"
+                f"model.pooling.score_tokens: {word!r} is not one token of {tokenizer.file} but "
+                f"{len(tokenizer.encode(word, add_special_tokens=False))}; name two words that are one token each"
             )
     if ids[0] == ids[1]:
-        raise TaskError(f"model.pooling.score_tokens: {words[0]!r} and {words[1]!r} are one token; name two")
+        raise TaskError(f"model.pooling.score_tokens: {words[0]!r} and {words[1]!r} are the same token; name two")
     return tuple(token for token in ids if token is not None)
 
 
 def _token_id(tokenizer: "Tokenizer", word: str) -> int | None:
-    """As the vocabulary spells it; else as it is cut where a text goes on, or where one begins."""
+    """Return the token with this spelling in the vocabulary, else that of the word within or at the start of a text."""
     if (spelled := tokenizer.convert_tokens_to_ids(word)) is not None:
         return spelled
     try:
         ids = tokenizer.encode_bytes(word.encode())
-    except ValueError:  # there are no tokens for all of its bytes
+    except ValueError:  # the vocabulary lacks tokens for some of its bytes
         return None
     for one in (ids, tokenizer.encode(word, add_special_tokens=False)):
         if len(one) == 1 and tokenizer.decode(one, skip_special_tokens=False).strip() == word.strip():
@@ -165,7 +167,7 @@ def _token_id(tokenizer: "Tokenizer", word: str) -> int | None:
 
 
 def reroot(model: Model, names: Mapping[str, object]) -> Model:
-    """The model with the names that its tensors have: some are saved with the module that they were a part of in front,
+    """Adapt the model to the prefix of its tensor names: some checkpoints are saved with that of the enclosing module,
     some without."""
     own = f"{join(model.root, model.embed.name)}.weight"
     if own in names or not names:

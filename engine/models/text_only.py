@@ -1,10 +1,9 @@
-"""Text decoders of multimodal models, served alone if model.text_only is true.
+"""Text decoders of multimodal models, which are served alone if model.text_only is true.
 
-The decoder's settings are those of `text_config`, or the flat ones of older exports; its weights lie under a prefix
-such as `language_model.model.` or `model.language_model.`. Rotary positions in sections (M-RoPE) are those of a plain
-rope where a prompt has only text, because all sections then count the same position. Source: transformers
-modeling_gemma3.py, modeling_llava.py, modeling_mistral3.py, modeling_qwen2_vl.py, modeling_qwen2_5_vl.py,
-modeling_qwen3_vl.py.
+The decoder's settings are those of `text_config`, or the flat ones of older exports. Its weights have a prefix such as
+`language_model.model.` or `model.language_model.`. Rotary positions in sections (M-RoPE) equal plain RoPE for prompts
+with only text, because all sections then have the same position. Source: transformers modeling_gemma3.py,
+modeling_llava.py, modeling_mistral3.py, modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from engine.api.errors import TaskError
 from engine.models.parts import Model
 from engine.models.sources import join
 
-# Type of the decoder in text_config -> its architecture, and the settings that exports leave out there.
+# Type of the decoder in text_config -> its architecture, and the defaults of settings that exporters omit.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3ForCausalLM", {"vocab_size": 262_208, "num_attention_heads": 8, "head_dim": 256}),
     "llama": (
@@ -47,12 +46,12 @@ _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
 def text_architecture(config: Mapping[str, Any]) -> str:
-    """Return the architecture of the text decoder in a config.json, "" if none is known."""
+    """Return the architecture of the text decoder in a config.json, or ""."""
     return DECODERS.get(_type(config), ("", {}))[0]
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of the decoder alone. Raises TaskError if there is none."""
+    """Return the configuration of the decoder alone. Raises TaskError if there is no decoder."""
     name = _name(config)
     if not text_architecture(config):
         what = "its text decoder is not known" if isinstance(config.get("text_config"), dict) else "it reads text only"
@@ -69,7 +68,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_decoder(model: Model, tensors: Mapping[str, object]) -> Model:
-    """Return the decoder with the names of its tensors; tensors of other parts are left unread."""
+    """Return the decoder with the names of its tensors; tensors of other components are ignored."""
     if not tensors or model.head is None:
         return model
     last = f"{model.embed.name}.weight"

@@ -1,7 +1,7 @@
-"""Numbers of a declared model that arithmetic needs to be finite, positive or in order.
+"""Check that numbers of a declared model are finite, positive or in order where the arithmetic requires it.
 
-A checkpoint whose config.json has epsilon -1 or a YaRN factor of 0 loads and then computes NaN for every request;
-`check_values` finds such numbers before anything starts.
+A checkpoint with, for example, epsilon -1 or a YaRN factor of 0 loads and then computes NaN for every request.
+`check_values` finds such values before anything starts.
 """
 
 import math
@@ -62,7 +62,7 @@ RULES: dict[type, dict[str, tuple[str, str, Test]]] = {
     },
     Attention: {"scale": ("scale of the attention scores", *_POSITIVE)},
 }
-"""Field of a part -> its key in config.json, the allowed values in words, and the test. None is not tested."""
+"""Field of a part -> its key in config.json, the allowed values as text, and the test. None is not tested."""
 
 
 def check_values(model: Model, place: str) -> None:
@@ -84,7 +84,7 @@ def check_values(model: Model, place: str) -> None:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield every dataclass in a declaration, equal ones once."""
+    """Yield every distinct dataclass in a declaration."""
     seen, waiting = set(), [value]
     while waiting:
         one = waiting.pop()

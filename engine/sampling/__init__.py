@@ -1,1 +1,1 @@
-"""From logits to tokens: the stages of `pipeline.py`, one file a stage, in the order that the API promises."""
+"""Sampling: the stages of `pipeline.py`, one file per stage, applied in the order that the API documents."""

@@ -1,4 +1,4 @@
-"""`allowed_token_ids`: every other token becomes impossible."""
+"""`allowed_token_ids`: mask every other token."""
 
 import numpy as np
 import torch

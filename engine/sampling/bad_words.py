@@ -1,6 +1,6 @@
-"""`bad_words`: the last token of a banned word is impossible where the reply ends with the word's other tokens.
+"""`bad_words`: mask the last token of a banned word if the reply ends with the word's preceding tokens.
 
-The prompt does not count: a word that only its end and the prompt make is not the reply's.
+Only the reply counts: a word that begins in the prompt is not banned.
 """
 
 import numpy as np

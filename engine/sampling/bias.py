@@ -1,4 +1,4 @@
-"""`logit_bias`: a number added to the logits of some tokens."""
+"""`logit_bias`: add a number to the logits of some tokens."""
 
 import numpy as np
 from torch import Tensor

@@ -1,8 +1,9 @@
-"""The most likely tokens of each row in descending order, and how many of them may be drawn.
+"""The most likely tokens of each row in descending order, and how many of them may be sampled.
 
-min_p, top_k and top_p each keep a prefix of that order (equal logits: the lower id first), so together they are one
-number a row. Most prefixes are short, so only the first `width` tokens are sorted; a row whose prefix might be longer
-says so and is done again over the whole vocabulary: the result is exact and the same for any width.
+min_p, top_k and top_p each keep a prefix of that order (equal logits: lower id first), so together they are one number
+per row. Most prefixes are short, so only the first `width` tokens are sorted. A row whose prefix may be longer is
+marked
+as unknown and repeated with the entire vocabulary. The result is exact and the same for every width.
 """
 
 from dataclasses import dataclass
@@ -13,13 +14,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Candidates:
-    """`values` descending, with their `ids`, both [rows, width]. `normaliser` [rows] float64: the sum of
-    exp(logit - largest logit) over the vocabulary, where a cut asked for it."""
+    """Sorted tokens of each row."""
 
-    values: Tensor
-    ids: Tensor
+    values: Tensor  # [rows, width] logits, descending
+    ids: Tensor  # [rows, width]
     vocab: int
-    normaliser: Tensor | None
+    normaliser: Tensor | None  # [rows] float64, sum of exp(logit - largest logit) over the vocabulary, if needed
 
     @property
     def width(self) -> int:
@@ -27,7 +27,7 @@ class Candidates:
 
     @property
     def unknown(self) -> int:
-        """A prefix of at least `width` tokens, maybe more."""
+        """Length of a prefix that may exceed `width`."""
         return self.vocab + 1
 
     @property
@@ -36,13 +36,14 @@ class Candidates:
         return (self.values - self.values[:, :1]).double().exp()
 
     def tighten(self, keep: Tensor, limit: Tensor) -> Tensor:
-        """The shorter of two prefixes, each maybe `unknown`; at least one token."""
+        """Return the shorter of two prefixes, either of which may be `unknown`; at least one token."""
         shorter = torch.minimum(keep, limit).clamp(min=1)
         open_end = (shorter > self.width) & ((keep == self.unknown) | (limit == self.unknown))
         return torch.where(open_end, self.unknown, shorter)
 
     def resolved(self, keep: Tensor) -> Tensor:
-        """Rows whose prefix lies within `width` and does not end between equal logits of which one is unsorted."""
+        """Return which rows are exact: the prefix is within `width` and does not end between equal logits of which one
+        is not sorted."""
         if self.width == self.vocab:
             return torch.ones_like(keep, dtype=torch.bool)
         last = self.values.gather(1, (keep.clamp(max=self.width) - 1)[:, None])[:, 0]
@@ -57,6 +58,6 @@ def candidates(logits: Tensor, width: int, *, normalise: bool) -> Candidates:
         ids = logits.topk(width, dim=1, sorted=False).indices.sort(dim=1).values
         values, order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True)
         ids = ids.gather(1, order)
-    # 1 / the largest probability: softmax's own sum, several times cheaper than logsumexp on a CPU
+    # 1 / largest probability: softmax computes the sum, several times faster than logsumexp on a CPU.
     normaliser = logits.softmax(1).amax(1).double().reciprocal() if normalise else None
     return Candidates(values, ids, vocab, normaliser)

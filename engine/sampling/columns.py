@@ -1,7 +1,7 @@
 """Sampling parameters by slot of the request table: written once when a request enters, read by every step.
 
-Dense parameters are numpy columns, rare ones are kept only for the slots that use them, so that a step can see in
-microseconds which stages it needs.
+Common parameters are numpy columns. Rare ones are stored only for slots that use them, so that a step can determine the
+stages it needs in microseconds.
 """
 
 from dataclasses import dataclass
@@ -10,29 +10,29 @@ import numpy as np
 
 from engine.api.messages import Sampling
 
-GREEDY_BELOW = 1e-5  # a temperature under this is greedy
-LOWEST_TEMPERATURE = 0.01  # others are raised to this: logits / temperature stays far from float32's limit
+GREEDY_BELOW = 1e-5  # lower temperatures are greedy
+LOWEST_TEMPERATURE = 0.01  # others are raised to this, so that logits / temperature does not overflow float32
 
 
 @dataclass(frozen=True)
 class Words:
-    """Banned words of one request. A word of one token has an empty prefix."""
+    """Banned words of one request. A one-token word has an empty prefix."""
 
     prefixes: np.ndarray  # [words, longest prefix] int64, right-aligned, -1 in front
     lasts: np.ndarray  # [words] int64
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Logprobs of one request: `top` most likely tokens (-1: the whole vocabulary), or those of `ids`."""
+class LogprobRequest:
+    """Requested logprobs of one request."""
 
-    top: int
+    top: int  # number of most likely tokens; -1: the entire vocabulary
     processed: bool
-    ids: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()  # these tokens instead
 
 
 class Columns:
-    """One row a slot. `vocab` is the width of the model's logits."""
+    """Parameters with one row per slot. `vocab`: number of logits."""
 
     def __init__(self, slots: int, vocab: int) -> None:
         self.vocab = vocab
@@ -46,11 +46,11 @@ class Columns:
         self.presence = np.zeros(slots, np.float32)
         self.prompt_tokens = np.zeros(slots, np.int64)
         self.min_tokens = np.zeros(slots, np.int64)
-        self.stop_ids: dict[int, np.ndarray] = {}  # only of slots with min_tokens
+        self.stop_ids: dict[int, np.ndarray] = {}  # only for slots with min_tokens
         self.allowed: dict[int, np.ndarray] = {}
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.bad_words: dict[int, Words] = {}
-        self.logprobs: dict[int, Asked] = {}
+        self.logprobs: dict[int, LogprobRequest] = {}
         self.prompt_logprobs: dict[int, int] = {}
         self._allowed_bits: dict[int, np.ndarray] = {}
 
@@ -60,7 +60,7 @@ class Columns:
         return [value for value in vars(self).values() if isinstance(value, np.ndarray)]
 
     def write(self, slot: int, sampling: Sampling, *, prompt_tokens: int, stop_ids: tuple[int, ...]) -> None:
-        """A request enters `slot`; whatever an earlier one left there is gone."""
+        """Set the parameters of a slot, replacing those of the previous request."""
         self.clear(slot)
         self.temperature[slot] = _temperature(sampling.temperature)
         self.top_k[slot] = sampling.top_k if 0 < sampling.top_k < self.vocab else 0
@@ -73,7 +73,7 @@ class Columns:
         self.prompt_tokens[slot] = prompt_tokens
         self.min_tokens[slot] = sampling.min_tokens
         if sampling.min_tokens and stop_ids:
-            # a checkpoint may name end tokens past its own vocabulary; they can never be drawn
+            # A checkpoint may name end tokens beyond its vocabulary; these are never sampled.
             self.stop_ids[slot] = np.array([i for i in stop_ids if i < self.vocab], np.int64)
         if sampling.allowed_token_ids is not None:
             self.allowed[slot] = np.array(sampling.allowed_token_ids, np.int64)
@@ -84,7 +84,7 @@ class Columns:
             self.bad_words[slot] = _words(sampling.bad_words)
         if sampling.logprobs is not None:
             top = 0 if sampling.logprob_ids else sampling.logprobs
-            self.logprobs[slot] = Asked(top, sampling.logprobs_mode == "processed", sampling.logprob_ids)
+            self.logprobs[slot] = LogprobRequest(top, sampling.logprobs_mode == "processed", sampling.logprob_ids)
         if sampling.prompt_logprobs is not None:
             self.prompt_logprobs[slot] = sampling.prompt_logprobs
 
@@ -94,14 +94,14 @@ class Columns:
         self._allowed_bits.pop(slot, None)
 
     def allowed_bits(self, slot: int) -> np.ndarray:
-        """`allowed` of a slot as the words of a mask, made at the first step that wants them."""
+        """Return `allowed` of a slot as the words of a mask, computed on first use."""
         if slot not in self._allowed_bits:
             self._allowed_bits[slot] = as_bits(self.allowed[slot], self.vocab)
         return self._allowed_bits[slot]
 
 
 def as_bits(ids: np.ndarray, vocab: int) -> np.ndarray:
-    """Token ids as the words of a mask, [ceil(vocab / 32)] uint32."""
+    """Return token ids as the words of a mask, [ceil(vocab / 32)] uint32."""
     bits = np.zeros(-(-vocab // 32) * 32, bool)
     bits[ids] = True
     return np.packbits(bits, bitorder="little").view(np.uint32)

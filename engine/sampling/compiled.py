@@ -1,7 +1,7 @@
-"""The edits of `pipeline.py` by compiled kernels of a CPU: no pass over a row, and no copy of one, by torch.
+"""Logit processors of `pipeline.py` with compiled CPU kernels, without torch operations on entire rows.
 
-The same stages that a GPU launches (device_stages.py), with the compiled bodies of the same operations; what they read
-lies in the request table itself.
+The stages are those of a GPU (device_stages.py), with the compiled implementation of the same operations. Their inputs
+are columns of the request table.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from kernels.op import Op
 
 @dataclass(frozen=True)
 class _Columns:
-    """See PenaltyColumns."""
+    """Host columns; see PenaltyColumns."""
 
     prompt_tokens: Tensor
     repetition: Tensor
@@ -41,7 +41,7 @@ def grammar(rows: Rows, team: Team) -> Edit | None:
 
 
 def compiled_edits(rows: Rows, team: Team) -> list[Edit]:
-    """In the order of `pipeline.EDITS`; those that somebody uses."""
+    """Return the logit processors in use, in the order of `pipeline.EDITS`."""
     upload = Upload()
     wanted = (
         stages.allowed_token_ids(rows, upload),
@@ -88,7 +88,7 @@ def _int32(values: np.ndarray) -> Tensor:
 
 
 def _temperature(rows: Rows, upload: Upload, team: Team) -> stages.Edit | None:
-    """Of the rows that have one other than 1; greedy rows keep their logits."""
+    """Return the processor for rows with a temperature other than 1; greedy rows are unchanged."""
     values = rows.columns.temperature[rows.slots]
     users = np.flatnonzero((values != 0.0) & (values != 1.0))
     if not len(users):

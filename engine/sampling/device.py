@@ -1,8 +1,9 @@
-"""Sampling on a device that the host never waits for: the stages of `pipeline.py` as launches, in the same order.
+"""Sampling on a device without waiting for it: the stages of `pipeline.py` as launches, in the same order.
 
-grammar mask -> (raw logprobs) -> EDITS (see device_stages.py) -> temperature, cuts and draw -> (processed logprobs)
+grammar mask -> (raw logprobs) -> EDITS (see device_stages.py) -> temperature, truncation, sampling -> (processed
+logprobs)
 
-The host looks which stages anybody uses and uploads what only a few need; what a step found comes back as one tensor.
+The host determines which stages are in use and uploads their parameters. The outputs of a step are one tensor.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from engine.api.errors import NOT_FINITE, NOTHING_LEFT
 from engine.api.messages import Logprob
-from engine.sampling.columns import Asked
+from engine.sampling.columns import LogprobRequest
 from engine.sampling.device_stages import (
     Edit,
     State,
@@ -33,42 +34,40 @@ from kernels.sampling.columns import DeviceColumns
 from kernels.sampling.sample import sample
 from kernels.sampling.top_logprobs import MOST, TOP_LOGPROBS
 
-PENALISED = 32  # rows of one launch of penalties: 19 MB of counts for a vocabulary of 152k
+PENALISED = 32  # rows per launch of the penalty kernel: 19 MB of counts for a vocabulary of 152k
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a step found, on the device. ids: [rows] int32, the tokens for the next step. `found` is int32 and all that
-    the host needs: it copies it when it likes and gives the copy to `SamplingStep.read`."""
+    """Outputs of a step on the device."""
 
-    ids: Tensor
-    found: Tensor
+    ids: Tensor  # [rows] int32, tokens for the next step
+    found: Tensor  # int32, everything for the host, which passes a copy to `SamplingStep.read`
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Rows that want logprobs, `top` tokens at most. `whole`: more than the kernel sorts, by torch instead. `owners`
-    and `named`: which of the rows asked for tokens of their own choice, and those, one after another."""
+class LogprobGroup:
+    """Rows that request logprobs with the same parameters."""
 
     rows: list[int]
-    asked: list[Asked]
+    asked: list[LogprobRequest]
     users: Callable[[], Tensor]  # the rows on the device
-    top: int
+    top: int  # maximum number of tokens
     processed: bool
-    whole: bool
-    owners: Callable[[], Tensor] | None = None
-    named: Callable[[], Tensor] | None = None
+    whole: bool  # more tokens than the kernel sorts: torch sorts instead
+    owners: Callable[[], Tensor] | None = None  # index into `rows` for each of `named`
+    named: Callable[[], Tensor] | None = None  # tokens requested by id, concatenated
 
 
 class DeviceSampler:
-    """For one vocabulary on one device. Its steps share memory, so they run in order, on one stream."""
+    """Sampler for one vocabulary on one device. Steps share memory, so they must run in order on one stream."""
 
     def __init__(self, vocab: int, device: torch.device) -> None:
         self.vocab, self.device = vocab, device
         self.counts = torch.zeros(PENALISED, vocab, dtype=torch.int32, device=device)
 
     def prepare(self, rows: Rows) -> "SamplingStep":
-        """Of `rows` no tokens are read."""
+        """Prepare a step. The tokens of `rows` are not read."""
         upload = Upload()
         mask = token_mask(list(rows.masks), list(rows.masks.values()), upload)
         edits = (
@@ -78,41 +77,41 @@ class DeviceSampler:
             penalties(rows, upload, len(self.counts)),
             bad_words(rows, upload),
         )
-        asking = _asking(rows, upload)
+        logprob_groups = _logprob_groups(rows, upload)
         upload.send(self.device)
         used = [edit for edit in edits if edit is not None]
-        return SamplingStep(len(rows), mask, used, asking, _any_cuts(rows), self.counts)
+        return SamplingStep(len(rows), mask, used, logprob_groups, _any_cuts(rows), self.counts)
 
 
 @dataclass(frozen=True)
 class SamplingStep:
-    """One step, prepared on the host. Calling it launches; `read` turns what came back into tokens and reasons."""
+    """One step, prepared on the host. Calling it launches kernels; `read` converts the outputs."""
 
     rows: int
     mask: Edit | None
     edits: Sequence[Edit]
-    asking: Sequence[Asking]
+    logprob_groups: Sequence[LogprobGroup]
     cuts: bool
     counts: Tensor
 
     def __call__(self, logits: Tensor, slot: Tensor, lengths: Tensor, tokens: Tensor, columns: DeviceColumns) -> Drawn:
-        """logits: [rows or more, vocab] fp32, which may be overwritten; slot, lengths: [as many] int32; tokens: [slots,
-        width] int32, the known ones. Rows behind the prepared ones pad a batch: their tokens mean nothing."""
+        """Launch the step. logits: [rows or more, vocab] fp32, may be overwritten. slot, lengths: [rows or more] int32.
+        tokens: [slots, width] int32, known tokens. Further rows are padding, and their tokens are undefined."""
         state = State(slot, lengths, tokens, columns, self.counts)
         if self.mask is not None:
             self.mask(logits, state)
-        raw = [self._as_they_are(logits, one) for one in self.asking if not one.processed]
+        raw = [self._raw_logits(logits, one) for one in self.logprob_groups if not one.processed]
         for edit in self.edits:
             edit(logits, state)
         ids, scores, _, floor, last = sample(logits, slot, lengths, columns, self.cuts)
         parts = [ids, scores]
-        for one in self.asking:
+        for one in self.logprob_groups:
             source, at = (logits, one.users()) if one.processed else raw.pop(0)
             body = TOP_LOGPROBS.reference if one.whole else TOP_LOGPROBS
             given = at, one.users(), ids, slot, columns.temperature, floor, last
             parts += body(source, *given, min(one.top, logits.shape[1]), one.processed)
             if one.owners is not None and one.named is not None:
-                # As if each of these tokens had been drawn, in a row of its own.
+                # Each of these tokens is scored as the sampled token of a separate row.
                 owner = one.owners().long()
                 users, rows = one.users()[owner], torch.arange(len(owner), dtype=torch.int32, device=logits.device)
                 step = [column[users.long()] for column in (slot, floor, last)]
@@ -120,20 +119,20 @@ class SamplingStep:
                 parts += TOP_LOGPROBS(source, *given, 0, one.processed)
         return Drawn(ids, torch.cat([part.view(torch.int32).flatten() for part in parts]))
 
-    def _as_they_are(self, logits: Tensor, one: Asking) -> tuple[Tensor, Tensor]:
-        """The model's logits of rows that ask, and where they lie in them. Edits work in place, so that they need a
-        copy."""
+    def _raw_logits(self, logits: Tensor, one: LogprobGroup) -> tuple[Tensor, Tensor]:
+        """Return the unmodified logits of rows that request raw logprobs, and their indexes. Copied if processors will
+        modify the logits in place."""
         if not self.edits:
             return logits, one.users()
         return logits.index_select(0, one.users()), torch.arange(len(one.rows), dtype=torch.int32, device=logits.device)
 
     def read(self, drawn: Drawn, found: np.ndarray) -> Sampled:
-        """found: `drawn.found`, copied to the host. Nothing is read from the device."""
+        """Convert outputs. found: `drawn.found`, copied to the host. Nothing is read from the device."""
         size = drawn.ids.shape[0]
         ids, scores = found[: self.rows].tolist(), found[size : size + self.rows].view(np.float32)
         logprobs: dict[int, Logprob] = {}
         start, vocab = 2 * size, self.counts.shape[1]
-        for one in self.asking:
+        for one in self.logprob_groups:
             width, count = 1 + min(one.top, vocab), len(one.rows)
             values, numbers = found[start : start + 2 * count * width].reshape(2, count, width)
             start += 2 * count * width
@@ -158,8 +157,8 @@ def _any_cuts(rows: Rows) -> bool:
     return bool(cuts.any())
 
 
-def _asking(rows: Rows, upload: Upload) -> list[Asking]:
-    """Rows that ask, by what they ask for."""
+def _logprob_groups(rows: Rows, upload: Upload) -> list[LogprobGroup]:
+    """Group the rows that request logprobs by their parameters."""
     groups: dict[tuple[bool, bool], list[int]] = {}
     asked = {row: rows.columns.logprobs[int(rows.slots[row])] for row in rows.using(rows.columns.logprobs)}
     for row, one in asked.items():
@@ -172,5 +171,5 @@ def _asking(rows: Rows, upload: Upload) -> list[Asking]:
         named = [token for one in wanted for token in one.ids]
         owners = [place for place, one in enumerate(wanted) for _ in one.ids]
         both = [upload.add(np.array(numbers, np.int32)) if named else None for numbers in (owners, named)]
-        found.append(Asking(members, wanted, users, top, processed, whole, *both))
+        found.append(LogprobGroup(members, wanted, users, top, processed, whole, *both))
     return found

@@ -1,4 +1,4 @@
-"""What the device's sampling columns hold for a request, from the host's columns of the same slot."""
+"""Conversion of a request's host columns to the device's sampling columns."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from kernels.sampling.columns import FIELDS
 
 
 def staged(columns: Columns, slots: Sequence[int]) -> np.ndarray:
-    """[FIELDS, slots] int32: the bits of what is written to these slots of the device's columns."""
+    """Return [FIELDS, slots] int32: the bits to write to these slots of the device's columns."""
     at = np.asarray(slots, np.int64)
-    with np.errstate(divide="ignore"):  # min_p 0: -inf, which keeps every token
+    with np.errstate(divide="ignore"):  # min_p 0 gives -inf, which keeps every token
         border = np.log(columns.min_p[at])
     top_p, border, seed = (_words(part) for part in (columns.top_p[at], border, columns.seed[at]))
     values = {
@@ -32,5 +32,5 @@ def staged(columns: Columns, slots: Sequence[int]) -> np.ndarray:
 
 
 def _words(values: np.ndarray) -> np.ndarray:
-    """[2, n] int32: the lower and the upper halves of numbers of 64 bits."""
+    """Return [2, n] int32: lower and upper halves of 64-bit numbers."""
     return values.astype(values.dtype.newbyteorder("<")).view("<i4").reshape(-1, 2).T

@@ -1,8 +1,9 @@
-"""The edits of `pipeline.py` as kernels: `stage(rows, upload)` on the host looks who uses it and adds small arrays to
-the step's upload; None: nobody does. An edit changes logits [rows, vocab] fp32 in place on the device. The compiled
-kernels of a CPU take the same arguments (compiled.py).
+"""Logit processors of `pipeline.py` as kernels.
 
-What depends on known tokens is read from the device's table, as the host does not have the latest ones yet.
+`stage(rows, upload)` runs on the host: it determines which rows use the stage and adds their parameters to the step's
+upload, or returns None if no row uses it. The returned Edit changes logits [rows, vocab] fp32 in place on the device.
+Compiled CPU kernels have the same arguments (compiled.py). Known tokens are read from the device's table, because the
+host does not have the latest ones yet.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from kernels.sampling.token_mask import TOKEN_MASK
 
 
 class PenaltyColumns(Protocol):
-    """Those of a request's columns that edits read on the device, [slots] each."""
+    """Device columns that processors read, [slots] each."""
 
     @property
     def prompt_tokens(self) -> Tensor: ...  # int32
@@ -41,25 +42,24 @@ def _launched(op: Op) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class State:
-    """What edits read on the device. `counts`: see kernels/sampling/penalties.py; each of its lines serves a row at a
-    time. `body`: which body of an operation is called, Triton's if nothing else is said."""
+    """Device inputs of processors."""
 
     slot: Tensor  # [rows] int32
     lengths: Tensor  # [rows] int32
     tokens: Tensor  # [slots, width] int32
     columns: PenaltyColumns
-    counts: Tensor  # [some, vocab] int32
-    body: Callable[[Op], Callable[..., Any]] = _launched
+    counts: Tensor  # [some, vocab] int32, scratch with one line per row of a launch (kernels/sampling/penalties.py)
+    body: Callable[[Op], Callable[..., Any]] = _launched  # selects the implementation of an operation; default: Triton
 
 
 Edit = Callable[[Tensor, State], object]
 
 
-ALIGNED = 4  # words: a kernel is compiled anew for an argument that is not at a multiple of 16 bytes
+ALIGNED = 4  # words: kernels are specialised for arguments at multiples of 16 bytes, and recompiled for others
 
 
 class Upload:
-    """Arrays of a step that go to the device in one piece."""
+    """Arrays of a step that are copied to the device at once."""
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray] = []
@@ -67,7 +67,7 @@ class Upload:
         self._sent: Tensor | None = None
 
     def add(self, values: np.ndarray) -> Callable[[], Tensor]:
-        """`values` of 32 bits each → what gives them on the device, once they are sent."""
+        """Add 32-bit values. Return a function that returns them on the device after `send`."""
         part = np.ascontiguousarray(values)
         start, end = self._words, self._words + part.size
         dtype = torch.float32 if part.dtype == np.float32 else torch.int32
@@ -76,7 +76,7 @@ class Upload:
         self._words = end + gap
 
         def there() -> Tensor:
-            assert self._sent is not None, "an upload is sent before it is read"
+            assert self._sent is not None, "call send before reading"
             return self._sent[start:end].view(dtype).view(part.shape)
 
         return there
@@ -89,7 +89,7 @@ class Upload:
 
 
 def token_mask(rows: Sequence[int], words: Sequence[np.ndarray], upload: Upload) -> Edit | None:
-    """words: by row, [ceil(vocab / 32)] uint32."""
+    """Return the processor that applies masks. words: [ceil(vocab / 32)] uint32 for each row."""
     if not rows:
         return None
     users, bits = upload.add(np.array(rows, np.int32)), upload.add(np.stack(words).view(np.int32))
@@ -126,7 +126,7 @@ def min_tokens(rows: Rows, upload: Upload) -> Edit | None:
 
 
 def penalties(rows: Rows, upload: Upload, at_once: int) -> Edit | None:
-    """`at_once` rows in each launch."""
+    """Return the penalty processor. at_once: rows per launch."""
     columns, slots = rows.columns, rows.slots
     begun = rows.lengths > columns.prompt_tokens[slots]
     of_reply = ((columns.frequency[slots] != 0) | (columns.presence[slots] != 0)) & begun

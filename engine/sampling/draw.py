@@ -1,7 +1,7 @@
-"""One token a row: the most likely one of greedy rows, argmax(logit + noise) of the others.
+"""Sample one token per row: the most likely one for greedy rows, argmax(logit + noise) for others.
 
-Rows with min_p, top_k or top_p draw among their candidates only; the noise is a token's own, so that a token's score is
-the same whichever way its row goes.
+Rows with min_p, top_k or top_p sample only among their candidates. Noise is a function of the token, so that a token's
+score is the same on both paths.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,30 +12,29 @@ import torch
 from torch import Tensor
 
 from engine.sampling.candidates import Candidates, candidates
-from engine.sampling.cuts import Cut
-from engine.sampling.logprobs import Border
+from engine.sampling.logprobs import Threshold
 from engine.sampling.noise import Noise, row_keys
 from engine.sampling.rows import Rows
+from engine.sampling.truncation import Cut
 from kernels.cpu.program import Team
 
-NARROW, WIDE = 256, 1024  # sorted candidates: at first, and where a top_k wants more
+NARROW, WIDE = 256, 1024  # number of sorted candidates: initially, and for a larger top_k
 
 
 @dataclass(frozen=True)
 class Draw:
-    """`score` [rows] is finite where the row could draw. What was left of the rows that were cut: by torch `cut` tells,
-    of those that are to be explained; by compiled kernels the `border` of each row."""
+    """Sampled tokens. `cut` and `border` describe what truncation left, for rows that request it."""
 
     ids: Tensor  # [rows] int64
-    score: Tensor  # [rows] float32
-    cut: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()
-    border: Border | None = None
+    score: Tensor  # [rows] float32, not finite if no token could be sampled
+    cut: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()  # torch: (rows, candidates, prefix lengths)
+    border: Threshold | None = None  # compiled kernels: threshold of each row
 
 
 def draw(
     logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut], explained: Collection[int] = frozenset()
 ) -> Draw:
-    """explained: rows for which it is wanted what was left, if they are cut."""
+    """Sample. explained: rows for which the result of truncation is requested."""
     greedy = rows.greedy
     border = _everything(logits) if noise.team is not None and explained else None
     if greedy.all():
@@ -69,30 +68,30 @@ def draw(
     return Draw(ids, score, parts, border)
 
 
-def _everything(logits: Tensor) -> Border:
-    """The border that cuts nothing off, for rows to write theirs into."""
+def _everything(logits: Tensor) -> Threshold:
+    """Return thresholds that keep everything, to be overwritten for truncated rows."""
     rows, vocab = logits.shape
-    return Border(torch.full((rows,), -torch.inf), torch.full((rows,), vocab - 1))
+    return Threshold(torch.full((rows,), -torch.inf), torch.full((rows,), vocab - 1))
 
 
 def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of each row's largest value (NaN counts as largest, the first of equals wins), and that value."""
+    """Return the index of each row's largest value (NaN is largest; the first of equal ones), and the value."""
     if scores.device.type == "cpu":
-        score, best = scores.max(1)  # the same index as argmax, in a fifth of its time: 1.5 ms for 16 rows of 152k
+        score, best = scores.max(1)  # same index as argmax in a fifth of the time: 1.5 ms for 16 rows of 152k
         return best, score
     best = scores.argmax(1)
     return best, scores.gather(1, best[:, None])[:, 0]
 
 
 def _greedy(logits: Tensor, at: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-    """The best tokens of these rows as they are."""
+    """Return the most likely tokens of these rows and their logits."""
     if noise.team is not None:
         return noise.team.best(logits, at)
     return _best(logits if len(at) == len(logits) else logits[at])
 
 
 def _draw_whole(logits: Tensor, at: Tensor, keys: Tensor, noise: Noise, ids: Tensor, score: Tensor) -> None:
-    """Draws over the whole vocabulary, for as many rows at once as the device likes."""
+    """Sample from the entire vocabulary, in chunks of rows that suit the device."""
     if noise.team is not None:
         ids[at], score[at] = noise.team.best(logits, at, keys[at])
         return
@@ -103,7 +102,7 @@ def _draw_whole(logits: Tensor, at: Tensor, keys: Tensor, noise: Noise, ids: Ten
 def _compiled_cut(
     logits: Tensor, rows: Rows, chosen: np.ndarray, keys: Tensor, team: Team
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens and scores of rows that are cut, and where the cuts end."""
+    """Return tokens and scores of truncated rows, and their thresholds."""
     columns, slots = rows.columns, rows.slots[chosen]
     cuts = (columns.top_k[slots], columns.top_p[slots], columns.min_p[slots])
     return team.best_of_cut(logits, rows.to_device(chosen), keys, *map(rows.to_device, cuts))
@@ -112,7 +111,7 @@ def _compiled_cut(
 def _cut(
     logits: Tensor, rows: Rows, chosen: np.ndarray, cuts: Sequence[Cut]
 ) -> tuple[tuple[np.ndarray, Candidates, Tensor], ...]:
-    """Candidates and prefixes of the chosen rows: narrow ones first, then in full where that was not enough."""
+    """Return candidates and prefix lengths of the rows: first narrow, then with the entire vocabulary if unresolved."""
     columns, slots = rows.columns, rows.slots[chosen]
     width = WIDE if ((columns.top_k[slots] > NARROW) & (columns.top_k[slots] <= WIDE)).any() else NARROW
     found, keep = _shorten(logits, rows, chosen, cuts, width)

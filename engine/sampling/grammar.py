@@ -1,4 +1,4 @@
-"""Structured output: tokens outside the grammar's mask become impossible."""
+"""Structured output: mask the tokens that the grammar does not allow."""
 
 import numpy as np
 import torch

@@ -1,6 +1,6 @@
-"""Log probabilities for those who ask: of a given token, its rank, and the most likely tokens.
+"""Log probabilities: of a given token with its rank, and of the most likely tokens.
 
-All numbers of a row come from one log-softmax, so a token has the same float wherever it appears.
+All numbers of a row come from one log-softmax, so a token has the same value wherever it appears.
 """
 
 from collections.abc import Sequence
@@ -13,23 +13,22 @@ from torch import Tensor
 from engine.api.messages import Logprob
 from kernels.cpu.program import Team
 
-MOST_COMPILED = 1024  # tokens of a list, from which on sorting all of them is no slower
+MOST_COMPILED = 1024  # for longer lists, sorting the entire vocabulary is not slower
 
 
 @dataclass(frozen=True)
-class Border:
-    """Where the cuts of rows end: what is left are logits above `floor`, and of those equal to it the tokens up to
-    `last`. Both [rows], float32 and int64."""
+class Threshold:
+    """Result of truncation per row: logits above `floor` are kept, and tokens up to `last` with a logit equal to it."""
 
-    floor: Tensor
-    last: Tensor
+    floor: Tensor  # [rows] float32
+    last: Tensor  # [rows] int64
 
-    def of(self, row: int, times: int) -> "Border":
-        """That of one row, so many times."""
-        return Border(self.floor[row].expand(times).contiguous(), self.last[row].expand(times).contiguous())
+    def of(self, row: int, times: int) -> "Threshold":
+        """Return the threshold of one row, repeated `times` times."""
+        return Threshold(self.floor[row].expand(times).contiguous(), self.last[row].expand(times).contiguous())
 
     def applied(self, logits: Tensor) -> Tensor:
-        """Logits [rows, vocab], impossible outside."""
+        """Return logits [rows, vocab] with truncated tokens at -inf."""
         floor, token = self.floor[:, None], torch.arange(logits.shape[1], device=logits.device)
         kept = (logits > floor) | ((logits == floor) & (token <= self.last[:, None])) | logits.isnan()
         return logits.masked_fill(~kept, -torch.inf)
@@ -42,11 +41,12 @@ def logprobs(
     team: Team | None = None,
     *,
     at: list[int] | None = None,
-    border: Border | None = None,
+    border: Threshold | None = None,
 ) -> list[Logprob]:
-    """Of token `ids[i]` under `logits[at[i]]` (None: `logits[i]`), with the `tops[i]` most likely tokens (-1: all),
-    descending, equal ones by id. All on one device; logits: [.., vocab]. team: compiled kernels, if they are to look
-    for them. border: outside of which tokens are impossible."""
+    """Return the logprobs of token `ids[i]` under `logits[at[i]]` (None: `logits[i]`) with the `tops[i]` most likely
+    tokens (-1: all), in descending order, ties by id.
+
+    logits: [.., vocab]; all tensors on one device. team: compiled kernels to use. border: truncation to apply."""
     most = max(tops)
     if team is not None and min(tops) >= 0 and most <= MOST_COMPILED:
         return _compiled(logits, ids, tops, team, at, border)
@@ -72,12 +72,12 @@ def logprobs(
 
 
 def with_ids(scored: Logprob, ids: tuple[int, ...], values: Sequence[float]) -> Logprob:
-    """The logprobs of tokens that were asked for, in place of the most likely ones."""
+    """Replace the most likely tokens by the tokens that were requested by id."""
     return msgspec.structs.replace(scored, top_ids=ids, top_logprobs=tuple(values))
 
 
 def _compiled(
-    logits: Tensor, ids: Tensor, tops: list[int], team: Team, at: list[int] | None, border: Border | None
+    logits: Tensor, ids: Tensor, tops: list[int], team: Team, at: list[int] | None, border: Threshold | None
 ) -> list[Logprob]:
     most = min(max(tops), logits.shape[1])
     rows = torch.arange(len(ids)) if at is None else torch.tensor(at)
@@ -98,7 +98,7 @@ def _top(table: Tensor, count: int) -> tuple[list[list[int]], list[list[float]]]
 
 
 def kept_only(logits: Tensor, ids: Tensor, keep: Tensor) -> Tensor:
-    """Logits [rows, vocab] of which only the first `keep[i]` of `ids[i]` are left."""
+    """Return logits [rows, vocab] with only the first `keep[i]` of `ids[i]`, and -inf elsewhere."""
     beyond = torch.arange(ids.shape[1], device=ids.device) >= keep[:, None]
     values = logits.gather(1, ids).masked_fill(beyond, -torch.inf)
     return torch.full_like(logits, -torch.inf).scatter_(1, ids, values)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from engine.sampling.candidates import Candidates
-from engine.sampling.cuts import Shorten
 from engine.sampling.rows import Rows
+from engine.sampling.truncation import Shorten
 
 
 def min_p(rows: Rows, chosen: np.ndarray) -> Shorten | None:

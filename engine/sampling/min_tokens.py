@@ -1,7 +1,7 @@
-"""`min_tokens`: end and stop tokens are impossible until the reply has that many tokens.
+"""`min_tokens`: mask end and stop tokens until the reply has that many tokens.
 
-Where nothing else is left (a grammar that is complete, a short list of allowed tokens) they stay possible: a reply that
-ends early is better than one that cannot go on.
+They stay allowed if no other token is (a complete grammar, a short list of allowed tokens): a reply that ends early is
+better than one that fails.
 """
 
 import numpy as np

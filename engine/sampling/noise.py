@@ -1,8 +1,8 @@
-"""Gumbel noise that is a function of (seed, position, token) and of nothing else: counter-based, without state.
+"""Gumbel noise that is a pure function of (seed, position, token): counter-based and stateless.
 
-(seed, position) is mixed to 64 bits by splitmix64 on the host. Those two 32-bit words and a hash of the token id go
-through the finaliser of MurmurHash3 on the device, in wrapping int32 arithmetic that is the same everywhere.
-A token drawn as argmax(logit + noise) is distributed as softmax(logits): Gumbel-max, Maddison et al. 2014.
+(seed, position) is mixed to 64 bits by splitmix64 on the host. These two 32-bit words and a hash of the token id pass
+through the finaliser of MurmurHash3 on the device, in wrapping int32 arithmetic, which is the same on all devices.
+argmax(logit + noise) is distributed as softmax(logits): Gumbel-max, Maddison et al. 2014.
 """
 
 import numpy as np
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kernels.cpu.program import Team
 
-_PAD = 64  # whole vectors: the same element goes through the same instruction in any batch
-# Elements of noise at once. On a CPU they stay in its cache: 16 rows of 152k together take 3 times as long a row.
+_PAD = 64  # a multiple of the vector width: an element is computed by the same instruction in any batch
+# Elements of noise per chunk. On a CPU a chunk fits into the cache: 16 rows of 152k at once take 3 times as long per
+# row.
 _CPU_ELEMENTS, _DEVICE_ELEMENTS = 1 << 17, 1 << 26
 
 
@@ -23,14 +24,14 @@ def _mix64(x: np.ndarray) -> np.ndarray:
 
 
 def row_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """[rows] uint64 seeds, [rows] positions -> [rows, 2] int32."""
+    """Return row keys: [rows] uint64 seeds, [rows] positions -> [rows, 2] int32."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     keys = _mix64(_mix64(seeds + golden) + (positions.astype(np.uint64) + np.uint64(1)) * golden)
     return keys.view(np.int32).reshape(-1, 2)
 
 
 def _finalise(h: Tensor) -> Tensor:
-    """MurmurHash3's fmix32 of int32, in place. The masks make shifts logical."""
+    """MurmurHash3's fmix32 of int32, in place. The masks make the shifts logical."""
     h ^= (h >> 16) & 0xFFFF
     h *= -2048144789  # 0x85EBCA6B
     h ^= (h >> 13) & 0x7FFFF
@@ -40,8 +41,8 @@ def _finalise(h: Tensor) -> Tensor:
 
 
 class Noise:
-    """Noise for a vocabulary on a device. `team`: compiled kernels, which make the same noise as they look for the best
-    token."""
+    """Noise for a vocabulary on a device. `team`: compiled kernels, which compute the same noise while they search the
+    best token."""
 
     def __init__(self, vocab: int, device: torch.device, team: Team | None = None) -> None:
         self.vocab, self.team = vocab, team
@@ -61,8 +62,8 @@ class Noise:
 
 
 def _gumbel(h: Tensor, key: Tensor) -> Tensor:
-    """-log(-log(1 - u)) of hashed bits; `h` is overwritten. u = (31 bits + 1/2) / 2^31 is finest near 0, where the
-    largest noise comes from, so that rare tokens of a large vocabulary keep their exact chance."""
+    """Return -log(-log(1 - u)) of hashed bits; `h` is overwritten. u = (31 bits + 1/2) / 2^31 has the finest resolution
+    near 0, where the largest noise comes from, so that rare tokens of a large vocabulary have exact probabilities."""
     u = _finalise(_finalise(h).bitwise_xor_(key)).bitwise_and_(0x7FFFFFFF).to(torch.float32)
     u.add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)  # float32 rounds the upper end to 1
     return u.neg_().log1p_().neg_().log_().neg_()

@@ -1,9 +1,9 @@
-"""Penalties on tokens that were seen: repetition over prompt and reply, frequency and presence over the reply only.
+"""Penalties on tokens that occurred: repetition over prompt and reply, frequency and presence over the reply.
 
 repetition r:  logit / r if logit > 0 else logit · r        (Keskar et al. 2019, CTRL)
 others:        logit - frequency · count - presence · [count > 0]
 
-Only seen tokens are touched: work grows with the length of the sequences, not with the vocabulary.
+Only tokens that occurred are modified: the cost depends on the length of the sequences, not on the vocabulary.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def repetition_penalty(rows: Rows) -> Edit | None:
 
 
 def reply_penalties(rows: Rows) -> Edit | None:
-    """Frequency, then presence."""
+    """Return the processor of frequency and presence penalties."""
     frequency, presence = rows.columns.frequency[rows.slots], rows.columns.presence[rows.slots]
     begun = rows.lengths > rows.columns.prompt_tokens[rows.slots]
     users = np.flatnonzero(((frequency != 0) | (presence != 0)) & begun)

@@ -1,4 +1,4 @@
-"""The order of sampling, and the whole of it for the rows of one step.
+"""The order of sampling stages, and their application to the rows of one step.
 
 grammar mask -> (raw logprobs) -> EDITS -> CUTS -> (processed logprobs) -> draw
 """
@@ -17,10 +17,9 @@ from engine.sampling.bad_words import bad_words
 from engine.sampling.bias import logit_bias
 from engine.sampling.compiled import compiled_edits
 from engine.sampling.compiled import grammar as compiled_grammar
-from engine.sampling.cuts import Cut
 from engine.sampling.draw import Draw, draw
 from engine.sampling.grammar import grammar
-from engine.sampling.logprobs import Border, kept_only, logprobs, with_ids
+from engine.sampling.logprobs import Threshold, kept_only, logprobs, with_ids
 from engine.sampling.min_p import min_p
 from engine.sampling.min_tokens import min_tokens
 from engine.sampling.noise import Noise
@@ -29,6 +28,7 @@ from engine.sampling.rows import Edit, Rows
 from engine.sampling.temperature import temperature
 from engine.sampling.top_k import top_k
 from engine.sampling.top_p import top_p
+from engine.sampling.truncation import Cut
 
 EDITS: tuple[Callable[[Rows], Edit | None], ...] = (
     allowed_token_ids,
@@ -44,12 +44,12 @@ CUTS: tuple[Cut, ...] = (min_p, top_k, top_p)
 
 @dataclass(frozen=True)
 class Sampled:
-    """By row: the token drawn (meaningless where `failed` says why), and logprobs where asked."""
+    """Sampled tokens and logprobs by row."""
 
-    ids: list[int]
-    drawn: Tensor  # the same, [rows] int64 on the device
-    logprobs: dict[int, Logprob] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    ids: list[int]  # undefined for rows in `failed`
+    drawn: Tensor  # ids as [rows] int64 on the device
+    logprobs: dict[int, Logprob] = field(default_factory=dict)  # if requested
+    failed: dict[int, str] = field(default_factory=dict)  # reason why no token could be sampled
 
 
 class Prepared:
@@ -66,11 +66,11 @@ class Prepared:
         self._asked = {row: asked[int(rows.slots[row])] for row in rows.using(asked)}
 
     def finish(self, logits: Tensor) -> Sampled:
-        """logits: float32 [rows, vocab]."""
+        """Sample. logits: float32 [rows, vocab]."""
         if self._grammar is not None:
             self._grammar(logits)
         raw = [row for row, asked in self._asked.items() if not asked.processed]
-        # A copy where edits work in place, and only of the rows that ask; scores of the others are those at the end.
+        # Copied if processors work in place, and only for rows that request raw logprobs.
         copied = logits[raw] if raw and self._edits else None
         for edit in self._edits:
             edit(logits)
@@ -84,9 +84,9 @@ class Prepared:
         return Sampled(drawn.ids.tolist(), drawn.ids, found, _failures(logits, drawn))
 
     def _scores(
-        self, logits: Tensor, at: list[int] | None, rows: list[int], ids: Tensor, border: Border | None = None
+        self, logits: Tensor, at: list[int] | None, rows: list[int], ids: Tensor, border: Threshold | None = None
     ) -> dict[int, Logprob]:
-        """Of these rows, whose logits are at these places (None: they are all the logits)."""
+        """Return the logprobs of these rows, whose logits are at the indexes `at` (None: they are all of `logits`)."""
         tops = [self._asked[row].top for row in rows]
         scored = dict(zip(rows, logprobs(logits, ids[rows], tops, self._noise.team, at=at, border=border), strict=True))
         for place, row in enumerate(rows):
@@ -99,9 +99,9 @@ class Prepared:
         return scored
 
     def _processed(self, logits: Tensor, drawn: Draw, rows: list[int]) -> dict[int, Logprob]:
-        """Of logits as the draw saw them: impossible outside the cuts."""
+        """Return the logprobs after truncation."""
         if drawn.border is not None:
-            border = Border(drawn.border.floor[rows], drawn.border.last[rows])
+            border = Threshold(drawn.border.floor[rows], drawn.border.last[rows])
             return self._scores(logits, rows, rows, drawn.ids, border)
         chosen = logits[rows]
         for part, found, keep in drawn.cut:

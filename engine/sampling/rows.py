@@ -1,7 +1,7 @@
-"""The rows of one step that draw a token, as the stages see them.
+"""The rows of one step that sample a token.
 
-A stage is a function `Rows -> Edit | None`: on the host it looks who uses it and prepares small index tensors; None
-means that nobody does and nothing is launched. An `Edit` changes logits [rows, vocab] in place, later, on the device.
+A stage is a function `Rows -> Edit | None`. On the host it determines which rows use it and prepares index tensors, or
+returns None if no row does. The Edit changes logits [rows, vocab] in place on the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +19,14 @@ Edit = Callable[[Tensor], None]
 
 @dataclass(frozen=True)
 class Rows:
-    """`lengths[i]` tokens of slot `slots[i]` are known, so the drawn token gets that position. `tokens` is the request
-    table's column. `masks`: allowed tokens of constrained rows, one bit each. `device` is the logits'."""
+    """Rows and the request data that stages read."""
 
     slots: np.ndarray  # [rows] int64
-    lengths: np.ndarray  # [rows] int64
+    lengths: np.ndarray  # [rows] int64, number of known tokens, which is the position of the sampled token
     columns: Columns
-    tokens: np.ndarray  # [slots, max_context + 1] integer
-    masks: Mapping[int, np.ndarray] = field(default_factory=dict)  # row: [ceil(vocab / 32)] uint32
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tokens: np.ndarray  # [slots, max_context + 1] integer, of the request table
+    masks: Mapping[int, np.ndarray] = field(default_factory=dict)  # constrained row: [ceil(vocab / 32)] uint32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of the logits
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -36,7 +35,7 @@ class Rows:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
     def using(self, sparse: Mapping[int, object]) -> list[int]:
-        """The rows whose slot has an entry."""
+        """Return the rows whose slot has an entry."""
         return [row for row, slot in enumerate(self.slots.tolist()) if slot in sparse] if sparse else []
 
     @cached_property
@@ -44,8 +43,8 @@ class Rows:
         return self.columns.temperature[self.slots] == 0.0
 
     def history(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Known tokens of these rows and which of them are the reply's: ids and bool [rows, longest]. Places past a
-        row's end repeat its first token and count as prompt, so that a scatter there writes what is written anyway."""
+        """Return the known tokens of these rows and which of them belong to the reply: ids and bool [rows, longest].
+        Padding repeats a row's first token and counts as prompt, so that scattering to it has no effect."""
         lengths, slots = self.lengths[rows], self.slots[rows]
         at = np.arange(int(lengths.max()))
         known = at < lengths[:, None]
@@ -55,5 +54,5 @@ class Rows:
 
 
 def flat(rows: list[int], ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Index pairs (row, id) of lists of ids of several rows, end to end."""
+    """Return index pairs (row, id) for lists of ids of several rows, concatenated."""
     return np.repeat(np.array(rows, np.int64), [len(part) for part in ids]), np.concatenate(ids)

@@ -1,4 +1,4 @@
-"""Logits divided by the temperature; greedy rows keep theirs."""
+"""Divide logits by the temperature; greedy rows are unchanged."""
 
 import numpy as np
 from torch import Tensor

@@ -4,8 +4,8 @@ import numpy as np
 from torch import Tensor
 
 from engine.sampling.candidates import Candidates
-from engine.sampling.cuts import Shorten
 from engine.sampling.rows import Rows
+from engine.sampling.truncation import Shorten
 
 
 def top_k(rows: Rows, chosen: np.ndarray) -> Shorten | None:

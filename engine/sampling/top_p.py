@@ -1,12 +1,13 @@
-"""top_p: keep the smallest prefix whose probability, of what the cuts before left, reaches p (Holtzman et al. 2019)."""
+"""top_p: keep the smallest prefix whose probability, relative to earlier truncation, reaches p (Holtzman et al.
+2019)."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.sampling.candidates import Candidates
-from engine.sampling.cuts import Shorten
 from engine.sampling.rows import Rows
+from engine.sampling.truncation import Shorten
 
 
 def top_p(rows: Rows, chosen: np.ndarray) -> Shorten | None:

@@ -1,1 +1,1 @@
-"""Structured output: a language the reply must stay in, as masks of the tokens that may come next. Free of torch."""
+"""Structured output: constraints on a reply as masks of the allowed next tokens. Does not import torch."""

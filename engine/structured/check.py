@@ -1,8 +1,8 @@
-"""A process of its own that compiles grammars to see whether they can be: `python -m engine.structured.check BYTES`.
+"""Check grammars by compiling them in a separate process: `python -m engine.structured.check BYTES`.
 
-Its memory is bounded and its stack small, and whoever started it may kill it at any time: what a hostile grammar breaks
-is this process. Lines of JSON come in, {"kind", "text"}, and go out: {"fault"}, "" where the grammar compiles. What
-needs the model's tokenizer (special tokens by name) is left to the engine.
+The process has limited memory and a small stack, and its parent may kill it at any time, so that a hostile grammar can
+only break this process. Input lines are JSON {"kind", "text"}; output lines are {"fault"}, "" if the grammar compiles.
+Checks that need the model's tokenizer (special tokens by name) are left to the engine.
 """
 
 import ctypes
@@ -21,9 +21,9 @@ from engine.api.errors import RequestError
 from engine.api.messages import Grammar
 from engine.structured.definition import LIMITS, definition, reason
 
-STACK: Final = 4 << 20  # bytes, a fraction of an engine's: what passes here does not overflow there
+STACK: Final = 4 << 20  # bytes, less than an engine's: what compiles here does not overflow the stack there
 _PR_SET_PDEATHSIG: Final = 1
-_NAMES: Final = ("no tokenizer - can't validate",)  # of tokens: only the engine knows them
+_NAMES: Final = ("no tokenizer - can't validate",)  # error about token names, which only the engine knows
 
 
 class _Bytes:
@@ -39,7 +39,7 @@ class _Bytes:
 
 
 def fault(grammar: Grammar, tokenizer: LLTokenizer) -> str:
-    """Why the grammar cannot be compiled, or cannot begin; "" if it can."""
+    """Return why the grammar cannot be compiled or has no first token, or ""."""
     try:
         text = definition(grammar)
     except RequestError as error:
@@ -58,12 +58,12 @@ def fault(grammar: Grammar, tokenizer: LLTokenizer) -> str:
     if "unknown special token" in matcher.get_error():
         return ""
     if "NoExtension" in matcher.get_error():
-        return reason(grammar.kind, "it has no sentence")
+        return reason(grammar.kind, "it accepts no text")
     return reason(grammar.kind, matcher.get_error())
 
 
 def _bound_memory(limit: int) -> None:
-    """`limit` bytes more than the process has mapped."""
+    """Limit memory to `limit` bytes more than are mapped now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit += pages * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -77,7 +77,7 @@ def _serve() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody is left to stop it otherwise
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # only the parent stops this process
     threading.stack_size(STACK)
     serving = threading.Thread(target=_serve)
     _bound_memory(int(arguments[0]) + STACK)

@@ -1,4 +1,4 @@
-"""Whether two JSON schemas are known to accept no value in common. Sound and not complete: False means not known."""
+"""Decide whether two JSON schemas have no common value. Sound but incomplete: False means unknown."""
 
 import json
 from collections.abc import Mapping
@@ -6,19 +6,19 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 _TYPES: Final = frozenset(("null", "boolean", "integer", "fraction", "string", "array", "object"))
-_DEPTH: Final = 8  # of references and properties that are followed
-COMPARISONS: Final = 20_000  # of two schemas, in all: a request's schema may be made to be compared for ever
+_DEPTH: Final = 8  # maximum depth of references and properties
+COMPARISONS: Final = 20_000  # limit for all comparisons, because a hostile schema could need arbitrarily many
 
 
 class Disjointness:
-    """Comparisons within one document, `root`, that references point into."""
+    """Comparisons within one document, `root`, to which references point."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._left = COMPARISONS
 
     def holds(self, one: Any, other: Any, depth: int = _DEPTH) -> bool:
-        """Whether it is known that no value is accepted by both."""
+        """Return whether it is known that no value is accepted by both."""
         if one is False or other is False:
             return True
         self._left -= 1
@@ -50,7 +50,7 @@ class Disjointness:
 
 
 def _parts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:
-    """Schemas that a value of this one meets as well."""
+    """Return schemas that every value of this schema satisfies."""
     parts = schema.get("allOf")
     found = list(parts) if isinstance(parts, list) else []
     if isinstance(schema.get("$ref"), str):
@@ -59,7 +59,7 @@ def _parts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:
 
 
 def resolved(reference: str, root: Mapping[str, Any]) -> Any:
-    """The value at a pointer into the document; None for any other reference."""
+    """Return the value at a JSON pointer into the document, or None for any other reference."""
     if not reference.startswith("#/"):
         return None
     value: Any = root
@@ -88,7 +88,7 @@ def _kinds(name: str) -> tuple[str, ...]:
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The only values that there are, if the schema lists them."""
+    """Return the allowed values if the schema lists them."""
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
@@ -118,7 +118,7 @@ def _type_of(value: Any) -> str:
 
 
 def _key(value: Any) -> str:
-    """Equal for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return a key that is equal for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, list):

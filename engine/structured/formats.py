@@ -1,7 +1,7 @@
-"""Dates and times of RFC 3339 as regular expressions, with the lengths of months, leap years and leap seconds.
+"""Regular expressions for dates and times of RFC 3339, including month lengths, leap years and leap seconds.
 
-A leap second is the last one of a day in UTC. It is written with the offset Z or +00:00 only: other offsets shift the
-hour that it falls into, which is left to nobody to get right.
+A leap second is the last second of a day in UTC. It is accepted only with the offset Z or +00:00, because other offsets
+would shift its hour.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
-"""Grammars compiled to matchers by llguidance (https://github.com/guidance-ai/llguidance), for one model's vocabulary.
+"""Compile grammars to matchers with llguidance (https://github.com/guidance-ai/llguidance), for one model's vocabulary.
 
-A matcher follows one sequence: `mask` says which tokens may come next, `advance` takes the one that did. End tokens are
-the request's own and not part of the language: they may come exactly when the language accepts the text so far.
+A matcher follows one sequence: `mask` returns the allowed next tokens, `advance` consumes the sampled one. End tokens
+belong to the request and not to the language: they are allowed exactly when the language accepts the text so far.
 """
 
 import threading
@@ -26,15 +26,15 @@ from engine.text import Tokenizer
 
 Mask = NDArray[np.uint32]
 
-MAX_CACHED: Final = 256  # compiled languages kept, most recently used ones
-MAX_CACHED_BYTES: Final = 8 << 20  # of their sources; compiled they take some fifty times as much
-THREADS: Final = 2  # that compile: a long one does not keep the others waiting
-_STACK: Final = 64 << 20  # bytes; compilers recurse into what is nested
+MAX_CACHED: Final = 256  # compiled grammars that are kept, most recently used ones
+MAX_CACHED_BYTES: Final = 8 << 20  # limit of their source size; compiled, they take about fifty times as much
+THREADS: Final = 2  # compiler threads, so that one long compilation does not block the others
+_STACK: Final = 64 << 20  # bytes; compilers are recursive
 _WORD_BITS: Final = 32
 
 
 class Matcher:
-    """One sequence's place in its language. Belongs to one thread at a time."""
+    """State of one sequence in its language. Must be used by one thread at a time."""
 
     def __init__(self, matcher: LLMatcher, vocab: int, end_ids: frozenset[int]) -> None:
         self.matcher = matcher
@@ -47,25 +47,26 @@ class Matcher:
 
     @property
     def free(self) -> int:
-        """No token of the reply can do without a mask."""
+        """Number of first tokens that need no mask: always 0."""
         return 0
 
     @property
     def finished(self) -> bool:
-        """An end token was taken, or nothing but an end token may follow."""
+        """Whether an end token was consumed, or only an end token may follow."""
         return self._ended or bool(self.matcher.is_stopped())
 
     def mask(self) -> Mask:
-        """Tokens that may come next: bit i % 32 of word i // 32. The array is the caller's. Raises RequestError where
-        nothing may follow."""
+        """Return the allowed next tokens: bit i % 32 of word i // 32. The caller owns the array. Raises RequestError if
+        no token is allowed."""
         (mask,) = fill([self])
         if isinstance(mask, RequestError):
             raise mask
         return mask
 
     def settle(self, row: Mask) -> Mask | RequestError:
-        """The mask in a row that llguidance has filled: without the vocabulary's own end token, with the request's
-        where it may end. A stop token that is text, and the only way on, stays possible: it ends the reply there."""
+        """Convert a row filled by llguidance to a mask: remove the vocabulary's end token, and add the request's end
+        tokens where the reply may end. A stop token that is text and the only option stays allowed; it ends the
+        reply."""
         if self.matcher.is_error():
             return RequestError(f"the grammar cannot go on: {_reason(self.matcher.get_error())}", PARAM)
         mask = row[: self._words]
@@ -78,11 +79,11 @@ class Matcher:
         if not mask.any():
             mask[self._places] |= text
         if not mask.any():
-            return RequestError("the grammar has come to a place where no token of this model's vocabulary fits", PARAM)
+            return RequestError("no token of this model's vocabulary fits the grammar here", PARAM)
         return mask
 
     def advance(self, token: int) -> None:
-        """Takes the token that was sampled. Raises RequestError if the language has no place for it."""
+        """Consume the sampled token. Raises RequestError if the language does not allow it."""
         if token in self._end_ids and (self.finished or self.matcher.is_accepting()):
             self._ended = True
             return
@@ -93,11 +94,11 @@ class Matcher:
 
 
 def fill(matchers: Sequence[Matcher], executor: LLExecutor | None = None) -> list[Mask | RequestError]:
-    """What may come next in each sequence, or why nothing may. The rows lie in one new array. llguidance lets go of the
-    interpreter lock once for all of them, if there is an executor."""
+    """Return the mask of each sequence, or the error if no token is allowed. The rows are in one new array. With an
+    executor, llguidance releases the interpreter lock once for all of them."""
     if not matchers:
         return []
-    width = matchers[0].vocab // _WORD_BITS + 1  # with the vocabulary's own end token, which may open one more word
+    width = matchers[0].vocab // _WORD_BITS + 1  # including the vocabulary's end token, which may need another word
     rows = np.zeros((len(matchers), width), np.uint32)
     asked = [(each.matcher, number) for number, each in enumerate(matchers) if not each.finished]
     size = width * 4
@@ -110,18 +111,18 @@ def fill(matchers: Sequence[Matcher], executor: LLExecutor | None = None) -> lis
 
 
 class Compiler:
-    """Compiles grammars for the tokenizer in `directory`; `vocab` is the width of the model's logits. `compiled` hears
-    the seconds that each compilation took, in any thread, and 0 for what was there already."""
+    """Compiles grammars for the tokenizer in `directory`. `vocab`: number of the model's logits. `compiled` is called
+    with the duration of each compilation in seconds, or 0 for a cached grammar, in any thread."""
 
     def __init__(self, directory: Path, vocab: int, compiled: Callable[[float], None] | None = None) -> None:
         self._directory, self._vocab = directory, vocab
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
-        self._tell = compiled or _untold
-        # LLMatcher lets go of the interpreter lock while it compiles
+        self._tell = compiled or _ignore_duration
+        # LLMatcher releases the interpreter lock while it compiles.
         before = threading.stack_size(_STACK)
         self._pool = ThreadPoolExecutor(THREADS, "grammar")
-        for _ in range(THREADS):  # threads begin now, while the stack size is theirs
+        for _ in range(THREADS):  # start the threads while the stack size is set
             self._pool.submit(_nothing)
         threading.stack_size(before)
         self._executor = LLExecutor(1)
@@ -129,9 +130,9 @@ class Compiler:
     def start(
         self, grammar: Grammar | None, end_ids: Iterable[int], thinking: Thinking | None = None
     ) -> Future[Matcher | Budget[Matcher]]:
-        """Compiles beside the caller, or takes what is there at once. The future raises RequestError for a grammar that
-        cannot be served; one that is cancelled before its turn costs nothing. With a thinking budget the matcher holds
-        to both, or to it alone."""
+        """Start to compile in another thread; a cached grammar is available at once. The future raises RequestError for
+        an unsupported grammar; if it is cancelled early, nothing is compiled. With a thinking budget, the matcher
+        enforces both, or only the budget."""
         ends = frozenset(end_ids)
         known = None if grammar is None or thinking is not None else self._known(grammar)
         if known is None:
@@ -145,7 +146,7 @@ class Compiler:
         return self._pool.submit(self._matcher, grammar, frozenset(end_ids)).result()
 
     def masks(self, matchers: Sequence[Matcher | Budget[Matcher]]) -> list[Mask | RequestError | None]:
-        """What may come next in each sequence, None for any token, or why nothing may."""
+        """Return for each sequence the mask, None if all tokens are allowed, or the error if none is."""
         inner = [each.inner if isinstance(each, Budget) else each for each in matchers]
         filled = iter(fill([each for each in inner if each is not None], self._executor))
         masks: list[Mask | RequestError | None] = []
@@ -160,7 +161,7 @@ class Compiler:
         self._pool.shutdown(cancel_futures=True)
 
     def _known(self, grammar: Grammar) -> LLMatcher | None:
-        """A copy of what was compiled before."""
+        """Return a copy of a cached matcher."""
         with self._lock:
             if grammar not in self._compiled:
                 return None
@@ -173,7 +174,7 @@ class Compiler:
         matcher = None if grammar is None else self._matcher(grammar, end_ids)
         if thinking is not None:
             return Budget(thinking, self._text.token_bytes, self._vocab, matcher)
-        assert matcher is not None, "nothing limits the request"
+        assert matcher is not None, "the request has no constraint"
         return matcher
 
     @cached_property
@@ -184,7 +185,7 @@ class Compiler:
             raise RequestError(f"a thinking budget needs a tokenizer: {error}", "thinking_token_budget") from error
 
     def _matcher(self, grammar: Grammar, end_ids: frozenset[int]) -> Matcher:
-        known = self._known(grammar)  # another request may have asked meanwhile
+        known = self._known(grammar)  # another request may have compiled it meanwhile
         seconds = 0.0
         if known is None:
             began = monotonic()
@@ -192,7 +193,7 @@ class Compiler:
             seconds = monotonic() - began
             known = self._known(grammar)
         self._tell(seconds)
-        assert known is not None, "the newest language is never the one that is dropped"
+        assert known is not None, "the newest grammar is never evicted"
         return Matcher(known, self._vocab, end_ids)
 
     def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
@@ -226,7 +227,7 @@ def compiler_for(model_directory: str, vocab: int, compiled: Callable[[float], N
 
 
 def _bits(ids: Iterable[int]) -> tuple[NDArray[np.int64], Mask]:
-    """The words that hold these ids' bits, each once, and the bits."""
+    """Return the indexes of the words that contain these ids' bits, each once, and the bits."""
     words: dict[int, int] = {}
     for token in ids:
         words[token // _WORD_BITS] = words.get(token // _WORD_BITS, 0) | 1 << token % _WORD_BITS
@@ -234,11 +235,11 @@ def _bits(ids: Iterable[int]) -> tuple[NDArray[np.int64], Mask]:
 
 
 def _reason(error: str) -> str:
-    """The message without the dump of the parser's state that may follow it."""
+    """Return the message without the dump of the parser's state."""
     return error.split("\n<")[0].strip()
 
 
-def _untold(_: float) -> None:
+def _ignore_duration(_: float) -> None:
     pass
 
 

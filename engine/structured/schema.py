@@ -1,8 +1,8 @@
-"""JSON Schema to what masks enforce: keywords that can be said otherwise are rewritten, the others refused or dropped.
+"""Conversion of JSON Schema to the subset that masks enforce: keywords are rewritten, refused or dropped.
 
-llguidance enforces much of drafts 7 and 2020-12, not all. A strict schema is enforced whole or refused with the keyword
-and its place; of a loose one what cannot be enforced is left out. What becomes of each keyword is data here, and
-docs/structured-output.md shows it beside the results of the official test suite.
+llguidance enforces many but not all keywords of drafts 7 and 2020-12. A strict schema is enforced completely or refused
+with the keyword and its place. In a schema that is not strict, unsupported keywords are dropped. The treatment of each
+keyword is defined by the tables here; docs/structured-output.md shows it with the results of the official test suite.
 """
 
 import json
@@ -20,7 +20,7 @@ _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLES: Final = ("items", "additionalItems", "additionalProperties")
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-# Keywords that look into the same instance: behind them `unevaluated…` is more than `additional…`.
+# Keywords that apply to the same instance: with them, `unevaluated…` differs from `additional…`.
 _IN_PLACE: Final = ("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "$ref", "$dynamicRef")
 
 REFUSED: Final = {
@@ -43,7 +43,7 @@ REFUSED: Final = {
     "oneOf": "its branches are not known to exclude each other: give them different types, or a required property with "
     "another const in each; or use anyOf",
 }
-# Formats of JSON Schema that cannot be enforced. A name that JSON Schema does not define is an annotation.
+# Formats of JSON Schema that cannot be enforced. Formats that JSON Schema does not define are annotations.
 _OPEN_FORMATS: Final = frozenset(
     ("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer")
     + ("uri-reference", "uri-template")
@@ -54,15 +54,15 @@ _OLD_DRAFTS: Final = ("draft-04", "draft-05", "draft-06", "draft-07")
 
 @dataclass(frozen=True)
 class Enforced:
-    """What is compiled, and the places of keywords that were left out of it."""
+    """The schema to compile."""
 
     schema: Schema | bool
-    dropped: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()  # places of keywords that were dropped
 
 
 def enforce(schema: Schema | bool, *, strict: bool, param: str) -> Enforced:
-    """The schema in keywords that masks enforce. Raises RequestError naming the first keyword that they do not, if
-    `strict`. The schema must not be nested deeper than the interpreter's stack is."""
+    """Rewrite a schema to keywords that masks enforce. With `strict`, raises RequestError for the first keyword that
+    cannot be enforced. The nesting must not exceed the interpreter's recursion limit."""
     if isinstance(schema, bool):
         return Enforced(schema)
     old = any(draft in str(schema.get("$schema", "")) for draft in _OLD_DRAFTS)
@@ -76,12 +76,12 @@ class _Rewriting:
     apart: Disjointness
     strict: bool
     param: str
-    old: bool  # up to draft 7 nothing counts beside a $ref
+    old: bool  # up to draft 7, keywords next to a $ref are ignored
     dropped: list[str]
 
     def subschema(self, value: Any, place: str) -> Any:
         if not isinstance(value, dict):
-            return value  # true and false; anything else is for the compiler to refuse
+            return value  # true and false; the compiler refuses anything else
         out = {name: each for name, each in value.items() if name != "x-guidance"}
         if self.old and isinstance(out.get("$ref"), str):
             out = {name: each for name, each in out.items() if name in ("$ref", "$schema", "$defs", "definitions")}
@@ -111,8 +111,8 @@ class _Rewriting:
         return name in REFUSED and name != "oneOf"
 
     def _is_circle(self, reference: str) -> bool:
-        """Whether it leads to references alone, for ever. The compiler takes such a schema, which no reply can
-        finish."""
+        """Return whether a reference leads only to references, in a cycle. The compiler would accept such a schema, but
+        no reply can satisfy it."""
         seen = set[str]()
         value: Any = {"$ref": reference}
         while isinstance(value, dict) and isinstance(value.get("$ref"), str):
@@ -128,7 +128,7 @@ class _Rewriting:
         self.dropped.append(f"{place}.{name}")
 
     def _one_of(self, schema: Schema, place: str) -> None:
-        """oneOf becomes anyOf, which means the same where no two branches accept the same value."""
+        """Replace oneOf by anyOf, which is equivalent if no two branches accept the same value."""
         branches = schema.get("oneOf")
         if not isinstance(branches, list) or not branches:
             return
@@ -145,7 +145,7 @@ def _pairs(branches: list[Any]) -> Iterator[tuple[Any, Any]]:
     return ((one, other) for at, one in enumerate(branches) for other in branches[:at])
 
 
-# Rewrites that mean exactly the same, in order
+# Rewrites that preserve the meaning exactly, in order
 
 _NOTHING: Final = {
     "not": ("false",),
@@ -160,7 +160,7 @@ _NOTHING: Final = {
 
 
 def _without_effect(schema: Schema) -> None:
-    """Keywords that ask for nothing here."""
+    """Remove keywords that have no effect."""
     if "if" not in schema or not schema.keys() & set(_BRANCHES):
         for name in ("if", *_BRANCHES):
             schema.pop(name, None)
@@ -178,7 +178,7 @@ def _without_effect(schema: Schema) -> None:
 
 
 def _unevaluated(schema: Schema) -> None:
-    """Without keywords that evaluate in place, unevaluated means additional."""
+    """Replace unevaluated… by additional… if no keyword applies to the same instance."""
     if any(name in schema for name in _IN_PLACE):
         return
     if "unevaluatedProperties" in schema:
@@ -190,7 +190,7 @@ def _unevaluated(schema: Schema) -> None:
 
 
 def _whole_counts(schema: Schema) -> None:
-    """2.0 is 2."""
+    """Convert counts such as 2.0 to integers."""
     for name in _COUNTS:
         value = schema.get(name)
         if isinstance(value, float) and value.is_integer():
@@ -198,7 +198,7 @@ def _whole_counts(schema: Schema) -> None:
 
 
 def _formats(schema: Schema) -> None:
-    """Formats whose rules a regular expression holds, calendar included; unknown ones are annotations."""
+    """Replace formats by exact regular expressions, including the calendar. Unknown formats are annotations."""
     name = schema.get("format")
     if not isinstance(name, str) or name in _OPEN_FORMATS or name in COMPILED_FORMATS:
         return

@@ -1,11 +1,10 @@
-"""A limit on reasoning: once it has its tokens, those of its end marker are the only ones that may come.
+"""Limit on reasoning tokens: once the budget is used up, the tokens of the end marker are forced.
 
-What is forced follows from the limit and the emitted ids alone, so a request that is resumed, or preempted, gets the
-same tokens. Reasoning is told by its text, as the reader of the reply tells it: a marker counts however it was cut into
-tokens.
+The forced tokens depend only on the limit and the emitted ids, so a request that is resumed or preempted gets the same
+tokens. Reasoning is recognised by its text, as in the parser of the reply: markers may be tokenized in any way.
 
-Most tokens need not wait for that: as each counts once at most, a budget of 100 with 40 used up leaves 60 that may be
-drawn before any of them is known (`free`), and behind the reasoning there is nothing left to hold to.
+Most tokens need no mask: each token counts at most once, so a budget of 100 with 40 used leaves 60 tokens that can be
+sampled before they are known (`free`). After the reasoning, all tokens are free.
 """
 
 from collections.abc import Callable
@@ -16,12 +15,12 @@ from numpy.typing import NDArray
 
 from engine.api.messages import Thinking
 
-ALL: Final = 1 << 62  # tokens: more than any reply has
+ALL: Final = 1 << 62  # more tokens than any reply has
 _SPACE = b" \t\n\r"
 _WORD_BITS = 32
 
 
-class Inner(Protocol):
+class GrammarMatcher(Protocol):
     """The matcher of a grammar."""
 
     @property
@@ -32,26 +31,26 @@ class Inner(Protocol):
     def advance(self, token: int) -> None: ...
 
 
-InnerT = TypeVar("InnerT", bound=Inner)
+MatcherT = TypeVar("MatcherT", bound=GrammarMatcher)
 
 
-class Budget(Generic[InnerT]):
-    """One sequence's place in its reasoning. `bytes_of` gives what a token stands for, `vocab` is the width of the
-    model's logits, `inner` holds to a grammar as well: where that refuses the end marker, it has the last word."""
+class Budget(Generic[MatcherT]):
+    """Reasoning state of one sequence. bytes_of: returns the bytes of a token. vocab: number of the model's logits.
+    inner: a grammar to enforce as well; it has precedence if it does not allow the end marker."""
 
     def __init__(
-        self, limit: Thinking, bytes_of: Callable[[int], bytes], vocab: int, inner: InnerT | None = None
+        self, limit: Thinking, bytes_of: Callable[[int], bytes], vocab: int, inner: MatcherT | None = None
     ) -> None:
         self._limit, self._bytes_of, self._vocab, self.inner = limit, bytes_of, vocab, inner
         self._starts = [start.strip().encode() for start in limit.starts]
         self._ends = [end.encode() for end in limit.ends]
         self._keep = max(map(len, [*self._ends, *self._starts]), default=1) - 1
         self._state: Literal["before", "inside", "after"] = "inside" if limit.begun else "before"
-        self._may_start = limit.begun and not limit.open  # the start marker may yet come, and is no thought
-        self._text = b""  # as much of the present part as markers may reach over
+        self._may_start = limit.begun and not limit.open  # the reply may still contain the start marker, uncounted
+        self._text = b""  # end of the current section, as long as a marker
         self._seen = 0  # tokens
-        self._count = 0  # of them, tokens of reasoning
-        self._closing = 0  # of the tokens that close it, those that came last
+        self._count = 0  # reasoning tokens
+        self._closing = 0  # number of the latest tokens that match the beginning of `close`
 
     @property
     def finished(self) -> bool:
@@ -59,17 +58,17 @@ class Budget(Generic[InnerT]):
 
     @property
     def free(self) -> int:
-        """So many of the reply's first tokens need no mask, whatever those are that are not yet known."""
+        """Number of first reply tokens that need no mask, whatever the pending tokens turn out to be."""
         if self.inner is not None:
             return 0
         if self._state == "after":
             return ALL
-        if self._state == "before":  # the next token may begin the reasoning
+        if self._state == "before":  # reasoning may begin with the next token
             return self._seen + 1 + self._limit.budget
         return self._seen + max(0, self._limit.budget - self._count)
 
     def forced(self) -> int | None:
-        """The one token that must come next, if there is one."""
+        """Return the token that must come next, if it is forced."""
         if self._state != "inside" or self._count < self._limit.budget:
             return None
         return self._limit.close[self._closing]
@@ -78,7 +77,7 @@ class Budget(Generic[InnerT]):
         return self.limited(None if self.inner is None else self.inner.mask())
 
     def limited(self, inner: NDArray[np.uint32] | None) -> NDArray[np.uint32] | None:
-        """The mask, from that of the grammar. None where any token may come."""
+        """Combine with the grammar's mask. Returns None if all tokens are allowed."""
         token = self.forced()
         if token is None or token >= self._vocab:
             return inner

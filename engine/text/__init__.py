@@ -1,4 +1,4 @@
-"""Text and ids: tokenizer, incremental detokenization, stop strings. Free of torch and transformers."""
+"""Tokenization, incremental detokenization and stop strings. Does not import torch or transformers."""
 
 from engine.text.decode import IncrementalDecoder, TokenText, decode_all
 from engine.text.stop import Stopped, StopStrings

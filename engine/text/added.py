@@ -1,4 +1,4 @@
-"""Tokens that a tokenizer's configuration adds to its vocabulary: found in a text before the rest of it is cut."""
+"""Added tokens of a tokenizer's configuration: they are split off before a text is tokenized."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,23 +8,23 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 
-MAX_TOKENS = 2**22  # ids of a tokenizer; tables have a place for each up to the highest
+MAX_TOKENS = 2**22  # limit of ids, because tables have an entry for each id up to the highest
 
 
 @dataclass(frozen=True)
 class Added:
-    """One token. `lstrip` and `rstrip` take the white space around it along; `word`: only as a whole word."""
+    """An added token."""
 
     id: int
     text: str
     special: bool = True
-    lstrip: bool = False
-    rstrip: bool = False
-    word: bool = False
+    lstrip: bool = False  # includes white space before it
+    rstrip: bool = False  # includes white space after it
+    word: bool = False  # matches only as a separate word
 
 
 def read_added(decoder: Mapping[str, Any]) -> list[Added]:
-    """Those of tokenizer_config.json (`added_tokens_decoder`)."""
+    """Read the added tokens of tokenizer_config.json (`added_tokens_decoder`)."""
     return [
         Added(
             int(token),
@@ -39,14 +39,14 @@ def read_added(decoder: Mapping[str, Any]) -> list[Added]:
 
 
 def check_ids(path: Path, ids: Iterable[int]) -> None:
-    """Raise CheckpointError for an id that no vocabulary has; `path`: the file with the ids."""
+    """Raise CheckpointError for an id out of range. `path`: the file with the ids."""
     wrong = next((token for token in ids if not 0 <= token < MAX_TOKENS), None)
     if wrong is not None:
         raise CheckpointError(f"{path}: has a token with the id {wrong}; ids are from 0 to {MAX_TOKENS - 1:,}")
 
 
 class AddedTokens:
-    """Cuts texts at added tokens. Of two that begin at the same place the longer one counts."""
+    """Splits texts at added tokens. The longer of two tokens at the same position matches."""
 
     def __init__(self, tokens: list[Added]) -> None:
         self.tokens = {token.text: token for token in tokens if token.text}
@@ -61,7 +61,7 @@ class AddedTokens:
         self._pattern = re.compile("|".join(parts)) if parts else None
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Pieces of the text that are none, and the ids of those between them."""
+        """Yield the parts of the text between added tokens, and the ids of the added tokens."""
         at = 0
         for match in self._pattern.finditer(text) if self._pattern else ():
             if match.start() > at:

@@ -1,4 +1,4 @@
-"""What a tokenizer of any format can do. `Tokenizer` chooses one by the file that a checkpoint has."""
+"""Interface of tokenizers of all formats. `Tokenizer` selects one by the checkpoint's tokenizer file."""
 
 from typing import Literal, Protocol
 
@@ -9,22 +9,24 @@ Side = Literal["left", "right"]
 
 
 class Backend(Protocol):
-    """Ids and texts of one tokenizer. `special_ids` are hidden where special tokens are skipped. `longest_piece`: most
-    characters of one token, or None where a token can stand for any number of them."""
+    """Ids and texts of one tokenizer.
+
+    special_ids: tokens that are hidden when special tokens are skipped.
+    longest_piece: maximum characters per token, or None if it is unlimited."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """The ids of a text; `special`: with those that begin and end every text."""
+        """Return the ids of a text. `special`: with the tokens that begin and end every text."""
 
     def bare(self, text: str) -> list[int]:
-        """The ids of a text that goes on with another, with nothing put in front where the tokenizer can do so."""
+        """Return the ids of a text that continues another one, without anything prepended if possible."""
 
     def encode_within(self, text: str, limit: int, *, side: Side, special: bool) -> list[int]:
-        """At most `limit` ids: what is too long is cut on `side`, and the special tokens stay around the rest."""
+        """Return at most `limit` ids: longer texts are truncated on `side`, special tokens are kept."""
 
     def encode_pair(
         self, first: str, second: str, *, limit: int | None, most: tuple[int | None, int | None], side: Side
     ) -> tuple[list[int], list[int]]:
-        """Two texts joined: ids, and the token type of each."""
+        """Return two joined texts: ids, and the token type of each."""
 
     def decode(self, ids: list[int], *, skip_special: bool) -> str: ...
 
@@ -47,8 +49,8 @@ class Backend(Protocol):
     def vocabulary(self) -> Vocabulary: ...
 
 
-def shared(lengths: list[int], room: int) -> list[int]:
-    """How much of two lengths goes into `room`: the shorter keeps up to half of it, the longer has the rest."""
+def divide_room(lengths: list[int], room: int) -> list[int]:
+    """Divide `room` between two lengths: the shorter keeps up to half of it, the longer gets the rest."""
     if sum(lengths) <= room:
         return lengths
     short = 0 if lengths[0] <= lengths[1] else 1
@@ -58,8 +60,8 @@ def shared(lengths: list[int], room: int) -> list[int]:
     return kept
 
 
-def cut(ids: list[int], most: int | None, side: Side) -> list[int]:
-    """At most so many ids; the cut is on `side`."""
+def truncate(ids: list[int], most: int | None, side: Side) -> list[int]:
+    """Truncate ids to at most `most`, on `side`."""
     if most is None or len(ids) <= most:
         return ids
     return ids[len(ids) - most :] if side == "left" else ids[:most]

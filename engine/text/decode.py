@@ -1,8 +1,9 @@
-"""Ids to text one by one, never a broken character: bytes of tokens through an incremental UTF-8 decoder.
+"""Incremental detokenization without broken characters, by an incremental UTF-8 decoder of the tokens' bytes.
 
-The texts of all pushes together are decode(prompt + output) without decode(prompt). Bytes that cannot become a
-character give one U+FFFD per longest wrong run (the practice of Unicode 3.9 and of Rust and Python); a character that
-the output leaves unfinished at its end gives nothing. Cost is linear in the bytes.
+The concatenated texts of all pushes equal decode(prompt + output) without decode(prompt). Invalid bytes give one U+FFFD
+per maximal invalid subsequence (the practice of Unicode 3.9, Rust and Python). An incomplete character at the end of
+the
+output gives nothing. The cost is linear in the number of bytes.
 """
 
 import codecs
@@ -10,12 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from engine.text.tokenizer import Tokenizer
 
-_CONTEXT_TOKENS = 4  # a character has at most 4 bytes, so at most 3 tokens before its last one; one spare
+_CONTEXT_TOKENS = 4  # a character has at most 4 bytes, so at most 3 tokens precede its last one; one spare
 
 
 class IncrementalDecoder:
-    """Text of one reply. `prompt_ids` decide whether the first space is kept. `shown_ids` are special tokens that stay
-    visible although special tokens are skipped: the markers of an output format."""
+    """Text of one reply. `prompt_ids` determine whether the first space is kept. `shown_ids`: special tokens that stay
+    visible when special tokens are skipped, such as the markers of an output format."""
 
     def __init__(
         self,
@@ -27,12 +28,12 @@ class IncrementalDecoder:
     ) -> None:
         self._pieces = tokenizer.vocabulary
         self._hidden = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
-        self._rest = b""  # of a character that is not whole
+        self._rest = b""  # of an incomplete character
         self._strip = self._pieces.strip
         self._prime(prompt_ids)
 
     def _prime(self, prompt_ids: Sequence[int]) -> None:
-        """Takes over the unfinished character at the prompt's end, and whether a leading space is still to be
+        """Start with the incomplete character at the prompt's end, and determine whether a leading space has to be
         stripped."""
         if self._strip and any(self._pieces.bytes_of(token) for token in prompt_ids if token not in self._hidden):
             self._strip = 0
@@ -45,7 +46,7 @@ class IncrementalDecoder:
         self._rest = _decoded(b"".join(reversed(tail)))[1]
 
     def push(self, token: int) -> str:
-        """The text that this token completes; "" while a character is unfinished or for a hidden token."""
+        """Return the text that this token completes; "" for an incomplete character or a hidden token."""
         if token in self._hidden:
             return ""
         text, self._rest = _decoded(self._rest + self._pieces.bytes_of(token))
@@ -58,17 +59,18 @@ class IncrementalDecoder:
 
 
 def _decoded(data: bytes) -> tuple[str, bytes]:
-    """The text of some bytes, and what may yet become a character."""
+    """Return the text of some bytes, and the bytes of an incomplete character at the end."""
     text, used = codecs.utf_8_decode(data, "replace", False)
     rest = data[used:]
-    if rest[:1] == b"\xed" and rest[1:] >= b"\xa0":  # half of a surrogate, for which Python's decoder waits
+    if rest[:1] == b"\xed" and rest[1:] >= b"\xa0":  # half of a surrogate, which Python's decoder does not finish
         return text + "\ufffd" * len(rest), b""
     return text, rest
 
 
 class TokenText:
-    """Strings of single tokens for logprobs. A fragment of a character is completed with up to four tokens before it;
-    one that is still incomplete is "". So no string has U+FFFD, and strings of valid text concatenate to it."""
+    """Strings of single tokens for logprobs. A fragment of a character is completed with up to four preceding tokens;
+    if
+    it is still incomplete, its string is "". No string contains U+FFFD, and strings of valid text concatenate to it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
         self._pieces = tokenizer.vocabulary
@@ -77,12 +79,12 @@ class TokenText:
             self.push(token)
 
     def string(self, token: int) -> str:
-        """The string of a token that would come next."""
+        """Return the string of a possible next token."""
         text = self._completed(self._pieces.bytes_of(token))
         return "" if text is None else text
 
     def push(self, token: int) -> str:
-        """The string of the token that came next."""
+        """Add the next token and return its string."""
         piece = self._pieces.bytes_of(token)
         text = self._completed(piece)
         self._fragments = [*self._fragments, piece][-_CONTEXT_TOKENS:] if text is None else []
@@ -105,5 +107,5 @@ def _strict(data: bytes) -> str | None:
 
 
 def decode_all(decoder: IncrementalDecoder, ids: Iterable[int]) -> str:
-    """The text of several tokens at once."""
+    """Return the text of several tokens."""
     return "".join(map(decoder.push, ids))

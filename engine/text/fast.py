@@ -1,4 +1,4 @@
-"""tokenizer.json, and tekken.json as what it would be, by the library `tokenizers`."""
+"""Tokenizers of the library `tokenizers`: tokenizer.json, and tekken.json converted to it."""
 
 import json
 from functools import cached_property
@@ -10,22 +10,22 @@ from tokenizers import Tokenizer as Library
 
 from engine.api.errors import CheckpointError
 from engine.text.added import Added, check_ids
-from engine.text.backend import Side, shared
+from engine.text.backend import Side, divide_room
 from engine.text.vocabulary import Vocabulary, read_vocabulary
 
-_PANICS = "pyo3_runtime"  # module of what panics of the library raise, which is no Exception
-_MANY = 1024  # ids from which on a batch is worth its cost: it releases the interpreter lock
+_PANICS = "pyo3_runtime"  # module of the exceptions for panics in the library, which are not subclasses of Exception
+_MANY = 1024  # number of ids above which a batch call pays off, because it releases the interpreter lock
 
 
 class FastTokenizer:
-    """`text` is a tokenizer.json, `added` what only the configuration knows, `special` texts that are special as well.
-    Raises CheckpointError naming the file."""
+    """A tokenizer.json. text: its content. added: tokens that are only in the configuration. special: texts that are
+    special tokens as well. Raises CheckpointError with the file's name."""
 
     def __init__(self, path: Path, text: str, added: list[Added], special: list[str]) -> None:
         try:
             self._library = Library.from_str(text)
         except Exception as error:  # the library raises plain Exception for every kind of damage
-            raise CheckpointError(f"{path}: is no tokenizer ({error}); copy the checkpoint again") from error
+            raise CheckpointError(f"{path}: is not a tokenizer ({error}); copy the checkpoint again") from error
         self._library.no_truncation()
         self._library.no_padding()
         self._add(added, special)
@@ -42,8 +42,8 @@ class FastTokenizer:
         )
 
     def _encoding(self, text: str, *, special: bool) -> Encoding:
-        """Encode a text. Batches of the library release the interpreter lock, single texts hold it for their whole
-        time. Raises CheckpointError for a text on which a pattern of the tokenizer fails."""
+        """Encode a text. The library's batch calls release the interpreter lock; single calls hold it for their entire
+        duration. Raises CheckpointError for a text on which a pattern of the tokenizer fails."""
         try:
             (encoded,) = self._library.encode_batch([text], add_special_tokens=special)
         except BaseException as error:
@@ -73,7 +73,7 @@ class FastTokenizer:
                 encoded.truncate(count, direction=side)
         if limit is not None:
             room = max(0, limit - self._library.num_special_tokens_to_add(True))
-            for encoded, count in zip((one, other), shared([len(one.ids), len(other.ids)], room), strict=True):
+            for encoded, count in zip((one, other), divide_room([len(one.ids), len(other.ids)], room), strict=True):
                 encoded.truncate(count, direction=side)
         joined = self._library.post_process(one, other, True)
         return list(joined.ids), list(joined.type_ids)
@@ -110,7 +110,8 @@ class FastTokenizer:
 
     @property
     def longest_piece(self) -> int | None:
-        """WordPiece, Unigram and the like make one unknown token of words of any length, and drop white space."""
+        """Maximum characters per token; None for WordPiece, Unigram and others, whose unknown token matches any
+        word."""
         if self._described["model"]["type"] != "BPE":
             return None
         return max(map(len, self.names), default=1)

@@ -1,4 +1,4 @@
-"""Which file a checkpoint's tokenizer is read from, and what the files beside it add."""
+"""Select and read the tokenizer file of a checkpoint and the configuration files next to it."""
 
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,17 @@ from engine.text.gguf import gguf_backend, gguf_config, gguf_tokenizer_file
 from engine.text.tekken import TEKKEN, tekken_text
 
 FILES = ("tokenizer.json", TEKKEN, "tokenizer.model", "tiktoken.model", "qwen.tiktoken")
-"""The first that a checkpoint has is read; last comes the tokenizer inside a GGUF file."""
+"""Tokenizer files in order of precedence. A tokenizer in a GGUF file comes last."""
 CONFIG = "tokenizer_config.json"
-# Qwen's first models say in code what others have in their configuration: what comes behind the ranks.
+# Qwen's first models define in code the added tokens that follow the ranks.
 _QWEN_ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} if there is no such file. Raises CheckpointError naming the file."""
+    """Return the object in a JSON file, or {} if it does not exist. Raises CheckpointError with the file's name."""
     try:
         value = files.read_json(path)
-    except (FileNotFoundError, NotADirectoryError):  # the latter below a checkpoint that is one file
+    except (FileNotFoundError, NotADirectoryError):  # the latter if the checkpoint is a single file
         return {}
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
@@ -32,12 +32,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def has_tokenizer(checkpoint: Path) -> bool:
-    """Return whether a checkpoint has a tokenizer in one of the forms that are read."""
+    """Return whether a checkpoint has a tokenizer in a supported form."""
     return any((checkpoint / name).is_file() for name in FILES) or gguf_tokenizer_file(checkpoint) is not None
 
 
 def tokenizer_file(directory: Path) -> Path:
-    """The file that a directory's tokenizer is read from. Raises CheckpointError if it has none."""
+    """Return the tokenizer file of a directory. Raises CheckpointError if it has none."""
     found = next((directory / name for name in FILES if (directory / name).is_file()), None)
     found = found or gguf_tokenizer_file(directory)
     if found is None:
@@ -49,13 +49,14 @@ def tokenizer_file(directory: Path) -> Path:
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
-    """The directory's tokenizer_config.json over what its GGUF file says. Raises CheckpointError naming the file."""
+    """Return the directory's tokenizer_config.json, completed by its GGUF file. Raises CheckpointError with the file's
+    name."""
     return gguf_config(directory) | read_json(directory / CONFIG)
 
 
 def tokenizer_text(directory: Path) -> str | None:
-    """The directory's tokenizer as the text of a tokenizer.json; None if its file is of another kind. Raises
-    CheckpointError naming the file."""
+    """Return the directory's tokenizer as the text of a tokenizer.json, or None if it has another format. Raises
+    CheckpointError with the file's name."""
     path = tokenizer_file(directory)
     if path.name == TEKKEN:
         return tekken_text(path)
@@ -68,7 +69,7 @@ def tokenizer_text(directory: Path) -> str | None:
 
 
 def is_ranks(path: Path) -> bool:
-    """Whether a file is one of tiktoken's; SentencePiece's may have the same name. Raises CheckpointError."""
+    """Return whether a file has tiktoken's format; SentencePiece's may have the same name. Raises CheckpointError."""
     try:
         with files.open_file(path) as file:
             head = file.read(200)
@@ -79,7 +80,7 @@ def is_ranks(path: Path) -> bool:
 
 
 def _plain(path: Path, config: dict[str, Any], named: dict[str, str], extra: list[str]) -> Backend:
-    """SentencePiece or tiktoken, whose added tokens and ends the configuration has."""
+    """Load SentencePiece or tiktoken, with added, begin and end tokens from the configuration."""
     directory = path.parent
     added = read_added(config.get("added_tokens_decoder", {}))
     more = read_json(directory / "added_tokens.json")
@@ -132,7 +133,7 @@ def _ranks(path: Path, config: dict[str, Any], named: dict[str, str], extra: lis
 
 
 def _with_named(added: list[Added], named: list[str], in_file: dict[str, int], size: int) -> list[Added]:
-    """Added tokens and the named ones, which are special: at their place in the file, or behind all that there is."""
+    """Add the named tokens, which are special, with their id in the file or after all other ids."""
     known = {token.text: token for token in added}
     behind = max([size - 1, *(token.id for token in added)]) + 1
     for text in named:
@@ -149,8 +150,8 @@ def _with_named(added: list[Added], named: list[str], in_file: dict[str, int], s
 
 
 def load_backend(directory: Path, config: dict[str, Any], named: dict[str, str], extra: list[str]) -> Backend:
-    """The tokenizer of a directory. `config` is its tokenizer_config.json, `named` the texts of its named tokens,
-    `extra` those of further special ones. Raises CheckpointError."""
+    """Load the tokenizer of a directory. config: its tokenizer_config.json. named: texts of its named tokens. extra:
+    texts of further special tokens. Raises CheckpointError."""
     path, text = tokenizer_file(directory), tokenizer_text(directory)
     if path.suffix == ".gguf":
         return gguf_backend(path, [*named.values(), *extra])

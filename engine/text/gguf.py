@@ -1,12 +1,13 @@
-"""The tokenizer and the chat templates inside a GGUF file.
+"""Tokenizer and chat templates in a GGUF file.
 
-`tokenizer.ggml.model` names the algorithm. For `gpt2` (byte-level BPE) the file has tokens, merges and the name of the
-rule that cuts texts, of which a tokenizer.json is made that means the same. For `llama` (SentencePiece's BPE) it has
-pieces, scores and kinds, of which SentencePiece's own model is made. Named tokens, added begin and end tokens and the
-templates become what tokenizer_config.json would say.
+`tokenizer.ggml.model` is the algorithm. For `gpt2` (byte-level BPE), the file has tokens, merges and the name of the
+pre-tokenization rule; they are converted to an equivalent tokenizer.json. For `llama` (SentencePiece's BPE), it has
+pieces, scores and types; they are converted to a SentencePiece model. Named tokens, added begin and end tokens and the
+templates are converted to the contents of tokenizer_config.json.
 
-Sources: ggml's description of GGUF; llama.cpp's convert_hf_to_gguf.py and llama-vocab.cpp, which give the rules their
-names; the tokenizer.json files of the models that the rules are named after.
+Sources: ggml's description of GGUF; llama.cpp's convert_hf_to_gguf.py and llama-vocab.cpp, which define the names of
+the
+rules; the tokenizer.json files of the models that the rules are named after.
 """
 
 import struct
@@ -23,11 +24,11 @@ from engine.text.added import Added
 from engine.text.backend import Backend
 from engine.text.fast import FastTokenizer
 from engine.text.ranks import PATTERN, QWEN_PATTERN
-from engine.text.tekken import BYTE_LEVEL, cuts
+from engine.text.tekken import BYTE_LEVEL, pre_tokenizers
 
 BPE, PIECES = "gpt2", "llama"
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
-_ADDED_SCORE = -1000.0  # which llama.cpp's converter gives to tokens that SentencePiece's own model lacks
+_ADDED_SCORE = -1000.0  # score that llama.cpp's converter gives to tokens that are not in the SentencePiece model
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
@@ -43,20 +44,20 @@ _TEKKEN = "|".join(
 
 @dataclass(frozen=True)
 class _Rule:
-    """How a kind of tokenizer cuts texts before its merges."""
+    """Pre-tokenization of a kind of tokenizer."""
 
-    cuts: tuple[dict[str, Any], ...]
+    pre_tokenizers: tuple[dict[str, Any], ...]
     normalizer: dict[str, Any] | None = None
     whole: bool = False
-    """Keep a piece that is a token, without applying merges."""
+    """Keep a piece that is a token, without applying merges (ignore_merges)."""
     begins: bool = False
-    """Add the begin token if the file does not say."""
+    """Add the begin token if the file does not specify it."""
 
 
 _GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _SINGLE_DIGITS = _Rule(({"type": "Digits", "individual_digits": True}, _GPT2))
-_LLAMA3 = _Rule(tuple(cuts(PATTERN)), whole=True, begins=True)
-_QWEN2 = _Rule(tuple(cuts(QWEN_PATTERN)), {"type": "NFC"})
+_LLAMA3 = _Rule(tuple(pre_tokenizers(PATTERN)), whole=True, begins=True)
+_QWEN2 = _Rule(tuple(pre_tokenizers(QWEN_PATTERN)), {"type": "NFC"})
 RULES = {
     "gpt-2": _Rule((_GPT2,)),
     "llama-bpe": _LLAMA3,
@@ -67,19 +68,19 @@ RULES = {
     "refact": _SINGLE_DIGITS,
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
-    "tekken": _Rule(tuple(cuts(_TEKKEN)), whole=True, begins=True),
+    "tekken": _Rule(tuple(pre_tokenizers(_TEKKEN)), whole=True, begins=True),
 }
-"""By tokenizer.ggml.pre."""
+"""Rules by tokenizer.ggml.pre."""
 
 
 def gguf_tokenizer_file(checkpoint: Path) -> Path | None:
-    """Return the GGUF file of a checkpoint if a tokenizer is inside. Raises CheckpointError."""
+    """Return the GGUF file of a checkpoint if it contains a tokenizer. Raises CheckpointError."""
     path = find_gguf(checkpoint)
     return path if path is not None and f"{_PREFIX}tokens" in read_gguf(path).keys else None
 
 
 def gguf_config(checkpoint: Path) -> dict[str, Any]:
-    """Return what tokenizer_config.json would say, from the checkpoint's GGUF file; {} if it has none."""
+    """Return the contents of tokenizer_config.json from the checkpoint's GGUF file, or {}."""
     path = find_gguf(checkpoint)
     if path is None:
         return {}
@@ -97,7 +98,7 @@ def gguf_config(checkpoint: Path) -> dict[str, Any]:
 
 
 def gguf_backend(path: Path, special: list[str]) -> Backend:
-    """Return the tokenizer inside a GGUF file. `special`: texts that are special tokens as well.
+    """Return the tokenizer in a GGUF file. `special`: texts that are special tokens as well.
 
     Raises CheckpointError.
     """
@@ -108,7 +109,7 @@ def gguf_backend(path: Path, special: list[str]) -> Backend:
 
 
 def check_gguf_tokenizer(path: Path) -> None:
-    """Raise CheckpointError unless the tokenizer inside a GGUF file is of a known kind and whole."""
+    """Raise CheckpointError unless the tokenizer in a GGUF file is supported and complete."""
     _checked(path)
 
 
@@ -121,20 +122,20 @@ def _checked(path: Path) -> tuple[GgufFile, "_Vocabulary"]:
     rule = file.keys.get(f"{_PREFIX}pre")
     if kind == BPE and rule not in RULES:
         raise CheckpointError(
-            f"{path}: {_PREFIX}pre is {rule!r}, the rule by which texts are cut; known are {', '.join(RULES)}. {cure}"
+            f"{path}: {_PREFIX}pre is {rule!r}, which is not a known pre-tokenizer: {', '.join(RULES)}. {cure}"
         )
     if kind == BPE and not isinstance(file.require(f"{_PREFIX}merges"), tuple):
-        raise CheckpointError(f"{path}: {_PREFIX}merges is no array; copy the file again")
+        raise CheckpointError(f"{path}: {_PREFIX}merges is not an array; copy the file again")
     return file, vocabulary
 
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """`kinds` as in tokenizer.ggml.token_type; `scores` of SentencePiece's pieces."""
+    """Tokens of the file."""
 
     tokens: tuple[str, ...]
-    kinds: tuple[int, ...]
-    scores: tuple[float, ...]
+    kinds: tuple[int, ...]  # as in tokenizer.ggml.token_type
+    scores: tuple[float, ...]  # of SentencePiece's pieces
 
 
 def _vocabulary(file: GgufFile) -> _Vocabulary:
@@ -161,7 +162,7 @@ def _named_templates(file: GgufFile) -> Iterator[tuple[str, str]]:
 
 
 def _ends(file: GgufFile, begins: bool) -> tuple[int | None, int | None]:
-    """Return the tokens that go before and behind every text."""
+    """Return the tokens that are added before and after every text."""
 
     def token(name: str, default: bool) -> int | None:
         wanted = file.keys.get(f"{_PREFIX}add_{name}_token", default)
@@ -187,7 +188,7 @@ def _bpe(file: GgufFile, vocabulary: _Vocabulary) -> str:
             "padding": None,
             "added_tokens": added,
             "normalizer": rule.normalizer,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": rule.cuts},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": rule.pre_tokenizers},
             "post_processor": _around(vocabulary.tokens, *_ends(file, rule.begins)),
             "decoder": BYTE_LEVEL,
             "model": {
@@ -206,7 +207,7 @@ def _added(token: int, text: str, special: bool) -> dict[str, Any]:
 
 
 def _around(tokens: tuple[str, ...], begin: int | None, end: int | None) -> dict[str, Any] | None:
-    """Return the post-processor that puts a begin and an end token around each text."""
+    """Return the post-processor that adds a begin and an end token to each text."""
     known = {tokens[token]: token for token in (begin, end) if token is not None}
     if not known:
         return None
@@ -227,7 +228,7 @@ def _around(tokens: tuple[str, ...], begin: int | None, end: int | None) -> dict
 
 
 def _pieces(file: GgufFile, vocabulary: _Vocabulary, special: list[str]) -> Backend:
-    """Return a tokenizer of SentencePiece's. A space goes before each part between added tokens, as in llama.cpp and in
+    """Return a SentencePiece tokenizer. A space is prepended to each part between added tokens, as in llama.cpp and in
     the tokenizer.json of Llama 2 and Mistral."""
     from engine.text.pieces import SentencePieceTokenizer, model_of
 
@@ -246,7 +247,7 @@ def _pieces(file: GgufFile, vocabulary: _Vocabulary, special: list[str]) -> Back
 
 
 def _proto(file: GgufFile, vocabulary: _Vocabulary, hidden: set[int]) -> bytes:
-    """Return SentencePiece's ModelProto. `hidden`: added tokens, which its own model would never make.
+    """Return SentencePiece's ModelProto. `hidden`: added tokens, which SentencePiece must not produce itself.
 
     Field numbers: sentencepiece_model.proto.
     """

@@ -1,7 +1,8 @@
-"""SentencePiece's tokenizer.model, by its own library, with what Hugging Face's configurations say of it.
+"""SentencePiece's tokenizer.model, with the settings of Hugging Face's configuration files.
 
-A text is cut at added tokens; what is between them is SentencePiece's. Its dummy space goes before a whole text only,
-and before each part where the configuration says `legacy: true`, as transformers does it.
+A text is split at added tokens, and SentencePiece tokenizes the parts between them. Its dummy space is prepended only
+to
+the entire text, or to each part if the configuration has `legacy: true`, as in transformers.
 """
 
 import sys
@@ -14,30 +15,30 @@ from engine.text.added import Added
 from engine.text.plain import PlainTokenizer
 
 _SPACE = "▁"
-# ModelProto.normalizer_spec.add_dummy_prefix = false: behind a serialized model it overrules what the model says.
+# ModelProto.normalizer_spec.add_dummy_prefix = false: appended to a serialized model, it overrides the model's setting.
 _NO_DUMMY_SPACE = bytes((0x1A, 0x02, 0x18, 0x00))
 
 
 class SentencePieceTokenizer(PlainTokenizer):
-    """`model` is the library's processor."""
+    """A SentencePiece tokenizer. `model`: the library's processor."""
 
     def __init__(self, model: Any, added: list[Added], begin: int | None, end: int | None, *, legacy: bool) -> None:
         super().__init__(added, begin, end)
         self._model = model
         self._bare = _without_dummy_space(self._model)
         self._rest = self._model if legacy else self._bare
-        # What tidies white space up takes all of it from a text's start, else the dummy space alone goes.
+        # A normaliser that collapses white space removes all of it at a text's start, else only the dummy space.
         tidies = self._model.normalize("a  a") == self._model.normalize("a a")
         self.strip = sys.maxsize if tidies else int(self._model.normalize("a").startswith(_SPACE))
         size = self._model.get_piece_size()
         self.base_special = frozenset(
             token for token in range(size) if self._model.is_control(token) or self._model.is_unknown(token)
         )
-        # Else any number of characters that no piece has become one unknown token.
+        # Without byte tokens, any number of characters without a piece become one unknown token.
         self.bounded = any(self._model.is_byte(token) for token in range(size))
 
-    def cut(self, text: str, *, first: bool) -> list[int]:
-        # A lone surrogate is no text; it becomes what the library would make of bytes that are none.
+    def tokenize(self, text: str, *, first: bool) -> list[int]:
+        # A lone surrogate is not valid text; it is encoded like invalid bytes.
         text = text.encode("utf-8", "replace").decode()
         return list((self._model if first else self._rest).encode(text))
 
@@ -58,7 +59,7 @@ class SentencePieceTokenizer(PlainTokenizer):
 
 
 def read_model(path: Path) -> Any:
-    """The library's processor of a file. Raises CheckpointError."""
+    """Return the library's processor of a file. Raises CheckpointError."""
     try:
         return model_of(path, read_file(path, TOKENIZER_BYTES))
     except OSError as error:
@@ -66,7 +67,7 @@ def read_model(path: Path) -> Any:
 
 
 def model_of(path: Path, data: bytes) -> Any:
-    """The library's processor of a serialized model, which came from a file. Raises CheckpointError."""
+    """Return the library's processor of a serialized model. `path`: its origin. Raises CheckpointError."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
@@ -76,7 +77,7 @@ def model_of(path: Path, data: bytes) -> Any:
         model.LoadFromSerializedProto(data)
         return model
     except RuntimeError as error:
-        raise CheckpointError(f"{path}: is no SentencePiece model ({error}); copy the checkpoint again") from error
+        raise CheckpointError(f"{path}: is not a SentencePiece model ({error}); copy the checkpoint again") from error
 
 
 def _without_dummy_space(model: Any) -> Any:

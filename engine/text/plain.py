@@ -1,52 +1,52 @@
-"""Tokenizers that are a vocabulary and a way to cut texts, with added tokens and perhaps a begin and an end token.
+"""Base of tokenizers that consist of a vocabulary and a splitting algorithm, with added, begin and end tokens.
 
-SentencePiece and tiktoken know nothing of the rest, which Hugging Face's configurations say: this is what both share.
+SentencePiece and tiktoken lack the latter, which come from Hugging Face's configuration files.
 """
 
 from abc import ABC, abstractmethod
 from functools import cached_property
 
 from engine.text.added import Added, AddedTokens
-from engine.text.backend import Side, cut, shared
+from engine.text.backend import Side, divide_room, truncate
 from engine.text.vocabulary import Vocabulary
 
 
 class PlainTokenizer(ABC):
-    """`begin` and `end` go around every text, if there are any."""
+    """Adds the optional tokens `begin` and `end` to every text."""
 
     def __init__(self, added: list[Added], begin: int | None, end: int | None) -> None:
         self._added = AddedTokens(added)
         self._begin = [] if begin is None else [begin]
         self._end = [] if end is None else [end]
 
-    # What each library does
+    # Implemented for each library
 
     @abstractmethod
-    def cut(self, text: str, *, first: bool) -> list[int]:
-        """Ids of a text without added tokens; `first`: it begins the whole text."""
+    def tokenize(self, text: str, *, first: bool) -> list[int]:
+        """Return the ids of a text without added tokens. `first`: it begins the entire text."""
 
     @abstractmethod
     def base_names(self) -> dict[str, int]:
-        """The library's own vocabulary, as it spells it."""
+        """Return the library's own vocabulary, in its spelling."""
 
     @abstractmethod
     def base_pieces(self) -> list[bytes]:
-        """The bytes of each of the library's tokens, by id."""
+        """Return the bytes of each of the library's tokens, by id."""
 
     def bare(self, text: str) -> list[int]:
-        """Ids of a text that goes on with another, nothing put in front."""
-        return self.cut(text, first=False)
+        """Return the ids of a text that continues another one, without anything prepended."""
+        return self.tokenize(text, first=False)
 
-    strip = 0  # characters at most that decoding takes off a text's start, all of them spaces
+    strip = 0  # maximum number of spaces that decoding removes at a text's start
     base_special: frozenset[int] = frozenset()
-    bounded = True  # whether each character of a text is in a token of its spelling
+    bounded = True  # every character is in a token with its text
 
-    # Both ways
+    # Encoding and decoding
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = []
         for at, part in enumerate(self._added.split(text)):
-            ids += [part] if isinstance(part, int) else self.cut(part, first=at == 0)
+            ids += [part] if isinstance(part, int) else self.tokenize(part, first=at == 0)
         return ids
 
     def encode(self, text: str, *, special: bool) -> list[int]:
@@ -55,18 +55,18 @@ class PlainTokenizer(ABC):
 
     def encode_within(self, text: str, limit: int, *, side: Side, special: bool) -> list[int]:
         if not special:
-            return cut(self._ids(text), limit, side)
+            return truncate(self._ids(text), limit, side)
         room = max(0, limit - len(self._begin) - len(self._end))
-        return [*self._begin, *cut(self._ids(text), room, side), *self._end]
+        return [*self._begin, *truncate(self._ids(text), room, side), *self._end]
 
     def encode_pair(
         self, first: str, second: str, *, limit: int | None, most: tuple[int | None, int | None], side: Side
     ) -> tuple[list[int], list[int]]:
-        pair = [cut(self._ids(text), count, side) for text, count in zip((first, second), most, strict=True)]
+        pair = [truncate(self._ids(text), count, side) for text, count in zip((first, second), most, strict=True)]
         if limit is not None:
             room = max(0, limit - 2 * len(self._begin) - 2 * len(self._end))
-            lengths = shared([len(ids) for ids in pair], room)
-            pair = [cut(ids, count, side) for ids, count in zip(pair, lengths, strict=True)]
+            lengths = divide_room([len(ids) for ids in pair], room)
+            pair = [truncate(ids, count, side) for ids, count in zip(pair, lengths, strict=True)]
         one, other = ([*self._begin, *ids, *self._end] for ids in pair)
         return one + other, [0] * len(one) + [1] * len(other)
 

@@ -1,7 +1,7 @@
-"""tiktoken's files, lines of a token's bytes in base64 and its rank, by the library itself.
+"""tiktoken files: lines with a token's bytes in base64 and its rank, read by the tiktoken library.
 
-The file has neither the pattern that cuts texts nor special tokens: the first follows from the model, by the names of
-file and class, the others from tokenizer_config.json.
+The file contains neither the splitting pattern nor special tokens. The pattern follows from the names of the file and
+the tokenizer class, special tokens come from tokenizer_config.json.
 """
 
 import base64
@@ -22,7 +22,7 @@ def _letters_and(digits: str) -> str:
     return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{_REST}"
 
 
-# Three digits a token: GPT-4, Llama 3, GLM 4.
+# Up to three digits per token: GPT-4, Llama 3, GLM 4.
 PATTERN = _letters_and(r"\p{N}{1,3}")
 QWEN_PATTERN = _letters_and(r"\p{N}")
 _UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
@@ -36,11 +36,11 @@ _KIMI = "|".join(
     )
 )
 PATTERNS = {"QWenTokenizer": QWEN_PATTERN, "qwen.tiktoken": QWEN_PATTERN, "TikTokenTokenizer": _KIMI}
-"""By the tokenizer's class, or else by the file's name."""
+"""Patterns by tokenizer class or file name."""
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """The ranks in a file. Raises CheckpointError naming the file and the line."""
+    """Return the ranks in a file. Raises CheckpointError with the file's name and the line."""
     ranks: dict[bytes, int] = {}
     try:
         lines = read_file(path, TOKENIZER_BYTES).splitlines()
@@ -54,7 +54,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             ranks[base64.b64decode(text, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
             raise CheckpointError(
-                f"{path}: line {number} is no token in base64 with its rank ({error}); copy the checkpoint again"
+                f"{path}: line {number} is not a token in base64 with its rank ({error}); copy the checkpoint again"
             ) from error
     check_ids(path, ranks.values())
     if len(set(ranks.values())) < len(ranks) or any(bytes((byte,)) not in ranks for byte in range(256)):
@@ -63,7 +63,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 class RanksTokenizer(PlainTokenizer):
-    """Raises CheckpointError naming the file."""
+    """A tiktoken tokenizer. Raises CheckpointError with the file's name."""
 
     def __init__(self, path: Path, pattern: str, added: list[Added], begin: int | None, end: int | None) -> None:
         super().__init__(added, begin, end)
@@ -74,10 +74,10 @@ class RanksTokenizer(PlainTokenizer):
         self._ranks = read_ranks(path)
         self._encoding = Encoding(path.name, pat_str=pattern, mergeable_ranks=self._ranks, special_tokens={})
 
-    def cut(self, text: str, *, first: bool) -> list[int]:
+    def tokenize(self, text: str, *, first: bool) -> list[int]:
         try:
             return self._encoding.encode(text, disallowed_special=())
-        except ValueError as error:  # a run of a million spaces is more than its pattern can look at
+        except ValueError as error:  # e.g. a run of a million spaces exceeds the pattern's limit
             raise RequestError(f"The text cannot be cut into tokens: {error}", "input_text") from error
 
     def base_names(self) -> dict[str, int]:

@@ -1,8 +1,9 @@
-"""Stop strings over streamed text: the earliest completed match ends the reply, however tokens cut it.
+"""Stop strings in streamed text: the earliest completed match ends the reply, regardless of tokenization.
 
-Rule (C.5): a match counts only if it ends in text of tokens after the first `min_tokens`; the one that ends first wins,
-ties go by list order, so the cut does not depend on how tokens divide the text. Text is held back as long as it may
-still become part of a match: the longest stop string's length less one.
+A match counts only if it ends in text of tokens after the first `min_tokens`. The match that ends first wins, ties are
+resolved by list order, so the result does not depend on tokenization. Text is held back while it may be part of a
+match:
+the length of the longest stop string minus one.
 """
 
 from collections.abc import Sequence
@@ -11,14 +12,14 @@ import msgspec
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """What one token's text led to: `text` may be sent now; `stop` is the string that ended the reply, if one did."""
+    """Result of one token's text."""
 
-    text: str
-    stop: str | None = None
+    text: str  # may be sent now
+    stop: str | None = None  # stop string that ended the reply
 
 
 class StopStrings:
-    """Watches the text of one reply. After a match nothing more is to be pushed."""
+    """Matches stop strings in one reply. After a match, nothing more must be pushed."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False, min_tokens: int = 0) -> None:
         self._stops = tuple(stops)
@@ -26,11 +27,11 @@ class StopStrings:
         self._min_tokens = min_tokens
         self._reach = max(map(len, self._stops), default=1) - 1
         self._tokens = 0
-        self._kept = ""  # text that may be needed: held back, or (include) already sent but still part of a match
-        self._sent = 0  # characters of `_kept` that were sent already
+        self._kept = ""  # text that is held back, or (include) already sent but possibly part of a match
+        self._sent = 0  # number of characters of `_kept` that were already sent
 
     def push(self, text: str) -> Stopped:
-        """Takes the text that one token completed (maybe "") and gives what is safe to send."""
+        """Add the text that one token completed (may be "") and return the text that can be sent."""
         self._tokens += 1
         if not self._stops:
             return Stopped(text)
@@ -45,13 +46,12 @@ class StopStrings:
         return Stopped(self._release())
 
     def flush(self) -> str:
-        """What was held back, once the reply ended without a stop string."""
+        """Return the text that was held back, after the reply has ended without a stop string."""
         text, self._kept, self._sent = self._kept[self._sent :], "", 0
         return text
 
     def _match(self, before: int) -> tuple[int, str] | None:
-        """Start and string of the match that ends first among those ending in the new text, which begins at
-        `before`."""
+        """Return start and string of the match that ends first in the new text, which begins at `before`."""
         found = (
             (start + len(stop), rank, start)
             for rank, stop in enumerate(self._stops)

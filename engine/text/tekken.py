@@ -1,10 +1,11 @@
-"""Mistral's tekken.json as the tokenizer.json that means the same.
+"""Conversion of Mistral's tekken.json to an equivalent tokenizer.json.
 
-The file has `config` (pattern, default_vocab_size, default_num_special_tokens, version), `vocab` (base64 bytes, rank
-by rank) and `special_tokens`. A text is cut by the pattern; within a piece the two neighbours whose join has the lowest
-rank are joined, again and again; a piece that is a token stays whole (tiktoken's rule). Ids are ranks behind the
-special tokens, whose unnamed places are <SPECIAL_n>. A byte-level BPE that lists, in the order of ranks, every way to
-make each token of two others does the same. Source: mistral_common.tokens.tokenizers.tekken.
+The file has `config` (pattern, default_vocab_size, default_num_special_tokens, version), `vocab` (base64 bytes in rank
+order) and `special_tokens`. A text is split by the pattern. Within a piece, the adjacent pair whose concatenation has
+the
+lowest rank is merged repeatedly; a piece that is a token is kept (tiktoken's rule). An id is a rank plus the number of
+special tokens, whose unnamed entries are <SPECIAL_n>. A byte-level BPE is equivalent if its merges list, in rank order,
+every pair of tokens that forms each token. Source: mistral_common.tokenizers.tekken.
 """
 
 import base64
@@ -20,7 +21,7 @@ from engine.text.vocabulary import byte_level_text
 TEKKEN = "tekken.json"
 BEGIN = "<s>"
 NAMED = {"bos_token": BEGIN, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# Files up to version 7 may leave special_tokens out and mean these.
+# Default special tokens of files up to version 7, which may omit special_tokens.
 UNWRITTEN = (
     *("<unk>", BEGIN, "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
     *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
@@ -52,12 +53,12 @@ class _File(msgspec.Struct):
 
 
 def tekken_text(path: Path) -> str:
-    """The text of a tokenizer.json. Raises CheckpointError naming the file."""
+    """Return the text of a tokenizer.json. Raises CheckpointError with the file's name."""
     try:
         file = msgspec.json.decode(read_file(path, TOKENIZER_BYTES), type=_File)
         pieces = [base64.b64decode(token.token_bytes, validate=True) for token in file.vocab]
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is no tekken tokenizer ({error}); copy the checkpoint again") from error
+        raise CheckpointError(f"{path}: is not a tekken tokenizer ({error}); copy the checkpoint again") from error
     count = file.config.default_num_special_tokens
     pieces = pieces[: file.config.default_vocab_size - count]
     ordered = all(token.rank == rank for rank, token in enumerate(file.vocab))
@@ -76,7 +77,7 @@ def tekken_text(path: Path) -> str:
             "padding": None,
             "added_tokens": [_added(token) for token in special],
             "normalizer": None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts(file.config.pattern)},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers(file.config.pattern)},
             "post_processor": _begin(names.index(BEGIN)) if BEGIN in names else None,
             "decoder": BYTE_LEVEL,
             "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(pieces), "ignore_merges": True},
@@ -85,7 +86,7 @@ def tekken_text(path: Path) -> str:
 
 
 def _special_tokens(file: _File, path: Path) -> list[_Special]:
-    """One token for each place before the vocabulary."""
+    """Return one token for each id before the vocabulary."""
     count = file.config.default_num_special_tokens
     written = file.special_tokens
     if written is None:
@@ -101,13 +102,13 @@ def _special_tokens(file: _File, path: Path) -> list[_Special]:
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
-def cuts(pattern: str) -> list[dict[str, Any]]:
-    """Return the pre-tokenizers that cut a text by a pattern and write its bytes as characters."""
+def pre_tokenizers(pattern: str) -> list[dict[str, Any]]:
+    """Return the pre-tokenizers that split a text by a pattern and convert its bytes to characters."""
     return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, BYTE_LEVEL]
 
 
 def _begin(token: int) -> dict[str, Any]:
-    """The begin token before a text."""
+    """Return the post-processor that adds the begin token to a text."""
     begin = {"SpecialToken": {"id": BEGIN, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     known = {BEGIN: {"id": BEGIN, "ids": [token], "tokens": [BEGIN]}}
@@ -121,7 +122,7 @@ def _added(token: _Special) -> dict[str, Any]:
 
 
 def _merges(pieces: list[bytes]) -> list[tuple[str, str]]:
-    """Every pair of tokens that makes a token, in the order of the ranks of what they make."""
+    """Return every pair of tokens that forms a token, in rank order of the result."""
     ranks = {piece: rank for rank, piece in enumerate(pieces)}
     text = {piece: byte_level_text(piece) for piece in pieces}
     found = []

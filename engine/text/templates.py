@@ -1,4 +1,4 @@
-"""The chat templates that lie in a checkpoint."""
+"""Chat templates in a checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ def _read(path: Path) -> str:
 
 
 def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """chat_template.jinja and additional_chat_templates/ win over tokenizer_config.json, as in transformers; then the
-    template inside a GGUF file; last comes chat_template.json, which models with images brought."""
+    """Return the chat template or named templates. Precedence as in transformers: chat_template.jinja with
+    additional_chat_templates/, tokenizer_config.json, the GGUF file, chat_template.json of multimodal models."""
     more = {file.stem: _read(file) for file in sorted((directory / SEVERAL).glob("*.jinja"))}
     if (directory / SINGLE).is_file():
         text = _read(directory / SINGLE)
@@ -35,20 +35,18 @@ def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, s
             template = {str(entry["name"]): str(entry["template"]) for entry in template}
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{directory}: chat_template is a list of something else than names and templates; "
+                f"{directory}: chat_template must be a list of objects with name and template; "
                 "copy the checkpoint again"
             ) from error
     if template is not None and not isinstance(template, str | dict):
-        raise CheckpointError(
-            f"{directory}: chat_template is neither a text nor named texts; copy the checkpoint again"
-        )
+        raise CheckpointError(f"{directory}: chat_template must be a text or named texts; copy the checkpoint again")
     return template
 
 
 def template_file(directory: Path) -> str:
-    """The name of the file that the directory's chat template is in; "" if it has none.
+    """Return the name of the file with the directory's chat template, or "".
 
-    That of a GGUF file counts if no other file has one.
+    A GGUF file is used if no other file has one.
     """
     if (directory / SINGLE).is_file():
         return SINGLE
@@ -61,5 +59,5 @@ def template_file(directory: Path) -> str:
 
 
 def chat_templates(directory: Path) -> str | dict[str, str] | None:
-    """The directory's chat template, or its templates by name. Raises CheckpointError naming the file."""
+    """Return the directory's chat template, or its templates by name. Raises CheckpointError with the file's name."""
     return read_templates(directory, tokenizer_config(directory))

@@ -1,10 +1,10 @@
-"""A checkpoint's tokenizer: text to ids as transformers gives them, ids to text, and what each id stands for.
+"""A checkpoint's tokenizer: text to ids as in transformers, ids to text, and the bytes of each id.
 
-Reads tokenizer.json, Mistral's tekken.json, SentencePiece's tokenizer.model, a file of tiktoken's or the tokenizer
-inside a GGUF file, each by its own library, with tokenizer_config.json, special_tokens_map.json, added_tokens.json and
-the files of chat templates. Begin and end tokens come from the post-processor of tokenizer.json alone: transformers,
-too, drops add_bos_token and add_eos_token of tokenizer_config.json where a tokenizer.json lies beside it. Files that
-have no post-processor get them as that configuration says; SentencePiece's have a begin token unless it says no.
+Reads tokenizer.json, Mistral's tekken.json, SentencePiece's tokenizer.model, a tiktoken file or the tokenizer in a GGUF
+file, each with its own library, and tokenizer_config.json, special_tokens_map.json, added_tokens.json and chat template
+files. With a tokenizer.json, begin and end tokens come only from its post-processor: transformers, too, ignores
+add_bos_token and add_eos_token of tokenizer_config.json then. Formats without a post-processor use these settings;
+SentencePiece has a begin token by default.
 """
 
 from functools import cached_property
@@ -23,13 +23,13 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token as configurations spell it: a string, or an object with `content`."""
+    """Return the text of a token in a configuration: a string, or an object with `content`."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 class Tokenizer:
-    """The tokenizer in a checkpoint's directory, read from `file`. Raises CheckpointError naming the file that is
-    missing or damaged."""
+    """The tokenizer in a checkpoint's directory, read from `file`. Raises CheckpointError with the name of a missing or
+    damaged file."""
 
     def __init__(self, path: str | Path) -> None:
         directory = Path(path)
@@ -58,7 +58,7 @@ class Tokenizer:
     def encode_within(
         self, text: str, limit: int, *, side: Side = "right", add_special_tokens: bool = True
     ) -> list[int]:
-        """At most `limit` ids: what is too long is cut on `side`, and the special tokens stay around the rest."""
+        """Return at most `limit` ids: longer texts are truncated on `side`, special tokens are kept."""
         return self._backend.encode_within(text, limit, side=side, special=add_special_tokens)
 
     def encode_pair(
@@ -70,13 +70,13 @@ class Tokenizer:
         most: tuple[int | None, int | None] = (None, None),
         side: Side = "right",
     ) -> tuple[list[int], list[int]]:
-        """Two texts as the tokenizer joins them: ids, and the token type of each. `most` ids of either text; and of all
-        at most `limit`, for which the longer one gives way until both are as long (transformers' longest_first)."""
+        """Return two joined texts: ids, and the token type of each. most: maximum ids of each text. limit: maximum of
+        both together, for which the longer one is truncated first (transformers' longest_first)."""
         return self._backend.encode_pair(first, second, limit=limit, most=most, side=side)
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """Ids whose bytes are just these: cut as in a text where that keeps them, else the longest token goes first.
-        Raises ValueError where no tokens have them."""
+        """Return ids with exactly these bytes: tokenized as text if that preserves the bytes, else greedily by the
+        longest token. Raises ValueError if no tokens have these bytes."""
         try:
             ids = self._backend.bare(data.decode())
         except UnicodeDecodeError:
@@ -112,7 +112,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest id that has a token; the model's logits may be more."""
+        """The highest id with a token plus one; the model may have more logits."""
         return max(self._backend.names.values(), default=-1) + 1
 
     @cached_property
@@ -121,16 +121,16 @@ class Tokenizer:
 
     @cached_property
     def longest_piece(self) -> int | None:
-        """Most characters one token stands for: a text of more than n times that many has more than n tokens. None:
-        any number of them."""
+        """Maximum characters per token: a text of more than n times as many has more than n tokens. None if it is
+        unlimited."""
         return self._backend.longest_piece
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for; b"" for an id without a token."""
+        """Return the bytes of a token; b"" for an id without a token."""
         return self.vocabulary.bytes_of(token)
 
     def token_string(self, token: int) -> str | None:
-        """The vocabulary's own spelling of a token; None for an id without one."""
+        """Return the vocabulary's spelling of a token; None for an id without a token."""
         return self._backend.text_of(token)
 
     @overload
@@ -138,7 +138,7 @@ class Tokenizer:
     @overload
     def convert_tokens_to_ids(self, tokens: list[str]) -> list[int | None]: ...
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | None | list[int | None]:
-        """The id of a token by its spelling (None: no such token), or a list of them for a list."""
+        """Return the id of a token by its spelling (None if it does not exist), or a list of ids for a list."""
         if isinstance(tokens, str):
             return self._backend.id_of(tokens)
         return [self._backend.id_of(token) for token in tokens]

@@ -1,8 +1,8 @@
-"""What each token id stands for, in bytes: the decoder of tokenizer.json read once as a rule per token.
+"""The bytes of each token id, derived from the decoder of tokenizer.json.
 
 A decoder that works token by token (byte level; replacements, byte fallback, fusing, one stripped leading space) is
-applied to every entry of the vocabulary. Any other decoder is asked: the bytes of a token are what it adds behind an
-anchor.
+applied to every entry of the vocabulary. For any other decoder, the bytes of a token are what it adds after an anchor
+token.
 """
 
 import re
@@ -16,7 +16,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The 256 printable characters by which byte-level tokenizers (GPT-2 and after) write bytes."""
+    """Return the 256 printable characters with which byte-level tokenizers (GPT-2 and later) write bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(rest)}
@@ -27,17 +27,16 @@ _CHARACTER_OF = {byte: character for character, byte in _BYTES_OF.items()}
 
 
 def byte_level_text(data: bytes) -> str:
-    """Bytes in the spelling of byte-level tokenizers."""
+    """Return bytes in the spelling of byte-level tokenizers."""
     return "".join(_CHARACTER_OF[byte] for byte in data)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`pieces[id]` are the bytes of a token (b"" for a gap). `strip` characters at most, all equal to
-    `strip_character`, are taken off the start of a whole text."""
+    """Bytes of all tokens."""
 
-    pieces: tuple[bytes, ...]
-    strip: int = 0
+    pieces: tuple[bytes, ...]  # by id; b"" for an unused id
+    strip: int = 0  # maximum number of `strip_character` to remove at the start of an entire text
     strip_character: str = " "
 
     def bytes_of(self, token: int) -> bytes:
@@ -74,7 +73,7 @@ class _Rule:
 
 
 def _rule(decoder: dict[str, Any] | None) -> _Rule | None:
-    """The decoder as a rule per token, or None if it is none of the known kinds."""
+    """Return the decoder as a rule per token, or None if its kind is not supported."""
     if decoder is None:
         return None
     rule = _Rule([], str.encode)
@@ -107,7 +106,7 @@ def _ruled(names: dict[int, str], size: int, rule: _Rule) -> Vocabulary:
 
 
 def _asked(backend: Backend, names: dict[int, str], size: int) -> Vocabulary:
-    """Bytes of each token by decoding it behind the first token that decodes to a visible text."""
+    """Return the bytes of each token by decoding it after the first token that decodes to a visible text."""
 
     def decode(*ids: int) -> str:
         return str(backend.decode(list(ids), skip_special_tokens=False))
@@ -122,7 +121,7 @@ def _asked(backend: Backend, names: dict[int, str], size: int) -> Vocabulary:
 
 
 def read_vocabulary(backend: Backend, decoder: dict[str, Any] | None) -> Vocabulary:
-    """The vocabulary of a tokenizer whose tokenizer.json has this decoder."""
+    """Return the vocabulary of a tokenizer whose tokenizer.json has this decoder."""
     names = {token: text for text, token in backend.get_vocab(with_added_tokens=True).items()}
     size = max(names, default=-1) + 1
     rule = _rule(decoder)

@@ -1,7 +1,7 @@
-"""Checkpoint tensors as views of memory-mapped safetensors files: nothing is copied until a layer takes its share.
+"""Checkpoint tensors as views of memory-mapped safetensors files: nothing is copied until a layer loads its share.
 
 Pages that were read stay resident until `release`, which drops them with MADV_DONTNEED (madvise(2)). They remain in
-the page cache, from which other engines and the next start read the same file, so no posix_fadvise follows.
+the page cache, from which other engines and the next start read the file, so posix_fadvise is not called.
 """
 
 import mmap
@@ -26,13 +26,13 @@ TORCH_DTYPES = {
 }
 
 
-AROUND = 1 << 20  # bytes on either side: Linux maps neighbours of a page fault that are in the page cache
+AROUND = 1 << 20  # bytes on either side: on a page fault, Linux also maps neighbours that are in the page cache
 
 
 class Weights:
-    """Tensors by name. Counts the bytes that were read, for progress, and which tensors, so that none is forgotten.
+    """Tensors by name. Tracks the bytes that were read, for progress, and the names, to detect forgotten tensors.
 
-    A view stays valid for as long as it lives, also if the file is deleted meanwhile, but not if it is cut short.
+    A view stays valid while it exists, even if the file is deleted, but not if the file is truncated.
     """
 
     def __init__(self, tensors: Mapping[str, TensorInfo], progress: Callable[[float], None]) -> None:
@@ -46,8 +46,7 @@ class Weights:
         self._unreleased: set[str] = set()
 
     def read(self, name: str) -> Tensor:
-        """A read-only view of the whole tensor, in the type of the file; the bytes of one in a type of ggml.
-        Do not write to it."""
+        """Return a read-only view of the tensor in the stored type, or of its bytes for a ggml type."""
         info = self.tensors[name]
         if name not in self.read_names:
             self.read_names.add(name)
@@ -59,11 +58,11 @@ class Weights:
             return raw
         dtype = TORCH_DTYPES[info.dtype]
         if info.offset % dtype.itemsize:
-            raw = raw.clone()  # a view of another type must start at a multiple of its size
+            raw = raw.clone()  # a view of another type must be aligned
         return raw.view(dtype).view(info.shape)
 
     def release(self) -> None:
-        """Make the pages of all tensors read so far non-resident. Views stay valid: an access reads the page again."""
+        """Make the pages of all tensors read so far non-resident. Views stay valid; an access reads the page again."""
         for name in self._unreleased:
             info = self.tensors[name]
             first = max(0, info.offset - AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -81,7 +80,7 @@ class Weights:
 
     def _map(self, file: Path) -> Tensor:
         if file not in self._maps:
-            # A private mapping: pages come from the page cache and are written to by nobody.
+            # A private mapping, which is never written: pages come from the page cache.
             with file.open("rb") as opened:
                 self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
             self._bytes[file] = torch.frombuffer(self._maps[file], dtype=torch.uint8)

@@ -1,8 +1,7 @@
-"""Projections that a checkpoint has in fp8: restored to float32, or a rank's share of a fused matrix as it is.
+"""fp8 projections of a checkpoint: dequantized to float32, or as a rank's share of a fused fp8 matrix.
 
-Which tensors there are and what they mean: engine/models/schemes.py. Of a fused matrix each source keeps its scales:
-those of outputs or of a whole source become one for each output, those of blocks stay as fine as the rows of the
-sources lie (`fp8_unit`).
+engine/models/schemes.py defines the tensors. In a fused matrix, each source keeps its scales: scales per output or per
+matrix become one per output; block scales have the granularity at which rows of the sources are aligned (`fp8_unit`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ Read = Callable[[str], Tensor]
 
 
 def restored(read: Read, path: str, scheme: Scheme) -> Tensor:
-    """scale · q, [outputs, inputs] float32."""
+    """Return scale · q, [outputs, inputs] float32."""
     values, scales = read(f"{path}.weight").float(), read(f"{path}.{scheme.named[0]}").float()
     if scheme.scales == "block":
         rows, inputs = values.shape
@@ -30,8 +29,8 @@ def restored(read: Read, path: str, scheme: Scheme) -> Tensor:
 
 
 def fused_fp8(read: Read, path: str, matrix: Slots, schemes: Mapping[str, Scheme], device: torch.device) -> Fp8Weight:
-    """A rank's share of a fused matrix, whose sources are alike. Raises CheckpointError where it cuts blocks of
-    inputs."""
+    """Return a rank's share of a fused matrix, whose sources have compatible schemes. Raises CheckpointError if the
+    share would divide blocks of inputs."""
     names = [join(path, piece.source) for piece in matrix.pieces]
     first = schemes[names[0]]
     values = torch.empty((matrix.rows, matrix.inputs), dtype=torch.float8_e4m3fn, device=device)
@@ -47,7 +46,7 @@ def fused_fp8(read: Read, path: str, matrix: Slots, schemes: Mapping[str, Scheme
         unit, scales = 1, _of_outputs(read, names, matrix, schemes, device)
     given = None
     if first.inputs == "static":
-        # One scale for all sources, as they read the same rows: the one that reaches farthest.
+        # One scale for all sources, because they read the same rows: the largest one.
         found = [read(f"{name}.{schemes[name].named[1]}").float().max() for name in dict.fromkeys(names)]
         given = torch.stack(found).amax().view(1).to(device)
     return Fp8Weight(values, scales, unit, first.inputs is not None, given)
@@ -70,7 +69,7 @@ def _of_blocks(read: Read, names: Sequence[str], matrix: Slots, named: str, unit
     scales = torch.empty((-(-matrix.rows // unit), groups), device=device)
     for name, piece in zip(names, matrix.pieces, strict=True):
         source = read(f"{name}.{named}").float()[:, first : first + groups]
-        # The block of the source that each unit of the piece lies in.
+        # The source's block of each unit of the piece.
         blocks = torch.arange(piece.start, piece.start + piece.rows, unit, device=source.device) // FP8_BLOCK
         scales[piece.at // unit : -(-(piece.at + piece.rows) // unit)].copy_(source[blocks])
     return scales

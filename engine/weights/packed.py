@@ -1,10 +1,8 @@
-"""Matrices that were rounded and packed at an earlier start, in one file for each checkpoint, rounding, CPU variant and
-share of a rank.
+"""Cache of matrices that were quantized and packed: one file for each checkpoint, number format, CPU variant and rank.
 
-Rounding an 8B model to 4 bits takes a minute or two; reading what came of it takes as long as the disk does, and pages
-of the file are shared by all engines that map it. A file is only taken for exactly what it was made from: its name is a
-hash of the checkpoint's files (path, size, time of change), the rounding, the tiling, the share and the layout of the
-file itself.
+Quantizing an 8B model to 4 bits takes one to two minutes; reading the result is limited by the disk, and its pages are
+shared by all engines that map the file. A file is used only for exactly the same inputs: its name is a hash of the
+checkpoint's files (path, size, modification time), the number format, the tiling, the rank and the layout version.
 """
 
 import hashlib
@@ -25,12 +23,12 @@ from kernels.cpu.library import Tiling
 from kernels.cpu.packing import Packed
 
 VERSION = 3
-FREE_SHARE = 0.5  # of the disk's free space that a file may take
+FREE_SHARE = 0.5  # maximum share of the disk's free space for a file
 _log = logging.getLogger(__name__)
 
 
 class PackedFile:
-    """`get` what is there, `put` what is not, and `close` writes a new file if anything was put."""
+    """Matrices by name: `get` cached ones, `put` new ones. `close` writes a new file if there are new ones."""
 
     def __init__(
         self, folder: Path, files: Iterable[Path], bits: WeightBits, tiling: Tiling, share: tuple[int, int] = (0, 1)
@@ -43,7 +41,7 @@ class PackedFile:
         self._weights, self._forms = _read(self.path)
 
     def get(self, name: str) -> Packed | None:
-        """The matrix of this name as a view of the file, or None. Copy it before `release`."""
+        """Return a matrix as a view of the file, or None. It must be copied before `release`."""
         if name not in self._forms:
             return None
         scales = f"{name}.scales"
@@ -58,13 +56,13 @@ class PackedFile:
         self._new[name] = packed
 
     def close(self) -> None:
-        """Writes what is new, and lets go of all that is held. A cache that cannot be written costs the next start some
-        time and nothing else."""
+        """Write new matrices and release everything. If the cache cannot be written, a warning is logged, and the next
+        start takes longer."""
         try:
             if self._new:
                 self._write()
         except (OSError, SafetensorError) as error:
-            _log.warning("rounded weights are not kept: %s: %s", self.path, error)
+            _log.warning("quantized weights are not cached: %s: %s", self.path, error)
         self._weights.close()
         self._new, self._forms = {}, {}
 
@@ -73,7 +71,7 @@ class PackedFile:
         room = os.statvfs(self.path.parent)
         size = sum(packed.nbytes for packed in self._new.values())
         if size > room.f_bavail * room.f_frsize * FREE_SHARE:
-            raise OSError(f"{size:,} bytes are more than half of what is free there")
+            raise OSError(f"{size:,} bytes are more than half of the free space")
         tensors = {name: packed.data for name, packed in self._new.items()}
         tensors |= {f"{name}.scales": packed.scales for name, packed in self._new.items() if packed.scales is not None}
         forms = {
@@ -86,7 +84,7 @@ class PackedFile:
             }
             for name, one in self._new.items()
         }
-        # Another engine may write the same file at the same time: each its own, and the last one stays.
+        # Several engines may write the same file: each writes its own temporary file, and the last one is kept.
         temporary = self.path.with_suffix(f".{os.getpid()}")
         try:
             save_file(tensors, temporary, {"forms": json.dumps(forms)})
@@ -96,7 +94,7 @@ class PackedFile:
 
 
 def _read(path: Path) -> tuple[Weights, dict[str, dict[str, object]]]:
-    """The tensors of a file, mapped, and how they are packed; nothing where it is missing or damaged."""
+    """Return the mapped tensors of a file and their packing; empty if it is missing or damaged."""
     nothing = Weights({}, lambda fraction: None)
     try:
         with safe_open(path, "pt") as file:
@@ -105,5 +103,5 @@ def _read(path: Path) -> tuple[Weights, dict[str, dict[str, object]]]:
     except FileNotFoundError:
         return nothing, {}
     except (OSError, CheckpointError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        _log.warning("rounded weights are made anew: %s: %s", path, error)
+        _log.warning("quantized weights are recomputed: %s: %s", path, error)
         return nothing, {}

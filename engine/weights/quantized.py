@@ -1,8 +1,8 @@
-"""Quantized projections of a checkpoint, read into the whole numbers they are, with no rounding.
+"""Quantized projections of a checkpoint, read as integers without rounding.
 
-engine/models/schemes.py says what the forms are, engine/models/stored.py which tensors they have.
-What compiled kernels multiply by stays whole numbers (`numbers`), and what Triton kernels multiply by in fp8 stays that
-(`fused_fp8`); for all others a projection reads as if its checkpoint had it in float32 (`read`).
+engine/models/schemes.py defines the formats, engine/models/stored.py their tensors. Matrices stay integers for compiled
+kernels (`numbers`), and fp8 for Triton kernels (`fused_fp8`). For all others, a projection reads as if the checkpoint
+had it in float32 (`read`).
 """
 
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ from kernels.fp8 import Fp8Weight
 from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight
 
 Numbers = Int4Weight | Int8Groups | Int8Weight
-MIDDLE = {4: 8, 8: 128}  # what is subtracted from unsigned numbers that have no zero points
-BLOCK = 32  # inputs of a block of Q4_0 and Q8_0
+MIDDLE = {4: 8, 8: 128}  # zero point of unsigned integers without stored zero points
+BLOCK = 32  # inputs per block of Q4_0 and Q8_0
 
 
 class QuantizedWeights:
-    """Reads like `Weights`. `shapes`: of the tensors that the declaration names."""
+    """Same interface as `Weights`. `shapes`: shapes of the declared tensors."""
 
     def __init__(
         self, weights: Weights | RandomWeights, quantization: Quantization, shapes: Mapping[str, tuple[int, ...]]
@@ -40,7 +40,7 @@ class QuantizedWeights:
         self._weights, self._shapes = weights, shapes
 
     def read(self, name: str) -> Tensor:
-        """The tensor of this name in the declaration; a quantized weight restored to float32."""
+        """Return a declared tensor; a quantized weight is dequantized to float32."""
         self.read_names.add(name)
         path = name.removesuffix(".weight")
         scheme = self.schemes.get(path) if path != name else self._turned_bias(name)
@@ -57,12 +57,12 @@ class QuantizedWeights:
         self._weights.release()
 
     def restores(self, path: str) -> bool:
-        """Whether a weight is read as other numbers than its file has."""
+        """Return whether a weight is dequantized when it is read."""
         scheme = self.schemes.get(path)
         return scheme is not None and scheme.form != "turned"
 
     def numbers(self, path: str) -> Numbers:
-        """The whole numbers of a projection. Raises CheckpointError where they contradict the declaration."""
+        """Return the integers of a projection. Raises CheckpointError if they contradict the declaration."""
         scheme, shape = self.schemes[path], self._shapes[f"{path}.weight"]
         self.read_names.add(f"{path}.weight")
         self._check_bias(path)
@@ -79,11 +79,11 @@ class QuantizedWeights:
             case "gguf" | "turned":
                 return self._blocks(path, scheme, *shape)
             case "fp8":
-                raise AssertionError(f"{path} is in fp8, which is no whole numbers")
+                raise AssertionError(f"{path} is in fp8, which has no integers")
 
     def fused_fp8(self, path: str, matrix: Slots, device: torch.device) -> Fp8Weight | None:
-        """A rank's share of a fused matrix in fp8. None where some source is not, or sources differ in form. Raises
-        CheckpointError where the share cuts blocks."""
+        """Return a rank's share of a fused fp8 matrix. None if some source is not fp8, or sources have different forms.
+        Raises CheckpointError if the share would divide blocks."""
         names = [join(path, piece.source) for piece in matrix.pieces]
         if not alike_fp8(self.schemes.get(name) for name in names):
             return None
@@ -91,7 +91,7 @@ class QuantizedWeights:
         return fused_fp8(self._weights.read, path, matrix, self.schemes, device)
 
     def fused(self, path: str, matrix: Slots) -> Numbers | None:
-        """A rank's share of a fused matrix. None where some source is restored, or sources differ in form."""
+        """Return a rank's share of a fused matrix, or None if a source is dequantized or the sources' forms differ."""
         names = [join(path, piece.source) for piece in matrix.pieces]
         if not alike(self.schemes.get(name) for name in names):
             return None
@@ -114,7 +114,7 @@ class QuantizedWeights:
                 f"{self._file(name)}: {name}: a rank's {count} of {whole} inputs are not whole groups of "
                 f"{numbers.group}; set hardware.kernels to torch, or lower parallelism.tensor"
             )
-        # With a scale an output all groups are alike, and new ones begin with the rank's first input.
+        # With one scale per output, all groups are equal, and new ones start at the rank's first input.
         groups = slice(first // numbers.group, first // numbers.group + -(-count // numbers.group))
         if self.schemes[name].group is None:
             groups = slice(-(-count // numbers.group))
@@ -135,7 +135,7 @@ class QuantizedWeights:
         if any(not _same(piece.order, first.order) for piece in grouped):
             raise CheckpointError(
                 f"{self._file(names[0])}: {', '.join(dict.fromkeys(names))} group the same inputs in different orders "
-                "(act order), which compiled kernels do not multiply by; set hardware.kernels to torch"
+                "(act order), which compiled kernels do not support; set hardware.kernels to torch"
             )
         zeros = None
         if isinstance(first, Int4Weight):
@@ -147,7 +147,7 @@ class QuantizedWeights:
 
     def _gptq(self, path: str, scheme: Scheme, rows: int, inputs: int) -> Numbers:
         read = self._weights.read
-        # [words of inputs, outputs]: the inputs of an output become neighbours first
+        # [words of inputs, outputs]: transposed first, so that the inputs of an output are contiguous
         values = _unpacked(read(f"{path}.qweight").T, scheme.bits)[:, :inputs]
         zeros = _unpacked(read(f"{path}.qzeros"), scheme.bits)[:, :rows].T.to(torch.int16) + scheme.zero_offset
         return self._numbers(path, scheme, values, read(f"{path}.scales").T, zeros, f"{path}.g_idx")
@@ -177,8 +177,9 @@ class QuantizedWeights:
     def _numbers(
         self, path: str, scheme: Scheme, values: Tensor, scales: Tensor, zeros: Tensor | None, index: str | None
     ) -> Numbers:
-        """values: [outputs, inputs] unsigned; scales, zeros: [outputs, groups]; index: the tensor with the group of
-        each input, where a checkpoint may have one."""
+        """Assemble the integers. values: [outputs, inputs] unsigned. scales, zeros: [outputs, groups]. index: name of
+        the
+        optional tensor with the group of each input."""
         middle = MIDDLE[scheme.bits]
         if zeros is not None and not scheme.zeros and bool((zeros == middle).all()):
             zeros = None
@@ -188,7 +189,7 @@ class QuantizedWeights:
             if zeros is not None:
                 raise CheckpointError(
                     f"{self._file(path)}: {path} has zero points other than {middle}, though its settings say that it "
-                    "is symmetric; 8 bits are served without"
+                    "is symmetric; 8 bits are supported without"
                 )
             return _eight((values.to(torch.int16) - middle).to(torch.int8), scales, scheme.group, order)
         group = scheme.group
@@ -200,7 +201,7 @@ class QuantizedWeights:
         return Int4Weight(values.contiguous(), scales.contiguous(), kept, group, order)
 
     def _order(self, path: str, scheme: Scheme, index: str, inputs: int) -> Tensor | None:
-        """Inputs in the order of their groups, [inputs] int32; None where they are neighbours, and for one group."""
+        """Return the inputs in group order, [inputs] int32; None if groups are contiguous or there is only one."""
         if scheme.group is None or index not in self._weights.tensors:
             return None
         groups = self._weights.read(index).long()
@@ -208,20 +209,21 @@ class QuantizedWeights:
         wanted = torch.arange(inputs) // scheme.group
         if not torch.equal(groups[order], wanted):
             raise CheckpointError(
-                f"{self._file(path)}: {index} does not put {scheme.group} inputs in each group, which is not served"
+                f"{self._file(path)}: {index} does not put {scheme.group} inputs in each group, which is not supported"
             )
         if torch.equal(groups, wanted):
             return None
         if not scheme.ordered:
             raise CheckpointError(
-                f"{self._file(path)}: {index} groups inputs that are no neighbours, but quantization_config says "
+                f"{self._file(path)}: {index} has groups that are not contiguous, but quantization_config says "
                 "desc_act: false; set it to true if the file is right"
             )
         return order.to(torch.int32)
 
     def _blocks(self, path: str, scheme: Scheme, rows: int, inputs: int) -> Numbers:
-        """Blocks of a scale in float16 and the numbers: Q4_0 has the first half of them in the low four bits of its
-        bytes, the second half in the high ones; Q8_0 has int8."""
+        """Read ggml blocks: a float16 scale and the integers. Q4_0 has the first half of them in the low four bits of
+        its
+        bytes and the second half in the high ones; Q8_0 has int8."""
         raw = self._weights.read(f"{path}.weight").view(rows, inputs // BLOCK, -1)
         scales = raw[:, :, :2].contiguous().view(torch.float16)[:, :, 0]
         body = raw[:, :, 2:]
@@ -232,7 +234,8 @@ class QuantizedWeights:
         return Int4Weight(_turned(values, scheme.heads), scales, None, BLOCK)
 
     def _restored(self, name: str) -> Tensor:
-        """A tensor of a GGUF file: a plain one in its own type, another by ggml's formulas in float32."""
+        """Return a tensor of a GGUF file: a plain one in its own type, others dequantized to float32 by ggml's
+        formulas."""
         info = self._weights.tensors[name]
         raw = self._weights.read(name)
         if raw.dtype != torch.uint8:
@@ -244,10 +247,10 @@ class QuantizedWeights:
         try:
             return torch.from_numpy(dequantize(rows, GGMLQuantizationType[info.dtype]))
         except (KeyError, NotImplementedError) as error:
-            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}, which gguf cannot restore") from error
+            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; gguf cannot dequantize it") from error
 
     def _turned_bias(self, name: str) -> Scheme | None:
-        """Biases of turned rows are turned with them."""
+        """Return the scheme of a bias whose rows are permuted like those of its weight."""
         scheme = self.schemes.get(name.removesuffix(".bias"))
         return replace(scheme, bits=0) if scheme is not None and scheme.heads and name.endswith(".bias") else None
 
@@ -263,7 +266,7 @@ class QuantizedWeights:
 def random_weights(
     model: Model, quantization: Quantization | None, dtype: torch.dtype, device: torch.device
 ) -> RandomWeights | QuantizedWeights:
-    """Random numbers in the form of the checkpoint where that is fp8, else plain ones."""
+    """Return random weights in the checkpoint's form if that is fp8, else plain ones."""
     schemes = {} if quantization is None else quantization.schemes
     eight = {path: scheme for path, scheme in schemes.items() if scheme.form == "fp8"}
     if not eight or quantization is None:
@@ -282,13 +285,13 @@ def _eight(values: Tensor, scales: Tensor, group: int | None, order: Tensor | No
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """[rows, words] int32 → [rows, 32 / bits numbers of each word, from the lowest bits on] uint8."""
+    """Unpack [rows, words] int32 to [rows, 32 / bits numbers per word, lowest bits first] uint8."""
     octets = words.contiguous().view(torch.uint8)
     return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), 2).flatten(1)
 
 
 def _turned(rows: Tensor, heads: int) -> Tensor:
-    """Rows of pairs back to the two halves of each head; heads 0: as they are."""
+    """Permute rows from interleaved pairs back to the two halves of each head; heads 0: unchanged."""
     if not heads:
         return rows
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()

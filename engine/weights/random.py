@@ -1,4 +1,4 @@
-"""Weights drawn by name, to measure a shape whose checkpoint is not at hand: its speed is real, its text is noise."""
+"""Random weights by tensor name, to measure the speed of a model shape without its checkpoint."""
 
 import math
 import zlib
@@ -9,8 +9,9 @@ from torch import Tensor
 
 
 class RandomWeights:
-    """Reads like `Weights`. A tensor is the same whenever it is read; norms and the scales of matrices in fp8 are 1,
-    matrices keep activations of order one. `device` may be `meta`: then nothing is drawn. fp8: tensors in e4m3."""
+    """Same interface as `Weights`. A tensor has the same values whenever it is read. Norms and fp8 scales are 1;
+    matrices
+    keep activations of order one. On device `meta`, tensors have no data. fp8: names of tensors in e4m3."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class RandomWeights:
         return self._matrix(name, shape)
 
     def release(self) -> None:
-        """Do nothing: the caller owns what was drawn."""
+        """Do nothing: the caller owns the tensors."""
 
     def _matrix(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if self._device.type == "meta":

@@ -1,7 +1,8 @@
-"""Where the pieces of a fused, divided matrix come from: slots, derived from the declaration of the projection.
+"""Origin of the pieces of a fused, divided matrix, derived from the declaration of the projection.
 
-The fused matrix has its sources' rows one after another. A rank holds its share of each of them (split "rows"), or of
-the inputs (split "inputs"); heads that are fewer than the ranks are held by several of them.
+The fused matrix contains the rows of its sources one after another. A rank has its share of the rows of each source
+(split "rows") or of the inputs (split "inputs"). If there are fewer heads than ranks, several ranks have copies of
+them.
 """
 
 from collections.abc import Callable
@@ -26,11 +27,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Slots:
-    """One rank's matrix: [rows, inputs], whose inputs start at `first_input` of the sources'."""
+    """One rank's matrix: [rows, inputs]."""
 
     pieces: tuple[Slot, ...]
     rows: int
-    first_input: int
+    first_input: int  # index of its first input in the sources
     inputs: int
 
 
@@ -47,7 +48,7 @@ def slots(part: Linear, world: World) -> Slots:
 
 
 def stored_dtype(read: Callable[[str], Tensor], path: str, matrix: Slots) -> torch.dtype:
-    """The type in which the checkpoint holds all sources of a weight; float32 if they differ."""
+    """Return the type in which the checkpoint stores all sources of a weight; float32 if they differ."""
     found = {read(_name(path, piece.source, "weight")).dtype for piece in matrix.pieces}
     return found.pop() if len(found) == 1 else torch.float32
 
@@ -59,13 +60,13 @@ def _name(path: str, source: str, suffix: str) -> str:
 def fused(
     read: Callable[[str], Tensor], path: str, suffix: str, matrix: Slots, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The rank's weight [rows, inputs] or bias [rows], cast, from its sources."""
+    """Return the rank's weight [rows, inputs] or bias [rows], converted from its sources."""
     shape = (matrix.rows, matrix.inputs) if suffix == "weight" else (matrix.rows,)
     return fill(torch.empty(shape, dtype=dtype, device=device), read, path, suffix, matrix)
 
 
 def fill(whole: Tensor, read: Callable[[str], Tensor], path: str, suffix: str, matrix: Slots) -> Tensor:
-    """The same where there is memory for it."""
+    """Fill `whole` with the rank's weight or bias."""
     for piece in matrix.pieces:
         source = read(_name(path, piece.source, suffix))
         source = source.narrow(0, piece.start, piece.rows)

@@ -1,1 +1,1 @@
-"""The worker: the table of running requests, and a step's plan turned into tokens on the device."""
+"""The worker: the request table, and execution of step plans on the device."""

@@ -1,4 +1,4 @@
-"""The tensors of one step, made from the request table in a few vectorised operations, with no loop over rows."""
+"""Build the input tensors of a step from the request table, with vectorised operations and no loop over rows."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.layers.batch import Batch, Entering
+from engine.layers.batch import Batch, EncoderInputs
 
 Integers = NDArray[np.integer]
 
@@ -27,16 +27,17 @@ def build_batch(
 ) -> Batch:
     """Row i computes positions [first[i], first[i] + count[i]) of the request in table slot slots[i]; count ≥ 1.
 
-    tokens: [table slots, positions], known ids; segments: [tokens] of the step; rope_lengths: [table slots]; tables:
-    per group [table slots, blocks]; sources: [table slots], how many tokens of each an encoder reads, or None where
-    there is none in front.
+    tokens: [table slots, positions], known ids. segments: [tokens] of the step. rope_lengths: [table slots]. tables:
+    per group [table slots, blocks]. sources: [table slots], length of the encoder input; None without an encoder.
     """
     count = np.asarray(count, np.int64)
     first = np.asarray(first, np.int64)
-    begins, entering = np.zeros_like(first), None
+    begins, encoder_inputs = np.zeros_like(first), None
     if sources is not None:
         begins = np.asarray(sources)[slots]
-        entering = _entering(np.asarray(slots)[first < begins], tokens, sources, tables, block_tokens, device)
+        encoder_inputs = _encoder_inputs(
+            np.asarray(slots)[first < begins], tokens, sources, tables, block_tokens, device
+        )
         count = first + count - np.maximum(first, begins)
         first = np.maximum(first, begins)
     ends = np.cumsum(count)
@@ -46,7 +47,7 @@ def build_batch(
     positions = np.arange(total) + (first - starts)[owner]
     slot = np.asarray(slots)[owner]
     lengths = first + count
-    # Tables are cut to the blocks that this step can touch: wider ones would only be copied.
+    # Tables are truncated to the blocks that this step can access, to copy less.
     width = -(-int(lengths.max()) // block_tokens) if total else 0
     block, offset = np.divmod(positions, block_tokens)
 
@@ -65,26 +66,26 @@ def build_batch(
         count=tuple(count.tolist()),
         segments=None if segments is None else tensor(segments),
         begins=None if sources is None else tuple(begins.tolist()),
-        entering=entering,
+        encoder_inputs=encoder_inputs,
     )
 
 
-def _entering(
+def _encoder_inputs(
     slots: Integers,
     tokens: Integers,
     sources: Integers,
     tables: Sequence[Integers],
     block_tokens: int,
     device: torch.device | str,
-) -> Entering | None:
-    """The whole sources of these requests."""
+) -> EncoderInputs | None:
+    """Return the complete encoder inputs of these requests."""
     if not len(slots):
         return None
     count = np.asarray(sources)[slots]
     slot = np.repeat(slots, count)
     positions = np.arange(len(slot)) - np.repeat(np.cumsum(count) - count, count)
     block, offset = np.divmod(positions, block_tokens)
-    return Entering(
+    return EncoderInputs(
         ids=_tensor(tokens[slot, positions], device),
         positions=_tensor(positions, device),
         slots=tuple(_tensor(table[slot, block].astype(np.int64) * block_tokens + offset, device) for table in tables),

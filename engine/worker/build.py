@@ -1,4 +1,4 @@
-"""From an EngineConfig to a Worker that is loaded, allocated and warm."""
+"""Build a Worker from an EngineConfig: load the model, allocate memory and warm up."""
 
 import errno
 import threading
@@ -29,7 +29,7 @@ from engine.weights.quantized import random_weights
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
-from engine.worker.memory import Meter, give_back, in_use, returned_at_once
+from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
 from engine.worker.pooled import PooledRunner
 from engine.worker.pooled_device import PooledDeviceRunner
 from engine.worker.rank_messages import Meeting
@@ -52,44 +52,46 @@ DTYPES = {
 }
 
 
-# Ranks wait for one another while they load, and one may read from a slower disk. Whether a rank hangs is seen by
-# engine.worker.watch, which ends it, and with it the waiting of the others.
+# Ranks wait for one another while they load, and one may read from a slower disk. engine.worker.watchdog detects a rank
+# that hangs and ends it, which also ends the wait of the others.
 MEETING_S = 3600.0
-LOGIT_ROWS = 64  # that ranks join at once; the room for more is asked for and, unless there are more, never touched
+LOGIT_ROWS = 64  # rows of logits that ranks gather at once; memory for them is reserved, but touched only if needed
 
 Progress = Callable[[str, float], None]
 Took = Callable[[str, Taken], None]
 
 
 def nothing(phase: str, taken: Taken) -> None:
-    """For those who do not ask what memory was taken."""
+    """Ignore the memory of a phase."""
 
 
 def build_worker(
     config: EngineConfig, progress: Progress, took: Took = nothing, ranks: Ranks | None = None
 ) -> Worker | RankedWorker:
-    """`progress(phase, 0…1)` is called as the start goes on, `took` with the memory of each phase at its end. `ranks`:
-    the others of a model that several processes share; they are ended where this one fails. Raises ConfigError,
-    CheckpointError or OutOfMemory, and what ended another rank."""
+    """Build the worker of rank 0.
+
+    progress(phase, 0…1) is called during the start, and took(phase, memory) at the end of each phase. ranks: the other
+    ranks of a model that several processes share; they are ended if this one fails. Raises ConfigError, CheckpointError
+    or OutOfMemory, or the error that ended another rank."""
     if ranks is None:
         return _build(config, 0, lambda checkpoint, device, team: SINGLE, progress, took)
     try:
-        progress = ranks.following(progress)
+        progress = ranks.track_progress(progress)
         progress("reading", 0.0)
         ranks.wait_imported()
-        own = _build(config, 0, partial(_join, config, 0, ranks.meeting, ranks.abandoned_by), progress, took)
+        own = _build(config, 0, partial(_join, config, 0, ranks.meeting, ranks.set_abandon), progress, took)
         progress("", 1.0)
         ranks.wait_built(own.blocks)
         return RankedWorker(own, ranks)
     except Exception as error:
-        # A collective that a rank left says only that its peer is gone.
-        found = ranks.explained(error) if isinstance(error, RuntimeError) else error
+        # The error of a collective says only that its peer is gone; `explained` finds the cause.
+        found = ranks.find_cause(error) if isinstance(error, RuntimeError) else error
         ranks.close()
         raise found from None if found is error else error
 
 
 def build_rank(config: EngineConfig, rank: int, meeting: Meeting, progress: Progress, took: Took = nothing) -> Worker:
-    """The worker of a rank other than the first. Raises as `build_worker` does."""
+    """Build the worker of another rank than rank 0. Raises the errors of `build_worker`."""
     progress("reading", 0.0)
     return _build(config, rank, partial(_join, config, rank, meeting, lambda abandon: None), progress, took)
 
@@ -98,29 +100,29 @@ def _join(
     config: EngineConfig,
     rank: int,
     meeting: Meeting,
-    abandoned_by: Callable[[Callable[[], None]], None],
+    set_abandon: Callable[[Callable[[], None]], None],
     checkpoint: Checkpoint,
     device: torch.device,
     team: Team | None,
 ) -> World:
-    """The world of all ranks; `abandoned_by` is told how those that wait in it can be let go."""
+    """Connect all ranks. `set_abandon` gets a callback that ends the wait for a rank that is gone."""
     if team is None:
         store = Path(meeting.file)
         join = partial(open_group, device, store, rank, config.tensor, ordered=config.invariant, timeout_s=MEETING_S)
-        return _unless_abandoned(join, abandoned_by) if device.type == "cpu" else join()
+        return _unless_abandoned(join, set_abandon) if device.type == "cpu" else join()
     world = open_shared(team.variant, meeting.memory, rank, config.tensor, _floats(config, checkpoint.model))
-    abandoned_by(world.meeting.abandon)
+    set_abandon(world.meeting.abandon)
     return world
 
 
-def _unless_abandoned(join: Callable[[], World], abandoned_by: Callable[[Callable[[], None]], None]) -> World:
-    """gloo waits for a rank that is gone as for one that has not come yet, so a thread waits that can be left."""
+def _unless_abandoned(join: Callable[[], World], set_abandon: Callable[[Callable[[], None]], None]) -> World:
+    """Run `join` in a thread, so that it can be abandoned: gloo would wait for a rank that has exited."""
     met: Future[World] = Future()
 
     def wait() -> None:
         try:
             world = join()
-        except Exception as error:  # raised where the world is wanted
+        except Exception as error:  # re-raised by met.result()
             with suppress(InvalidStateError):
                 met.set_exception(error)
         else:
@@ -132,12 +134,12 @@ def _unless_abandoned(join: Callable[[], World], abandoned_by: Callable[[Callabl
             met.set_exception(RuntimeError("a rank is gone"))
 
     threading.Thread(target=wait, name="meeting", daemon=True).start()
-    abandoned_by(abandon)
+    set_abandon(abandon)
     return met.result()
 
 
 def _floats(config: EngineConfig, model: Model) -> int:
-    """What a rank brings to a meeting at once: hidden states of the largest step, logits of many rows."""
+    """Return the size of the shared buffer per rank: hidden states of the largest step, or logits of many rows."""
     share = -(-model.embed.vocab // config.tensor)
     return max(config.max_step_tokens * model.embed.hidden, min(config.max_running, LOGIT_ROWS) * share)
 
@@ -153,7 +155,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
     seconds: dict[str, float] = {}
-    took("starting", in_use(device))
+    took("starting", memory_in_use(device))
     measured = partial(_measured, device=device, seconds=seconds, took=took)
     with measured("reading"):
         progress("reading", 0.0)
@@ -168,7 +170,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         ranks=world.size,
     )
     blocks = pool_blocks(config, form)
-    with measured("loading"), _memory_errors("the weights"), returned_at_once():
+    with measured("loading"), _memory_errors("the weights"), release_at_once():
         progress("loading", 0.0)
         text_model = TextModel(
             checkpoint.model,
@@ -183,7 +185,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             fp8=_fp8_products(config, device),
         )
         _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
-        give_back()
+        trim_heap()
         text_model.reserve(config.max_step_tokens, min(config.max_running, config.max_step_tokens))
     reserve = _reserve(config, form)
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner
@@ -212,7 +214,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
             runner = (HostRunner if text_model.pooler is None else PooledRunner)(text_model, form, pages, table)
         table_bytes = table.nbytes
-    held = {**text_model.held.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
+    held = {**text_model.memory_usage.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
     if reserve:
         held["self_test"] = pages[blocks:].nbytes
     if text_model.buffer_bytes:
@@ -223,8 +225,9 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         layout=form,
         blocks=blocks,
         held=held,
-        mapped=text_model.held.mapped,
-        # Beside a team of its own size torch would only take its cores away: what is left to torch is small.
+        mapped=text_model.memory_usage.mapped,
+        # Next to a team of compiled kernels, more torch threads would only take CPU time from it; torch has little
+        # work.
         threads=1 if team else config.threads,
         seconds=seconds,
         arithmetic=_arithmetic(config, device),
@@ -245,7 +248,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
 
 
 def _reserve(config: EngineConfig, form: Layout) -> int:
-    """Blocks for golden prompts, beside the pool: so no request has a block less for them."""
+    """Return the number of blocks for golden prompts. They are added to the pool, so requests have no fewer blocks."""
     if not config.self_test.prompts:
         return 0
     return form.blocks_of(ROOM_TOKENS)
@@ -269,8 +272,8 @@ def _arithmetic(config: EngineConfig, device: torch.device) -> Arithmetic:
 
 
 def pool_blocks(config: EngineConfig, form: Layout) -> int:
-    """Blocks of the KV pool, the null block among them. Raises OutOfMemory unless one request of `max_context` tokens
-    fits beside it."""
+    """Return the number of blocks of the KV pool, including the null block. Raises OutOfMemory if one request of
+    `max_context` tokens does not fit."""
     blocks = form.blocks(config.kv_bytes)
     needed = form.blocks_for(config.max_context, config.max_step_tokens) + 1
     if blocks < needed:
@@ -290,7 +293,7 @@ def _device(config: EngineConfig, rank: int) -> torch.device:
         raise ConfigError("device=cuda: no usable CUDA device here; set hardware.device to cpu, or run on a GPU host")
     index, count = config.gpu + rank, torch.cuda.device_count()
     if index >= count:
-        raise ConfigError(f"tensor={config.tensor}: rank {rank} computes on GPU {index}, and there are {count}")
+        raise ConfigError(f"tensor={config.tensor}: rank {rank} needs GPU {index}, and there are {count} GPUs")
     return torch.device("cuda", index)
 
 
@@ -325,13 +328,13 @@ def _check_kernels(config: EngineConfig) -> None:
         if config.invariant:
             raise ConfigError("invariant: torch's sums depend on the size of the batch; set kernels to triton")
     elif not installed():
-        raise ConfigError("kernels=triton: it is not installed; install the release that this torch asks for")
+        raise ConfigError("kernels=triton: triton is not installed; install the release that this torch requires")
     elif config.device != "cuda" and not interpreted():
-        raise ConfigError("kernels=triton: they are for a GPU; on a CPU they run with TRITON_INTERPRET=1, to be tested")
+        raise ConfigError("kernels=triton: they need a GPU; on a CPU they run only in tests, with TRITON_INTERPRET=1")
 
 
 def _fp8_products(config: EngineConfig, device: torch.device) -> Fp8Products | None:
-    """How Triton kernels multiply by weights in fp8 on this device; what is interpreted is as new as any."""
+    """Return how Triton kernels multiply by fp8 weights on this device. The interpreter supports everything."""
     if config.kernels != "triton":
         return None
     if device.type != "cuda":
@@ -376,7 +379,7 @@ def _measured(
 
 @contextmanager
 def _memory_errors(what: str) -> Iterator[None]:
-    """Turns an allocator's error into OutOfMemory."""
+    """Convert out-of-memory errors of allocators to OutOfMemory."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -386,7 +389,7 @@ def _memory_errors(what: str) -> Iterator[None]:
             raise
         raise _no_memory(what) from error
     except RuntimeError as error:
-        # the CPU allocator of torch has no class of its own for it
+        # torch's CPU allocator has no exception class of its own
         if "DefaultCPUAllocator" not in str(error):
             raise
         raise _no_memory(what) from error
@@ -394,5 +397,5 @@ def _memory_errors(what: str) -> Iterator[None]:
 
 def _no_memory(what: str) -> OutOfMemory:
     return OutOfMemory(
-        f"no memory for {what}: free some, lower hardware.kv_cache_memory, or set model.dtype to bfloat16"
+        f"not enough memory for {what}: free some, lower hardware.kv_cache_memory, or set model.dtype to bfloat16"
     )

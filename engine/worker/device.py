@@ -1,7 +1,8 @@
-"""A step on a GPU. The host is always ahead: it stages a plan's changes, launches the step and goes on to the next
-plan, and nobody waits for the device but who reads a result, one step later.
+"""A step on a GPU. The host runs ahead: it uploads a plan's changes, launches the step and continues with the next
+plan.
+Only the reader of a result waits for the device, one step later.
 
-Drawn tokens never come back to be sent again: the step that draws them writes them where the next one reads them.
+Sampled tokens are not sent back to the device: the step that samples them writes them where the next step reads them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +21,10 @@ from engine.sampling.device import DeviceSampler
 from engine.sampling.rows import Rows
 from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
-from engine.worker.digest import digest
 from engine.worker.graphs import Graphs, Recorder
+from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.results import Results
-from engine.worker.rows import Entering, PlanRows, behind_sources, plan_rows, step_result
+from engine.worker.rows import EncoderInputs, PlanRows, plan_rows, split_encoder_inputs, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.table import RequestTable
 from kernels.finite import FINITE_ROWS
@@ -37,7 +38,7 @@ class Outputs:
     hidden: Tensor  # [tokens, hidden]
     logits: Tensor | None  # [rows, vocab] fp32; None if a row has several tokens
     lengths: Tensor  # [rows] int32
-    bad: Tensor  # [rows] int32, 1 where a token is not finite
+    bad: Tensor  # [rows] int32, 1 if a hidden state of the row is not finite
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +58,7 @@ class Outputs:
 
 
 def shared_outputs(largest: Outputs) -> Outputs:
-    """Return empty buffers for outputs of up to so many rows."""
+    """Return empty buffers for the outputs of up to as many rows as `largest` has."""
     assert largest.logits is not None, "captured steps have logits of every row"
     return Outputs(*map(torch.empty_like, (largest.hidden, largest.logits, largest.lengths, largest.bad)))
 
@@ -73,7 +74,7 @@ class DeviceRunner:
         graph_sizes: Sequence[int] = (),
         recorder: Recorder | None = None,
     ) -> None:
-        """graph_sizes: of the decode steps that `capture` captures with `recorder`, if the device has one."""
+        """graph_sizes: rows of the decode steps that `capture` captures with `recorder`, if the device has one."""
         self._model, self._pages = model, pages
         self._host, self._table = table, device_table
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
@@ -82,16 +83,17 @@ class DeviceRunner:
         self._results = Results(pages.device)
         self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, recorder)
         self._shared: Outputs | None = (
-            None  # buffers of the largest graph, in which every captured step leaves its outputs
+            None  # buffers of the largest graph, to which every captured step copies its outputs
         )
 
     @torch.inference_mode()
     def capture(
         self, budget: int, world: World = SINGLE, progress: Callable[[float], None] = lambda fraction: None
     ) -> int:
-        """Capture decode steps in at most `budget` bytes and return the bytes taken, with the buffers of their outputs.
+        """Capture decode steps in at most `budget` bytes, including the buffers of their outputs. Return the bytes
+        used.
 
-        Ranks keep the sizes that all of them captured, so that they pad a step alike."""
+        Ranks keep the sizes that all of them captured, so that all pad a step to the same size."""
         if not self._graphs.captures:
             return 0
         self._shared = shared_outputs(self._decode(self._graphs.sizes[-1]))
@@ -102,15 +104,15 @@ class DeviceRunner:
 
     def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
         self._host.apply(plan)
-        rows, entering = plan_rows(plan), None
+        rows, encoder_inputs = plan_rows(plan), None
         if self._table.sources is not None:
-            rows, entering = behind_sources(rows, self._host.sources)
+            rows, encoder_inputs = split_encoder_inputs(rows, self._host.sources)
         self._upload.send(plan, rows, self._host.columns)
         if not len(rows.slots):
             return lambda: StepResult(plan.step, ())
         self._upload.check(plan)
         count = len(rows.slots)
-        out = self._forward(rows, entering)
+        out = self._forward(rows, encoder_inputs)
         slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
         if len(rows.sampling) < count or logits is None:
             at = indexes(rows.sampling, self._pages.device)
@@ -118,18 +120,18 @@ class DeviceRunner:
             last = indexes(np.cumsum(rows.count)[rows.sampling] - 1, self._pages.device)
             logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
         logits = logits[: len(slot)]
-        kept = (logits.float().clone(),) if plan.digested else ()  # sampling changes logits
+        kept = (logits.float().clone(),) if plan.digested else ()  # sampling modifies logits in place
         prepared = self._sampler.prepare(self._sampled_rows(rows, wait(masks)))
         drawn = prepared(logits, slot, lengths, self._table.tokens, self._table.columns)
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
-        # A captured step's own outputs are written again by the next one, maybe before they are copied.
+        # Copied, because the next captured step overwrites these outputs, possibly before they are read.
         arriving = self._results.fetch((out.bad[:count].clone(), drawn.found, *kept))
-        scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits, where somebody asks
+        scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits for the device, if requested
 
         def result() -> StepResult:
             bad, found, *digested = arriving.wait()
             failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE)
-            digests = [digest(row) for logits in digested for row in logits]
+            digests = [logit_fingerprint(row) for logits in digested for row in logits]
             return step_result(plan, rows, prepared.read(drawn, found), scored, failed, digests)
 
         return result
@@ -144,31 +146,33 @@ class DeviceRunner:
             self._pages.device,
         )
 
-    def _forward(self, rows: PlanRows, entering: Entering | None) -> Outputs:
+    def _forward(self, rows: PlanRows, encoder_inputs: EncoderInputs | None) -> Outputs:
         count = len(rows.slots)
         alone = bool((rows.count == 1).all())
-        steady = alone and (entering is None or not len(entering.slots))
+        steady = alone and (encoder_inputs is None or not len(encoder_inputs.slots))
         size = self._graphs.size_for(count) if steady else None
         if size is not None:
             return self._graphs.replay(size)
         singles, tokens = bool((rows.count == 1).any()), int(rows.count.sum())
-        return self._run(count, tokens, singles=singles, spans=not alone, entering=entering)
+        return self._run(count, tokens, singles=singles, spans=not alone, encoder_inputs=encoder_inputs)
 
     def _decode(self, size: int) -> Outputs:
-        """Run a step of this many rows of one token or none; if there are shared buffers, return its outputs there."""
+        """Run a step of this many rows with at most one token each. Return its outputs, in shared buffers if any."""
         outputs = self._run(size, size, singles=True, spans=False)
         return outputs if self._shared is None else outputs.copied_to(self._shared)
 
-    def _run(self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None) -> Outputs:
-        step = self._steps.step(rows, tokens, singles=singles, spans=spans, entering=entering)
+    def _run(
+        self, rows: int, tokens: int, *, singles: bool, spans: bool, encoder_inputs: EncoderInputs | None = None
+    ) -> Outputs:
+        step = self._steps.step(rows, tokens, singles=singles, spans=spans, encoder_inputs=encoder_inputs)
         found = None
-        if step.entering is not None:
-            # Here, as pages have zeros where keys and values are not finite.
-            found = FINITE_ROWS(self._model.read_sources(step.entering), step.entering.query_start)
+        if step.encoder_inputs is not None:
+            # Checked here, because non-finite keys and values are written to pages as zeros.
+            found = FINITE_ROWS(self._model.encode_inputs(step.encoder_inputs), step.encoder_inputs.query_start)
         hidden = self._model.forward(step)
         logits = None if spans else self._model.logits(hidden)
         bad = FINITE_ROWS(hidden, step.query_start)
-        if entering is not None and found is not None:
-            at = indexes(entering.rows, bad.device)
+        if encoder_inputs is not None and found is not None:
+            at = indexes(encoder_inputs.rows, bad.device)
             bad[at] = torch.maximum(bad[at], found)
         return Outputs(hidden, logits, step.lengths, bad)

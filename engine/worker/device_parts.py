@@ -1,4 +1,4 @@
-"""What a GPU's runner is put together from, and how much memory its largest step takes."""
+"""Components of a GPU's runner, and the memory that its largest step takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.api.config import EngineConfig
 from engine.api.messages import Pooling
 from engine.kv.layout import Layout, blocks_of
-from engine.layers.fused import DeviceStep, FusedModel, SourceReads
+from engine.layers.fused import CrossAttentionInputs, DeviceStep, FusedModel
 from engine.layers.fused_pooler import FusedPooler
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint
@@ -21,8 +21,8 @@ from engine.worker.graphs import recorder_of
 from engine.worker.pooled_device import PooledDeviceRunner
 from engine.worker.table import RequestTable
 
-SAMPLING_COPIES = 3  # of the logits, that sampling may hold beside them
-SPARE_BYTES = 256 * 2**20  # of the device's memory, left to what no allocator counts
+SAMPLING_COPIES = 3  # copies of the logits that sampling may allocate
+SPARE_BYTES = 256 * 2**20  # device memory left free for allocations outside of torch
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DeviceParts:
 
     @property
     def table_bytes(self) -> int:
-        """Of what the device keeps of requests beside their pages."""
+        """Size of the request table on the device, without pages."""
         return self.device_table.nbytes + (0 if self.pooler is None else self.pooler.nbytes)
 
     def runner(self, pages: Tensor, graph_sizes: Sequence[int] = ()) -> DeviceRunner | PooledDeviceRunner:
@@ -67,9 +67,10 @@ def device_parts(
 
 
 def measured_pool(config: EngineConfig, text_model: TextModel, parts: DeviceParts, reserve: int = 0) -> int:
-    """Bytes that the KV pool may take: what the plan gave to the whole engine, less what weights and the largest step
-    were measured to take and what graphs may take; never more than the plan's own pool, nor than is free. `reserve`:
-    blocks that there are beside the pool."""
+    """Return the bytes for the KV pool: the planned memory of the engine minus the measured memory of weights and the
+    largest step and the limit of graphs. At most the planned pool and the free memory.
+
+    reserve: blocks in addition to the pool."""
     device = text_model.device
     step = step_bytes(parts, config.max_step_tokens, config.max_context, text_model.dtype)
     torch.cuda.empty_cache()
@@ -82,20 +83,20 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
 
 @torch.inference_mode()
 def step_bytes(parts: DeviceParts, tokens: int, longest: int, dtype: torch.dtype) -> int:
-    """The most that a step of so many tokens, of prompts of at most `longest`, takes beside weights and pages, measured
-    by making one, with logits for as many rows as a step can have, or with numbers of every token where the model
-    pools."""
+    """Measure the memory of a step of this many tokens, with prompts of at most `longest`, besides weights and pages.
+
+    The step has logits for as many rows as possible, or the vectors of every token of a pooling model."""
     memory = parts.device_table.memory
     pages = make_pages(parts.layout, 1, dtype if parts.layout.element_bytes > 1 else torch.float8_e4m3fn, memory.device)
     torch.cuda.reset_peak_memory_stats(memory.device)
     before = torch.cuda.memory_allocated(memory.device)
     step = largest_step(parts, pages, tokens, longest)
-    if step.entering is not None:
-        parts.model.read_sources(step.entering)
+    if step.encoder_inputs is not None:
+        parts.model.encode_inputs(step.encoder_inputs)
     hidden = parts.model.forward(step)
     if parts.pooler is not None:
         pooled = parts.pooler.finish(hidden.float(), Pooling("token_embed"))
-        # those of the step before are still on their way
+        # The vectors of the previous step may still be in the process of being copied.
         return torch.cuda.max_memory_allocated(memory.device) - before + pooled.nbytes
     rows = min(tokens, parts.device_table.tokens.shape[0])
     logits = parts.model.logits(hidden[:rows])
@@ -104,20 +105,20 @@ def step_bytes(parts: DeviceParts, tokens: int, longest: int, dtype: torch.dtype
 
 
 def largest_step(parts: DeviceParts, pages: Tensor, tokens: int, longest: int) -> DeviceStep:
-    """What takes the most of steps of so many tokens: prompts of at most `longest`, in as few rows as that makes. Where
-    there is an encoder in front, so many tokens of a source and then so many of a decoder, one of which a step may
-    have; all at position 0, as there are rows for fewer positions than tokens."""
+    """Return the step of this many tokens that takes the most memory: prompts of at most `longest`, in as few rows as
+    possible. For an encoder-decoder model: this many encoder tokens, then this many decoder tokens, all at position 0,
+    because the position table may be shorter."""
     if parts.model.encoder is None:
         return _prompts(parts.layout, pages, tokens, longest)
     step = _prompts(parts.layout, pages, tokens, tokens)
     zeros = torch.zeros_like(step.ids)
     each = torch.arange(tokens + 1, dtype=torch.int32, device=pages.device)
-    step = replace(step, positions=zeros, sources=SourceReads(zeros[:1], zeros, each, zeros + 1))
-    return replace(step, entering=replace(step, sources=None, singles=False, spans=False))
+    step = replace(step, positions=zeros, cross_attention=CrossAttentionInputs(zeros[:1], zeros, each, zeros + 1))
+    return replace(step, encoder_inputs=replace(step, cross_attention=None, singles=False, spans=False))
 
 
 def _prompts(layout: Layout, pages: Tensor, tokens: int, longest: int) -> DeviceStep:
-    """Prompts whose keys go nowhere and which read the null block."""
+    """Return a step of prompts that read the null block and write no keys."""
     starts = [*range(0, tokens, longest), tokens]
 
     def integers(values: Sequence[int]) -> Tensor:

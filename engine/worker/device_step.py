@@ -1,4 +1,4 @@
-"""A step's tensors, made on the device from the request table and the rows that were staged."""
+"""Build a step's tensors on the device from the request table and the uploaded rows."""
 
 from dataclasses import dataclass, replace
 
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from engine.kv.layout import Layout
-from engine.layers.fused import DeviceStep, SourceReads
+from engine.layers.fused import CrossAttentionInputs, DeviceStep
 from engine.worker.device_table import DeviceTable, StepUpload, aligned
-from engine.worker.rows import Entering
+from engine.worker.rows import EncoderInputs
 from kernels.step_inputs import STEP_INPUTS
 from kernels.step_segments import STEP_SEGMENTS
 from kernels.step_sources import STEP_SOURCES
@@ -23,10 +23,11 @@ class StagedSteps:
     pages: Tensor
 
     def step(
-        self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None
+        self, rows: int, tokens: int, *, singles: bool, spans: bool, encoder_inputs: EncoderInputs | None = None
     ) -> DeviceStep:
-        """Of the first so many rows that `upload` holds, with so many tokens, padding among them. entering: the
-        sources that it reads, of an encoder-decoder model."""
+        """Build the step from the first `rows` rows in `upload`. `tokens` includes padding. entering: encoder inputs
+        that
+        the step reads (encoder-decoder)."""
         table, upload = self.table, self.upload
         slot, first, query_start = upload.slot[:rows], upload.first[:rows], upload.query_start[: rows + 1]
         step = self._step(slot, first, query_start, tokens, singles=singles, spans=spans)
@@ -34,16 +35,21 @@ class StagedSteps:
             return step
         begins, positions, *each = STEP_SOURCES(table.sources, step.positions, slot, query_start)
         slots, lengths, starts = each
-        read = None if entering is None or not len(entering.slots) else self._sources(entering)
-        return replace(step, positions=positions, sources=SourceReads(begins, slots, starts, lengths), entering=read)
+        read = None if encoder_inputs is None or not len(encoder_inputs.slots) else self._sources(encoder_inputs)
+        return replace(
+            step,
+            positions=positions,
+            cross_attention=CrossAttentionInputs(begins, slots, starts, lengths),
+            encoder_inputs=read,
+        )
 
-    def _sources(self, entering: Entering) -> DeviceStep:
-        """Rows that are sources. The host knows them, and does not wait until the device does."""
-        rows = len(entering.slots)
+    def _sources(self, encoder_inputs: EncoderInputs) -> DeviceStep:
+        """Build the step of the encoder inputs. Its rows are uploaded separately, without waiting for the device."""
+        rows = len(encoder_inputs.slots)
         head = np.zeros((3, aligned(rows + 1)), np.int32)
-        head[0, :rows], head[2, 1 : rows + 1] = entering.slots, np.cumsum(entering.count)
+        head[0, :rows], head[2, 1 : rows + 1] = encoder_inputs.slots, np.cumsum(encoder_inputs.count)
         slot, first, query_start = torch.from_numpy(head).to(self.pages.device, non_blocking=True).unbind()
-        tokens = int(entering.count.sum())
+        tokens = int(encoder_inputs.count.sum())
         return self._step(slot[:rows], first[:rows], query_start[: rows + 1], tokens, singles=False, spans=False)
 
     def _step(
@@ -80,5 +86,5 @@ class StagedSteps:
 
 
 def indexes(values: np.ndarray, device: torch.device) -> Tensor:
-    """[n] int64 on the device, in the order of its work; the host does not wait."""
+    """Return [n] int64 on the device, in stream order; the host does not wait."""
     return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(device, non_blocking=True)

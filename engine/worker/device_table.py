@@ -1,8 +1,8 @@
-"""What a device keeps of each running request, by slot, and how a plan changes it: one upload a step.
+"""The request table on a device, by slot, and its changes by a plan: one upload per step.
 
-One range of 32-bit words holds all columns, so that any change is a run of words at a place. The host writes the rows
-of a step and the runs of its changes into pinned memory; one copy brings them over and one kernel puts them in place.
-What was staged takes effect there and not before; a step that forgets to stage its changes is refused.
+All columns are in one range of 32-bit words, so that every change is a run of words at an offset. The host writes the
+rows of a step and the runs of its changes to pinned memory; one copy transfers them and one kernel applies them. A step
+that has not uploaded its changes is refused.
 """
 
 from collections.abc import Iterator
@@ -19,18 +19,22 @@ from engine.worker.rows import PlanRows
 from kernels.sampling.columns import FIELDS, DeviceColumns
 from kernels.step_inputs import STAGED_WRITES
 
-_ALIGNED = 32  # words: columns begin at multiples of 128 bytes
-_IN_FLIGHT = 4  # uploads whose memory is not written again before they are done
-_RUN = 3  # words that describe a run: place, length, where its words stand
+_ALIGNED = 32  # words: columns start at multiples of 128 bytes
+_IN_FLIGHT = 4  # number of host buffers, each of which is reused only after its upload has finished
+_RUN = 3  # words that describe a run: offset in the table, length, offset of its words in the upload
 
-Run = tuple[int, np.ndarray]  # place in the table's memory, words
+Run = tuple[int, np.ndarray]  # (offset in the table's memory, words)
 
 
 class DeviceTable:
-    """`tokens`: [slots, max_context + 1] ids; `tables`: [groups, slots, blocks]; `rope_lengths`: [slots]; `columns`:
-    sampling; `segments`: [slots, segments - 1], where those but the first begin, None for a model without rows for
-    them; `sources`: [slots], tokens that an encoder reads, None for a model without one in front. All int32 or bit-cast
-    from it, for the life of the engine at one place."""
+    """Columns of all slots, int32 or bit-cast to it. Their addresses never change.
+
+    tokens: [slots, max_context + 1] ids.
+    tables: [groups, slots, blocks].
+    rope_lengths: [slots].
+    columns: sampling parameters.
+    segments: [slots, segments - 1], first positions of all segments but the first; None without segment embeddings.
+    sources: [slots], length of the encoder input; None without an encoder."""
 
     def __init__(
         self,
@@ -42,8 +46,8 @@ class DeviceTable:
         segments: int = 0,
         sourced: bool = False,
     ) -> None:
-        """segments: for which the model has a row each. sourced: there is an encoder in front."""
-        # one more than a request can have: a step planned before its request turned out to be full still writes there
+        """segments: number of segment embeddings of the model. sourced: encoder-decoder model."""
+        # One more than a request can have: a step may be planned before the request is known to be complete.
         width = aligned(max_context + 1)
         blocks = aligned(blocks_of(max_context + 1, layout.block_tokens))
         groups = len(layout.groups)
@@ -69,7 +73,7 @@ class DeviceTable:
         return self.memory.nbytes
 
     def changes(self, plan: StepPlan, columns: Columns | None) -> Iterator[Run]:
-        """What this plan changes, `columns` knowing its new requests already; None where nothing is drawn."""
+        """Yield the changes of a plan. `columns` has its new requests already; None for a pooling model."""
         token_start, table_start, rope_start, field_start, segment_start, source_start = self._starts[:6]
         begins = 0 if self.segments is None else self.segments.shape[1]
         for new in plan.new:
@@ -95,16 +99,16 @@ class DeviceTable:
 
 
 class StepUpload:
-    """The rows of a step at one place on the device, which a captured graph reads, and the way there.
+    """The rows of a step at a fixed address on the device, which captured graphs read, and their upload.
 
-    `slot`, `first`: [rows] int32; `query_start`: [rows + 1] int32, for as many rows as a step can have."""
+    slot, first: [rows] int32. query_start: [rows + 1] int32. All have the maximum number of rows of a step."""
 
     def __init__(self, table: DeviceTable, rows: int) -> None:
         self._table = table
         self._rows = aligned(rows + 1)
         self._head = 3 * self._rows
         device = table.memory.device
-        # room for the longest request and everything small
+        # Room for the longest request and everything small.
         self._capacity = self._head + aligned(table.tokens.shape[1] + 64 * rows + 4096)
         pinned = device.type == "cuda"
         self._hosts = [torch.zeros(self._capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(_IN_FLIGHT)]
@@ -115,7 +119,7 @@ class StepUpload:
         self._staged = -1
 
     def send(self, plan: StepPlan, rows: PlanRows, columns: Columns | None) -> None:
-        """Puts the plan's changes in place and its rows where a step reads them."""
+        """Upload the rows and apply the plan's changes to the table."""
         runs = list(self._table.changes(plan, columns))
         head = self._packed_rows(rows)
         at = 0
@@ -134,14 +138,14 @@ class StepUpload:
         self._staged = plan.step
 
     def check(self, plan: StepPlan) -> None:
-        assert self._staged == plan.step, f"step {plan.step} runs on what step {self._staged} staged"
+        assert self._staged == plan.step, f"step {plan.step} runs, but the last upload was for step {self._staged}"
 
     @property
     def _runs(self) -> Tensor:
         return self.memory[self._head :]
 
     def _packed_rows(self, rows: PlanRows) -> np.ndarray:
-        """Rows behind the plan's have no tokens, on slot 0."""
+        """Return the rows as words. Rows beyond the plan's have no tokens and slot 0."""
         head = np.zeros((3, self._rows), np.int32)
         count = len(rows.slots)
         head[0, :count], head[1, :count] = rows.slots, rows.first
@@ -153,11 +157,11 @@ class StepUpload:
     def _next(self) -> Tensor:
         self._turn = (self._turn + 1) % _IN_FLIGHT
         if self._free is not None:
-            self._free[self._turn].synchronize()  # done long ago, unless four uploads are on their way
+            self._free[self._turn].synchronize()  # returns at once, unless four uploads are in flight
         return self._hosts[self._turn]
 
     def _pack(self, words: np.ndarray, runs: list[Run], at: int) -> tuple[int, int, int]:
-        """Writes as many of the runs from `at` on as fit: their number, the next one, and the words in use."""
+        """Write as many runs as fit, beginning with `at`. Return their number, the next run, and the words used."""
         room, chosen = self._capacity - self._head, at
         size = 0
         while chosen < len(runs) and size + _RUN + len(runs[chosen][1]) <= room:
@@ -175,8 +179,8 @@ class StepUpload:
 
 
 def _begins(segments: tuple[int, ...], count: int) -> np.ndarray:
-    """First positions of the segments behind the first, of so many tokens each; of those that are not there, one that
-    no prompt has."""
+    """Return the first positions of all segments but the first, given their lengths. Missing segments get a position
+    that no prompt has."""
     found = np.full(count, np.iinfo(np.int32).max, np.int32)
     starts = np.cumsum(segments[:-1], dtype=np.int32)
     found[: len(starts)] = starts
@@ -184,5 +188,5 @@ def _begins(segments: tuple[int, ...], count: int) -> np.ndarray:
 
 
 def aligned(count: int) -> int:
-    """So many words, or as many more that what follows is aligned too."""
+    """Round up to a multiple of the alignment."""
     return -(-count // _ALIGNED) * _ALIGNED

@@ -1,12 +1,13 @@
-"""Decode steps captured once as CUDA graphs for a ladder of sizes, so that a step is one call whatever it launches.
+"""Decode steps captured as CUDA graphs for a ladder of sizes, so that a step is a single launch.
 
-A step of n rows is replayed in the smallest captured size that holds it, with empty rows as padding. Larger steps,
-steps in which a row has several tokens, and steps that would be mostly padding are launched kernel by kernel. The
-graphs read the rows of the step where `StepUpload` writes them.
+A step of n rows is replayed in the smallest captured size of at least n, padded with empty rows. Larger steps, steps
+with several tokens in a row, and steps that would be mostly padding are launched kernel by kernel. Graphs read the rows
+of a step from the buffers of `StepUpload`.
 
-All sizes use one memory pool. A graph must therefore return its results in buffers outside of the pool that all sizes
-share: results that stay in the pool are kept for each size, and the logits of a ladder of 35 sizes with a vocabulary of
-128k take 2.3 GB.
+All sizes use one memory pool. A graph must therefore return its results in buffers outside of the pool, which all sizes
+share. Results in the pool would be kept for each size: the logits of a ladder of 35 sizes with a vocabulary of 128k
+take
+2.3 GB.
 """
 
 from bisect import bisect_left
@@ -26,13 +27,13 @@ class Recorder(Protocol):
     """Captures launches in one memory pool: a GPU, or a simulated one in tests."""
 
     def reserved(self) -> int:
-        """Return the bytes that the allocator holds, after it returned those that nothing uses."""
+        """Return the bytes reserved by the allocator, after it has released unused ones."""
 
     def record(self, launches: Callable[[], T]) -> tuple[Replay, T]:
-        """Capture the launches; return what replays them, and their result."""
+        """Capture the launches. Return a function that replays them, and their result."""
 
     def reset(self) -> None:
-        """Start a new pool. No graph of the old one may be in use."""
+        """Start a new pool. No graph of the old pool may be in use."""
 
 
 class CudaRecorder:
@@ -43,15 +44,15 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def reserved(self) -> int:
-        # A capture returns unused memory by itself, so a base that was read before would be too high.
+        # A capture releases unused memory by itself, so a baseline without this would be too high.
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self._device)
 
     def record(self, launches: Callable[[], T]) -> tuple[Replay, T]:
-        launches()  # what libraries set up on first use is no part of a graph
+        launches()  # one-time initialisation of libraries must not be captured
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        # thread_local: nccl's watchdog thread queries its events meanwhile
+        # thread_local: nccl's watchdog thread queries its events during the capture
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = launches()
         return graph.replay, outputs
@@ -61,7 +62,7 @@ class CudaRecorder:
 
 
 def recorder_of(device: torch.device) -> Recorder | None:
-    """Return what captures graphs on the device, or None if it has none."""
+    """Return the recorder for the device, or None if graphs are not supported."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 
@@ -69,7 +70,7 @@ class Graphs(Generic[T]):
     """Captured decode steps by size.
 
     `run(size)` launches a padded step of `size` rows and returns its outputs in buffers that all sizes share; a replay
-    fills them again. Without a recorder every size is run."""
+    overwrites them. Without a recorder, every step is run."""
 
     def __init__(self, sizes: Sequence[int], run: Callable[[int], T], recorder: Recorder | None) -> None:
         wrong = [size for size in sizes if size < 1]
@@ -80,10 +81,10 @@ class Graphs(Generic[T]):
         self._captured: dict[int, tuple[Replay, T]] = {}
 
     def capture(self, budget: int, progress: Callable[[float], None] = lambda fraction: None) -> int:
-        """Capture every size and return the bytes taken.
+        """Capture every size and return the bytes used.
 
-        The largest size is captured first, because the smaller ones fit into its memory. Sizes with which more than
-        `budget` bytes would be in use are left out."""
+        The largest size is captured first, because smaller ones fit into its memory. Sizes that would exceed `budget`
+        are left out."""
         recorder = self._recorder
         if recorder is None:
             return 0
@@ -107,12 +108,12 @@ class Graphs(Generic[T]):
 
     @property
     def captures(self) -> bool:
-        """Whether `capture` captures anything."""
+        """True if `capture` has sizes to capture and a recorder."""
         return self._recorder is not None and bool(self.sizes)
 
     @property
     def has(self) -> list[bool]:
-        """For each size that was asked for, in ascending order, whether it was captured."""
+        """For each requested size, in ascending order, whether it was captured."""
         return [size in self.sizes for size in self._wanted]
 
     def keep(self, which: Sequence[bool]) -> None:
@@ -121,8 +122,9 @@ class Graphs(Generic[T]):
         self._captured = {size: one for size, one in self._captured.items() if size in self.sizes}
 
     def size_for(self, rows: int) -> int | None:
-        """Return the smallest size that holds so many rows, or None if there is none or more than PADDING_ROWS and
-        PADDING_SHARE of it would be padding: one row in a graph of 240 is slower than its launches."""
+        """Return the smallest captured size of at least `rows`. None if there is no such size, or if more than
+        PADDING_ROWS and PADDING_SHARE of it would be padding: a graph of 240 is slower for one row than its
+        launches."""
         at = bisect_left(self.sizes, rows)
         if at == len(self.sizes):
             return None

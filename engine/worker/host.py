@@ -1,4 +1,4 @@
-"""A step on a CPU, or op by op with torch anywhere: table, batch, model, sampling, result, one after another."""
+"""A step on a CPU, or with torch on any device: table, batch, model, sampling and result, one after another."""
 
 import math
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
 from engine.worker.batch import build_batch
-from engine.worker.digest import digest
+from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.rows import PlanRows, plan_rows, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.table import RequestTable
 
 
 class HostRunner:
-    """Everything that a step needs is known on the host, the tokens that were drawn before it too."""
+    """Runs steps synchronously. The host knows all inputs, including tokens that were just sampled."""
 
     def __init__(self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable) -> None:
         self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
@@ -43,10 +43,13 @@ class HostRunner:
         failed = rows_not_finite(hidden, batch)
         at = torch.from_numpy(rows.sampling).to(hidden.device)
         logits = self._text_model.logits(hidden[batch.last[at]])
-        digests = [digest(row) for row in logits.cpu().numpy()] if plan.digested else []  # sampling changes logits
+        digests = (
+            [logit_fingerprint(row) for row in logits.cpu().numpy()] if plan.digested else []
+        )  # before sampling, which modifies logits in place
         sampled = Prepared(self._sampled_rows(rows, wait(masks)), self._noise).finish(logits)
         self._table.write(rows.slots[rows.sampling], rows.ends[rows.sampling], np.array(sampled.ids, np.int64))
-        # No more positions than requests: the logits of those are planned, and compiled kernels have room for them.
+        # At most as many positions as requests: logits for these are planned, and compiled kernels have buffers for
+        # them.
         at_once = len(self._table.columns.seed)
         scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team, at_once)
         return step_result(plan, rows, sampled, scored, failed, digests)
@@ -77,8 +80,8 @@ class HostRunner:
 
 
 def rows_not_finite(hidden: Tensor, batch: Batch) -> dict[int, str]:
-    """Rows of which some position came out as NaN or infinity, a chunk that draws no token among them."""
-    if math.isfinite(hidden.sum()):  # one small operation where, as always, all of them are
+    """Return rows with a NaN or infinity at some position, including chunks that sample no token."""
+    if math.isfinite(hidden.sum()):  # one cheap operation in the usual case
         return {}
     finite = hidden.isfinite().all(1)
     bad = torch.searchsorted(batch.query_start, (~finite).nonzero()[:, 0], right=True) - 1

@@ -1,8 +1,9 @@
-"""What a piece of code takes of a device's memory, measured and not computed.
+"""Measure the device memory that a piece of code takes.
 
-On a GPU the counters of torch's allocator. On a CPU what the kernel counts for the process (proc(5), status): kept is
-its own memory, RssAnon + RssShmem, for pages of a mapped file are dropped when room is needed; the peak is VmHWM, which
-has them. Memory that was asked for and never written to counts nowhere.
+On a GPU these are the counters of torch's allocator. On a CPU they are the kernel's counters of the process (proc(5),
+status): the kept memory is anonymous and shared memory, RssAnon + RssShmem, because pages of mapped files are dropped
+when memory is short; the peak is VmHWM, which includes them. Memory that was allocated but never written to is not
+counted.
 """
 
 import contextlib
@@ -24,8 +25,8 @@ _MOST_BYTES = 32 << 20
 
 
 class Meter:
-    """`with Meter(device) as meter: …` fills `meter.taken`. Counts the whole process: what other threads allocate
-    meanwhile is in it. Not to be nested: an inner one sets the peak back."""
+    """`with Meter(device) as meter: …` sets `meter.taken`. Counts the entire process, including allocations of other
+    threads. Must not be nested, because the inner meter resets the peak."""
 
     taken: Taken
 
@@ -42,17 +43,18 @@ class Meter:
     ) -> None:
         own, everything, high = _counters(self._device)
         if high <= self._high:
-            high = self._all  # an old peak that still stands says nothing about this code
+            high = self._all  # the peak is older than this code
         kept = own - self._own
         self.taken = Taken(str(self._device), kept, max(kept, max(high, everything) - self._all))
 
 
 @contextlib.contextmanager
-def returned_at_once() -> Iterator[None]:
-    """Within, memory of a matrix goes back to the system when it is freed. glibc by itself raises its threshold to the
-    largest piece that was freed, and keeps twice as much: the most that loading takes would differ from start to start
-    by half a model of 40 MB. Afterwards the threshold is where glibc's own rises to at most, as steps free and take the
-    same sizes again and again. Other libraries than glibc have no such option."""
+def release_at_once() -> Iterator[None]:
+    """Return freed matrices to the system at once within this context.
+
+    By default, glibc raises its mmap threshold to the largest freed size and keeps twice as much. The peak of loading
+    would then vary between starts, by half of a model of 40 MB. Afterwards the threshold is set to glibc's maximum,
+    because steps free and allocate the same sizes repeatedly. Other C libraries have no such option."""
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is None:
         yield
@@ -65,22 +67,22 @@ def returned_at_once() -> Iterator[None]:
         option(_TRIM_THRESHOLD, 2 * _MOST_BYTES)
 
 
-def give_back() -> None:
-    """Returns to the system what the C library keeps of freed memory: after a model of 84 million parameters is loaded
-    these are 25 to 70 MiB. Other libraries than glibc keep nothing worth mentioning."""
+def trim_heap() -> None:
+    """Return memory that the C library has kept after it was freed to the system: 25 to 70 MiB after loading a model of
+    84 million parameters. C libraries other than glibc keep little."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def in_use(device: torch.device) -> Taken:
-    """What the process has of the device until now."""
+def memory_in_use(device: torch.device) -> Taken:
+    """Return the current memory of the process on the device."""
     own, everything, _ = _counters(device)
     return Taken(str(device), own, everything)
 
 
 def _counters(device: torch.device) -> tuple[int, int, int]:
-    """Bytes of its own; with mapped files; the most of the latter since the peak was set back."""
+    """Return (own bytes, bytes with mapped files, peak of the latter since the last reset)."""
     if device.type == "cuda":
         allocated = torch.cuda.memory_allocated(device)
         return allocated, allocated, torch.cuda.max_memory_allocated(device)
@@ -93,5 +95,5 @@ def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with contextlib.suppress(OSError):  # a sandbox without it: then a peak below an older one is not seen
+    with contextlib.suppress(OSError):  # not available in some sandboxes; then only new maxima of the process are seen
         _CLEAR.write_text(_RESET_PEAK)

@@ -1,4 +1,4 @@
-"""A step of a model that pools: nothing is drawn, and a prompt that is complete becomes numbers."""
+"""A step of a pooling model: no tokens are sampled, and a complete prompt is pooled to a vector."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass
 class Open:
-    """A prompt that is being computed."""
+    """A partially computed prompt."""
 
     pooling: Pooling
     tokens: int
@@ -32,10 +32,10 @@ class Open:
 
 
 class PooledRunner:
-    """As HostRunner; what was gathered of a prompt is kept by its slot."""
+    """Runs steps synchronously, like HostRunner. The state of partially computed prompts is kept by slot."""
 
     def __init__(self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable) -> None:
-        assert text_model.pooler is not None, "this is for models that pool"
+        assert text_model.pooler is not None, "only for pooling models"
         self._text_model, self._pooler = text_model, text_model.pooler
         self._layout, self._pages, self._table = layout, pages, table
         self._has_segments = text_model.model.embed.segments is not None
@@ -77,7 +77,7 @@ class PooledRunner:
         )
 
     def _segments(self, rows: PlanRows) -> np.ndarray:
-        """Of each token of the step. Where there are several, a prompt is computed as a whole."""
+        """Return the segment of each token of the step. A model with segments computes each prompt in one step."""
         pieces = []
         for slot, count in zip(rows.slots.tolist(), rows.count.tolist(), strict=True):
             segments = self._open[slot].segments
@@ -86,11 +86,11 @@ class PooledRunner:
 
 
 def follow(plan: StepPlan, prompts: dict[int, T], opened: Callable[[NewRow, Pooling], T]) -> None:
-    """Prompts that are being computed, by slot, as this plan changes them."""
+    """Update the prompts that are being computed, by slot, for this plan."""
     for slot in plan.dropped:
         prompts.pop(slot, None)
     for new in plan.new:
-        assert new.pooling is not None, "the scheduler admits no other request to a model that pools"
+        assert new.pooling is not None, "the scheduler admits only pooling requests for a pooling model"
         prompts[new.slot] = opened(new, new.pooling)
 
 

@@ -1,8 +1,7 @@
-"""A step on a GPU of a model that pools: the host is ahead as in device.py, and nobody waits for the device but who
-reads a result, one step later.
+"""A step of a pooling model on a GPU. As in device.py, the host runs ahead and only the reader of a result waits.
 
-Rows that want the same are finished together: vectors of the prompts that this step completes, and the numbers of each
-token of the others, which are kept on the host until their prompt is complete.
+Rows with the same parameters are finished together: vectors of prompts that this step completes, and vectors of single
+tokens, which are kept on the host until their prompt is complete.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +28,10 @@ from kernels.finite import FINITE_ROWS
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of one of the tensors that are on their way."""
+    """Rows of one of the tensors that are being copied to the host."""
 
     arriving: Arriving
-    number: int
+    number: int  # index of the tensor
     rows: slice
 
     def read(self) -> np.ndarray:
@@ -41,20 +40,20 @@ class Piece:
 
 @dataclass
 class Open:
-    """A prompt that is being computed. `pieces`: the numbers of its tokens so far, where each is asked for."""
+    """A partially computed prompt."""
 
     pooling: Pooling
     tokens: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)  # vectors of its tokens so far, for per-token tasks
 
     @property
-    def wants(self) -> "Wanted":
+    def key(self) -> "PoolingKey":
         asked = self.pooling
-        return Wanted(asked.task in OF_EACH_TOKEN, asked.dimensions, asked.activate is not False)
+        return PoolingKey(asked.task in OF_EACH_TOKEN, asked.dimensions, asked.activate is not False)
 
 
-class Wanted(NamedTuple):
-    """What rows must share to be finished together."""
+class PoolingKey(NamedTuple):
+    """Parameters that rows must share to be finished together."""
 
     of_each_token: bool
     dimensions: int | None
@@ -62,13 +61,12 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Alike:
-    """Rows of a step that want the same: of vectors those that complete their prompt, of tokens all. `counts`: of what
-    is finished for each of them, one vector or its tokens of this step."""
+class RowGroup:
+    """Rows of a step with the same parameters: those that complete their prompt, or all rows for per-token tasks."""
 
-    wanted: Wanted
+    key: PoolingKey
     rows: np.ndarray
-    counts: np.ndarray
+    counts: np.ndarray  # number of vectors of each row: 1, or its tokens of this step
 
 
 class PooledDeviceRunner:
@@ -94,10 +92,10 @@ class PooledDeviceRunner:
         )
         hidden = self._model.forward(step)
         prompts = [self._open[slot] for slot in rows.slots.tolist()]
-        alike = _alike(prompts, rows)
-        finished = self._finished(alike, prompts, rows, step, hidden)
+        groups = _group_rows(prompts, rows)
+        finished = self._finished(groups, prompts, rows, step, hidden)
         arriving = self._results.fetch((FINITE_ROWS(hidden, step.query_start), *finished))
-        found = _found(alike, prompts, rows, arriving)
+        found = _found(groups, prompts, rows, arriving)
 
         def result() -> StepResult:
             failed = dict.fromkeys(np.flatnonzero(arriving.wait()[0]).tolist(), NOT_FINITE)
@@ -107,51 +105,51 @@ class PooledDeviceRunner:
         return result
 
     def _finished(
-        self, alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, step: DeviceStep, hidden: Tensor
+        self, groups: Sequence[RowGroup], prompts: Sequence[Open], rows: PlanRows, step: DeviceStep, hidden: Tensor
     ) -> list[Tensor]:
-        """Of those alike [vectors or tokens, width] fp32."""
+        """Return [vectors or tokens, width] fp32 for each group of rows."""
         vectors = None
-        if not all(prompt.wants.of_each_token for prompt in prompts):
+        if not all(prompt.key.of_each_token for prompt in prompts):
             first = self._upload.first[: len(prompts)]
             vectors = self._pooler.gather(hidden, step.query_start, step.slot, first)
         made = []
-        for some in alike:
-            if some.wanted.of_each_token:
+        for some in groups:
+            if some.key.of_each_token:
                 starts = (np.cumsum(rows.count) - rows.count)[some.rows]
                 tokens = np.repeat(starts - (np.cumsum(some.counts) - some.counts), some.counts)
                 x = self._chosen(hidden, tokens + np.arange(len(tokens))).float()
             else:
-                assert vectors is not None, "some row wants a vector"
+                assert vectors is not None, "some row needs a vector"
                 x = self._chosen(vectors, some.rows)
             made.append(self._pooler.finish(x, prompts[some.rows[0]].pooling))
         return made
 
     def _chosen(self, x: Tensor, rows: np.ndarray) -> Tensor:
-        """These rows, which are in ascending order; mostly all."""
+        """Return some rows in ascending order; usually these are all rows."""
         return x if len(rows) == len(x) else x[indexes(rows, self._device)]
 
 
-def _alike(prompts: Sequence[Open], rows: PlanRows) -> list[Alike]:
-    found: dict[Wanted, list[int]] = {}
+def _group_rows(prompts: Sequence[Open], rows: PlanRows) -> list[RowGroup]:
+    found: dict[PoolingKey, list[int]] = {}
     for row, (prompt, end) in enumerate(zip(prompts, rows.ends.tolist(), strict=True)):
-        if prompt.wants.of_each_token or end == prompt.tokens:
-            found.setdefault(prompt.wants, []).append(row)
+        if prompt.key.of_each_token or end == prompt.tokens:
+            found.setdefault(prompt.key, []).append(row)
     return [
-        Alike(wanted, np.array(which), rows.count[which] if wanted.of_each_token else np.ones(len(which), np.int64))
-        for wanted, which in found.items()
+        RowGroup(key, np.array(which), rows.count[which] if key.of_each_token else np.ones(len(which), np.int64))
+        for key, which in found.items()
     ]
 
 
 def _found(
-    alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, arriving: Arriving
+    groups: Sequence[RowGroup], prompts: Sequence[Open], rows: PlanRows, arriving: Arriving
 ) -> dict[int, Callable[[], Pooled]]:
-    """What is to be read of each row that completes its prompt; pieces of the others are kept."""
+    """Return functions that read the result of each row that completes its prompt. Pieces of other rows are kept."""
     found: dict[int, Callable[[], Pooled]] = {}
-    for number, some in enumerate(alike, 1):
+    for number, some in enumerate(groups, 1):
         ends = np.cumsum(some.counts)
         for row, start, end in zip(some.rows.tolist(), (ends - some.counts).tolist(), ends.tolist(), strict=True):
             prompt, piece = prompts[row], Piece(arriving, number, slice(start, end))
-            if not some.wanted.of_each_token:
+            if not some.key.of_each_token:
                 found[row] = lambda piece=piece: packed(piece.read()[0])
                 continue
             prompt.pieces.append(piece)

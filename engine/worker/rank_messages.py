@@ -1,8 +1,8 @@
-"""What rank 0 and the other ranks of an engine tell one another, over a socket for each: MessagePack, one message each.
+"""Messages between rank 0 and the other ranks of an engine: MessagePack, over one socket per rank.
 
-A rank gets the plans that rank 0's worker gets, in the same order, and answers with no result: it draws the same tokens
-from the same gathered logits with the same keyed noise. What it sends of a step is a checksum of them, so that ranks
-which went different ways are found at once and not by their text.
+A rank gets the plans of rank 0's worker, in the same order. It returns no results: it samples the same tokens from the
+same gathered logits with the same keyed noise. It only returns a checksum of them for each step, so that ranks that
+diverge are detected at once.
 """
 
 import zlib
@@ -17,11 +17,10 @@ from engine.core.plan import Late, Masks, StepPlan, StepResult
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """Where ranks find each other: `file`, not there at first, for a process group; `memory`, the descriptor of an
-    empty file in memory, for compiled kernels. Which of them is used, their kernels decide."""
+    """Rendezvous of the ranks. The kernels determine which one is used."""
 
-    file: str
-    memory: int
+    file: str  # path for a process group; does not exist at first
+    memory: int  # descriptor of an empty memory file, for compiled kernels
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -32,51 +31,51 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     meeting: Meeting
 
 
-Packed = dict[int, bytes]  # allowed tokens by index of the plan's row, 32 to a word
+Packed = dict[int, bytes]  # masks by index of the plan's row; bit i % 32 of word i // 32 is token i
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """Without `masks` they follow in a message of their own."""
+    """A step to run."""
 
     plan: StepPlan
-    masks: Packed | None
+    masks: Packed | None  # None: they follow in a LateMasks message
 
 
 class LateMasks(msgspec.Struct, frozen=True, tag="masks"):
-    """Of the oldest step that came without any."""
+    """Masks of the oldest step that was sent without them."""
 
     masks: Packed
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """How far the start is; see engine.api.messages.Loading."""
+    """Progress of the start; see engine.api.messages.Loading."""
 
     phase: str
     fraction: float
 
 
 class Built(msgspec.Struct, frozen=True, tag="built"):
-    """The rank is warm: steps may come. `blocks` of its KV pool count the null block."""
+    """The rank is ready for steps."""
 
     weight_bytes: int
-    blocks: int
+    blocks: int  # of its KV pool, including the null block
     memory: RankMemory
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The next step has ended; `drawn` is a checksum of its tokens."""
+    """The rank finished its next step."""
 
-    drawn: int
+    drawn: int  # checksum of the sampled tokens
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """Sent every `ALIVE_S` whatever the rank does."""
+    """Sent every `ALIVE_S` seconds by a separate thread."""
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):
-    """The rank ends. `code`: of an EngineError, or "" for what nobody expected."""
+    """The rank failed and exits."""
 
-    code: str
+    code: str  # of an EngineError, or "" for an unexpected error
     message: str
 
 
@@ -107,6 +106,6 @@ def _packed(masks: Masks) -> Packed:
 
 
 def checksum(result: StepResult) -> int:
-    """Of the tokens that were drawn; those of failed rows mean nothing."""
+    """Return a checksum of the sampled tokens. Failed rows, whose tokens are undefined, count as -1."""
     kept = [-1 if row in result.failed else token for row, token in enumerate(result.sampled)]
     return zlib.crc32(np.array(kept, np.int64).tobytes())

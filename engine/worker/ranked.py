@@ -1,4 +1,4 @@
-"""The worker of rank 0 together with the other ranks, to the loop like any worker."""
+"""Worker of a tensor-parallel engine: the worker of rank 0 together with the other ranks."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,18 @@ class RankedStep:
     ranks: Ranks
 
     def result(self) -> StepResult:
-        """Raises what ended the ranks, where that is behind an error."""
+        """Wait for the result. Raises the error that ended the ranks, if that caused the error of this one."""
         try:
             result = self.own.result()
         except Exception as error:
-            raise self.ranks.explained(error) from error
-        self.ranks.settled(result)
+            raise self.ranks.find_cause(error) from error
+        self.ranks.step_finished(result)
         return result
 
 
 class RankedWorker:
-    """`weight_bytes` and `kv_bytes` are those of all ranks, `memory` that of each; `layout` and `blocks` are
-    alike on each of them."""
+    """`weight_bytes` and `kv_bytes` are sums over all ranks; `memory` has one entry per rank. `layout` and `blocks` are
+    equal on all ranks."""
 
     def __init__(self, own: Worker, ranks: Ranks) -> None:
         self._own, self._ranks = own, ranks

@@ -1,8 +1,9 @@
-"""The other ranks of an engine, as rank 0 has them: processes of its own, which get every plan and answer only errors.
+"""Control of the other ranks by rank 0: child processes that get every plan and report only progress and errors.
 
-Rank 0 starts them before it imports torch, so that all of them load at once. A rank that ends, breaks, falls silent or
-goes another way ends them all: their processes are killed, and `lost` is called with the reason, in a thread of its
-own, as rank 0's own may wait for a rank that is gone. Free of torch.
+Rank 0 starts them before it imports torch, so that all load in parallel. If a rank exits, fails, becomes silent or
+diverges, all ranks are killed and `lost` is called with the reason, in a separate thread because rank 0's own thread
+may
+be waiting for the rank. Does not import torch.
 """
 
 import os
@@ -42,32 +43,32 @@ from engine.worker.rank_messages import (
     masks_message,
     step_message,
 )
-from engine.worker.watch import Watch
+from engine.worker.watchdog import RankWatchdog
 
 PHASES = ("importing", "reading", "loading", "profiling", "allocating", "warming", "capturing")
-EXPLAINED_S = 3.0  # after an error of rank 0's own in which the rank that caused it may still be found
-GONE_S = 0.4  # after a rank broke in which another one may be found to have ended before it
-END_S = 2.0  # that a rank has to end by itself once its socket is closed
+EXPLAINED_S = 3.0  # time after an error of rank 0 to find the rank that caused it
+GONE_S = 0.4  # time after an error of a rank to find another rank that exited before and caused it
+END_S = 2.0  # time for a rank to exit by itself after its socket was closed
 
 Lost = Callable[[Exception], None]
 
 
 class RankLost(Exception):
-    """A rank is gone or of no use any more, and so is the engine."""
+    """A rank has failed, and the engine with it."""
 
 
 class Ranks:
-    """Ranks 1 … of one engine. `lost` is called at most once, after all of them were killed, and not once `close` was
-    called."""
+    """Ranks 1, 2, … of one engine. `lost` is called at most once, after all of them were killed, and never after
+    `close`."""
 
     def __init__(self, config: EngineConfig, lost: Lost = lambda error: None) -> None:
         self.size = config.tensor
         beside = Path(config.socket).parent if config.socket else None
-        # Named after its engine, so that a keeper knows what a killed one left.
+        # Named after the engine, so that the launcher can find and remove the folder of a killed engine.
         self._folder = Path(tempfile.mkdtemp(prefix=f"{Path(config.socket).stem}-ranks-", dir=beside))
         self.meeting = Meeting(str(self._folder / "meeting"), os.memfd_create("ranks"))
-        self._watch, self._lost = Watch(self.size), lost
-        self._changed = threading.Condition()  # guards all below, and the watch
+        self._watch, self._lost = RankWatchdog(self.size), lost
+        self._changed = threading.Condition()  # guards everything below, and the watchdog
         self._progress: Callable[[str, float], None] = lambda phase, fraction: None
         self._phases: dict[int, tuple[str, float]] = dict.fromkeys(range(self.size), (PHASES[0], 0.0))
         self._built: dict[int, Built] = {}
@@ -88,26 +89,26 @@ class Ranks:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of ranks 1 …"""
+        """Process ids of ranks 1, 2, …"""
         return tuple(process.pid for process in self._processes.values())
 
     @property
     def weight_bytes(self) -> int:
-        """Of all of them, once they are built."""
+        """Sum over these ranks, once they are built."""
         return sum(built.weight_bytes for built in self._built.values())
 
     @property
     def memory(self) -> tuple[RankMemory, ...]:
-        """Of each of them, once they are built."""
+        """Memory of each of these ranks, once they are built."""
         return tuple(built.memory for _, built in sorted(self._built.items()))
 
-    def following(self, progress: Callable[[str, float], None]) -> Callable[[str, float], None]:
-        """What rank 0 is to report its own progress to; `progress` gets that of all ranks together."""
+    def track_progress(self, progress: Callable[[str, float], None]) -> Callable[[str, float], None]:
+        """Return the progress callback for rank 0. `progress` gets the progress of all ranks together."""
         self._progress = progress
         return lambda phase, fraction: self._moved(0, phase, fraction)
 
-    def abandoned_by(self, abandon: Callable[[], None]) -> None:
-        """What lets rank 0 go where it waits for a rank that is gone, if nothing else does; at once if one is."""
+    def set_abandon(self, abandon: Callable[[], None]) -> None:
+        """Set the callback that ends rank 0's wait for a rank that is gone. Called at once if one is gone already."""
         self._abandon = abandon
         with self._changed:
             gone = self._failure is not None
@@ -115,56 +116,57 @@ class Ranks:
             abandon()
 
     def wait_imported(self) -> None:
-        """Until all ranks have imported what they need. Raises what went wrong with one."""
+        """Wait until all ranks have imported their modules. Raises the error of a rank that fails."""
         self._wait(lambda: all(phase != PHASES[0] for rank, (phase, _) in self._phases.items() if rank))
 
     def wait_built(self, blocks: int) -> None:
-        """Until all ranks are warm. `blocks`: of rank 0's KV pool, which all must have."""
+        """Wait until all ranks are ready. blocks: size of rank 0's KV pool, which must be equal on all ranks."""
         self._wait(lambda: len(self._built) == self.size - 1)
         for rank, built in self._built.items():
             assert built.blocks == blocks, f"rank {rank} has {built.blocks} blocks of cache, rank 0 has {blocks}"
 
     def send(self, plan: StepPlan, masks: Masks | Late) -> None:
-        """To all ranks; what rank 0 sends first they run first. Late masks follow. Raises what ended the ranks."""
+        """Send a step to all ranks, which run steps in this order. Late masks follow. Raises the error that ended the
+        ranks."""
         with self._changed:
-            self._watch.sent()
+            self._watch.step_sent()
         try:
             self._send(step_message(plan, masks))
         except OSError as error:
-            raise self.explained(error) from error
+            raise self.find_cause(error) from error
         if isinstance(masks, Future):
             masks.add_done_callback(self._send_masks)
 
     def _send_masks(self, late: Late) -> None:
-        with suppress(OSError):  # who listens hears that a rank is gone
+        with suppress(OSError):  # the listening thread detects that a rank is gone
             self._send(masks_message(late.result()))
 
     def _send(self, message: bytes) -> None:
         for connection in self._sockets.values():
             connection.send_bytes(message)
 
-    def settled(self, result: StepResult) -> None:
-        """Rank 0 has finished the next step. Raises what ended the ranks."""
+    def step_finished(self, result: StepResult) -> None:
+        """Report that rank 0 has finished the next step. Raises the error that ended the ranks."""
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            wrong = self._watch.finished(0, checksum(result))
+            wrong = self._watch.step_finished(0, checksum(result))
         if wrong is not None:
             raise self._give_up(RankLost(wrong))
 
-    def explained(self, error: Exception) -> Exception:
-        """What is behind an error that rank 0 met in the middle of a step, or the error itself."""
+    def find_cause(self, error: Exception) -> Exception:
+        """Return the cause of an error that rank 0 got in a step, or the error itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, EXPLAINED_S)
             return self._failure or error
 
     def close(self) -> None:
-        """Ends all ranks; returns when they are gone."""
+        """End all ranks and wait until they have exited."""
         with self._changed:
             self._closing = True
         for connection in self._sockets.values():
             with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
-                end.shutdown(socket.SHUT_RDWR)  # seen at once, by the rank and by the thread that listens
+                end.shutdown(socket.SHUT_RDWR)  # noticed at once by the rank and by the listening thread
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         for connection in self._sockets.values():
@@ -172,7 +174,7 @@ class Ranks:
         os.close(self.meeting.memory)
         self._end(END_S)
 
-    # The thread that listens
+    # The listening thread
 
     def _listen(self) -> None:
         ranks = {connection: rank for rank, connection in self._sockets.items()}
@@ -192,42 +194,42 @@ class Ranks:
             with self._changed:
                 if self._closing:
                     return
-                # Where all processes were suspended together, no rank was silent for that long.
-                silent = self._watch.passed(min(now - last, 2 * ALIVE_S))
+                # The limit ignores pauses of all processes, such as that of a container.
+                silent = self._watch.time_passed(min(now - last, 2 * ALIVE_S))
             last = now
             if silent is not None:
                 self._report(RankLost(silent))
                 return
 
     def _receive(self, rank: int, connection: Connection) -> Exception | None:
-        """What is wrong with a rank that sent something, if anything is."""
+        """Handle a message. Return the error of the rank, if there is one."""
         try:
             message: FromRank = from_rank(connection.recv_bytes())
         except (EOFError, OSError):
             return RankLost(f"rank {rank} {self._how_it_ended(rank)}")
         with self._changed:
-            self._watch.heard(rank)
+            self._watch.message_received(rank)
             match message:
                 case Loading(phase, fraction):
                     self._phases[rank] = (phase, fraction)
                 case Built():
                     self._built[rank] = message
                     self._phases[rank] = ("", 1.0)
-                    self._watch.serving(rank)
+                    self._watch.started_serving(rank)
                 case Done(drawn):
-                    wrong = self._watch.finished(rank, drawn)
+                    wrong = self._watch.step_finished(rank, drawn)
                     return None if wrong is None else RankLost(wrong)
             self._changed.notify_all()
         if isinstance(message, Broken):
-            # Where one rank ends, those that waited for it break: it is the one to name.
-            gone = None if message.code else self._gone(rank)
+            # If one rank exits, the collectives of the others fail: report the rank that exited.
+            gone = None if message.code else self._find_exited(rank)
             return RankLost(gone) if gone is not None else _error(rank, message.code, message.message)
         if isinstance(message, Loading | Built):
-            self._tell()
+            self._report_progress()
         return None
 
-    def _gone(self, but: int) -> str | None:
-        """Another rank whose process has ended, or ends soon."""
+    def _find_exited(self, but: int) -> str | None:
+        """Return the description of another rank whose process exits within GONE_S, or None."""
         limit = time.monotonic() + GONE_S
         while time.monotonic() < limit:
             for rank, process in self._processes.items():
@@ -255,7 +257,7 @@ class Ranks:
     # Any thread
 
     def _give_up(self, error: Exception) -> Exception:
-        """Kills all ranks; the reason that counts, which is the first one."""
+        """Kill all ranks. Return the reason, which is the first error that was reported."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
@@ -267,10 +269,10 @@ class Ranks:
     def _moved(self, rank: int, phase: str, fraction: float) -> None:
         with self._changed:
             self._phases[rank] = (phase, fraction)
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
-        """The phase of those that are behind, how many have left it, and how far all of them are in it."""
+    def _report_progress(self) -> None:
+        """Report progress: the phase of the slowest ranks, how many ranks are past it, and the average fraction."""
         with self._changed:
             places = [
                 (PHASES.index(phase) if phase in PHASES else len(PHASES), f) for phase, f in self._phases.values()
@@ -314,7 +316,7 @@ def _place(phase: str) -> int:
 
 
 def _config_of(config: EngineConfig, rank: int) -> EngineConfig:
-    """Rank 0's, with the CPUs of this rank; what only the engine's own process does is left out."""
+    """Return rank 0's configuration with the CPUs of this rank and without recording."""
     own = config.rank_cpus[rank - 1] if config.rank_cpus else None
     return msgspec.structs.replace(
         config,
@@ -325,7 +327,7 @@ def _config_of(config: EngineConfig, rank: int) -> EngineConfig:
 
 
 def _error(rank: int, code: str, text: str) -> Exception:
-    """The error that a rank sent, of the class that it was, if a restart fails the same way."""
+    """Return the error that a rank sent. It keeps its class if a restart would fail in the same way."""
     kinds: Sequence[type[EngineError]] = (
         errors.ConfigError,
         errors.CheckpointError,

@@ -1,4 +1,4 @@
-"""Tensors on their way from the device to the host, beside the steps that follow."""
+"""Asynchronous copies of results from the device to the host."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,7 @@ from torch import Tensor
 
 
 class Arriving:
-    """Copies that were asked for. Until they are there it keeps the sources, whose memory must not be used again before
-    they are read."""
+    """Pending copies. The source tensors are kept until then, so that their memory is not reused."""
 
     def __init__(self, sources: Sequence[Tensor], copies: list[Tensor], done: "torch.cuda.Event | None") -> None:
         self._sources: Sequence[Tensor] = sources
@@ -23,7 +22,7 @@ class Arriving:
 
 
 class Results:
-    """A stream of its own for copies to the host, so that they wait for their step and no step waits for them."""
+    """A separate stream for copies to the host, so that copies wait for their step and no step waits for copies."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None

@@ -1,10 +1,10 @@
-"""A plan's rows as columns, and the result of a step put together again."""
+"""Convert a plan's rows to columns, and assemble the result of a step."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from engine.api.golden import Digest
+from engine.api.golden import LogitFingerprint
 from engine.api.messages import Logprob
 from engine.core.plan import StepPlan, StepResult
 from engine.sampling.pipeline import Sampled
@@ -12,36 +12,36 @@ from engine.sampling.pipeline import Sampled
 
 @dataclass(frozen=True)
 class PlanRows:
-    """One entry a row."""
+    """Columns with one entry per row."""
 
     slots: np.ndarray
     first: np.ndarray
     count: np.ndarray
-    sampling: np.ndarray  # indexes of the rows that draw a token
+    sampling: np.ndarray  # indexes of the rows that sample a token
 
     @property
     def ends(self) -> np.ndarray:
-        """Position after each row's last one: where its token goes."""
+        """Position after each row's last one, where its sampled token is written."""
         return self.first + self.count
 
 
 @dataclass(frozen=True)
-class Entering:
-    """Sources that a step reads, one entry each: of which of its rows, in which slot, and how many tokens."""
+class EncoderInputs:
+    """Encoder inputs that a step reads, with one entry each."""
 
-    rows: np.ndarray
+    rows: np.ndarray  # index of the row
     slots: np.ndarray
-    count: np.ndarray
+    count: np.ndarray  # tokens
 
 
-def behind_sources(rows: PlanRows, sources: np.ndarray) -> tuple[PlanRows, Entering]:
-    """The rows of a decoder's own tokens, and the sources that an encoder reads first. sources: [slots], tokens of the
-    source that each sequence begins with, which its first row computes as a whole."""
+def split_encoder_inputs(rows: PlanRows, sources: np.ndarray) -> tuple[PlanRows, EncoderInputs]:
+    """Split rows into the decoder's tokens and the encoder inputs that are read first. sources: [slots], length of the
+    encoder input at the beginning of each sequence, which the first row computes completely."""
     own = sources[rows.slots]
     enters = rows.first < own
     first = np.maximum(rows.first, own)
-    entering = Entering(np.flatnonzero(enters), rows.slots[enters], own[enters])
-    return PlanRows(rows.slots, first, rows.ends - first, rows.sampling), entering
+    encoder_inputs = EncoderInputs(np.flatnonzero(enters), rows.slots[enters], own[enters])
+    return PlanRows(rows.slots, first, rows.ends - first, rows.sampling), encoder_inputs
 
 
 def plan_rows(plan: StepPlan) -> PlanRows:
@@ -56,9 +56,9 @@ def step_result(
     sampled: Sampled,
     scored: dict[int, tuple[Logprob, ...]],
     failed: dict[int, str],
-    digests: list[Digest],
+    digests: list[LogitFingerprint],
 ) -> StepResult:
-    """`digests`: of the rows that draw a token, or none."""
+    """Assemble the result. digests: fingerprints of the rows that sample a token, or empty."""
     where = rows.sampling.tolist()
     ids = [-1] * len(plan.rows)
     for row, token in zip(where, sampled.ids, strict=True):

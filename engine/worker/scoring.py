@@ -1,4 +1,4 @@
-"""Logprobs of prompts, for those who ask: each token is scored by the position before it."""
+"""Prompt logprobs: each token is scored with the logits of the preceding position."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from engine.worker.rows import PlanRows
 from engine.worker.table import RequestTable
 from kernels.cpu.program import Team
 
-SCORED_AT_ONCE = 64  # prompt positions whose logits stand in memory together: 64 x 152k float32 are 39 MB
+SCORED_AT_ONCE = 64  # prompt positions whose logits are in memory at once: 64 x 152k float32 are 39 MB
 
 
 def score_prompts(
@@ -23,9 +23,12 @@ def score_prompts(
     team: Team | None = None,
     at_once: int = SCORED_AT_ONCE,
 ) -> dict[int, tuple[Logprob, ...]]:
-    """By row that asks: its prompt tokens at positions first + 1 … first + count, of which the last one may belong to
-    the next chunk. hidden: [tokens, hidden] of the step. at_once: positions whose logits are in memory together. Waits
-    for the device."""
+    """Return, for each row that requests them, the logprobs of its prompt tokens at positions first + 1 … first +
+    count,
+    of which the last one may belong to the next chunk.
+
+    hidden: [tokens, hidden] of the step. at_once: positions whose logits are in memory at once. Waits for the
+    device."""
     at_once = min(at_once, SCORED_AT_ONCE)
     starts = np.cumsum(rows.count) - rows.count
     return {

@@ -1,4 +1,4 @@
-"""The request table: what the worker knows of each running request, by slot. A plan brings only changes to it."""
+"""The request table: data of each running request, by slot. A plan contains only changes to it."""
 
 import numpy as np
 
@@ -8,14 +8,14 @@ from engine.sampling.columns import Columns
 
 
 class RequestTable:
-    """Columns of `slots` requests, on the host. Token ids of positions that no plan has reached are stale."""
+    """Columns of `slots` requests, on the host. Token ids at positions that no plan has reached are stale."""
 
     def __init__(self, *, slots: int, max_context: int, layout: Layout, vocab: int) -> None:
-        # one more than a request can have: a step planned before its request turned out to be full still writes there
+        # One more than a request can have: a step may be planned before the request is known to be complete.
         width = max_context + 1
         self.tokens = np.zeros((slots, width), np.int32)
         self.rope_lengths = np.zeros(slots, np.int64)
-        self.sources = np.zeros(slots, np.int64)  # tokens of each that an encoder reads
+        self.sources = np.zeros(slots, np.int64)  # length of the encoder input
         blocks = blocks_of(width, layout.block_tokens)
         self.tables = tuple(np.full((slots, blocks), NULL_BLOCK, np.int32) for _ in layout.groups)
         self._filled = np.zeros((slots, len(layout.groups)), np.int64)
@@ -23,7 +23,7 @@ class RequestTable:
 
     @property
     def nbytes(self) -> int:
-        """Of all columns, requests there or not."""
+        """Size of all columns."""
         arrays = (self.tokens, self.rope_lengths, self.sources, *self.tables, self._filled, *self.columns.arrays)
         return sum(array.nbytes for array in arrays)
 
@@ -37,11 +37,11 @@ class RequestTable:
                 self._append(row.slot, row.blocks)
 
     def write(self, slots: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> None:
-        """Tokens that were drawn for these slots."""
+        """Write sampled tokens of these slots."""
         self.tokens[slots, positions] = ids
 
     def rows_to_score(self, slots: np.ndarray) -> list[int]:
-        """Which of these rows want logprobs of their prompt."""
+        """Return the indexes of rows that request logprobs of their prompt."""
         asked = self.columns.prompt_logprobs
         return [row for row, slot in enumerate(slots.tolist()) if slot in asked] if asked else []
 

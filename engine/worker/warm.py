@@ -1,6 +1,6 @@
-"""Steps that a worker makes before it is ready, so that no request pays for what is set up or compiled on first use.
+"""Warm-up steps of a worker, so that no request waits for initialisation or compilation on first use.
 
-They write to the null block and leave the table as they found it.
+They write to the null block and leave the table unchanged.
 """
 
 from collections.abc import Iterator
@@ -15,25 +15,28 @@ from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 from engine.models.parts import Model, has_experts
 
 _PLAIN = (Sampling(temperature=0.0), Sampling())
-# Other tasks launch what one of these does.
+# Other tasks launch the same kernels as one of these.
 _POOLED: tuple[PoolingTask, ...] = ("token_embed", "embed")
 
 
 def warm(model: Model, layout: Layout, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
-    """The steps for this model. compiling: kernels are compiled on first use."""
+    """Yield the warm-up steps for this model. compiling: kernels are compiled on first use."""
     steps = warm_steps if model.pooler is None else warm_prompts
     return steps(layout, model, config, compiling=compiling)
 
 
 def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
-    """A greedy and a drawn step of one token; where kernels are compiled on first use, also a long step, a mixed one,
-    and one for each stage of sampling. Of a model with experts steps of every power of two of tokens, and of the most:
-    how their rows are cut into tiles depends on how many there are, in ranges of which each has one of these
-    (kernels/experts)."""
+    """Yield a greedy and a random step of one token. If kernels are compiled on first use, also a long step, a mixed
+    one,
+    and one for each stage of sampling.
+
+    For a model with experts, also a step for every power of two of tokens, and for the maximum: the tile size depends
+    on
+    the number of tokens, and each of its ranges contains one of these (kernels/experts)."""
     vocab, slots = model.embed.vocab, min(config.max_running, config.max_step_tokens)
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
-    source = model.max_source
-    least = 2 if source else 1  # a source of one token, and one of the reply
+    source = model.max_encoder_input
+    least = 2 if source else 1  # one encoder token and one decoder token
     for step, sampling in enumerate(samplings):
         yield _step(step, layout, sampling, (least,), source)
     if compiling:
@@ -48,27 +51,28 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
             yield _step(0, layout, Sampling(), (longest - least, least), source)
         if several:
             yield _step(0, layout, Sampling(top_p=0.9), (least, least), source)
-        if source and longest > least:  # a reply may begin with several tokens, which the steps above lack
+        if source and longest > least:  # a reply may begin with several tokens, unlike in the steps above
             yield _step(0, layout, Sampling(), (least + 1,), 1)
     used = slots if compiling and has_experts(model) else min(slots, 2)
     yield StepPlan(0, (), tuple(range(used)), ())
 
 
 def _doubled(most: int) -> Iterator[int]:
-    """The powers of two from 2 on, and the most."""
+    """Yield the powers of two from 2 up to `most`, then `most`."""
     yield from (1 << power for power in range(1, (most - 1).bit_length()))
     yield most
 
 
 def _prompts(tokens: int, longest: int) -> tuple[int, ...]:
-    """So many tokens as prompts of at most `longest`."""
+    """Divide this many tokens into prompts of at most `longest`."""
     whole, rest = divmod(tokens, longest)
     return (longest,) * whole + ((rest,) if rest else ())
 
 
 def warm_prompts(layout: Layout, model: Model, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
-    """Of a model that pools: a prompt of one token, and where kernels are compiled on first use a long one, each pooled
-    as a whole and token by token; with experts of every power of two of tokens, as in `warm_steps`."""
+    """Yield the warm-up steps of a pooling model: a prompt of one token and, if kernels are compiled on first use, a
+    long
+    one, each with both kinds of tasks. For a model with experts, every power of two of tokens, as in `warm_steps`."""
     longest = min(config.max_step_tokens, config.max_context)
     several = (1, *_doubled(longest)) if has_experts(model) else (1, longest)
     counts = several if compiling else (1,)
@@ -89,7 +93,9 @@ def _stages(vocab: int) -> Iterator[Sampling]:
 
 
 def _step(step: int, layout: Layout, sampling: Sampling, counts: tuple[int, ...], source: int = 0) -> StepPlan:
-    """New requests of these lengths in the first slots, all but the last token of up to `source` tokens of a source."""
+    """Return a step of new requests of these lengths in the first slots. Up to `source` tokens of each, but not the
+    last
+    token, are encoder input."""
     new = tuple(
         NewRow(slot, (0,) * count, count, sampling, (0,), count, source=min(source, count - 1))
         for slot, count in enumerate(counts)

@@ -1,4 +1,4 @@
-"""Runs plans in a thread of its own, so that steps run in the order in which they came."""
+"""Run plans in a separate thread, in the order in which they are started."""
 
 import os
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from engine.models.parts import Model
 
 
 class Runner(Protocol):
-    """How a kind of device runs a step."""
+    """Interface of a device that runs steps."""
 
     def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
-        """Called in the worker's thread. The device may still be busy when it returns; what it returns waits for the
-        step, and is called in another thread. Late masks are waited for once the model runs."""
+        """Start a step. Called in the worker's thread; the device may still be busy on return. The returned function
+        waits for the step and is called in another thread. Late masks are awaited once the model runs."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """A step on its way."""
+    """A step that was started."""
 
     started: Future[Callable[[], StepResult]]
 
@@ -35,7 +35,7 @@ class Running:
 
 
 class Worker:
-    """`model` and `layout` are declarations; the rest of the public attributes are sizes as really allocated."""
+    """`model` and `layout` are declarations; the other public attributes are allocated sizes."""
 
     def __init__(
         self,
@@ -53,9 +53,13 @@ class Worker:
         cpu: int | None = None,
         gpu: torch.device | None = None,
     ) -> None:
-        """held: bytes by part (see Ready). mapped: of weights in their file. threads: torch's. arithmetic: what its
-        numbers depend on. reserved: blocks beside the pool, for golden prompts. cpu: where the worker's thread runs,
-        the first one of a team that is pinned. gpu: on which it launches."""
+        """held: bytes by part (see RankMemory).
+        mapped: bytes of weights used in the checkpoint file.
+        threads: number of torch threads.
+        arithmetic: what the outputs depend on besides the weights.
+        reserved: blocks outside of the pool, for golden prompts.
+        cpu: CPU of the worker's thread, which is the first of a pinned team.
+        gpu: device on which it launches."""
         self.model, self.layout, self.seconds = model, layout, seconds
         self.blocks, self.held, self.mapped = blocks, held, mapped
         self.arithmetic, self.reserved = arithmetic, reserved
@@ -66,7 +70,7 @@ class Worker:
         self._thread = ThreadPoolExecutor(1, "worker", initializer=_begin, initargs=(threads, cpu, gpu))
 
     def start(self, plan: StepPlan, masks: Masks | Late) -> Running:
-        """Queues a step. `masks`: allowed tokens by index of the plan's row (see `engine.structured`)."""
+        """Queue a step. masks: allowed tokens by index of the plan's row (see `engine.structured`)."""
         return Running(self._thread.submit(self._run, plan, masks))
 
     def close(self) -> None:
@@ -78,8 +82,7 @@ class Worker:
 
 
 def _begin(threads: int, cpu: int | None, gpu: torch.device | None) -> None:
-    """In the worker's thread: torch keeps the number of threads and the device per calling thread, the kernel its
-    CPUs."""
+    """Initialise the worker's thread: the number of torch threads, the device and the CPU affinity are per thread."""
     torch.set_num_threads(threads)
     if gpu is not None:
         torch.cuda.set_device(gpu)

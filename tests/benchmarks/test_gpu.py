@@ -22,7 +22,7 @@ from benchmarks.workload import chat, same, texts, uniform
 from engine.kv.layout import layout
 from engine.models.config import normalised
 from engine.models.families import declaration
-from engine.worker.ahead import parsed
+from engine.worker.precompile import parsed
 from kernels.ops import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -363,7 +363,7 @@ def test_a_part_that_wrote_nothing_has_no_results(suite):
 
 def test_kernels_of_the_engines_are_compiled_from_their_configurations(suite):
     command = suite.models(suite.out / "shapes", ["--target", "sm_90", "--cache", str(suite.out / "kernels")])
-    assert command[:2] == ["-m", "engine.worker.ahead"]
+    assert command[:2] == ["-m", "engine.worker.precompile"]
     options = parsed(command[2:])
     assert [path.name for path in options.checkpoint] == ["small", "bert-small"] and options.target == ["sm_90"]
     assert (options.checkpoint[0] / "config.json").exists()

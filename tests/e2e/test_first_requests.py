@@ -70,4 +70,4 @@ def test_weights_overwritten_while_they_are_served_end_the_service(launch, tmp_p
         opened.seek(file.stat().st_size // 2)
         opened.write(bytes(100_000))
     assert appliance.process.wait(120) == exits.CHECKPOINT.number, appliance.output()
-    assert "model.safetensors was overwritten in place while it was served" in appliance.output()
+    assert "model.safetensors was overwritten in place while the engine was using it" in appliance.output()

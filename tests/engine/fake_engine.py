@@ -16,7 +16,7 @@ from engine.api.errors import CheckpointError
 from engine.api.messages import RankMemory
 from engine.core.plan import StepResult
 from engine.kv.layout import layout
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model
+from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock
 
 VOCAB = 97
 
@@ -32,7 +32,7 @@ class Worker:
 
     def __init__(self, config, step_s=0.0, dies_at=0):
         attention = Attention(hidden=8, heads=1, kv_heads=1, head_dim=8, rope=None)
-        block = (Branch(body=attention), Branch(body=MLP(hidden=8, inner=8)))
+        block = (ResidualBlock(body=attention), ResidualBlock(body=MLP(hidden=8, intermediate_size=8)))
         self.model = Model(
             embed=Embedding(vocab=VOCAB, hidden=8), blocks=(block,), norm=None, head=Head(tied=True), max_context=4096
         )

@@ -106,7 +106,7 @@ def test_values_are_used_as_http_uses_them():
         ({"device": "tpu"}, r"^device='tpu': "),
         ({"dtype": "float8"}, r"^dtype='float8': "),
         ({"policy": "lifo"}, r"^policy='lifo': invalid enum value 'lifo'$"),
-        ({"max_contxt": 3}, r"^max_contxt: no such setting; there are .*max_context"),
+        ({"max_contxt": 3}, r"^max_contxt: unknown argument; allowed are .*max_context"),
     ],
 )
 def test_a_wrong_argument_of_llm_is_named_with_its_value(arguments, message):

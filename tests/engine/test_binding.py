@@ -34,5 +34,5 @@ def test_cpus_that_are_not_there_are_named(configured, cpus):
 
 
 def test_there_is_a_cpu_for_each_thread_or_none(configured):
-    with pytest.raises(ConfigError, match="must be one for each of 2 threads"):
+    with pytest.raises(ConfigError, match="must name one CPU for each of 2 threads"):
         configured(threads=2, cpus=(0,))

@@ -90,10 +90,10 @@ def test_every_token_has_a_vector_if_that_is_asked_for(minilm, ids):
     ("ids", "pooling", "segments", "told"),
     [
         ([5] * 257, EMBED, None, "the prompt has 257 tokens; max_context=256 leaves room for 256"),
-        ([5], Pooling("classify"), None, "classify were asked for; this model is served to embed, token_embed"),
-        ([5], Pooling("embed", dimensions=64), None, "it was not trained to have them cut"),
+        ([5], Pooling("classify"), None, "classify were requested; this model is served to embed, token_embed"),
+        ([5], Pooling("embed", dimensions=64), None, "it was not trained for truncated ones"),
         ([5, 6], EMBED, [(1,)], "segments of (1,) tokens: the prompt has 2"),
-        ([5, 6, 7], EMBED, [(1, 1, 1)], "3 segments: this model tells 2 apart"),
+        ([5, 6, 7], EMBED, [(1, 1, 1)], "3 segments: this model supports at most 2"),
     ],
 )
 def test_what_cannot_be_served_is_refused(minilm, ids, pooling, segments, told):
@@ -103,7 +103,7 @@ def test_what_cannot_be_served_is_refused(minilm, ids, pooling, segments, told):
 
 
 def test_tokens_cannot_be_asked_of_a_model_that_pools(minilm):
-    with pytest.raises(RequestError, match="tokens were asked for; this model is served to embed, token_embed"):
+    with pytest.raises(RequestError, match="tokens were requested; this model is served to embed, token_embed"):
         minilm.generate([[5, 6]])
 
 
@@ -177,7 +177,7 @@ def test_vectors_are_cut_before_they_are_normalised(qwen3, tmp_path):
     with LLM(qwen3, task=TaskConfig(dimensions=(8, 16)), max_context=64, kv_bytes=1 << 20) as llm:
         whole = llm.pool([ids], Pooling("embed", activate=False))[0]
         cut = llm.pool([ids], Pooling("embed", dimensions=8))[0]
-        with pytest.raises(RequestError, match="vectors can be cut to 8, 16 numbers"):
+        with pytest.raises(RequestError, match="vectors can be truncated to 8, 16 numbers"):
             llm.pool([ids], Pooling("embed", dimensions=9))
     np.testing.assert_allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-6)
     config = json.loads((qwen3 / "config.json").read_text())
@@ -259,7 +259,7 @@ def test_each_pooling_is_that_of_the_library(tmp_path, pooling, pooled):
 @pytest.mark.parametrize(
     ("pooling", "told"),
     [
-        ({"pooling_mode_weightedmean_tokens": True}, "pools by pooling_mode_weightedmean_tokens; served is one of"),
+        ({"pooling_mode_weightedmean_tokens": True}, "pools by pooling_mode_weightedmean_tokens; supported is one of"),
         (
             {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
             "pools by pooling_mode_cls_token, pooling",
@@ -279,7 +279,7 @@ def test_modules_that_are_not_served_are_refused(tmp_path):
     modules(path, {"pooling_mode_mean_tokens": True})
     text = (path / "modules.json").read_text().replace("models.Normalize", "models.WeightedLayerPooling")
     (path / "modules.json").write_text(text)
-    with pytest.raises(CheckpointError, match="lists Transformer, Pooling, WeightedLayerPooling; served are"):
+    with pytest.raises(CheckpointError, match="lists Transformer, Pooling, WeightedLayerPooling; supported are"):
         read_checkpoint(path)
 
 
@@ -312,7 +312,7 @@ def test_a_model_of_late_interaction_gives_a_vector_of_each_token(tmp_path):
     each = prompts(1, 12, 40, 7)
     with LLM(tmp_path / "late", max_step_tokens=64) as llm:
         found = llm.pool(each, Pooling("token_embed"))
-        with pytest.raises(RequestError, match="embed were asked for; this model is served to token_embed"):
+        with pytest.raises(RequestError, match="embed were requested; this model is served to token_embed"):
             llm.pool(each, EMBED)
         assert llm.config.max_context == 40, "documents are as long, whatever the Transformer was last set to"
     for got, ids in zip(found, each, strict=True):
@@ -322,10 +322,10 @@ def test_a_model_of_late_interaction_gives_a_vector_of_each_token(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"do_query_expansion": True}, "which is not served"),
-        ({"do_query_expansion": None}, "do_query_expansion must say how it reads texts"),
+        ({"do_query_expansion": True}, "attend_to_expansion_tokens is not supported"),
+        ({"do_query_expansion": None}, "do_query_expansion must be set"),
         ({"query_prefix": None}, "query_prefix, document_prefix, query_length"),
-        ({"document_length": "long"}, "must say how it reads texts"),
+        ({"document_length": "long"}, "must be set"),
     ],
 )
 def test_late_interaction_that_is_not_served_is_refused(tmp_path, changes, told):
@@ -346,7 +346,7 @@ def test_a_checkpoint_in_the_keys_of_nomics_first_code_is_read(tmp_path):
     (path / "config.json").write_text(json.dumps(old))
     assert read_checkpoint(path).model == new and config["hidden_size"] == 48
     (path / "config.json").write_text(json.dumps(old | {"prenorm": True}))
-    with pytest.raises(CheckpointError, match="prenorm is True; served is False"):
+    with pytest.raises(CheckpointError, match="prenorm is True; supported is False"):
         read_checkpoint(path)
 
 

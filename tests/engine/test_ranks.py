@@ -170,7 +170,7 @@ def test_closing_leaves_no_process():
 @pytest.mark.parametrize("kernels", ["torch", best()])
 @pytest.mark.parametrize(
     ("number", "words", "seconds"),
-    [(signal.SIGKILL, "was killed by SIGKILL", 5), (signal.SIGSTOP, "rank 1 has given no sign of life for 5 s", 20)],
+    [(signal.SIGKILL, "was killed by SIGKILL", 5), (signal.SIGSTOP, "rank 1 has sent no message for 5 s", 20)],
 )
 def test_a_rank_that_dies_or_stops_ends_the_engine_by_name_and_soon(number, words, seconds, kernels):
     before = set(ranks_of(os.getpid()))
@@ -356,5 +356,5 @@ def test_rank_0_does_not_wait_for_a_rank_that_was_gone_before_they_met():
 def test_what_lets_rank_0_go_is_called_also_where_a_rank_was_lost_before(tmp_path):
     ranks = Ranks.__new__(Ranks)
     ranks._changed, ranks._failure, called = threading.Condition(), RankLost("rank 1 is gone"), []
-    ranks.abandoned_by(lambda: called.append("now"))
+    ranks.set_abandon(lambda: called.append("now"))
     assert called == ["now"]

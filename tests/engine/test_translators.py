@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from engine.api.errors import CheckpointError, ConfigError, RequestError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers.batch import Entering
+from engine.layers.batch import EncoderInputs
+from engine.layers.encoder import EncoderLayers
 from engine.layers.model import TextModel
-from engine.layers.source import EncoderLayers
 from engine.llm import LLM, Params
 from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import mapped_bytes, part_bytes
@@ -108,17 +108,17 @@ def test_weights_take_what_was_planned_to_the_byte(translator):
         model = TextModel(checkpoint.model, form, SINGLE, dtype, "cpu")
         model.load(checkpoint)
         wanted = predicted(checkpoint, "torch", name)
-        assert part_bytes(wanted) == model.held.parts
-        assert mapped_bytes(wanted) == model.held.mapped
+        assert part_bytes(wanted) == model.memory_usage.parts
+        assert mapped_bytes(wanted) == model.memory_usage.mapped
 
 
 def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeypatch):
     read: list[tuple[int, ...]] = []
     run = EncoderLayers.__call__
 
-    def counted(self, entering, pages, dtype):
-        read.append(entering.count)
-        return run(self, entering, pages, dtype)
+    def counted(self, encoder_inputs, pages, dtype):
+        read.append(encoder_inputs.count)
+        return run(self, encoder_inputs, pages, dtype)
 
     monkeypatch.setattr(EncoderLayers, "__call__", counted)
     with LLM(bart.path, **SMALL) as llm:
@@ -135,8 +135,8 @@ def test_a_later_token_of_the_source_changes_what_an_earlier_one_says(bart):
     model.load(checkpoint)
     states = []
     for source in ([5, 6, 7], [5, 6, 8]):
-        entering = Entering(torch.tensor(source), torch.arange(3), (), (3,))
-        states.append(model.encoder(entering, torch.empty(0), torch.float32))
+        encoder_inputs = EncoderInputs(torch.tensor(source), torch.arange(3), (), (3,))
+        states.append(model.encoder(encoder_inputs, torch.empty(0), torch.float32))
     assert (states[0][0] - states[1][0]).abs().max() > 1e-3
     expected = bart.model.model.encoder(torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     torch.testing.assert_close(states[0], expected, atol=2e-5, rtol=0)
@@ -175,7 +175,7 @@ def test_sources_that_cannot_be_read_are_refused(bart, source, says):
 
 
 def test_prompt_logprobs_of_a_source_are_refused(bart):
-    with LLM(bart.path, **SMALL) as llm, pytest.raises(RequestError, match="read both ways"):
+    with LLM(bart.path, **SMALL) as llm, pytest.raises(RequestError, match="not available for encoder-decoder"):
         llm.generate([[5, 6]], Params(max_tokens=2, prompt_logprobs=1))
 
 
@@ -205,8 +205,8 @@ def test_the_table_of_tokens_may_be_there_under_its_other_names(bart):
     [
         ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id is missing"),
         ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5; d_model, 48, must be a multiple of it"),
-        ({"share_encoder_decoder_embeddings": False}, "one table of tokens"),
-        ({"tie_word_embeddings": False}, "one table of tokens"),
+        ({"share_encoder_decoder_embeddings": False}, "one token embedding"),
+        ({"tie_word_embeddings": False}, "one token embedding"),
         ({"activation_function": "mish"}, "activation_function is 'mish'"),
         ({"decoder_layers": 4}, "lacks model.decoder.layers.3"),
     ],

@@ -12,12 +12,12 @@ from appliance.server.schema.common import SamplingFields
 from engine.api.errors import RequestError
 from engine.api.messages import Sampling
 from engine.api.ranges import (
-    check_cuts,
     check_lengths,
     check_logprobs,
     check_penalty,
     check_repetition,
     check_stop,
+    check_truncation,
     effective_bias,
     effective_temperature,
     effective_top_k,
@@ -162,7 +162,7 @@ def resolve(
     min_p = chosen(request.min_p, defaults.min_p)
     repetition = chosen(request.repetition_penalty, defaults.repetition_penalty)
     top_k = effective_top_k(defaults.top_k if request.top_k is None else request.top_k)
-    check_cuts(top_p, min_p)
+    check_truncation(top_p, min_p)
     check_repetition(repetition)
     check_lengths(request.min_tokens, asked_tokens or max_tokens)
     presence = chosen(request.presence_penalty, defaults.presence_penalty)

@@ -1,1 +1,1 @@
-"""What would have been: recorded traffic under other settings, with step times fitted to the recorded ones."""
+"""Simulate recorded traffic with other settings, with step times fitted to the recorded ones."""

@@ -1,4 +1,4 @@
-"""`slipway whatif FILE [--set KEY=VALUE …] [--rate X] [--json]`: recorded traffic under other settings, predicted.
+"""`slipway whatif FILE [--set KEY=VALUE …] [--rate X] [--json]`: predict recorded traffic with other settings.
 
 The table has three columns: measured, predicted with the same settings, and predicted with the changes. The first two
 differ if the recording is incomplete or was paused. The last two show the effect of the changes.
@@ -23,16 +23,15 @@ from engine.core.whatif.traffic import Traffic, read_traffic
 
 @dataclass(frozen=True)
 class Figures:
-    """Seconds, tokens a second. `ttft` is the time to the first token, `itl` between two of them; `span` from the first
-    arrival to the last token. None: nothing to tell it from."""
+    """Figures of one run. A value is None if there is no data for it."""
 
     requests: int
     tokens: int
-    span: float
-    throughput: float
-    ttft_p50: float | None
+    span: float  # seconds from the first arrival to the last token
+    throughput: float  # tokens per second
+    ttft_p50: float | None  # time to first token in seconds
     ttft_p95: float | None
-    itl_p50: float | None
+    itl_p50: float | None  # inter-token latency in seconds
     itl_p95: float | None
     refused: int = 0
     preemptions: int | None = None
@@ -58,7 +57,7 @@ def percentile(values: list[float], share: int) -> float | None:
 
 
 def predicted(traffic: Traffic, settings: Settings, rate: float) -> tuple[Figures, float]:
-    """And the median relative error of the model of step times."""
+    """Return the predicted figures and the median relative error of the model of step times."""
     times = fit(without_pauses(traffic.steps), traffic.asked[0].at)
     found: Outcome = simulate(traffic.asked, settings.config, times.seconds, rate=rate, depth=settings.depth)
     more = {"refused": found.refused, "preemptions": found.preemptions, "cached_tokens": found.cached_tokens}
@@ -101,7 +100,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="slipway whatif", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="a flight recording (engine.record)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=f"one of {', '.join(CHANGES)}")
-    parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="requests come X times as fast")
+    parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="multiply the request rate by X")
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     try:
@@ -126,12 +125,12 @@ def main(arguments: list[str]) -> int:
     for warning in warnings(traffic):
         print(f"warning: {warning}")
     if traffic.left_out:
-        print(f"{traffic.left_out:,} requests are left out: the recording has not all of them")
+        print(f"{traffic.left_out:,} requests are left out, because they are not completely recorded")
     return 0
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except BrokenPipeError:  # `slipway whatif FILE | head`: nobody reads on
+    except BrokenPipeError:  # as in `slipway whatif FILE | head`
         sys.stderr.close()

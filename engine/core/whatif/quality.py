@@ -14,7 +14,7 @@ SATURATED = 0.5
 
 
 def paused_steps(steps: Sequence[Step]) -> list[Step]:
-    """Steps during which, or before which, the machine or the process did not run."""
+    """Return the steps that include, or follow, a pause of the machine or the process."""
     alike: dict[tuple[int, int], list[float]] = {}
     for step in steps:
         alike.setdefault(kind(step.size), []).append(step.ended - step.started)
@@ -32,7 +32,7 @@ def without_pauses(steps: Sequence[Step]) -> list[Step]:
 
 
 def saturation(steps: Sequence[Step]) -> float:
-    """The share of the step time during which requests were queued for lack of room."""
+    """Return the share of the step time during which requests were queued for lack of room."""
     total = sum(step.ended - step.started for step in steps)
     return sum(step.ended - step.started for step in steps if step.waiting) / total if total else 0.0
 

@@ -1,4 +1,4 @@
-"""Settings of the manifest that a scheduler follows, as changes of its configuration."""
+"""Manifest settings that affect the scheduler, applied to its configuration."""
 
 import re
 from collections.abc import Callable
@@ -13,14 +13,14 @@ _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 @dataclass(frozen=True)
 class Settings:
-    """`depth`: steps in flight."""
+    """Settings of a simulation."""
 
     config: SchedulerConfig
-    depth: int = 2
+    depth: int = 2  # maximum number of steps in flight
 
 
 def changed(settings: Settings, assignments: list[str]) -> Settings:
-    """With `key=value` of each. Raises ConfigError for another key or value."""
+    """Apply `key=value` assignments. Raises ConfigError for an unsupported key or value."""
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         change = CHANGES.get(key.replace("-", "_"))
@@ -35,7 +35,7 @@ def changed(settings: Settings, assignments: list[str]) -> Settings:
 
 def _count(value: str) -> int:
     if not value.isdecimal() or not int(value):
-        raise ValueError(f"{value!r} is no whole number from 1 on")
+        raise ValueError(f"{value!r} is not a whole number of at least 1")
     return int(value)
 
 
@@ -48,13 +48,13 @@ def _truth(value: str) -> bool:
 def _bytes(value: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)", value)
     if match is None:
-        raise ValueError(f"{value!r} is no size such as 2GiB")
+        raise ValueError(f"{value!r} is not a size such as 2GiB")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _policy(value: str) -> Any:
     if value not in ("fcfs", "priority", "fair"):
-        raise ValueError(f"{value!r} is none of fcfs, priority and fair")
+        raise ValueError(f"{value!r} is not one of fcfs, priority and fair")
     return value
 
 
@@ -63,7 +63,7 @@ def _with(settings: Settings, **changes: Any) -> Settings:
 
 
 def _block_tokens(settings: Settings, value: str) -> Settings:
-    """The pool keeps its bytes."""
+    """Change the block size. The pool keeps its size in bytes."""
     config = settings.config
     layout = replace(config.layout, block_tokens=_count(value))
     blocks = layout.blocks(config.blocks * config.layout.block_bytes)
@@ -76,7 +76,7 @@ def _pool(settings: Settings, value: str) -> Settings:
 
 def _enough(blocks: int) -> int:
     if blocks < 2:
-        raise ValueError("the KV cache has no block then")
+        raise ValueError("the KV cache would have no block")
     return blocks
 
 

@@ -1,4 +1,4 @@
-"""Traffic through the real scheduler on a clock that is computed: the engine's loop without a device."""
+"""Simulate traffic with the real scheduler and a computed clock: the engine's loop without a device."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from engine.core.scheduler import Planned, Scheduler
 from engine.core.whatif.traffic import Asked, Size, size_of
 
 StepSeconds = Callable[[Size, float], float]
-"""A step's time from its size and its start after the first arrival."""
+"""Return the time of a step from its size and its start time, relative to the first arrival."""
 
 
 @dataclass
 class Reply:
-    """When a request came, and when each of its tokens."""
+    """Arrival of a request and times of its tokens."""
 
     at: float
     times: list[float] = field(default_factory=list)
@@ -24,10 +24,10 @@ class Reply:
 
 @dataclass
 class Outcome:
-    """`refused` requests could not be served under these settings."""
+    """Result of a simulation."""
 
     replies: list[Reply]
-    refused: int
+    refused: int  # requests that cannot be served with these settings
     preemptions: int
     cached_tokens: int
     steps: int
@@ -41,8 +41,9 @@ def simulate(
     rate: float = 1.0,
     depth: int = 2,
 ) -> Outcome:
-    """`asked` in order of arrival, which is sped up by `rate`. `depth` steps are in flight at once. Every request gets
-    the tokens that it got, and ends as it did."""
+    """Simulate requests in order of arrival. Every request gets its recorded tokens and ends as recorded.
+
+    rate: factor of the request rate. depth: maximum number of steps in flight."""
     return _Run(asked, config, seconds, rate, depth).run()
 
 
@@ -63,12 +64,12 @@ class _Run:
         self._coming = deque((each, (each.at - start) / rate) for each in asked)
         self._asked: dict[str, Asked] = {}
         self._replies: dict[str, Reply] = {}
-        self._leaving: list[tuple[float, str]] = []  # clients that went before their first token
+        self._leaving: list[tuple[float, str]] = []  # requests that were cancelled before their first token
         self._refused = 0
         self._now = self._free_at = 0.0
 
     def run(self) -> Outcome:
-        flying: deque[tuple[Planned, float]] = deque()
+        in_flight: deque[tuple[Planned, float]] = deque()
         steps = 0
         while True:
             self._arrive()
@@ -77,9 +78,9 @@ class _Run:
                 steps += 1
                 begins = max(self._now, self._free_at)
                 self._free_at = begins + self._seconds(size_of(planned.plan.rows), begins)
-                flying.append((planned, self._free_at))
-            if flying and (planned is None or len(flying) == self._depth):
-                done, ended = flying.popleft()
+                in_flight.append((planned, self._free_at))
+            if in_flight and (planned is None or len(in_flight) == self._depth):
+                done, ended = in_flight.popleft()
                 self._now = max(self._now, ended)
                 self._apply(done)
             elif planned is None:

@@ -1,13 +1,15 @@
-"""A model of a step's time, fitted to recorded steps: what never shrinks when a step grows, and how it varies.
+"""Model of step times, fitted to recorded steps: a mean that grows with the size of the step, and its variation.
 
-Mean seconds are a sum of terms with coefficients that are not negative: one a step (weights are read once), tokens up
-to FEW and beyond (few of them cost what reading the weights costs, more of them computation), tokens drawn (the head),
-and positions attended to. Least squares, weighed by the mean time of steps of a like size, so that short steps count as
-much as long ones. A size with at least ENOUGH recorded steps keeps their mean time.
+The mean in seconds is a sum of terms with non-negative coefficients: a constant (weights are read once), tokens up to
+FEW and beyond (few tokens cost as much as reading the weights, more tokens cost computation), sampled tokens (the LM
+head), and attended positions. The fit is least squares, weighted by the inverse mean time of steps of similar size, so
+that short steps count as much as long ones. A size with at least ENOUGH recorded steps uses their mean time.
 
-What a recorded step took relative to its mean is the speed of the machine at that time. A step of the model makes
-progress at the speeds recorded from its start on, so a machine that is slow for some seconds is slow then in the model
-too, and a long step averages over many short ones.
+The time of a recorded step relative to its mean is the speed of the machine at that time. A simulated step progresses
+at
+the speeds recorded from its start on. A machine that was slow for some seconds is therefore slow at the same time in
+the
+simulation, and a long step averages over many short ones.
 """
 
 import bisect
@@ -27,11 +29,11 @@ class Speed:
     """Progress of the machine in mean seconds, as a piecewise linear function of time. It repeats after its end."""
 
     times: tuple[float, ...]
-    """Seconds after the beginning of the simulation, from 0.0 on."""
+    """Seconds since the beginning of the simulation, starting with 0.0."""
     progress: tuple[float, ...]
 
     def duration(self, work: float, at: float) -> float:
-        """Return how long `work` mean seconds take from `at` on."""
+        """Return the time in seconds that `work`, given in mean seconds, takes when started at `at`."""
         span, whole = self.times[-1], self.progress[-1]
         if not span or not whole:
             return work
@@ -41,7 +43,7 @@ class Speed:
 
 
 def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Both increase."""
+    """Interpolate linearly. Both sequences are increasing."""
     right = min(max(1, bisect.bisect_right(xs, x)), len(xs) - 1)
     width = xs[right] - xs[right - 1]
     share = (x - xs[right - 1]) / width if width else 0.0
@@ -52,9 +54,9 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 class StepTimes:
     coefficients: tuple[float, ...]
     scales: Mapping[tuple[int, int], float]
-    """Recorded time of all steps of a size divided by the time that the coefficients give, by `kind`."""
+    """By `kind` of size: recorded time of all steps divided by the time predicted with the coefficients."""
     ratios: tuple[float, ...] = ()
-    """Recorded time divided by mean time, by step."""
+    """By step: recorded time divided by mean time."""
     speed: Speed = Speed((0.0,), (0.0,))
 
     def mean(self, size: Size) -> float:
@@ -63,7 +65,7 @@ class StepTimes:
 
     @property
     def error(self) -> float:
-        """Half of the steps are within this share of their mean."""
+        """Median relative deviation of steps from their mean."""
         return statistics.median(abs(ratio - 1) for ratio in self.ratios)
 
     def seconds(self, size: Size, at: float) -> float:
@@ -76,7 +78,8 @@ def _terms(size: Size) -> tuple[float, ...]:
 
 
 def fit(steps: Sequence[Step], start: float = 0.0) -> StepTimes:
-    """Of at least one step that took time. `start` is the time of the recording at which a simulation begins."""
+    """Fit the model. At least one step must have taken time. `start`: time in the recording at which the simulation
+    begins."""
     timed = [step for step in steps if is_timed(step)]
     alike: dict[tuple[int, int], list[float]] = {}
     for step in timed:
@@ -95,7 +98,7 @@ def fit(steps: Sequence[Step], start: float = 0.0) -> StepTimes:
 
 
 def _speed(steps: Sequence[Step], ratios: Sequence[float], start: float) -> Speed:
-    """Steps do not overlap. Without a step the machine has its mean speed."""
+    """Return the speed over time. Steps do not overlap. Between steps the machine has its mean speed."""
     times, progress = [0.0], [0.0]
     for step, ratio in zip(steps, ratios, strict=True):
         began, ended = max(step.started - start, times[-1]), step.ended - start
@@ -110,12 +113,12 @@ def is_timed(step: Step) -> bool:
 
 
 def kind(size: Size) -> tuple[int, int]:
-    """Steps with the same are of a like size: within a factor of two in tokens and in positions."""
+    """Return the class of similar sizes: equal within a factor of two in tokens and in positions."""
     return size.tokens.bit_length(), size.attended.bit_length()
 
 
 def _not_negative(rows: list[list[float]], targets: list[float]) -> list[float]:
-    """The x ≥ 0 with the least Σ (row · x − target)², by descent along one coordinate after the other."""
+    """Return the x ≥ 0 that minimises Σ (row · x − target)², by coordinate descent."""
     count = len(rows[0])
     products = [[sum(row[i] * row[j] for row in rows) for j in range(count)] for i in range(count)]
     wanted = [sum(row[i] * target for row, target in zip(rows, targets, strict=True)) for i in range(count)]

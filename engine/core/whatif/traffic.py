@@ -1,4 +1,4 @@
-"""What a flight recording says of its traffic: who came when, asked what, and got which tokens; and every step."""
+"""Traffic of a flight recording: requests with arrival times, parameters and tokens, and the steps."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -28,52 +28,49 @@ from engine.core.scheduler import Planned
 
 @dataclass(frozen=True)
 class Size:
-    """What a step's time depends on: tokens computed, tokens drawn, and positions attended to, each token's own among
-    them."""
+    """Size of a step, on which its time depends."""
 
-    tokens: int
-    drawn: int
-    attended: int
+    tokens: int  # computed tokens
+    drawn: int  # sampled tokens
+    attended: int  # attended positions, including each token's own
 
 
 @dataclass(frozen=True)
 class Step:
-    """`started`: when the device could begin, at its plan or at the end of the step before, whichever was later."""
+    """A recorded step."""
 
     size: Size
-    started: float
+    started: float  # when it was planned or when the previous step ended, whichever is later
     ended: float
     waiting: int = 0  # requests that were queued because the plan had no room for them
-    delay: float = 0.0  # seconds between the event before and its plan, while requests were open
+    delay: float = 0.0  # seconds from the preceding event to the plan, while requests were open
 
 
 @dataclass
 class Asked:
-    """One request that came and ended; times are seconds. `tokens` are all that it got, with their `times`; `finish` is
-    how it ended where that came from outside: aborted, late, or complete by its grammar, at `ended`. Its deadlines are
-    left out: it ends where it did."""
+    """A request that arrived and ended; times are seconds. Its deadlines are removed: it ends as recorded."""
 
     submit: Submit
-    at: float
+    at: float  # arrival
     tokens: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    finish: Finish | None = None
-    ended: float = 0.0
+    times: list[float] = field(default_factory=list)  # of the tokens
+    finish: Finish | None = None  # set if ended from outside: aborted, past its deadline, or its grammar was complete
+    ended: float = 0.0  # time of `finish`
 
 
 @dataclass
 class Traffic:
-    """Of a recording's last run. `left_out`: requests that had come before it begins, or have not ended in it."""
+    """Traffic of the last process in a recording."""
 
     config: SchedulerConfig
     asked: list[Asked]  # in order of arrival
     steps: list[Step]
-    left_out: int
-    depth: int  # steps in flight at once
+    left_out: int  # requests that arrived before the recording begins or had not ended at its end
+    depth: int  # maximum number of steps in flight
 
 
 def read_traffic(records: Iterable[Record]) -> Traffic:
-    """Raises ConfigError for a recording without a request that came and ended."""
+    """Read the traffic. Raises ConfigError for a recording without a complete request."""
     reader: _Reader | None = None
     for record in records:
         if isinstance(record, Started):
@@ -83,12 +80,12 @@ def read_traffic(records: Iterable[Record]) -> Traffic:
             assert reader is not None, "a recording begins with Started"
             reader.take(record)
     if reader is None or not reader.done or not reader.steps:
-        raise ConfigError("there is no request in it that came and ended; record for longer (engine.record)")
+        raise ConfigError("it has no request that arrived and ended; record for longer (engine.record)")
     return reader.traffic()
 
 
 class _Reader:
-    """Runs the scheduler again, which knows whose rows are whose."""
+    """Runs the scheduler on the records, to find the request of each row."""
 
     def __init__(self, started: Started) -> None:
         self.steps: list[Step] = []
@@ -96,21 +93,21 @@ class _Reader:
         self._arrived: list[Asked] = []
         self._scheduler = started_scheduler(started)
         self._config = self._scheduler.config
-        self._strangers = self._scheduler.running + self._scheduler.waiting
+        self._num_unknown = self._scheduler.running + self._scheduler.waiting
         self._open: dict[str, Asked] = {}
-        self._flying: deque[tuple[float, Planned, int, float]] = deque()
+        self._in_flight: deque[tuple[float, Planned, int, float]] = deque()
         self._depth = 1
         self._now = self._step_ended = 0.0
 
     def take(self, record: Record) -> None:
         match record:
             case Submitted(submit, now):
-                with suppress(RequestError):  # refused then, too
+                with suppress(RequestError):  # it was refused when it was recorded, too
                     ended = self._scheduler.submit(submit, now)
-                    self._now = max(self._now, now)  # it may have come during the last step
+                    self._now = max(self._now, now)  # it may have arrived during the last step
                     self._open[submit.id] = Asked(replace(submit, ttft_deadline=None, deadline=None), now)
                     self._arrived.append(self._open[submit.id])
-                    self._hear([] if ended is None else [ended])
+                    self._add_deltas([] if ended is None else [ended])
             case Ended(id, finish):
                 self._scheduler.end(id, finish)
                 self._end(id, finish)
@@ -125,25 +122,25 @@ class _Reader:
             case CacheReset():
                 self._scheduler.reset_prefix_cache()
             case PlanMade(now):
-                delay = 0.0 if self._is_idle or self._flying else now - self._now
+                delay = 0.0 if self._is_idle or self._in_flight else now - self._now
                 self._now = now
                 planned = self._scheduler.plan(now)
                 if planned is not None:
-                    self._flying.append((now, planned, self._scheduler.waiting, delay))
-                    self._depth = max(self._depth, len(self._flying))
+                    self._in_flight.append((now, planned, self._scheduler.waiting, delay))
+                    self._depth = max(self._depth, len(self._in_flight))
             case Applied(now, step, sampled, failed):
                 self._now = now
                 self._apply(StepResult(step, sampled, failed=failed))
 
     def _apply(self, result: StepResult) -> None:
-        if self._flying:  # else it was planned before the recording begins
-            planned_at, planned, waiting, delay = self._flying.popleft()
+        if self._in_flight:  # otherwise the step was planned before the recording begins
+            planned_at, planned, waiting, delay = self._in_flight.popleft()
             started = max(planned_at, self._step_ended)
             self.steps.append(Step(size_of(planned.plan.rows), started, self._now, waiting, delay))
         self._step_ended = self._now
-        self._hear(self._scheduler.apply(result, self._now).deltas)
+        self._add_deltas(self._scheduler.apply(result, self._now).deltas)
 
-    def _hear(self, deltas: Sequence[Delta]) -> None:
+    def _add_deltas(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             asked = self._open.get(delta.id)
             if asked is None:
@@ -163,7 +160,7 @@ class _Reader:
     def traffic(self) -> Traffic:
         still = {id(asked) for asked in self._open.values()}
         asked = sorted((asked for asked in self._arrived if id(asked) not in still), key=lambda asked: asked.at)
-        return Traffic(self._config, asked, self.steps, self._strangers + len(self._open), self._depth)
+        return Traffic(self._config, asked, self.steps, self._num_unknown + len(self._open), self._depth)
 
     @property
     def _is_idle(self) -> bool:

@@ -16,7 +16,7 @@ from appliance.checkpoints.download_spec import Job, Order, Secret
 from appliance.checkpoints.remote import Policy
 from engine.api.client import EngineClient, EngineState
 from engine.api.errors import EXIT_PERMANENT
-from engine.api.pulse import Beat, State, read_pulse
+from engine.api.heartbeat import Heartbeat, State, read_heartbeat
 
 ROOT = Path(__file__).resolve().parents[3]
 WEIGHTS = f"/org/demo/resolve/{COMMIT}/model.safetensors"
@@ -99,10 +99,10 @@ def test_its_pulse_beats_while_nothing_comes(hub: Files, tmp_path: Path) -> None
     hub.faults[WEIGHTS] = [("stall", 1000)]
     program = Program(hub, tmp_path, Policy(stall_s=PATIENCE_S, min_free=1))
     program.states(lambda state: "no byte for" in state.detail)
-    beats: set[Beat] = set()
+    beats: set[Heartbeat] = set()
     deadline = time.monotonic() + PATIENCE_S
     while len(beats) < 3 and time.monotonic() < deadline:
-        if beat := read_pulse(program.pulse):
+        if beat := read_heartbeat(program.pulse):
             beats.add(beat)
         time.sleep(0.05)
     program.process.kill()

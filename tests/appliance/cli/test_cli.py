@@ -132,7 +132,7 @@ def faults(folder: Path) -> dict[str, Any]:
         "NoSuchForCausalLM": lambda: change(folder, architectures=["NoSuchForCausalLM"]),
         "no safetensors files": lambda: weights.rename(folder / "pytorch_model.bin"),
         "cut off": lambda: weights.write_bytes(weights.read_bytes()[:-1]),
-        "cut off within its header": lambda: weights.write_bytes(weights.read_bytes()[:20]),
+        "truncated within its header": lambda: weights.write_bytes(weights.read_bytes()[:20]),
         "lacks model.norm.weight": lambda: write_safetensors(weights, without("model.norm.weight")),
         "has model.extra": lambda: write_safetensors(weights, SHAPES | {"model.extra": (3,)}),
         "has shape [3]": lambda: write_safetensors(weights, SHAPES | {"model.norm.weight": (3,)}),

@@ -26,7 +26,7 @@ from appliance.planning.plan import Plan, plan
 from appliance.planning.ranks import Rooms
 from appliance.planning.validate import prove
 from engine.models.checkpoint import Checkpoint
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, LayerNorm, Model, RMSNorm, Rope
+from engine.models.parts import MLP, Attention, Embedding, Head, LayerNorm, Model, ResidualBlock, RMSNorm, Rope
 from engine.models.ranks import tensor_problem
 from engine.models.schemes import FP8_BLOCK, Quantization, Scheme
 from engine.models.sources import linear_paths
@@ -125,7 +125,10 @@ def test_rules_are_data_beside_their_subject() -> None:
 def checkpoint(**more: Any) -> Checkpoint:
     norm = RMSNorm(size=32, eps=1e-6)
     attention = Attention(hidden=32, heads=4, kv_heads=2, head_dim=8, rope=Rope(dim=8, theta=1e4))
-    block = (Branch(body=attention, before=norm), Branch(body=MLP(hidden=32, inner=48), before=norm))
+    block = (
+        ResidualBlock(body=attention, before=norm),
+        ResidualBlock(body=MLP(hidden=32, intermediate_size=48), before=norm),
+    )
     embed = Embedding(vocab=131, hidden=32)
     model = Model(embed=embed, blocks=(block,), norm=norm, head=Head(tied=True), max_context=1000)
     facts = {"path": Path("/models/tiny"), "architecture": "Tiny", "config": {}, "generation": {}, "model": model}
@@ -274,7 +277,7 @@ def test_a_model_that_nothing_can_mend_is_refused_at_its_path(tmp_path: Path) ->
     attention = Attention(
         hidden=32, heads=4, kv_heads=2, head_dim=8, rope=Rope(dim=8, theta=1e4), qk_norm=norm, qk_norm_span="all"
     )
-    facts = checkpoint(model=replace(checkpoint().model, blocks=((Branch(body=attention),),)))
+    facts = checkpoint(model=replace(checkpoint().model, blocks=((ResidualBlock(body=attention),),)))
     error = tell(tmp_path, "", facts=facts).error
     assert error is not None and "model.source.path: the model declares a layer norm over all heads" in str(error)
 
@@ -354,7 +357,10 @@ def test_what_the_rules_let_ranks_share_is_what_layers_and_the_engines_own_check
     for heads, kv_heads, inner in ((8, 2, 48), (6, 3, 36), (12, 4, 60), (4, 4, 30), (9, 3, 27), (24, 8, 48)):
         attention = Attention(hidden=16, heads=heads, kv_heads=kv_heads, head_dim=8, rope=None)
         norm = RMSNorm(size=16, eps=1e-6)
-        block = (Branch(body=attention, before=norm), Branch(body=MLP(hidden=16, inner=inner), before=norm))
+        block = (
+            ResidualBlock(body=attention, before=norm),
+            ResidualBlock(body=MLP(hidden=16, intermediate_size=inner), before=norm),
+        )
         made = checkpoint(model=replace(checkpoint().model, blocks=(block,)))
         facts = Facts(model_facts(made), GPU)
         for ranks in range(1, 13):
@@ -371,7 +377,7 @@ def shares(attention: Attention, inner: int, ranks: int, of: tuple[Any, ...]) ->
         for rank in range(ranks):
             world = single(rank, ranks)
             layer = attention_layer(attention, "", world, place(0, 0))
-            mlp = mlp_layer(MLP(hidden=16, inner=inner), "", world)
+            mlp = mlp_layer(MLP(hidden=16, intermediate_size=inner), "", world)
             if layer.heads * attention.head_dim != layer.out.slots.inputs or layer.heads % (layer.turned - layer.heads):
                 return False
             if mlp.up.slots.rows != 2 * mlp.down.slots.inputs:
@@ -404,7 +410,7 @@ def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path) -> 
         "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware: {memory_share: 1}\nparallelism: {tensor: auto}\n"  # noqa: E501
     )
     # weights, and a step of theirs, that take more than what ranks exchange their sums through
-    block = (checkpoint().model.blocks[0][0], Branch(body=MLP(hidden=32, inner=1_000_000)))
+    block = (checkpoint().model.blocks[0][0], ResidualBlock(body=MLP(hidden=32, intermediate_size=1_000_000)))
     facts = checkpoint(model=replace(checkpoint().model, blocks=(block,)))
     settings = load(Given(tmp_path / "m.yaml"))
 

@@ -9,7 +9,7 @@ from appliance.hardware.devices import CONTEXT_BYTES, CPUS, GPUS, cpu_running, g
 from appliance.planning.plan import Plan, plan
 from appliance.planning.roofline import active_parameters
 from engine.models.checkpoint import Checkpoint
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, Rope
+from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, Rope
 from kernels.cpu.library import VARIANTS
 from tests.appliance.planning import test_plan
 
@@ -107,7 +107,10 @@ def checkpoint() -> Checkpoint:
     """A model of the size of Qwen3-0.6B, without norms of its heads: 28 layers, 8 KV heads of 128, 40,960 tokens."""
     norm = RMSNorm(size=1024, eps=1e-6)
     attention = Attention(hidden=1024, heads=16, kv_heads=8, head_dim=128, rope=Rope(dim=128, theta=1e6))
-    block = (Branch(body=attention, before=norm), Branch(body=MLP(hidden=1024, inner=3072), before=norm))
+    block = (
+        ResidualBlock(body=attention, before=norm),
+        ResidualBlock(body=MLP(hidden=1024, intermediate_size=3072), before=norm),
+    )
     embed = Embedding(vocab=151936, hidden=1024)
     model = Model(embed=embed, blocks=(block,) * 28, norm=norm, head=Head(tied=True), max_context=40960)
     return Checkpoint(

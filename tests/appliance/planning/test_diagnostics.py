@@ -26,7 +26,7 @@ INNER = 3_000_000  # weights that outweigh the process
 def wide(inner: int = INNER) -> Checkpoint:
     """In ten layers, of which making one takes little."""
     made = checkpoint()
-    block = (made.model.blocks[0][0], Branch(body=MLP(hidden=HIDDEN, inner=inner // 10)))
+    block = (made.model.blocks[0][0], ResidualBlock(body=MLP(hidden=HIDDEN, intermediate_size=inner // 10)))
     return replace(made, model=replace(made.model, blocks=(block,) * 10))
 
 

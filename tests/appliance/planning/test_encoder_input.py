@@ -149,10 +149,10 @@ def test_on_a_cpu_torch_computes_and_says_why(tmp_path: Path, made: Callable) ->
         ("quantization.weights=int4", "the model is an encoder-decoder"),
         ("quantization.kv_cache=int8", "only compiled kernels of a CPU read int8 pages"),
         ("engine.cache.prefix=true", "depends on all of it, so that no other request can begin with it; leave it out"),
-        ("model.task=embed", "this checkpoint has a decoder behind an encoder, and can be served to generate"),
+        ("model.task=embed", "this checkpoint is an encoder-decoder model, and can be served to generate"),
         ("model.task=score", "can be served to generate"),
         ("model.task=classify", "can be served to generate"),
-        ("model.pooling.pool=mean", "model.pooling: says how vectors are made"),
+        ("model.pooling.pool=mean", "model.pooling: only for embedding"),
     ],
 )
 def test_what_does_not_go_with_an_encoder_in_front_is_refused(
@@ -178,7 +178,7 @@ def test_files_of_sentence_transformers_have_to_be_overruled(tmp_path: Path) -> 
     (one.path / "modules.json").write_bytes(msgspec.json.encode(listed))
     (one.path / "1_Pooling").mkdir()
     (one.path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    assert "model.task: embed (modules.json says so): this checkpoint has a decoder" in refused(tmp_path, one)
+    assert "model.task: embed (modules.json says so): this checkpoint is an encoder-decoder" in refused(tmp_path, one)
     assert planned(tmp_path, one, "model.task=generate").gateway.tasks == ("generate",)
 
 
@@ -255,7 +255,7 @@ def test_weights_in_halves_are_served_in_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["bart", "m2m100"])
 def test_a_gpus_table_is_as_large_as_planned(tmp_path: Path, made: Callable, kind: str) -> None:
-    from engine.worker.ahead import parts_on
+    from engine.worker.precompile import parts_on
     from kernels.fp8 import Fp8Products
 
     plan = planned(tmp_path, made(kind), SMALL[0], host=hardware("h200x1"))

@@ -18,7 +18,7 @@ from appliance.planning.plan import Plan, fingerprint, plan
 from appliance.planning.workspace import PROCESS_BYTES, StepSize, workspace
 from engine.api.config import EngineConfig
 from engine.models.checkpoint import Checkpoint
-from engine.models.parts import MLP, Attention, Branch, Embedding, Experts, Head, Model, RMSNorm, Rope
+from engine.models.parts import MLP, Attention, Embedding, Experts, Head, Model, ResidualBlock, RMSNorm, Rope
 from engine.models.schemes import Quantization, Scheme
 from engine.models.sources import linear_paths
 
@@ -42,8 +42,11 @@ def model(window: int | None = None, dim: int = DIM) -> Model:
         hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS, head_dim=dim, rope=Rope(dim=dim, theta=1e4), window=window
     )
     block = (
-        Branch(body=attention, before=RMSNorm(size=HIDDEN, eps=1e-6, name="input_layernorm")),
-        Branch(body=MLP(hidden=HIDDEN, inner=INNER), before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm")),
+        ResidualBlock(body=attention, before=RMSNorm(size=HIDDEN, eps=1e-6, name="input_layernorm")),
+        ResidualBlock(
+            body=MLP(hidden=HIDDEN, intermediate_size=INNER),
+            before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm"),
+        ),
     )
     embed = Embedding(vocab=VOCAB, hidden=HIDDEN)
     return Model(embed=embed, blocks=(block,) * LAYERS, norm=norm, head=Head(tied=True), max_context=CONTEXT)
@@ -346,13 +349,20 @@ def test_heads_that_no_kernel_of_a_gpu_serves_are_torchs(tmp_path: Path, dim: in
         planned(tmp_path, "hardware.kernels=triton", machine=GPU_KERNELS, facts=facts)
 
 
-EXPERTS = Experts(hidden=HIDDEN, inner=16, count=8, chosen=2, scores="softmax", shared=MLP(hidden=HIDDEN, inner=24))
+EXPERTS = Experts(
+    hidden=HIDDEN,
+    intermediate_size=16,
+    num_experts=8,
+    top_k=2,
+    scores="softmax",
+    shared=MLP(hidden=HIDDEN, intermediate_size=24),
+)
 
 
 def sparse() -> Checkpoint:
     """The tiny model with experts in its last layer."""
     facts = checkpoint()
-    last = Branch(body=EXPERTS, before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm"))
+    last = ResidualBlock(body=EXPERTS, before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm"))
     blocks = (*facts.model.blocks[:-1], (facts.model.blocks[-1][0], last))
     return replace(facts, model=replace(facts.model, blocks=blocks))
 
@@ -378,8 +388,8 @@ def test_experts_count_as_weights_and_routers_are_not_rounded(tmp_path: Path) ->
 def test_a_row_for_each_expert_that_a_token_takes_counts_as_workspace(tmp_path: Path) -> None:
     def taken(chosen: int, kernels: str = "torch") -> int:
         """Without what the threads of torch take."""
-        body = replace(EXPERTS, chosen=chosen)
-        model = replace(sparse().model, blocks=((Branch(body=body),),))
+        body = replace(EXPERTS, top_k=chosen)
+        model = replace(sparse().model, blocks=((ResidualBlock(body=body),),))
         return summed(workspace(model, device="cuda", kernels=kernels, size=StepSize(100, 1), element_bytes=4))
 
     # gate, up and their product, and what comes out; with Triton the routes too, and the router's logits
@@ -598,7 +608,7 @@ def test_rounded_weights_are_kept_in_the_cache_folder_unless_that_is_switched_of
 
 
 def test_what_compiled_kernels_leave_to_torch_is_named(tmp_path: Path) -> None:
-    odd = replace(checkpoint().model.blocks[0][1], body=MLP(hidden=HIDDEN, inner=INNER, act="relu2"))
+    odd = replace(checkpoint().model.blocks[0][1], body=MLP(hidden=HIDDEN, intermediate_size=INNER, act="relu2"))
     plain = checkpoint().model.blocks[0]
     facts = replace(checkpoint(), model=replace(model(), blocks=(plain, (plain[0], odd), (plain[0], odd))))
     host = replace(CPU, kernels=("avx2", "base"))

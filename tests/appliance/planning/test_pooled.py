@@ -146,7 +146,7 @@ def test_what_reads_both_ways_has_no_pages_of_any_type(tmp_path: Path, folder: C
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "qwen3", "gemma3-classifier"])
 def test_a_gpus_table_is_as_large_as_planned(tmp_path: Path, folder: Callable, name: str) -> None:
-    from engine.worker.ahead import parts_on
+    from engine.worker.precompile import parts_on
     from kernels.fp8 import Fp8Products
 
     made = on_gpu(tmp_path, folder(name), "engine.scheduling={max_running: 7, max_step_tokens: 64}")
@@ -186,7 +186,7 @@ def test_a_model_of_late_interaction_serves_tokens_and_scores(tmp_path: Path) ->
     assert (pooled.late.markers, pooled.late.lengths, pooled.late.skipped) == (("[Q] ", "[D] "), (12, 40), (".",))
     assert (pooled.width, pooled.activation, pooled.pairs) == (16, "normalize", "none")
     told = refused(tmp_path, tmp_path / "late", "model.pooling.pool=mean")
-    assert "model.pooling.pool: mean: this checkpoint gives vectors of tokens" in told
+    assert "model.pooling.pool: mean: this checkpoint returns vectors of tokens" in told
     assert "model.pooling.max_input: 99 has no effect" in refused(
         tmp_path, tmp_path / "late", "model.pooling.max_input=99"
     )
@@ -218,9 +218,9 @@ def test_a_decoder_is_served_to_what_the_manifest_asks_for(tmp_path: Path, decod
         ("bert", ("model.task=generate",), "model.task: generate: this checkpoint can be served to embed"),
         ("bert-tokens", ("model.task=embed",), "model.task: embed: this checkpoint can be served to classify"),
         ("", ("model.task=classify",), "can be served to generate or to embed or to score"),
-        ("", ("model.pooling.pool=mean",), "model.pooling: says how vectors are made"),
+        ("", ("model.pooling.pool=mean",), "model.pooling: only for embedding"),
         ("bert", ("model.pooling.dimensions=[49]",), "model.pooling.dimensions: 49: vectors have 1 to 48 numbers"),
-        ("", ("model.task=score", "model.pooling.score_tokens=[maybe, 'yes']"), "'maybe' is no token of"),
+        ("", ("model.task=score", "model.pooling.score_tokens=[maybe, 'yes']"), "'maybe' is not one token of"),
     ],
 )
 def test_what_a_checkpoint_cannot_be_is_refused_at_its_key(

@@ -127,8 +127,8 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bits": 3}, "is quantized (gptq, 3 bits), which is not served: bits is 3; gptq is served in 4 bits"),
-        ({"quant_method": "hqq"}, "is quantized (hqq, 4 bits), which is not served: served are gptq, awq"),
+        ({"bits": 3}, "is quantized (gptq, 3 bits), which is not supported: bits is 3; gptq is supported with 4 bits"),
+        ({"quant_method": "hqq"}, "is quantized (hqq, 4 bits), which is not supported: supported are gptq, awq"),
     ],
 )
 def test_what_is_not_served_is_refused_with_what_to_use(

@@ -37,7 +37,7 @@ TWO_NODES = tuple(tuple((node * 8 + core,) for core in range(8)) for node in ran
 def wide() -> Checkpoint:
     """Weights that take more than what ranks exchange their sums through."""
     made = checkpoint()
-    block = (made.model.blocks[0][0], Branch(body=MLP(hidden=HIDDEN, inner=8_000_000)))
+    block = (made.model.blocks[0][0], ResidualBlock(body=MLP(hidden=HIDDEN, intermediate_size=8_000_000)))
     return replace(made, model=replace(made.model, blocks=(block,)))
 
 

@@ -20,7 +20,7 @@ from engine.api.golden import (
     distance,
     prompts,
 )
-from engine.worker.digest import TOP, digest
+from engine.worker.logit_fingerprint import TOP, logit_fingerprint
 
 PLAIN = Arithmetic(device="a", kernels="amx", dtype="float32", kv_dtype="float32", weights="stored", exact=True)
 EXACT, WIDE = Band(0.0, ""), Band(0.01, "")
@@ -31,7 +31,7 @@ def logits(seed=1, vocab=1009):
 
 
 def golden(*rows):
-    return Golden(Prompt("p", (1, 2)), tuple(int(row.argmax()) for row in rows), tuple(map(digest, rows)))
+    return Golden(Prompt("p", (1, 2)), tuple(int(row.argmax()) for row in rows), tuple(map(logit_fingerprint, rows)))
 
 
 def changed(row, **arguments):
@@ -40,7 +40,7 @@ def changed(row, **arguments):
 
 def test_a_digest_says_what_numpy_says_of_the_logits():
     row = logits()
-    found, wide = digest(row), row.astype(np.float64)
+    found, wide = logit_fingerprint(row), row.astype(np.float64)
     assert found.ids == tuple(np.argsort(-wide, kind="stable")[:TOP])
     assert found.values == pytest.approx(wide[list(found.ids)], rel=1e-7)
     assert found.logsumexp == pytest.approx(np.logaddexp.reduce(wide), rel=1e-7)
@@ -49,8 +49,8 @@ def test_a_digest_says_what_numpy_says_of_the_logits():
 
 @pytest.mark.parametrize("vocab", [1, 2, 7, 8, 9, 1009])
 def test_a_digest_of_any_vocabulary_is_that_of_the_same_bits_again(vocab):
-    assert digest(logits(vocab=vocab)) == digest(logits(vocab=vocab))
-    assert len(digest(logits(vocab=vocab)).ids) == min(TOP, vocab)
+    assert logit_fingerprint(logits(vocab=vocab)) == logit_fingerprint(logits(vocab=vocab))
+    assert len(logit_fingerprint(logits(vocab=vocab)).ids) == min(TOP, vocab)
 
 
 def test_one_bit_of_one_logit_that_is_nowhere_near_the_largest_is_seen_bit_for_bit():
@@ -60,7 +60,7 @@ def test_one_bit_of_one_logit_that_is_nowhere_near_the_largest_is_seen_bit_for_b
     assert difference(golden(row), golden(row), EXACT) == ""
     said = difference(golden(row), golden(other), EXACT)
     assert "golden prompt p (2 tokens), token 1" in said and "bit for bit" in said
-    assert digest(row).bits in said and digest(other).bits in said
+    assert logit_fingerprint(row).bits in said and logit_fingerprint(other).bits in said
     assert difference(golden(row), golden(other), WIDE) == ""
 
 
@@ -73,7 +73,7 @@ def test_a_sketch_is_about_as_large_as_a_difference_wherever_it_is():
         noise = np.random.default_rng(seed).standard_normal(500).astype(np.float32)
         other[low] += 0.2 * noise
         rms = np.sqrt(np.mean((other.astype(np.float64) - row) ** 2)) / row.std()
-        assert 0.3 * rms < distance(digest(row), digest(other)) < 4 * rms
+        assert 0.3 * rms < distance(logit_fingerprint(row), logit_fingerprint(other)) < 4 * rms
         assert difference(golden(row), golden(other), Band(rms / 4, "")) != ""
 
 
@@ -102,10 +102,10 @@ def test_what_is_not_finite_is_within_no_band():
     row, other = logits(), logits()
     other[5] = np.nan
     with np.errstate(invalid="ignore"):
-        assert math.isinf(distance(digest(row), digest(other)))
+        assert math.isinf(distance(logit_fingerprint(row), logit_fingerprint(other)))
         assert "not finite" in difference(golden(row), golden(other), Band(1.0, ""))
         assert difference(golden(other), golden(other), EXACT) == "", "as broken as it was"
-        assert distance(digest(other), digest(other)) == 0
+        assert distance(logit_fingerprint(other), logit_fingerprint(other)) == 0
 
 
 def test_a_reply_may_part_where_two_tokens_were_as_likely_and_what_follows_is_not_compared():

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.api.errors import RequestError
 from engine.api.messages import Sampling, Submit
-from engine.core.config import SchedulerConfig, Sources
+from engine.core.config import EncoderLimits, SchedulerConfig
 from engine.core.plan import StepResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import State
@@ -164,7 +164,7 @@ class Load:
     resumed: float = 0.2
     same_prompts: int = 3
     replies: tuple = (1, 2, 7, 30)
-    sources: Sources | None = None
+    sources: EncoderLimits | None = None
     scheduler: type = Scheduler
 
 
@@ -228,9 +228,9 @@ def run(load):
     device = Device(layout, load.blocks, load.max_running, load.max_step_tokens)
     outcome = Outcome(scheduler=scheduler)
     todo = deque(make_submits(load, rng))
-    flying = deque()
+    in_flight = deque()
     idle = 0
-    while todo or scheduler.running or scheduler.waiting or flying:
+    while todo or scheduler.running or scheduler.waiting or in_flight:
         outcome.steps += 1
         assert outcome.steps < 5000, f"seed {load.seed}: no end"
         while todo and rng.random() < 0.5:
@@ -240,10 +240,10 @@ def run(load):
         check_holders(scheduler)
         if planned is not None:
             # the device runs a step when it is planned: its result is held back until later
-            flying.append(device.run(planned.plan, [s.submit.salt for s in planned.sequences]))
-        if flying and (planned is None or len(flying) == (2 if load.overlap else 1)):
-            _settle(scheduler, flying.popleft(), outcome)
-        idle = 0 if flying or planned or todo else idle + 1
+            in_flight.append(device.run(planned.plan, [s.submit.salt for s in planned.sequences]))
+        if in_flight and (planned is None or len(in_flight) == (2 if load.overlap else 1)):
+            _settle(scheduler, in_flight.popleft(), outcome)
+        idle = 0 if in_flight or planned or todo else idle + 1
         assert idle < 2 or not (scheduler.running or scheduler.waiting), (
             f"seed {load.seed}: nothing runs, requests wait"
         )

@@ -119,8 +119,8 @@ class Clocked:
         self.open, self.started, self.ends, self.expected = {}, set(), {}, {}
 
     def run(self, requests=60):
-        number, now, flying = 0, 0.0, []
-        while number < requests or self.open or flying:
+        number, now, in_flight = 0, 0.0, []
+        while number < requests or self.open or in_flight:
             now += self.rng.choice((0.1, 0.5, 1.5))
             assert now < 10_000, "no end"
             while number < requests and self.rng.random() < 0.5:
@@ -130,9 +130,9 @@ class Clocked:
             planned = self.scheduler.plan(now)
             check_holders(self.scheduler)
             if planned is not None:
-                flying.append(self.device.run(planned.plan, [s.submit.salt for s in planned.sequences]))
-            if flying and (planned is None or len(flying) == 2):
-                self._settle(flying.pop(0), now)
+                in_flight.append(self.device.run(planned.plan, [s.submit.salt for s in planned.sequences]))
+            if in_flight and (planned is None or len(in_flight) == 2):
+                self._settle(in_flight.pop(0), now)
         assert self.scheduler.cache.pool.used == self.scheduler.running == self.scheduler.waiting == 0
         assert self.ends == self.expected
 
@@ -178,7 +178,7 @@ def test_each_request_ends_when_brute_force_says(seed):
 def test_late_requests_are_late_again_in_a_replay(tmp_path):
     recorder = Recorder(CONFIG, str(tmp_path / "r"), 90_000)
     Clocked(3, recorder).run(requests=150)
-    recorder.rest()
+    recorder.on_idle()
     records = list(read_records(tmp_path / "r"))
     assert any(isinstance(record, DeadlinesPassed) for record in records) and (tmp_path / "r.1").exists()
     told = []

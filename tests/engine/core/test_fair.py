@@ -11,7 +11,7 @@ from scheduler_simulation import WINDOWS, Load, make_layout, simulate
 from engine.api.messages import Sampling, Submit
 from engine.core import scheduler as scheduler_module
 from engine.core.config import SchedulerConfig
-from engine.core.fair import Fair, Queues
+from engine.core.fair import FairPolicy, OwnerQueues
 from engine.core.plan import StepResult
 from engine.core.recorder import Recorder
 from engine.core.records import read_records
@@ -228,7 +228,7 @@ class Oracle:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_order_is_that_of_the_paper(seed):
-    rng, oracle, fair = random.Random(seed), Oracle(), Fair()
+    rng, oracle, fair = random.Random(seed), Oracle(), FairPolicy()
     sequences = {}
     for number in range(300):
         if rng.random() < 0.55 or not oracle.queue:
@@ -266,7 +266,7 @@ def test_those_ahead_are_ones_own_and_one_of_each_who_had_less():
 
 
 def test_what_is_cached_or_computed_again_is_free():
-    fair = Fair()
+    fair = FairPolicy()
     sequence = scheduler_module.Sequence(Submit("a", tuple(range(50)), Sampling(), 5, owner="x"), 1, 0.0, 100)
     fair.arrive(sequence)
     sequence.charged = 16  # found in the cache
@@ -296,7 +296,7 @@ def test_every_stream_is_the_undisturbed_one_under_fair_shares(windows, seed):
     )  # fmt: skip
     outcome = simulate(load)
     assert len(outcome.ends) == len(outcome.submits)
-    assert set(outcome.scheduler._order.served) == {"a", "b", "c"}
+    assert set(outcome.scheduler._policy.served) == {"a", "b", "c"}
 
 
 def test_the_owner_that_had_most_gives_its_blocks_first():
@@ -323,14 +323,14 @@ def test_a_recording_under_fair_shares_replays(tmp_path):
         bench.submit(*coming.popleft())
         bench.step()
     bench.finish()
-    bench.scheduler.rest()
+    bench.scheduler.on_idle()
     assert (tmp_path / "r.1").exists()
     outcome = replay(read_records(tmp_path / "r"))
     assert outcome.difference is None and outcome.dropped > 0 and outcome.steps > 50
 
 
 def without_lift(monkeypatch):
-    monkeypatch.setattr(Queues, "least", lambda self: 0)
+    monkeypatch.setattr(OwnerQueues, "least", lambda self: 0)
 
 
 def prompts_for_nothing(monkeypatch):
@@ -338,15 +338,15 @@ def prompts_for_nothing(monkeypatch):
         for sequence in sequences:
             self.served[sequence.owner] += 1
 
-    monkeypatch.setattr(Fair, "charge", charge)
+    monkeypatch.setattr(FairPolicy, "charge", charge)
 
 
 def in_order_of_arrival(monkeypatch):
-    monkeypatch.setattr(Queues, "_place", lambda self, sequence: (0, sequence.arrival))
+    monkeypatch.setattr(OwnerQueues, "_place", lambda self, sequence: (0, sequence.arrival))
 
 
 def most_served_first(monkeypatch):
-    monkeypatch.setattr(Queues, "_place", lambda self, sequence: (-self._served[sequence.owner], sequence.arrival))
+    monkeypatch.setattr(OwnerQueues, "_place", lambda self, sequence: (-self._served[sequence.owner], sequence.arrival))
 
 
 def charged_again(monkeypatch):
@@ -354,11 +354,11 @@ def charged_again(monkeypatch):
         for sequence in sequences:
             self.served[sequence.owner] += sequence.computed
 
-    monkeypatch.setattr(Fair, "charge", charge)
+    monkeypatch.setattr(FairPolicy, "charge", charge)
 
 
 def ranks_stand_still(monkeypatch):
-    monkeypatch.setattr(Fair, "begin", lambda self: None)
+    monkeypatch.setattr(FairPolicy, "begin", lambda self: None)
 
 
 FAULTS = {

@@ -9,14 +9,14 @@ from scheduler_simulation import make_layout
 from engine.api.config import EngineConfig, SelfTest
 from engine.api.errors import Drift, SelfTestFailed
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, Recorded
+from engine.api.heartbeat import State
 from engine.api.messages import Control, Output, Sampling, Stats, Submit
-from engine.api.pulse import State
-from engine.core.golden import SLOT, Probe, Run
-from engine.core.loop import build_loop, build_watch
+from engine.core.golden import SLOT, HealthCheck, Run
+from engine.core.loop import build_loop, build_self_test
 from engine.core.plan import StepResult
 from engine.kv.layout import NULL_BLOCK
-from engine.models.parts import Attention, Branch, Embedding, Head, Model
-from engine.worker.digest import digest
+from engine.models.parts import Attention, Embedding, Head, Model, ResidualBlock
+from engine.worker.logit_fingerprint import logit_fingerprint
 
 EXACT = Arithmetic(device="a", kernels="amx", dtype="float32", kv_dtype="float32", weights="stored", exact=True)
 BLOCKS, RESERVED, VOCAB = 40, 64, 101
@@ -34,7 +34,7 @@ class Device:
         part = Attention(hidden=1, heads=1, kv_heads=1, head_dim=1, rope=None)
         self.model = Model(
             embed=Embedding(vocab=VOCAB, hidden=1),
-            blocks=((Branch(body=part),),),
+            blocks=((ResidualBlock(body=part),),),
             norm=None,
             head=Head(tied=True),
             max_context=100,
@@ -67,7 +67,7 @@ class Device:
             if row.sample:
                 ids.append(token)
                 if plan.digested:
-                    digests[index] = digest(logits)
+                    digests[index] = logit_fingerprint(logits)
             sampled.append(token)
         result = StepResult(plan.step, tuple(sampled), digests=digests)
 
@@ -95,7 +95,7 @@ def configured(**changes):
 
 
 def watched(device, **changes):
-    watch = build_watch(configured(**changes), device)
+    watch = build_self_test(configured(**changes), device)
     tested = watch.start(lambda plan: device.start(plan, {}).result(), lambda: 0.0, lambda share: None)
     return watch, tested
 
@@ -111,7 +111,7 @@ def steps(run):
     while (plan := run.plan()) is not None:
         found.append(plan)
         token = 1 if plan.rows[0].sample else -1
-        run.take(StepResult(0, (token,), digests={0: digest(np.ones(3, np.float32))}))
+        run.take(StepResult(0, (token,), digests={0: logit_fingerprint(np.ones(3, np.float32))}))
     return found
 
 
@@ -136,7 +136,7 @@ def test_a_prompt_is_computed_in_chunks_and_its_reply_token_by_token(length, ste
 
 
 def test_a_probe_is_one_step_that_writes_to_no_block():
-    (plan,) = [Probe(make_layout((None, 8))).plan()]
+    (plan,) = [HealthCheck(make_layout((None, 8))).plan()]
     assert [row.blocks for row in plan.rows] == [((NULL_BLOCK,), (NULL_BLOCK,))] and not plan.digested
 
 
@@ -179,7 +179,7 @@ def test_the_lock_s_prompts_are_taken_though_blocks_have_another_size():
     config = configured(locked=locked, prompts=4)
     device = Device()
     device.layout = make_layout((None,))
-    found = build_watch(config, device).prompts
+    found = build_self_test(config, device).prompts
     assert list(found)[:3] == [one.prompt for one in locked.goldens] and len(found) == 4
 
 
@@ -191,7 +191,7 @@ def test_a_budget_ends_the_self_test_of_a_start_but_not_before_its_first_prompt(
         return device.start(plan, {}).result()
 
     for budget, expected in ((0.1, 1), (5.0, 2), (1e9, 3)):
-        watch = build_watch(configured(budget_s=budget), device)
+        watch = build_self_test(configured(budget_s=budget), device)
         tested = watch.start(slow, clock, lambda share: None)
         assert (tested.prompts, tested.skipped) == (expected, 3 - expected)
 
@@ -205,7 +205,7 @@ class Service:
     def __init__(self, device, clock, idle, **changes):
         self.sent, self.device, self.clock, self.idle = [], device, clock, idle
         config = configured(**changes)
-        self.watch = build_watch(config, device)
+        self.watch = build_self_test(config, device)
         if config.self_test.at_start:
             self.watch.start(lambda plan: device.start(plan, {}).result(), clock, lambda share: None)
         device.plans.clear()
@@ -354,7 +354,7 @@ def test_drift_ends_the_loop_before_another_step_of_a_request():
         device.before_step = before_step
 
     service = Service(device, clock, script(drifted))
-    with pytest.raises(Drift, match="golden prompt short .* with what this engine gave at first"):
+    with pytest.raises(Drift, match="golden prompt short .* with this engine's first result"):
         service.run()
     assert all(plan.digested for plan in device.plans), "the request that had just come was not computed"
     assert service.reply("late") == []

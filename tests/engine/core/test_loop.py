@@ -20,7 +20,7 @@ from engine.core.recorder import Recorder
 from engine.core.records import LENGTH, Applied, PlanMade, Submitted, read_records
 from engine.core.replay import main as replay_main
 from engine.core.replay import replay
-from engine.models.parts import Attention, Branch, Embedding, Head, Model
+from engine.models.parts import Attention, Embedding, Head, Model, ResidualBlock
 from engine.structured.thinking import Budget
 
 
@@ -35,7 +35,7 @@ class Device:
         part = Attention(hidden=1, heads=1, kv_heads=1, head_dim=1, rope=None)
         self.model = Model(
             embed=Embedding(vocab=VOCAB, hidden=1),
-            blocks=((Branch(body=part),),),
+            blocks=((ResidualBlock(body=part),),),
             norm=None,
             head=Head(tied=True),
             max_context=100,
@@ -500,7 +500,7 @@ def test_a_bounded_recording_keeps_the_last_steps_and_replays_from_where_it_begi
     assert replay_main([str(tmp_path / "r")]) == 0
     out, err = capsys.readouterr()
     assert f"{len(kept)} steps of 1 runs: all plans equal" in out
-    assert err == f"the recording begins after step {outcome.dropped}; what was before is no longer kept\n"
+    assert err == f"the recording begins after step {outcome.dropped}; earlier steps were deleted\n"
     assert replay_main([str(tmp_path / "r"), "--explain", "59"]) == 0
     assert "ends (length) with 30 tokens" in capsys.readouterr().out
 
@@ -539,7 +539,7 @@ def test_requests_that_are_refused_fill_no_disk(tmp_path):
     for number in range(1000):
         with pytest.raises(RequestError):
             recorder.submit(ask(str(number), (1,) * 101), 0.0)
-        recorder.rest()
+        recorder.on_idle()
     assert LIMIT // 4 < sum(file.stat().st_size for file in tmp_path.iterdir()) <= LIMIT
 
 

@@ -107,7 +107,7 @@ def slot_not_dropped(monkeypatch):
 
         return vacate
 
-    wrap(monkeypatch, Scheduler, "_vacate", make)
+    wrap(monkeypatch, Scheduler, "_release", make)
 
 
 def budget_not_spent(monkeypatch):
@@ -129,7 +129,7 @@ def token_on_its_way_forgotten(monkeypatch):
 
         return leave
 
-    wrap(monkeypatch, Scheduler, "_leave", make)
+    wrap(monkeypatch, Scheduler, "_preempt", make)
 
 
 def stale_result_applied(monkeypatch):
@@ -159,7 +159,7 @@ def kept_computed_after_preemption(monkeypatch):
 
         return leave
 
-    wrap(monkeypatch, Scheduler, "_leave", make)
+    wrap(monkeypatch, Scheduler, "_preempt", make)
 
 
 FAULTS = [

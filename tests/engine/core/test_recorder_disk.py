@@ -59,11 +59,11 @@ def test_a_full_disk_pauses_the_recording_and_what_is_kept_replays(
     assert before.difference is None and before.steps >= 20
     full[0] = False
     drive.steps(25)
-    drive.recorder.rest()
+    drive.recorder.on_idle()
     after = replay(read_records(path))
     assert after.difference is None and before.steps + 20 <= after.steps < 75
 
 
 def test_a_recording_that_cannot_be_begun_is_a_mistake_of_the_manifest(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="name a file that can be written"):
+    with pytest.raises(Exception, match="set it to a writable file"):
         Recorder(CONFIG, str(tmp_path / "nowhere" / "flight"), 2**20)

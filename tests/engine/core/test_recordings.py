@@ -15,7 +15,7 @@ import pytest
 from scheduler_simulation import WINDOWS, Load, make_layout, simulate
 
 from engine.api.messages import Sampling, Submit
-from engine.core.config import PooledTasks, SchedulerConfig, Sources
+from engine.core.config import EncoderLimits, PooledTasks, SchedulerConfig
 from engine.core.plan import StepResult
 from engine.core.recorder import FLUSH_S, Recorder
 from engine.core.records import FORMAT, LENGTH, Record, Started, decode_config, encode_config, read_records
@@ -92,7 +92,7 @@ def test_every_configuration_is_recorded_whole() -> None:
         policy="fair",
         ropes=tuple(Rope(dim=8, theta=1e4, interleaved=True, scaling=scaling) for scaling in scalings),
         pooled=PooledTasks(tasks=("embed",), width=4, last=True, dimensions=(2,)),
-        sources=Sources(longest=7, reply=8),
+        sources=EncoderLimits(longest=7, reply=8),
     )
     started = msgspec.msgpack.decode(msgspec.msgpack.encode(Started(FORMAT, encode_config(config))), type=Record)
     assert isinstance(started, Started) and decode_config(started) == config
@@ -108,7 +108,7 @@ def recording(path: Path) -> bytes:
             now += FLUSH_S
             drawn = tuple(7 if row.sample else -1 for row in planned.plan.rows)
             recorder.apply(StepResult(planned.plan.step, drawn), now)
-    recorder.rest()
+    recorder.on_idle()
     path.with_name(f"{path.name}.1").unlink(missing_ok=True)
     assert next(read_records(path)).state.sequences  # type: ignore[union-attr]
     return path.read_bytes()
@@ -213,7 +213,7 @@ def test_ids_of_requests_do_not_control_the_terminal(tmp_path: Path, capsys: pyt
     recorder.submit(Submit(evil, (1, 2), Sampling(), 1), 0.0)
     recorder.plan(0.0)
     recorder.apply(StepResult(1, (7,)), 1.0)
-    recorder.rest()
+    recorder.on_idle()
     assert replay_main([str(tmp_path / "r"), "--explain", evil]) == 0
     assert replay_main([str(tmp_path / "r"), "--explain", "nobody"]) == 1
     out, err = capsys.readouterr()

@@ -11,7 +11,7 @@ from scheduler_simulation import WINDOWS, Load, expected, make_layout, next_toke
 from engine.api.errors import NOTHING_LEFT, RequestError
 from engine.api.events import Admitted, Blocked, Ended, Preempted, Queued
 from engine.api.messages import Grammar, Logprob, Sampling, Submit
-from engine.core.config import SchedulerConfig, Sources
+from engine.core.config import EncoderLimits, SchedulerConfig
 from engine.core.plan import StepResult
 from engine.core.scheduler import Scheduler
 from engine.kv.cache import Tables
@@ -87,7 +87,7 @@ def test_planning_ahead_changes_no_token_under_stops_aborts_and_preemption():
 def test_a_source_is_read_whole_in_the_first_step_however_often_its_request_is_preempted(policy, overlap):
     preemptions = refused = 0
     for seed, budget in product(range(4), (16, 40)):
-        sources = Sources(longest=10, reply=24)
+        sources = EncoderLimits(longest=10, reply=24)
         outcome = simulate(
             Load(seed, (None,), blocks=15, policy=policy, overlap=overlap, sources=sources, max_step_tokens=budget,
                  max_running=6, max_context=30, replies=(7, 40), requests=20)
@@ -113,13 +113,13 @@ def source_request(source, prompt=(1, 2, 3, 4), tokens=5, **more):
             "begins with 0 tokens of the prompt; it must begin with 1 to 3",
         ),
         (source_request(1, (1, 2, 3, 4, 5)), "decoder_prompt", "begins with 4 tokens"),
-        (source_request(2, prompt_logprobs=1), "prompt_logprobs", "read both ways"),
+        (source_request(2, prompt_logprobs=1), "prompt_logprobs", "not available for encoder-decoder"),
     ],
 )
 def test_what_is_no_source_and_the_beginning_of_a_reply_is_refused(submit, param, says):
     config = SchedulerConfig(
-        layout=make_layout((None,)), blocks=20, max_context=12, sources=Sources(longest=3, reply=4), max_step_tokens=8,
-        max_running=4,
+        layout=make_layout((None,)), blocks=20, max_context=12, sources=EncoderLimits(longest=3, reply=4),
+        max_step_tokens=8, max_running=4,
     )  # fmt: skip
     with pytest.raises(RequestError, match=says) as refused:
         Scheduler(config).submit(submit, 0.0)
@@ -128,8 +128,8 @@ def test_what_is_no_source_and_the_beginning_of_a_reply_is_refused(submit, param
 
 def test_a_step_must_have_room_for_a_source_beside_a_token_of_everybody():
     config = SchedulerConfig(
-        layout=make_layout((None,)), blocks=20, max_context=12, sources=Sources(longest=9, reply=4), max_step_tokens=8,
-        max_running=4,
+        layout=make_layout((None,)), blocks=20, max_context=12, sources=EncoderLimits(longest=9, reply=4),
+        max_step_tokens=8, max_running=4,
     )  # fmt: skip
     with pytest.raises(RequestError, match="has 5 tokens; it must have 1 to 4"):
         Scheduler(config).submit(source_request(5, (1, 2, 3, 4, 5, 6)), 0.0)
@@ -248,15 +248,15 @@ def test_no_more_tokens_are_planned_than_max_tokens_or_the_context_allow(planned
     for max_tokens, max_context, length in ((3, 100, 3), (50, 9, 4)):
         s = scheduler(max_context=max_context)
         s.submit(submit("a", [1] * 5, max_tokens), 0.0)
-        flying, ids = [], ()
+        in_flight, ids = [], ()
         while s.running or s.waiting:
             planned = s.plan(0.0)
             if planned is not None:
-                flying.append(planned)
-            if planned is None or len(flying) == planned_ahead:
-                (delta,) = s.apply(StepResult(flying.pop(0).plan.step, (1,)), 0.0).deltas
+                in_flight.append(planned)
+            if planned is None or len(in_flight) == planned_ahead:
+                (delta,) = s.apply(StepResult(in_flight.pop(0).plan.step, (1,)), 0.0).deltas
                 ids += delta.ids
-        assert len(ids) == length and delta.finish == "length" and not flying
+        assert len(ids) == length and delta.finish == "length" and not in_flight
 
 
 def test_end_tokens_count_only_after_min_tokens_and_not_at_all_when_ignored():
@@ -490,16 +490,16 @@ def test_a_sequence_that_grows_past_the_original_length_is_computed_anew(ahead):
     rope = Rope(dim=2, theta=1e4, scaling=LongScaling(short=(1.0,), long=(2.0,), original=8))
     s = scheduler(ropes=(rope,))
     s.submit(submit("a", range(6), 6), 0.0)
-    flying, fresh = [], []
+    in_flight, fresh = [], []
     while s.running or s.waiting:
         planned = s.plan(0.0)
         if planned is not None:
-            flying.append(planned)
+            in_flight.append(planned)
             fresh += [
                 (len(new.ids), new.rope_length, row.first) for new in planned.plan.new for row in planned.plan.rows
             ]
-        if planned is None or len(flying) == ahead:
-            s.apply(StepResult(flying.pop(0).plan.step, (1,)), 0.0)
+        if planned is None or len(in_flight) == ahead:
+            s.apply(StepResult(in_flight.pop(0).plan.step, (1,)), 0.0)
     assert fresh == [(6, 6, 0), (9, 9, 0)], "blocks of the other rotation are of no use"
     assert s.stats().preemptions == 0
 

@@ -42,7 +42,7 @@ def traffic_of(seed=1, count=120, rate=15.0):
 def measured(path, asks, *, depth=2, aborts=(), pauses=(), **changes):
     """Runs the requests on the device, recording; their replies as clients would have measured them."""
     scheduler = Recorder(SchedulerConfig(**{**CONFIG, **changes}), str(path), 2**30)
-    coming, flying, replies, now, free_at = deque(asks), deque(), {}, 999.0, 0.0
+    coming, in_flight, replies, now, free_at = deque(asks), deque(), {}, 999.0, 0.0
     while True:
         while coming and coming[0][0] <= now:
             at, submit = coming.popleft()
@@ -51,9 +51,9 @@ def measured(path, asks, *, depth=2, aborts=(), pauses=(), **changes):
         planned = scheduler.plan(now)
         if planned is not None:
             free_at = max(now, free_at) + truth(size_of(planned.plan.rows)) + dict(pauses).get(planned.plan.step, 0.0)
-            flying.append((planned, free_at))
-        if flying and (planned is None or len(flying) == depth):
-            done, ended = flying.popleft()
+            in_flight.append((planned, free_at))
+        if in_flight and (planned is None or len(in_flight) == depth):
+            done, ended = in_flight.popleft()
             now = max(now, ended)
             sampled = tuple(1 if row.sample else -1 for row in done.plan.rows)
             for delta in scheduler.apply(StepResult(done.plan.step, sampled), now).deltas:
@@ -229,9 +229,11 @@ def test_each_size_of_step_keeps_its_recorded_time():
 
 
 @pytest.mark.parametrize(("assignment", "words"), [
-    ("engine.cache.block_tokens=0", "no whole number from 1 on"), ("engine.cache.prefix=yes", "neither true nor false"),
-    ("engine.scheduling.policy=lifo", "none of fcfs, priority and fair"), ("hardware.kv_cache_memory=many", "no size"),
-    ("hardware.kv_cache_memory=1B", "no block then"), ("model.path=x", "a key among"),
+    ("engine.cache.block_tokens=0", "not a whole number of at least 1"),
+    ("engine.cache.prefix=yes", "neither true nor false"),
+    ("engine.scheduling.policy=lifo", "not one of fcfs, priority and fair"),
+    ("hardware.kv_cache_memory=many", "not a size"),
+    ("hardware.kv_cache_memory=1B", "would have no block"), ("model.path=x", "a key among"),
     ("model.max_context", "KEY=VALUE"),
 ])  # fmt: skip
 def test_settings_that_are_none_are_told(assignment, words):
@@ -266,7 +268,7 @@ def test_the_command_prints_a_table_and_json(tmp_path, capsys):
 def test_an_empty_recording_is_told(tmp_path, capsys):
     Recorder(SchedulerConfig(**CONFIG), str(tmp_path / "r"), 2**30).flush()
     assert main([str(tmp_path / "r")]) == 1
-    assert "no request in it that came and ended" in capsys.readouterr().err
+    assert "no request that arrived and ended" in capsys.readouterr().err
 
 
 def test_changes_read_as_shares_or_as_times():

@@ -65,7 +65,7 @@ def test_any_part_of_a_file_is_refused(tmp_path: Path) -> None:
     @given(st.integers(0, len(whole) - 32))
     def refused(size: int) -> None:
         path.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match=r"part\.gguf: no GGUF file, or cut off or damaged"):
+        with pytest.raises(CheckpointError, match=r"part\.gguf: not a GGUF file, or truncated or damaged"):
             read_gguf(path)
 
     refused()
@@ -121,7 +121,7 @@ def test_a_hostile_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
     if "sparse" in what:
         with path.open("r+b") as file:
             file.truncate(2**31)
-    with pytest.raises(CheckpointError, match=r"m\.gguf: no GGUF file, or cut off or damaged"):
+    with pytest.raises(CheckpointError, match=r"m\.gguf: not a GGUF file, or truncated or damaged"):
         read_gguf(path)
 
 

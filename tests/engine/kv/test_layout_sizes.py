@@ -3,12 +3,12 @@
 import pytest
 
 from engine.kv.layout import Group, Layout, blocks_of, layout
-from engine.models.parts import Attention, Branch, Embedding, Head, Model
+from engine.models.parts import Attention, Embedding, Head, Model, ResidualBlock
 
 
 def model(windows, kv_heads=2):
     blocks = tuple(
-        (Branch(body=Attention(hidden=8, heads=2, kv_heads=kv_heads, head_dim=4, rope=None, window=window)),)
+        (ResidualBlock(body=Attention(hidden=8, heads=2, kv_heads=kv_heads, head_dim=4, rope=None, window=window)),)
         for window in windows
     )
     return Model(embed=Embedding(vocab=7, hidden=8), blocks=blocks, norm=None, head=Head(tied=True), max_context=64)

@@ -19,12 +19,12 @@ from engine.layers.model import TextModel, make_pages
 from engine.models.parts import (
     MLP,
     Attention,
-    Branch,
     Embedding,
     Experts,
     Head,
     Model,
     Parallel,
+    ResidualBlock,
     RMSNorm,
     Rope,
     named,
@@ -36,15 +36,15 @@ from kernels.cpu.program import Team
 from kernels.jit import installed, recorded
 
 HIDDEN, VOCAB, TOKENS = 40, 51, 70
-SMALL = Experts(hidden=HIDDEN, inner=6, count=9, chosen=5, scores="softmax", act="gelu")
+SMALL = Experts(hidden=HIDDEN, intermediate_size=6, num_experts=9, top_k=5, scores="softmax", act="gelu")
 LARGE = Experts(
     hidden=HIDDEN,
-    inner=38,
-    count=3,
-    chosen=1,
+    intermediate_size=38,
+    num_experts=3,
+    top_k=1,
     scores="softmax_chosen",
     act="relu",
-    shared=MLP(hidden=HIDDEN, inner=12, act="relu", name="shared"),
+    shared=MLP(hidden=HIDDEN, intermediate_size=12, act="relu", name="shared"),
 )
 
 
@@ -53,9 +53,9 @@ def declared():
     attention = Attention(hidden=HIDDEN, heads=5, kv_heads=1, head_dim=8, rope=Rope(dim=8, theta=1e4))
     one, two = named(norm, "one"), named(norm, "two")
     blocks = (
-        (Branch(before=one, body=attention), Branch(before=two, body=SMALL)),
-        (Branch(before=one, body=attention), Branch(before=two, body=LARGE)),
-        (Branch(before=one, body=Parallel(bodies=(SMALL, attention))),),
+        (ResidualBlock(before=one, body=attention), ResidualBlock(before=two, body=SMALL)),
+        (ResidualBlock(before=one, body=attention), ResidualBlock(before=two, body=LARGE)),
+        (ResidualBlock(before=one, body=Parallel(bodies=(SMALL, attention))),),
     )
     embed = Embedding(vocab=VOCAB, hidden=HIDDEN)
     return Model(embed=embed, blocks=blocks, norm=named(norm, "norm"), head=Head(tied=True), max_context=TOKENS)
@@ -102,7 +102,7 @@ def test_torch_adds_what_the_chosen_experts_give_and_the_shared_one(block):
 
     for row, got in zip(x.double(), layer(x, None), strict=True):
         scores = layer.router.weight.double() @ row
-        best = scores.topk(layer.part.chosen).indices
+        best = scores.topk(layer.part.top_k).indices
         shares = scores.softmax(0)[best] if block == 0 else scores[best].softmax(0)
         want = sum(share * mlp(layer.experts[e], row) for share, e in zip(shares, best.tolist(), strict=True))
         if layer.shared is not None:
@@ -136,18 +136,18 @@ def layer_of(part, world=SINGLE, dtype=torch.float32):
 
 
 def with_layers(*parts, hidden=HIDDEN):
-    blocks = tuple((Branch(body=part),) for part in parts)
+    blocks = tuple((ResidualBlock(body=part),) for part in parts)
     embed = Embedding(vocab=VOCAB, hidden=hidden)
     return Model(embed=embed, blocks=blocks, norm=None, head=None, max_context=TOKENS, root="")
 
 
 GATED = Experts(
     hidden=HIDDEN,
-    inner=20,
-    count=6,
-    chosen=4,
+    intermediate_size=20,
+    num_experts=6,
+    top_k=4,
     scores="softmax",
-    shared=MLP(hidden=HIDDEN, inner=28, name="shared"),
+    shared=MLP(hidden=HIDDEN, intermediate_size=28, name="shared"),
     shared_gate="opened",
 )
 
@@ -202,7 +202,7 @@ def test_the_matrices_of_experts_are_held_once_in_one_piece():
         (layer.ups.whole, [expert.up for expert in layer.experts]),
         (layer.downs.whole, [expert.down for expert in layer.experts]),
     ):
-        assert len(stack) == len(linears) == SMALL.count and stack.is_contiguous()
+        assert len(stack) == len(linears) == SMALL.num_experts and stack.is_contiguous()
         for number, linear in enumerate(linears):
             assert linear.weight.data_ptr() == stack[number].data_ptr() and linear.weight.shape == stack[number].shape
     assert filled("torch").branches[1].bodies[0].ups.whole is None, "torch has each by itself"
@@ -249,9 +249,9 @@ class Live(TorchDispatchMode):
 def test_a_step_takes_no_more_than_the_plan_counts(tokens, shared, inner):
     """Of layers as wide as those that are served, on tensors without memory."""
     hidden = 2048
-    beside = MLP(hidden=hidden, inner=shared, name="shared") if shared else None
+    beside = MLP(hidden=hidden, intermediate_size=shared, name="shared") if shared else None
     gate = "opened" if shared else None
-    sizes = {"hidden": hidden, "inner": inner, "count": 128, "chosen": 8}
+    sizes = {"hidden": hidden, "intermediate_size": inner, "num_experts": 128, "top_k": 8}
     part = Experts(scores="softmax", shared=beside, shared_gate=gate, **sizes)
     model = with_layers(part, hidden=hidden)
     layer = ExpertsLayer(part, "layers.0", SINGLE)

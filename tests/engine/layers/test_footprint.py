@@ -51,8 +51,8 @@ def loaded(checkpoint: Checkpoint, kernels: str, dtype: str = "float32", bits: s
 
 def compare(checkpoint: Checkpoint, kernels: str, **more: Any) -> None:
     model, wanted = loaded(checkpoint, kernels, **more), predicted(checkpoint, kernels, **more)
-    assert part_bytes(wanted) == model.held.parts
-    assert mapped_bytes(wanted) == model.held.mapped
+    assert part_bytes(wanted) == model.memory_usage.parts
+    assert mapped_bytes(wanted) == model.memory_usage.mapped
     assert model.weight_bytes > 0
 
 
@@ -86,7 +86,7 @@ def test_stacked_experts_too(bf16_checkpoint, name, dtype):
     form = layout(checkpoint.model, block_tokens=16, element_bytes=4)
     model = TextModel(checkpoint.model, form, SINGLE, DTYPES[dtype], "cpu", stacked=True)
     model.load(checkpoint)
-    assert part_bytes(predicted(checkpoint, "torch", dtype)) == model.held.parts
+    assert part_bytes(predicted(checkpoint, "torch", dtype)) == model.memory_usage.parts
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
@@ -179,7 +179,7 @@ def test_what_a_cache_of_rounded_weights_brings_is_held_once(bf16_checkpoint, tm
         model = TextModel(checkpoint.model, form, SINGLE, torch.float32, "cpu", team, "int8")
         model.load(checkpoint, known=known)
         known.close()
-        assert part_bytes(predicted(checkpoint, "base", bits="int8")) == model.held.parts
+        assert part_bytes(predicted(checkpoint, "base", bits="int8")) == model.memory_usage.parts
 
 
 @pytest.mark.parametrize("by", usable())

@@ -153,7 +153,7 @@ def test_a_compiled_model_stays_near_transformers(kind, tmp_path, driver, ids):
     folder, prompt = write(tmp_path / "m", types, architecture, **more), ids(17, 1)
     engine = driver(folder, kernels=best())
     assert near(engine.run(prompt, 5), want(folder, prompt, architecture, more))
-    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.held.parts
+    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.memory_usage.parts
 
 
 def test_blocks_are_held_as_they_are_and_others_restored(tmp_path, driver, compiled):
@@ -199,7 +199,7 @@ def test_what_is_restored_may_be_rounded(tmp_path, driver, ids):
     assert near(engine.run(prompt, 9), driver(folder).run(prompt, 9))
     forms = [layer.weight.form for layer in linears(engine)]
     assert forms[:3] == ["tiles_int4"] * 3 and forms[3] in ("amx_int8", "tiles_int8")
-    assert part_bytes(predicted(engine.checkpoint, best(), bits="int8")) == engine.model.held.parts
+    assert part_bytes(predicted(engine.checkpoint, best(), bits="int8")) == engine.model.memory_usage.parts
 
 
 def test_plain_numbers_in_half_precision_keep_their_size(tmp_path, driver):
@@ -231,7 +231,7 @@ def test_several_files_are_refused(tmp_path):
 def test_safetensors_beside_come_first(tmp_path):
     folder = write(tmp_path / "m", {})
     (folder / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: no safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not a safetensors file"):
         read_checkpoint(folder)
 
 
@@ -240,7 +240,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path, size):
     folder = write(tmp_path / "m", {"": Type.Q4_0})
     file = folder / "model.gguf"
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(CheckpointError, match=r"model\.gguf: no GGUF file, or cut off or damaged"):
+    with pytest.raises(CheckpointError, match=r"model\.gguf: not a GGUF file, or truncated or damaged"):
         read_checkpoint(folder)
 
 
@@ -265,7 +265,7 @@ def test_a_family_that_is_not_read_from_gguf_needs_its_own_checkpoint(tmp_path):
     folder = write(tmp_path / "m", {}, config=False)
     file = folder / "model.gguf"
     file.write_bytes(file.read_bytes().replace(b"llama", b"mamba"))
-    with pytest.raises(CheckpointError, match="is of a 'mamba'; served from GGUF are llama, qwen2, qwen3"):
+    with pytest.raises(CheckpointError, match="is of a 'mamba'; supported from GGUF are llama, qwen2, qwen3"):
         read_checkpoint(folder)
 
 
@@ -273,7 +273,7 @@ def test_without_the_package_the_message_says_what_to_install(tmp_path, monkeypa
     folder = write(tmp_path / "m", {"mlp": Type.Q4_1, "": Type.Q4_0})
     plain = write(tmp_path / "plain", {"": Type.Q8_0})
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=r"type Q4_1 are restored by the package gguf, .* pip install gguf$"):
+    with pytest.raises(CheckpointError, match=r"type Q4_1 are dequantized by the package gguf, .* pip install gguf$"):
         read_checkpoint(folder)
     assert read_checkpoint(plain).quantization.method == "gguf"  # its blocks are held as they are
 

@@ -78,7 +78,7 @@ def test_scaled_positions_are_read_from_the_file(kind, tmp_path, driver, ids):
 
 def test_another_scaling_is_refused(tmp_path):
     folder = write(tmp_path / "m", {}, config=False, extra=spiral)
-    with pytest.raises(CheckpointError, match=r"llama\.rope\.scaling\.type is 'spiral'; served are linear and yarn"):
+    with pytest.raises(CheckpointError, match=r"llama\.rope\.scaling\.type is 'spiral'; supported are linear and yarn"):
         read_checkpoint(folder)
 
 

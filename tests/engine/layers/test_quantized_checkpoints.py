@@ -180,13 +180,13 @@ Q = "model__layers__1__mlp__up_proj"
             torch.zeros(3, 256, dtype=torch.int32),
             r"qweight has shape \[3, 256\], .* \[16, 256\]",
         ),
-        ("gptq-128", f"{Q}__qzeros", torch.zeros(1, 32), "qzeros is of type F32; served are I32"),
+        ("gptq-128", f"{Q}__qzeros", torch.zeros(1, 32), "qzeros is of type F32; supported are I32"),
         ("gptq-128", f"{Q}__scales", torch.zeros(2, 256), r"scales has shape \[2, 256\], .* \[1, 256\]"),
         ("gptq-64-ordered", f"{Q}__g_idx", None, r"lacks .*up_proj\.g_idx"),
         ("awq-64", f"{Q}__qzeros", whole_zeros(1, 32), r"qzeros has shape \[1, 32\], .* \[2, 32\]"),
         ("packed-32-zeros", f"{Q}__weight_zero_point", None, r"lacks .*up_proj\.weight_zero_point"),
-        ("w8a8", f"{Q}__weight", torch.zeros(256, 128), "weight is of type F32; served are I8"),
-        ("awq-64", f"{Q}__weight", torch.zeros(256, 128), r"has .*up_proj\.weight, which no part"),
+        ("w8a8", f"{Q}__weight", torch.zeros(256, 128), "weight is of type F32; supported are I8"),
+        ("awq-64", f"{Q}__weight", torch.zeros(256, 128), r"has .*up_proj\.weight, which the declared model"),
     ],
 )
 def test_tensors_that_do_not_fit_are_found_without_reading_weights(own, kind, name, tensor, message):
@@ -225,7 +225,7 @@ def test_numbers_that_contradict_the_settings_are_refused_as_they_are_read(own, 
 def test_an_order_that_the_settings_deny_is_refused(own, driver):
     made = own("gptq-64-ordered")
     made.configure(desc_act=False)
-    with pytest.raises(CheckpointError, match="groups inputs that are no neighbours, but .* desc_act: false"):
+    with pytest.raises(CheckpointError, match="has groups that are not contiguous, but .* desc_act: false"):
         driver(made.path)
 
 
@@ -265,7 +265,7 @@ def test_sources_of_different_forms_are_restored_together(own, driver, ids):
     assert near(engine.run(prompt, 9), made.logits(prompt))
     forms = [layer.weight.form for layer in linears(engine.model)]
     assert forms == ["tiles_int4", "tiles_int4", "tiles_f32", *["tiles_int4"] * 4, "tiles_f32"]
-    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.held.parts
+    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.memory_usage.parts
 
 
 def test_a_head_may_be_quantized_too(tmp_path, driver, ids):

@@ -146,7 +146,12 @@ def test_a_missing_shard_is_named(folder):
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [(-1, "cut off: the file has"), (100, "cut off within its header"), (7, "no safetensors"), (0, "no safetensors")],
+    [
+        (-1, "truncated: the file has"),
+        (100, "truncated within its header"),
+        (7, "not a safetensors"),
+        (0, "not a safetensors"),
+    ],
 )
 def test_a_truncated_shard_is_named(folder, size, message):
     shard = folder / "model-00001-of-00002.safetensors"
@@ -184,7 +189,7 @@ def test_a_tensor_that_only_the_index_knows_is_named(folder):
 @pytest.mark.parametrize("name", ["../config.json", 3])
 def test_an_index_cannot_name_files_outside_its_folder(folder, name):
     write(folder / "model.safetensors.index.json", {"weight_map": {"x": name}})
-    with pytest.raises(CheckpointError, match="which is no file of this folder"):
+    with pytest.raises(CheckpointError, match="which is not a file of this folder"):
         read_checkpoint(folder)
 
 
@@ -203,7 +208,9 @@ def test_a_renamed_tensor_is_shown_beside_the_missing_one(folder):
 def test_unknown_tensors_are_named_with_their_file(folder):
     extra = {"model.layers.1.self_attn.q_proj.bias": torch.ones(8), "model.layers.2.a": torch.ones(1)}
     changed(folder, lambda tensors: tensors.update(extra))
-    with pytest.raises(CheckpointError, match=r"model-00002.*q_proj\.bias, model\.layers\.2\.a, which no part"):
+    with pytest.raises(
+        CheckpointError, match=r"model-00002.*q_proj\.bias, model\.layers\.2\.a, which the declared model"
+    ):
         checked(folder)
 
 
@@ -215,7 +222,7 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(folder):
 
 def test_integer_weights_are_refused(folder):
     changed(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(8, dtype=torch.int8)}))
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is of type I8; served are"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is of type I8; supported are"):
         checked(folder)
 
 
@@ -243,7 +250,7 @@ def test_a_config_that_names_no_architecture_is_refused(folder, names):
 
 def test_a_quantized_checkpoint_is_refused_with_its_method(folder):
     configured(folder, quantization_config={"quant_method": "gptq", "bits": 3})
-    with pytest.raises(CheckpointError, match=r"is quantized \(gptq, 3 bits\), which is not served: bits is 3"):
+    with pytest.raises(CheckpointError, match=r"is quantized \(gptq, 3 bits\), which is not supported: bits is 3"):
         read_checkpoint(folder)
 
 
@@ -266,10 +273,10 @@ def test_a_checkpoint_that_leaves_every_layer_unquantized_is_a_plain_one(folder)
         ("num_hidden_layers", 0, "num_hidden_layers is 0; it must be a whole number of at least 1"),
         ("rms_norm_eps", "small", "rms_norm_eps is 'small'; it must be a number"),
         ("attention_bias", "yes", "attention_bias is 'yes'; it must be true or false"),
-        ("hidden_act", "swishy", "hidden_act is 'swishy'; served are silu"),
+        ("hidden_act", "swishy", "hidden_act is 'swishy'; supported are silu"),
         ("num_key_value_heads", 3, "must be a multiple"),
         ("head_dim", 3, "rotary positions need an even number"),
-        ("rope_scaling", {"type": "spiral"}, "rope type 'spiral' is not served; served are default, linear"),
+        ("rope_scaling", {"type": "spiral"}, "rope type 'spiral' is not supported; supported are default, linear"),
         ("rope_scaling", {"type": "linear"}, "factor of the rotary settings is missing"),
         ("rope_scaling", {"type": "longrope", "short_factor": [1.0]}, "short_factor must be a list of 2 numbers"),
         ("rope_scaling", [1], "rope_scaling is .1.; it must be an object"),

@@ -46,7 +46,7 @@ def mlps(model):
 def test_layers_with_experts_are_those_that_the_keys_name(name, keys, sparse):
     found = mlps(declared(name, **keys))
     assert [isinstance(body, Experts) for body in found] == [bool(one) for one in sparse]
-    assert all(body.inner == (4 if isinstance(body, Experts) else 6) for body in found)
+    assert all(body.intermediate_size == (4 if isinstance(body, Experts) else 6) for body in found)
 
 
 @pytest.mark.parametrize("name", [QWEN2, QWEN3, *OTHERS])
@@ -55,7 +55,7 @@ def test_both_names_of_the_number_of_experts_are_read(name):
     without = {key: value for key, value in CONFIG.items() if key != "num_experts"}
     for key in ("num_experts", "num_local_experts"):
         model = ARCHITECTURES[name]({**without, "architectures": [name], key: 3})
-        assert {body.count for body in mlps(model)} == {3} and has_experts(model)
+        assert {body.num_experts for body in mlps(model)} == {3} and has_experts(model)
 
 
 @pytest.mark.parametrize("name", [QWEN2, QWEN3, "OlmoeForCausalLM"])
@@ -86,7 +86,7 @@ def test_every_tensor_of_a_layer_with_a_shared_expert_is_named():
         (QWEN3, {"num_experts": 0}, "num_experts is 0; it must be a whole number of at least 1"),
         (QWEN2, {"mlp_only_layers": "0"}, "mlp_only_layers is '0'; it must be a list of layers' numbers"),
         (QWEN2, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be"),
-        (OTHERS[1], {"clip_qkv": 8.0}, "clip_qkv is set: queries, keys and values that are clipped are not served"),
+        (OTHERS[1], {"clip_qkv": 8.0}, "clip_qkv is set: clipping of queries, keys and values is not supported"),
     ],
 )
 def test_what_makes_no_experts_is_refused_with_the_key(name, keys, message):

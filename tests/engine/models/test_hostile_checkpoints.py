@@ -108,5 +108,5 @@ def test_a_header_of_terabytes_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write((2**40).to_bytes(8, "little"))
         file.truncate(2**41)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: no safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not a safetensors file"):
         read_checkpoint(tmp_path)

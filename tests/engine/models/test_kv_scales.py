@@ -81,7 +81,7 @@ def test_scales_of_attention_in_8_bits_are_accepted(plain: Path) -> None:
 
 def test_a_scale_of_no_layer_is_refused(plain: Path) -> None:
     add(plain, {ATTENTION.format(2) + "k_scale": torch.tensor(0.5)})
-    with pytest.raises(CheckpointError, match=r"has model.layers.2.self_attn.k_scale, which no part"):
+    with pytest.raises(CheckpointError, match=r"has model.layers.2.self_attn.k_scale, which the declared model"):
         scales(plain)
 
 
@@ -90,8 +90,8 @@ def test_a_scale_of_no_layer_is_refused(plain: Path) -> None:
     [
         (torch.tensor(0.0), r"is 0.0; a scale must be above 0 and finite"),
         (torch.tensor(float("nan")), r"is nan; a scale must be above 0"),
-        (torch.ones(2), r"is F32 of shape \[2\]; a KV cache is served with one scale a layer"),
-        (torch.tensor(1), r"is I64 of shape \[\]; a KV cache is served with one scale a layer"),
+        (torch.ones(2), r"is F32 of shape \[2\]; a KV cache needs one scale per layer"),
+        (torch.tensor(1), r"is I64 of shape \[\]; a KV cache needs one scale per layer"),
     ],
 )
 def test_a_scale_that_cannot_be_used_is_refused(plain: Path, tensor: torch.Tensor, message: str) -> None:
@@ -166,7 +166,7 @@ def test_a_kv_cache_alone_may_be_quantized(modelopt: Written, plain: Path) -> No
 
 def test_what_modelopt_stores_otherwise_is_refused(modelopt: Written) -> None:
     move_settings(modelopt, lambda settings: settings.update(quant_algo="NVFP4"))
-    with pytest.raises(CheckpointError, match="quant_algo is 'NVFP4'; of modelopt served is FP8"):
+    with pytest.raises(CheckpointError, match="quant_algo is 'NVFP4'; supported for modelopt is FP8"):
         read_checkpoint(modelopt.path)
 
 

@@ -100,7 +100,7 @@ def test_the_head_is_left_out_where_nothing_is_said():
     [
         ("gptq", "quantization_config is 'gptq'; it must be an object"),
         ({"modules_to_not_convert": "mlp"}, "quantization_config.modules_to_not_convert is 'mlp'; it must be a list"),
-        ({"modules_to_not_convert": ["("]}, "is no regular expression"),
+        ({"modules_to_not_convert": ["("]}, "is not a regular expression"),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, "config_groups must be an object"),
         (
             {"quant_method": "compressed-tensors", "ignore": [3]},
@@ -128,8 +128,8 @@ def test_the_refusal_names_method_count_and_both_kinds_of_layers():
     with pytest.raises(CheckpointError) as caught:
         read_quantization({"quantization_config": settings}, MODEL, "/m/config.json")
     assert str(caught.value) == (
-        "/m/config.json: the checkpoint is quantized (compressed-tensors), which is not served: "
-        "a.weights.strategy is None; served are tensor, channel, block; 81 of 85 projections "
+        "/m/config.json: the checkpoint is quantized (compressed-tensors), which is not supported: "
+        "a.weights.strategy is None; supported are tensor, channel, block; 81 of 85 projections "
         "are, such as model.layers.0.self_attn.q_proj, but not model.layers.0.mlp.gate_proj, "
         "model.layers.0.mlp.up_proj, model.layers.0.mlp.down_proj and 1 more; "
         "use a checkpoint in gptq or awq of 4 bits, fp8, compressed-tensors (pack-quantized, int-quantized or "
@@ -237,21 +237,21 @@ def test_what_the_settings_say_of_fp8(settings, scheme, words):
     [
         (
             {**FP8, "weight_block_size": [64, 128]},
-            r"weight_block_size is \[64, 128\]; served is \[128, 128\]; 84 of 85",
+            r"weight_block_size is \[64, 128\]; supported is \[128, 128\]; 84 of 85",
         ),
-        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; served are e4m3, float8_e4m3fn"),
-        ({**FP8, "activation_scheme": "none"}, "activation_scheme is 'none'; served are dynamic, static"),
-        ({**FP8, "expert_dtype": "fp4"}, "expert_dtype is 'fp4'; served is fp8"),
+        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; supported are e4m3, float8_e4m3fn"),
+        ({**FP8, "activation_scheme": "none"}, "activation_scheme is 'none'; supported are dynamic, static"),
+        ({**FP8, "expert_dtype": "fp4"}, "expert_dtype is 'fp4'; supported is fp8"),
         ({**FP8, "modules_to_convert": ["embed"]}, r"modules_to_convert is \['embed'\]; it must be left out"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'; of modelopt served is FP8"),
-        (floats({"num_bits": 4}), "float-quantized of 4 bits in floats; served is float-quantized of 8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'; supported for modelopt is FP8"),
+        (floats({"num_bits": 4}), "float-quantized of 4 bits in floats; supported is float-quantized of 8"),
         (floats(format="mxfp8-quantized"), "g is mxfp8-quantized of 8 bits in floats"),
-        (floats({"strategy": "group", "group_size": 128}), "strategy is 'group'; served are tensor, channel, block"),
+        (floats({"strategy": "group", "group_size": 128}), "strategy is 'group'; supported are tensor, channel, block"),
         (floats({"strategy": "block", "block_structure": [64, 64]}), r"block_structure is \[64, 64\]"),
-        (floats({"symmetric": False}), "served are symmetric ones"),
-        (floats({}, {**STATIC, "strategy": "token"}), "served are dynamic ones, and static ones of strategy tensor"),
-        (floats({}, {**TOKEN, "dynamic": "local"}), "served are dynamic ones, and static ones"),
-        (floats({}, {**TOKEN, "type": "int"}), "beside fp8 weights served are none, and symmetric float of 8 bits"),
+        (floats({"symmetric": False}), "supported are symmetric ones"),
+        (floats({}, {**STATIC, "strategy": "token"}), "supported are dynamic ones, and static ones of strategy tensor"),
+        (floats({}, {**TOKEN, "dynamic": "local"}), "supported are dynamic ones, and static ones"),
+        (floats({}, {**TOKEN, "type": "int"}), "with fp8 weights, supported are none, and symmetric float of 8 bits"),
     ],
 )
 def test_fp8_that_is_not_served_says_why(settings, words):
@@ -288,31 +288,32 @@ def test_groups_of_several_kinds_and_a_quantized_head():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({**GPTQ, "bits": 3}, r"\(gptq, 3 bits\), which is not served: bits is 3; gptq is served in 4 bits, and in 8"),
-        ({**GPTQ, "bits": 8, "sym": False}, "bits is 8; gptq is served in 4 bits, and in 8 where sym is true"),
-        ({**GPTQ, "group_size": 48}, "group_size is 48; served are multiples of 32, and -1"),
-        ({**GPTQ, "group_size": "128"}, "group_size is '128'; served are multiples of 32"),
-        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; served are gptq and gptq_v2"),
+        ({**GPTQ, "bits": 3}, r"\(gptq, 3 bits\), which is not supported: bits is 3; gptq is supported with 4 bits"),
+        ({**GPTQ, "bits": 8, "sym": False}, "bits is 8; gptq is supported with 4 bits, and with 8 if sym is true"),
+        ({**GPTQ, "group_size": 48}, "group_size is 48; supported are multiples of 32, and -1"),
+        ({**GPTQ, "group_size": "128"}, "group_size is '128'; supported are multiples of 32"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported are gptq and gptq_v2"),
         ({**GPTQ, "is_marlin_format": True}, "is_marlin_format is True; it must be left out"),
         ({**GPTQ, "dynamic": {"-:.*down.*": {}}}, "dynamic is .*; it must be left out"),
         ({"quant_method": "gptq"}, "bits is None"),
-        ({**AWQ, "bits": 8}, r"\(awq, 8 bits\), which is not served: bits is 8; awq is served in 4 bits"),
-        ({**AWQ, "version": "gemv"}, "version is 'gemv'; served is gemm"),
+        ({**AWQ, "bits": 8}, r"\(awq, 8 bits\), which is not supported: bits is 8; awq is supported with 4 bits"),
+        ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported is gemm"),
         ({**AWQ, "zero_point": False}, "zero_point is False; it must be true"),
         (
             {"quant_method": "bitsandbytes"},
-            r"\(bitsandbytes\), which is not served: served are gptq, awq, fp8, modelopt, compressed-tensors; 84 of 85",
+            r"\(bitsandbytes\), which is not supported: "
+            r"supported are gptq, awq, fp8, modelopt, compressed-tensors; 84 of 85",
         ),
-        ({}, r"\(unknown\), which is not served"),
-        (packed({"num_bits": 3}), "pack-quantized of 3 bits; served are pack-quantized of 4 bits"),
+        ({}, r"\(unknown\), which is not supported"),
+        (packed({"num_bits": 3}), "pack-quantized of 3 bits; supported are pack-quantized of 4 bits"),
         (packed({"num_bits": 8, "symmetric": False}), "asymmetric pack-quantized of 8 bits"),
-        (packed({"strategy": "block"}), "strategy is 'block'; served are group and channel"),
-        (packed({"group_size": 16}), r"g\.weights\.group_size is 16; served are multiples of 32"),
-        (packed({"type": "float"}), "g is pack-quantized of 4 bits in floats; served is float-quantized of 8"),
-        (packed({"type": "other"}), "served are whole numbers, and float of 8 bits"),
+        (packed({"strategy": "block"}), "strategy is 'block'; supported are group and channel"),
+        (packed({"group_size": 16}), r"g\.weights\.group_size is 16; supported are multiples of 32"),
+        (packed({"type": "float"}), "g is pack-quantized of 4 bits in floats; supported is float-quantized of 8"),
+        (packed({"type": "other"}), "supported are whole numbers, and float of 8 bits"),
         (packed(format="marlin-24"), "marlin-24 of 4 bits"),
-        (packed({}, {"num_bits": 8, "type": "float", "dynamic": True}), "served are none, and dynamic int8"),
-        (packed({}, {"num_bits": 8, "type": "int", "dynamic": False}), "served are none, and dynamic int8"),
+        (packed({}, {"num_bits": 8, "type": "float", "dynamic": True}), "supported are none, and dynamic int8"),
+        (packed({}, {"num_bits": 8, "type": "int", "dynamic": False}), "supported are none, and dynamic int8"),
         (packed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config is .*; it must be left out"),
     ],
 )

@@ -12,13 +12,13 @@ from engine.models.footprint import Holder, footprint
 from engine.models.parts import (
     MLP,
     Attention,
-    Branch,
     Embedding,
     Experts,
     Head,
     LayerNorm,
     Model,
     Parallel,
+    ResidualBlock,
     RMSNorm,
     Rope,
 )
@@ -57,26 +57,31 @@ def model(*branches, vocab=97, tied=False, **head):
 
 def plain(inner=36, **more):
     return model(
-        Branch(body=attention(**more), before=norm("one")),
-        Branch(body=MLP(hidden=HIDDEN, inner=inner), before=norm("two")),
+        ResidualBlock(body=attention(**more), before=norm("one")),
+        ResidualBlock(body=MLP(hidden=HIDDEN, intermediate_size=inner), before=norm("two")),
     )
 
 
-EXPERTS = Experts(hidden=HIDDEN, inner=12, count=3, chosen=1, scores="softmax")
+EXPERTS = Experts(hidden=HIDDEN, intermediate_size=12, num_experts=3, top_k=1, scores="softmax")
 CASES = {
     "plain": plain(),
     "biases": model(
-        Branch(body=attention(bias=(True, True)), before=LayerNorm(size=HIDDEN, eps=1e-6, name="one")),
-        Branch(body=MLP(hidden=HIDDEN, inner=36, bias=True, gate=None)),
+        ResidualBlock(body=attention(bias=(True, True)), before=LayerNorm(size=HIDDEN, eps=1e-6, name="one")),
+        ResidualBlock(body=MLP(hidden=HIDDEN, intermediate_size=36, bias=True, gate=None)),
         bias=True,
     ),
     "norms": plain(qk_norm=RMSNorm(size=8, eps=1e-6), qk_norm_span="all"),
     "parallel": model(
-        Branch(body=Parallel(bodies=(attention(), MLP(hidden=HIDDEN, inner=18))), before=norm("one")), tied=True
+        ResidualBlock(
+            body=Parallel(bodies=(attention(), MLP(hidden=HIDDEN, intermediate_size=18))), before=norm("one")
+        ),
+        tied=True,
     ),
     "experts": model(
-        Branch(body=attention(), before=norm("one"), after=norm("three")),
-        Branch(body=replace(EXPERTS, shared=MLP(hidden=HIDDEN, inner=30, name="shared"), shared_gate="open")),
+        ResidualBlock(body=attention(), before=norm("one"), after=norm("three")),
+        ResidualBlock(
+            body=replace(EXPERTS, shared=MLP(hidden=HIDDEN, intermediate_size=30, name="shared"), shared_gate="open")
+        ),
     ),
 }
 
@@ -118,7 +123,7 @@ def test_heads_kv_heads_inner_sizes_and_vocabulary_are_named():
     assert tensor_problem(plain(), None, 4, compiled=False) == "4 ranks cannot share 6 heads"
     assert tensor_problem(plain(kv_heads=3), None, 2, compiled=False) == "2 ranks cannot share 3 KV heads"
     assert tensor_problem(plain(inner=35), None, 2, compiled=False) == "2 ranks cannot share 35 inner values of an MLP"
-    uneven = model(Branch(body=attention()), Branch(body=replace(EXPERTS, inner=7)))
+    uneven = model(ResidualBlock(body=attention()), ResidualBlock(body=replace(EXPERTS, intermediate_size=7)))
     assert "7 inner values of an expert" in tensor_problem(uneven, None, 2, compiled=False)
-    tiny = model(Branch(body=attention(heads=6, kv_heads=6)), vocab=4)
+    tiny = model(ResidualBlock(body=attention(heads=6, kv_heads=6)), vocab=4)
     assert "a vocabulary of 4" in tensor_problem(tiny, None, 6, compiled=False)

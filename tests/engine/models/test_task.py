@@ -79,12 +79,14 @@ def test_words_of_several_tokens_or_none_are_refused(
     kind: str,
     word: str,
 ) -> None:
-    with pytest.raises(TaskError, match=r"model.pooling.score_tokens: .* is no token of .*; name two that are"):
+    with pytest.raises(
+        TaskError, match=r"model.pooling.score_tokens: .* is not one token of .*; name two words that are"
+    ):
         answers(tmp_path, config, plain_dirs[kind], "e", word)
 
 
 def test_one_token_answers_nothing(tmp_path: Path, config: bytes, plain_dirs: dict[str, Path]) -> None:
-    with pytest.raises(TaskError, match="'e' and 'e' are one token"):
+    with pytest.raises(TaskError, match="'e' and 'e' are the same token"):
         answers(tmp_path, config, plain_dirs["ranks"], "e", "e")
 
 

@@ -186,11 +186,11 @@ def test_digits_and_scripts_are_cut_as_the_models_were_trained(plain_dirs: dict[
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("tokenizer.model", b"no model at all \x00\xff", "is no SentencePiece model"),
-        ("tokenizer.model", b"", "is no SentencePiece model"),
-        ("tokenizer.model", b"IQ== 0\nIg== one\n", "line 2 is no token"),
+        ("tokenizer.model", b"no model at all \x00\xff", "is not a SentencePiece model"),
+        ("tokenizer.model", b"", "is not a SentencePiece model"),
+        ("tokenizer.model", b"IQ== 0\nIg== one\n", "line 2 is not a token"),
         ("qwen.tiktoken", b"IQ== 0\n", "must rank all 256 bytes"),
-        ("tiktoken.model", b"\xff\xfe", "is no SentencePiece model"),
+        ("tiktoken.model", b"\xff\xfe", "is not a SentencePiece model"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, told: str) -> None:

@@ -68,9 +68,9 @@ def test_special_tokens_that_the_file_names_take_their_places(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"vocab": None}, "is no tekken tokenizer"),
-        ({"config": {}}, "is no tekken tokenizer"),
-        ({"vocab": [{"rank": 0, "token_bytes": "%"}]}, "is no tekken tokenizer"),
+        ({"vocab": None}, "is not a tekken tokenizer"),
+        ({"config": {}}, "is not a tekken tokenizer"),
+        ({"vocab": [{"rank": 0, "token_bytes": "%"}]}, "is not a tekken tokenizer"),
         ({"vocab": [{"rank": 1, "token_bytes": "AA=="}]}, "vocab must list tokens by rank"),
         ({"special_tokens": [{"rank": 24, "token_str": "x"}]}, "special_tokens must have ranks from 0 to 23"),
         ({"special_tokens": [{"rank": 1, "token_str": "x"}] * 2}, "special_tokens must have ranks from 0 to 23"),

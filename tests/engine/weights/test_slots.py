@@ -76,7 +76,7 @@ def test_kv_heads_fewer_than_ranks_are_held_by_the_ranks_of_their_query_heads():
 
 
 def test_gate_and_up_are_divided_each_for_itself():
-    up, _ = mlp_linears(MLP(hidden=2, inner=4))
+    up, _ = mlp_linears(MLP(hidden=2, intermediate_size=4))
     tensors = numbered(up)
     gate, half = matrix(up, tensors, Rank(1, 2)).split([2, 2])
     assert torch.equal(gate, tensors["gate_proj.weight"][2:])

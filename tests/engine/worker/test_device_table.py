@@ -86,7 +86,7 @@ def test_nothing_is_there_before_it_is_staged(pair):
     plan = StepPlan(1, (new(2, 6),), (), (row(2, 0, 6, (1, 2), (3, 4)),))
     pair.host.apply(plan)
     assert not pair.device.memory.any()
-    with pytest.raises(AssertionError, match="step 1 runs on what step -1 staged"):
+    with pytest.raises(AssertionError, match="step 1 runs, but the last upload was for step -1"):
         pair.upload.check(plan)
 
 

@@ -14,9 +14,9 @@ from engine.api.errors import NOT_FINITE
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.layers.model import make_pages
-from engine.worker.ahead import parts_on
 from engine.worker.build import build_worker
 from engine.worker.device_parts import largest_step
+from engine.worker.precompile import parts_on
 from kernels.fp8 import products_of
 from kernels.jit import interpreted
 from tests.engine.worker.generating import BLOCK, GREEDY, VOCAB, Requests, silent
@@ -147,8 +147,8 @@ def test_the_step_that_is_measured_may_have_more_tokens_than_there_are_positions
     parts, _ = parts_on(torch.device("cpu"), config, products_of(None, invariant=True))
     pages = make_pages(parts.layout, 1, torch.float32, torch.device("cpu"))
     step = largest_step(parts, pages, 131, 64)
-    assert len(step.ids) == len(step.entering.ids) == 131
-    for made in (parts.model.read_sources(step.entering), parts.model.forward(step)):
+    assert len(step.ids) == len(step.encoder_inputs.ids) == 131
+    for made in (parts.model.encode_inputs(step.encoder_inputs), parts.model.forward(step)):
         assert made.shape == (131, SIZES["d_model"])
     assert not pages.any(), "it writes nothing"
 

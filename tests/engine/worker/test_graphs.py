@@ -8,9 +8,9 @@ from appliance.planning.workspace import graphs as planned_graphs
 from engine.api.config import EngineConfig, graph_ladder
 from engine.layers.model import make_pages
 from engine.models.checkpoint import read_checkpoint
-from engine.worker.ahead import parts_on
 from engine.worker.device import DeviceRunner
 from engine.worker.graphs import Graphs, recorder_of
+from engine.worker.precompile import parts_on
 from kernels.fp8 import products_of
 from kernels.jit import interpreted
 
@@ -69,14 +69,14 @@ class Pool:
 
     def __init__(self, beside=0, unused=0):
         self.beside, self.unused = beside, unused
-        self.size = self.in_use = 0
+        self.size = self.memory_in_use = 0
 
     def take(self, nbytes):
-        self.in_use += nbytes
-        self.size = max(self.size, self.in_use)
+        self.memory_in_use += nbytes
+        self.size = max(self.size, self.memory_in_use)
 
     def free(self, nbytes):
-        self.in_use -= nbytes
+        self.memory_in_use -= nbytes
 
     def reserved(self):
         self.unused = 0
@@ -87,7 +87,7 @@ class Pool:
         return (lambda: None), outputs
 
     def reset(self):
-        self.size = self.in_use = 0
+        self.size = self.memory_in_use = 0
 
 
 VOCAB, WIDTH = 128256, 28672

@@ -9,8 +9,8 @@ import transformers
 from engine.api.config import EngineConfig
 from engine.layers.model import make_pages
 from engine.worker import device_parts
-from engine.worker.ahead import parts_on
 from engine.worker.device_parts import largest_step, measured_pool
+from engine.worker.precompile import parts_on
 from kernels.fp8 import products_of
 from kernels.jit import interpreted
 

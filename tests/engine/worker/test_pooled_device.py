@@ -23,7 +23,7 @@ from engine.distributed.world import SINGLE, World
 from engine.kv.layout import blocks_of, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
-from engine.models.parts import Attention, Branch
+from engine.models.parts import Attention, ResidualBlock
 from engine.worker.device_parts import device_parts
 from engine.worker.pooled import PooledRunner
 from engine.worker.table import RequestTable
@@ -61,7 +61,7 @@ class Steps:
         kernels: str = "triton",
         task: TaskConfig = AUTO,
         world: World = SINGLE,
-        change: Callable[[Branch], Branch] = lambda branch: branch,
+        change: Callable[[ResidualBlock], ResidualBlock] = lambda branch: branch,
     ) -> None:
         config = EngineConfig(
             model=str(path),
@@ -292,8 +292,8 @@ def test_vectors_are_cut_before_they_are_normalised(saved, tmp_path):
     assert torch.equal(plain, whole[:16])
 
 
-def attention(**changed: Any) -> Callable[[Branch], Branch]:
-    def change(branch: Branch) -> Branch:
+def attention(**changed: Any) -> Callable[[ResidualBlock], ResidualBlock]:
+    def change(branch: ResidualBlock) -> ResidualBlock:
         body = branch.body
         return replace(branch, body=replace(body, **changed)) if isinstance(body, Attention) else branch
 

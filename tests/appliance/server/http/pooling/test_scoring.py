@@ -134,7 +134,7 @@ def test_room_is_shared_without_loss():
     for first in range(12):
         for second in range(12):
             for room in range(24):
-                kept = shared([first, second], room)
+                kept = divide_room([first, second], room)
                 assert sum(kept) == min(room, first + second)
                 assert 0 <= kept[0] <= first and 0 <= kept[1] <= second
 

@@ -1,10 +1,10 @@
 """The heartbeat file of an engine: 24 bytes that the engine maps and a monitor reads, without locks or system calls.
 
-Layout, little-endian: process id (u64), state (u64), beats (u64). Each word is written whole; a monitor that reads
-between two words sees one beat early or late, which changes nothing for it.
+Layout, little-endian: process id (u64), state (u64), beats (u64). Each word is written atomically. A monitor that reads
+between two writes sees one beat early or late, which is harmless.
 
-The launcher allocates the file before the first engine starts, and every later engine uses it again: a write to a
-mapped page that the file system cannot allocate is a SIGBUS, so a file must never be mapped before it is allocated.
+The launcher allocates the file before the first engine starts, and later engines reuse it. A write to a mapped page
+that the file system cannot allocate raises SIGBUS, so the file must be allocated before it is mapped.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ class State(IntEnum):
     LOADING = 1
     IDLE = 2
     BUSY = 3
-    TESTING = 4  # the golden prompts of a start
+    TESTING = 4  # golden prompts at the start
 
 
 @dataclass(frozen=True)
-class Beat:
-    """What a pulse said when it was read: `beats` counts progress of a start, then finished steps and sleeps."""
+class Heartbeat:
+    """Content of a heartbeat file."""
 
     pid: int
     state: State
-    beats: int
+    beats: int  # progress of the start, then finished steps and idle wake-ups
 
 
-class Pulse:
-    """The engine's side. An empty path is for engines without a monitor. Where the file cannot be allocated, as on a
-    full file system, the engine runs without it: the file is removed, which tells the monitor not to expect one."""
+class HeartbeatWriter:
+    """Writes the heartbeat. An empty path is for engines without a monitor. If the file cannot be allocated, as on a
+    full file system, the engine runs without it: the file is removed, so that the monitor does not expect beats."""
 
     def __init__(self, path: str) -> None:
         self.state = State.LOADING
@@ -47,7 +47,7 @@ class Pulse:
         _LAYOUT.pack_into(self._map, 0, os.getpid(), State.LOADING, 0)
 
     def beat(self, state: State) -> None:
-        """Something was done, and this comes next. From one thread at a time."""
+        """Report progress and the next state. Must be called from one thread at a time."""
         self._beats += 1
         if state is not self.state:
             self.state = state
@@ -55,7 +55,7 @@ class Pulse:
         _WORD.pack_into(self._map, 2 * _WORD.size, self._beats)
 
 
-def allocate_pulse(path: Path) -> None:
+def allocate_heartbeat(path: Path) -> None:
     """Allocate the file on disk, so that engines can map it later, also on a full file system. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -67,7 +67,7 @@ def allocate_pulse(path: Path) -> None:
 def _mapped(path: str) -> mmap.mmap | bytearray:
     """Return the mapped file, or private memory where the file cannot be allocated."""
     try:
-        allocate_pulse(Path(path))
+        allocate_heartbeat(Path(path))
         with open(path, "r+b") as file:
             return mmap.mmap(file.fileno(), _LAYOUT.size)
     except OSError as error:
@@ -78,10 +78,10 @@ def _mapped(path: str) -> mmap.mmap | bytearray:
         return bytearray(_LAYOUT.size)
 
 
-def read_pulse(path: Path) -> Beat | None:
+def read_heartbeat(path: Path) -> Heartbeat | None:
     """Return the last beat, or None where no engine has written one yet."""
     try:
         pid, state, beats = _LAYOUT.unpack(path.read_bytes())
-        return Beat(pid, State(state), beats)
+        return Heartbeat(pid, State(state), beats)
     except (OSError, struct.error, ValueError):
         return None

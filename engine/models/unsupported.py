@@ -1,7 +1,7 @@
-"""Messages for architectures that are not supported: the kind, and the closest supported one of that kind.
+"""Messages for unsupported architectures: the kind of model, and the closest supported architecture of that kind.
 
-Kinship is the kind (decoder, encoder-decoder, encoder, vision, speech, recurrent) and the family (the name up to the
-first digit). Names that look alike say nothing: Whisper is no BART.
+Architectures are related if they have the same kind (decoder, encoder-decoder, encoder, vision, speech, recurrent) and
+family (the name up to the first digit). Similar names alone mean nothing: Whisper is not a kind of BART.
 """
 
 import difflib
@@ -48,7 +48,7 @@ def kind_of(architecture: str, config: Mapping[str, Any]) -> str:
 
 
 def closest(architecture: str, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> str:
-    """Return the supported architecture of the same kind and family, "" if there is none. `supported`: by kind."""
+    """Return the supported architecture of the same kind and family, or "". `supported`: names by kind."""
     kind, family = kind_of(architecture, config), _family(architecture)
     relatives = [name for name in supported.get(kind, ()) if _family(name) == family]
     several = _has_experts(architecture, config)
@@ -57,7 +57,7 @@ def closest(architecture: str, config: Mapping[str, Any], supported: Mapping[str
 
 
 def misspelt(architecture: str, names: Sequence[str]) -> str:
-    """Return the supported name that this one misspells, or "" if it may be a name of its own."""
+    """Return the supported name that this one misspells, or ""."""
     for name in names:
         if name.casefold() == architecture.casefold():
             return name

@@ -1,5 +1,5 @@
-"""What a cut is. `Cut`: Rows and the numbers of some of them -> a function that shortens prefixes, or None where none
-of these rows uses it."""
+"""Interface of truncation stages (min_p, top_k, top_p). A `Cut` takes Rows and indexes of some of them, and returns a
+function that shortens prefixes, or None if none of these rows uses it."""
 
 from collections.abc import Callable
 

@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.pulse import Beat, Pulse, State, allocate_pulse, read_pulse
+from engine.api.heartbeat import Heartbeat, HeartbeatWriter, State, allocate_heartbeat, read_heartbeat
 
 # Write a heartbeat on a full file system and print the beat that a monitor reads.
 SCRIPT = """
 import sys
 from pathlib import Path
-from engine.api.pulse import Pulse, State, allocate_pulse, read_pulse
+from engine.api.heartbeat import HeartbeatWriter, State, allocate_heartbeat, read_heartbeat
 folder, prepared = Path(sys.argv[1]), sys.argv[2] == "allocated"
 path = folder / "engine-0.pulse"
 if prepared:
-    allocate_pulse(path)
+    allocate_heartbeat(path)
 with (folder / "rest").open("wb", buffering=0) as rest:
     try:
         while rest.write(bytes(4096)):
             pass
     except OSError as error:
         print(error.strerror)
-pulse = Pulse(str(path))
+pulse = HeartbeatWriter(str(path))
 pulse.beat(State.BUSY)
-beat = read_pulse(path)
+beat = read_heartbeat(path)
 print("none" if beat is None else f"{beat.state.name} {beat.beats}", path.exists())
 """
 
@@ -57,17 +57,17 @@ def test_an_allocated_heartbeat_is_written_on_a_full_file_system(tmp_path):
 
 def test_a_second_engine_takes_over_the_file_of_the_first(tmp_path):
     path = tmp_path / "pulse"
-    allocate_pulse(path)
-    assert read_pulse(path) is None and path.stat().st_size > 0
+    allocate_heartbeat(path)
+    assert read_heartbeat(path) is None and path.stat().st_size > 0
     inode = path.stat().st_ino
-    Pulse(str(path)).beat(State.BUSY)
-    Pulse(str(path))
-    assert read_pulse(path) == Beat(os.getpid(), State.LOADING, 0)
+    HeartbeatWriter(str(path)).beat(State.BUSY)
+    HeartbeatWriter(str(path))
+    assert read_heartbeat(path) == Heartbeat(os.getpid(), State.LOADING, 0)
     assert path.stat().st_ino == inode
 
 
 def test_a_file_that_cannot_be_made_is_no_reason_to_end(tmp_path, capfd):
-    pulse = Pulse(str(tmp_path / "missing" / "pulse"))
+    pulse = HeartbeatWriter(str(tmp_path / "missing" / "pulse"))
     pulse.beat(State.IDLE)
     assert pulse.state is State.IDLE
     assert "No such file" in capfd.readouterr().err

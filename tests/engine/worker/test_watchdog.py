@@ -2,23 +2,23 @@
 
 import pytest
 
-from engine.worker.watch import BEHIND_S, LOADING_SILENT_S, SILENT_S, STEP_S, Watch
+from engine.worker.watchdog import BEHIND_S, LOADING_SILENT_S, SILENT_S, STEP_S, RankWatchdog
 
 
 def pass_time(watch, seconds, *alive):
     """The first thing that is wrong while so much time goes by, in seconds; these ranks are heard of each second."""
     for _ in range(int(seconds)):
         for rank in alive:
-            watch.heard(rank)
-        if (wrong := watch.passed(1.0)) is not None:
+            watch.message_received(rank)
+        if (wrong := watch.time_passed(1.0)) is not None:
             return wrong
     return None
 
 
 def serving(size):
-    watch = Watch(size)
+    watch = RankWatchdog(size)
     for rank in range(1, size):
-        watch.serving(rank)
+        watch.started_serving(rank)
     return watch
 
 
@@ -27,20 +27,20 @@ def test_ranks_that_are_heard_of_and_have_nothing_to_do_are_well():
 
 
 def test_a_silent_rank_is_named_and_rank_0_never_is():
-    assert "rank 2 has given no sign of life for 5 s" in pass_time(serving(3), SILENT_S + 1, 1)
+    assert "rank 2 has sent no message for 5 s" in pass_time(serving(3), SILENT_S + 1, 1)
 
 
 def test_a_rank_that_loads_may_be_silent_for_longer():
-    assert pass_time(Watch(2), LOADING_SILENT_S) is None
-    assert "rank 1 has given no sign" in pass_time(Watch(2), LOADING_SILENT_S + 1)
+    assert pass_time(RankWatchdog(2), LOADING_SILENT_S) is None
+    assert "rank 1 has sent no message" in pass_time(RankWatchdog(2), LOADING_SILENT_S + 1)
 
 
 def test_a_rank_that_lives_and_does_not_finish_what_others_finished_is_named_with_the_step():
     watch = serving(3)
     for _ in range(2):
-        watch.sent()
-        assert watch.finished(0, 7) is watch.finished(1, 7) is None
-    watch.finished(2, 7)
+        watch.step_sent()
+        assert watch.step_finished(0, 7) is watch.step_finished(1, 7) is None
+    watch.step_finished(2, 7)
     assert pass_time(watch, BEHIND_S, 1, 2) is None
     wrong = pass_time(watch, 2, 1, 2)
     assert wrong == "rank 2 has not finished step 2, which others finished 30 s ago"
@@ -49,17 +49,17 @@ def test_a_rank_that_lives_and_does_not_finish_what_others_finished_is_named_wit
 def test_a_rank_that_catches_up_is_well_again():
     watch = serving(2)
     for _ in range(3):
-        watch.sent()
-        watch.finished(0, 7)
+        watch.step_sent()
+        watch.step_finished(0, 7)
     for _ in range(3):
         assert pass_time(watch, BEHIND_S - 1, 1) is None
-        watch.finished(1, 7)
+        watch.step_finished(1, 7)
     assert pass_time(watch, 2 * BEHIND_S, 1) is None
 
 
 def test_a_step_that_nobody_finishes_ends_the_engine_at_last():
     watch = serving(2)
-    watch.sent()
+    watch.step_sent()
     assert pass_time(watch, STEP_S, 1) is None
     assert "no rank has finished step 1" in pass_time(watch, 1, 1)
 
@@ -68,7 +68,7 @@ def test_a_step_that_nobody_finishes_ends_the_engine_at_last():
 def test_ranks_that_draw_other_tokens_are_found_whoever_finishes_first(order):
     watch = serving(3)
     for rank in order:
-        assert watch.finished(rank, 11) is None
-    found = [watch.finished(rank, 13 if rank == 2 else 12) for rank in order]
+        assert watch.step_finished(rank, 11) is None
+    found = [watch.step_finished(rank, 13 if rank == 2 else 12) for rank in order]
     assert found[:-1] == [None, None]
-    assert found[-1] == "rank 2 drew other tokens than rank 0 in step 2: the ranks went apart"
+    assert found[-1] == "rank 2 sampled other tokens than rank 0 in step 2: the ranks diverged"

@@ -1,20 +1,19 @@
-"""Digests of logits (engine/api/golden.py), for those steps that ask: on the host, in float64, in the same way for all
-kinds of devices."""
+"""Fingerprints of logits (engine/api/golden.py), computed on the host in float64, in the same way for all devices."""
 
 import hashlib
 from functools import cache
 
 import numpy as np
 
-from engine.api.golden import Digest
+from engine.api.golden import LogitFingerprint
 
 TOP = 8
 SKETCHES = 4
 _KEY = b"slipway: signs of golden digests"
 
 
-def digest(logits: np.ndarray) -> Digest:
-    """Of [vocab] float32."""
+def logit_fingerprint(logits: np.ndarray) -> LogitFingerprint:
+    """Return the fingerprint of [vocab] float32 logits."""
     row = np.ascontiguousarray(logits, np.float32)
     values = row.astype(np.float64)
     count = min(TOP, len(values))
@@ -22,7 +21,7 @@ def digest(logits: np.ndarray) -> Digest:
     best = best[np.lexsort((best, -values[best]))]
     highest = float(values[best[0]])
     with np.errstate(over="ignore", invalid="ignore"):
-        return Digest(
+        return LogitFingerprint(
             hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest(),
             _short(highest + np.log(np.exp(values - highest).sum())),
             _short(values.std()),
@@ -33,13 +32,13 @@ def digest(logits: np.ndarray) -> Digest:
 
 
 def _short(value: float) -> float:
-    """Eight digits: what float32 can tell, and a line that can be read."""
+    """Round to eight digits: the precision of float32, in a readable length."""
     return float(f"{value:.8g}")
 
 
 @cache
 def _signs(vocab: int) -> np.ndarray:
-    """[SKETCHES, vocab] of 1 and -1, the same in every process and for ever."""
+    """Return [SKETCHES, vocab] of 1 and -1, identical in every process and version."""
     count = SKETCHES * vocab
     bits = np.unpackbits(np.frombuffer(hashlib.shake_256(_KEY).digest(-(-count // 8)), np.uint8))[:count]
     return (bits.astype(np.int8) * 2 - 1).reshape(SKETCHES, vocab)

@@ -1,6 +1,6 @@
-"""Who goes first, and who is preempted last: sequences in the order of their ranks, by policy.
+"""Scheduling policies: they rank sequences. A better rank is scheduled earlier and preempted later.
 
-A rank is (what the policy goes by, arrival); smaller is better. `Fair` is in engine/core/fair.py.
+A rank is (policy key, arrival); smaller is better. `FairPolicy` is in engine/core/fair.py.
 """
 
 from bisect import bisect_left, insort
@@ -13,8 +13,8 @@ from engine.core.sequence import Sequence
 _rank = attrgetter("rank")
 
 
-class Ranked:
-    """A list kept sorted by rank; ranks are unique. Removing the last one while iterating is allowed."""
+class SortedQueue:
+    """A list sorted by rank; ranks are unique. The last item may be removed during iteration."""
 
     __slots__ = ("items",)
 
@@ -39,16 +39,16 @@ class Ranked:
         insort(self.items, sequence, key=_rank)
 
     def before(self, sequence: Sequence) -> int:
-        """How many have a better rank."""
+        """Return the number of sequences with a better rank."""
         return bisect_left(self.items, sequence.rank, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
         index = bisect_left(self.items, sequence.rank, key=_rank)
-        assert self.items[index] is sequence, f"{sequence.id} is not where its rank says"
+        assert self.items[index] is sequence, f"{sequence.id} is not at the position of its rank"
         del self.items[index]
 
     def sort(self) -> None:
-        """After ranks changed."""
+        """Sort again after ranks changed."""
         self.items.sort(key=_rank)
 
 
@@ -61,40 +61,40 @@ class Waiting(Protocol):
     def remove(self, sequence: Sequence) -> None: ...
 
 
-class Order(Protocol):
-    """What a scheduler asks of a policy. Ranks of running sequences change in `begin` alone, so within a plan they
-    stand still."""
+class SchedulingPolicy(Protocol):
+    """Interface of a scheduling policy. Ranks of running sequences change only in `begin`, so they are constant while
+    a step is planned."""
 
     @property
-    def running(self) -> Ranked: ...
+    def running(self) -> SortedQueue: ...
 
     @property
     def waiting(self) -> Waiting: ...
 
     def arrive(self, sequence: Sequence) -> None:
-        """Gives a new one its rank, before it waits."""
+        """Set the rank of a new sequence that is about to be queued."""
 
     def begin(self) -> None:
-        """A plan begins."""
+        """Start a plan: update ranks."""
 
     def charge(self, sequences: Iterable[Sequence]) -> None:
-        """These were given rows."""
+        """Account for the rows that these sequences got."""
 
 
-class FirstCome:
+class FirstComeFirstServed:
     def __init__(self) -> None:
-        self.running, self.waiting = Ranked(), Ranked()
+        self.running, self.waiting = SortedQueue(), SortedQueue()
 
     def arrive(self, sequence: Sequence) -> None:
         sequence.rank = (0, sequence.arrival)
 
     def begin(self) -> None:
-        """Ranks are for ever."""
+        """Do nothing: ranks never change."""
 
     def charge(self, sequences: Iterable[Sequence]) -> None:
-        """Nobody counts."""
+        """Do nothing: service is not counted."""
 
 
-class ByPriority(FirstCome):
+class PriorityPolicy(FirstComeFirstServed):
     def arrive(self, sequence: Sequence) -> None:
         sequence.rank = (sequence.submit.priority, sequence.arrival)

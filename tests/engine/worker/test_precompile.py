@@ -26,7 +26,7 @@ import msgspec
 
 from engine.api.messages import Pooling, Sampling
 from engine.core.plan import NewRow, Row, StepPlan
-from engine.worker.ahead import config_for, runner_on, serving_launches
+from engine.worker.precompile import config_for, runner_on, serving_launches
 from kernels.fp8 import products_of
 from engine.models.checkpoint import read_checkpoint
 from kernels.tools.aot import TARGETS, signature
@@ -188,7 +188,7 @@ def test_no_step_launches_what_was_not_compiled_ahead(tmp_path, changed, kv_dtyp
 @pytest.mark.slow
 def test_the_command_compiles_a_model_from_its_configuration_alone(tmp_path):
     folder = config_json(tmp_path / "model")
-    command = ["-m", "engine.worker.ahead", str(folder), "--target", "sm_90", "--check", "--processes", "2"]
+    command = ["-m", "engine.worker.precompile", str(folder), "--target", "sm_90", "--check", "--processes", "2"]
     done = run(*command, "--json", str(tmp_path / "report.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "report.json").read_text())

@@ -1,10 +1,10 @@
-"""Every kernel that an engine with a certain model launches, compiled before there is an engine or a GPU.
+"""Compile every kernel that an engine with a certain model launches, without an engine and without a GPU.
 
-    python -m engine.worker.ahead CHECKPOINT… --dtype bfloat16 --kv-dtype bfloat16 fp8 --target sm_90 --cache DIR
+    python -m engine.worker.precompile CHECKPOINT… --dtype bfloat16 --kv-dtype bfloat16 fp8 --target sm_90 --cache DIR
 
-Of a checkpoint only config.json is read. The worker is put together on torch's `meta` device, with weights of which
-nobody has the numbers, and makes the steps that it would make to warm up; kernels.jit writes down what it launches, and
-kernels.report compiles that. What a warm worker has launched is all that it ever launches.
+Only config.json of a checkpoint is read. The worker is built on torch's `meta` device, with weights without data, and
+runs its warm-up steps. kernels.jit records the launches, and kernels.report compiles them. A warm worker launches no
+other kernels.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from kernels.tools.aot import Target
 def config_for(
     path: Path, dtype: str, kv_dtype: str, *, invariant: bool, weights: WeightBits = "stored", task: str = "auto"
 ) -> EngineConfig:
-    """As an appliance would resolve it, at sizes that change no kernel."""
+    """Return the configuration that the appliance would resolve, with sizes that do not affect kernels."""
     return EngineConfig(
         model=str(path),
         device="cuda",
@@ -48,7 +48,8 @@ def config_for(
         kv_bytes=1,
         max_context=16384,
         max_running=256,
-        max_step_tokens=16384,  # tiles for experts are largest where each has 64 tokens: here up to one in 256
+        # expert tiles are largest with 64 tokens per expert: here up to 1 of 256 experts per token
+        max_step_tokens=16384,
         kernels="triton",
         invariant=invariant,
         graph_sizes=graph_ladder(256),
@@ -59,8 +60,9 @@ def config_for(
 
 
 def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
-    """Launches of a worker's first steps and of decode steps of every size that it captures. None where the target
-    lacks the type of the pages."""
+    """Return the launches of a worker's first steps and of captured decode steps of every size. Empty if the target
+    does
+    not support the type of the pages."""
     if config.kv_dtype == "fp8" and not target.fp8:
         return []
     runner, form, model = runner_on(torch.device("meta"), config, _products(target, config))
@@ -76,8 +78,8 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
 
 @torch.inference_mode()
 def runner_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tuple[Runner, Layout, Model]:
-    """What makes the steps of a worker with random weights on this device, the layout of its pages, its model. fp8: how
-    it multiplies by weights in fp8."""
+    """Return the runner of a worker with random weights on this device, the layout of its pages and its model. fp8: how
+    it multiplies by fp8 weights."""
     parts, model = parts_on(device, config, fp8)
     pages = make_pages(parts.layout, 2, DTYPES[config.kv_dtype], device)
     return parts.runner(pages), parts.layout, model
@@ -85,7 +87,7 @@ def runner_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> t
 
 @torch.inference_mode()
 def parts_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tuple[DeviceParts, Model]:
-    """Of a worker with random weights on this device."""
+    """Return the components and the model of a worker with random weights on this device."""
     checkpoint = read_checkpoint(config.model, weights=False, task=config.task)
     model, dtype = checkpoint.model, DTYPES[config.dtype]
     form = layout(model, block_tokens=config.block_tokens, element_bytes=DTYPES[config.kv_dtype].itemsize)
@@ -98,7 +100,7 @@ def parts_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tu
 
 
 def _products(target: Target, config: EngineConfig) -> Fp8Products:
-    """As a process on this target would multiply by weights in fp8."""
+    """Return how a process on this target would multiply by fp8 weights."""
     capability = divmod(int(target.arch), 10) if target.backend == "cuda" else None
     return products_of(capability, invariant=config.invariant)
 
@@ -108,7 +110,7 @@ def _architecture(config: EngineConfig) -> str:
 
 
 def _decode_step(rows: int, form: Layout) -> StepPlan:
-    """A step of new requests of one token."""
+    """Return a step of new requests with one token each."""
     null = tuple((NULL_BLOCK,) for _ in form.groups)
     new = tuple(NewRow(slot, (0,), 1, Sampling(), (0,), 1) for slot in range(rows))
     return StepPlan(0, new, (), tuple(Row(slot, 0, 1, True, null) for slot in range(rows)))
@@ -137,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m engine.worker.ahead",
+        prog="python -m engine.worker.precompile",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,7 +1,7 @@
-"""What a loaded model really holds, by the same parts that are planned (engine/models/footprint.py).
+"""Measured memory of a loaded model, by the parts that are planned (engine/models/footprint.py).
 
-Every tensor is counted once, whoever shares it. What lies in a file that is mapped counts apart: its pages are the page
-cache's, which drops them where memory is short.
+Every tensor is counted once, even if it is shared. Tensors in a mapped file are counted separately: their pages belong
+to the page cache, which drops them if memory is short.
 """
 
 import re
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, BranchLayer, Sinks, SourceAttentionLayer
+from engine.layers.block import AttentionLayer, CrossAttentionLayer, ResidualBlockLayer, Sinks
+from engine.layers.encoder import EncoderLayers
 from engine.layers.linear import LinearLayer
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
-from engine.layers.source import EncoderLayers
 from engine.layers.vocabulary import Vocabulary
 from kernels.cpu.packing import Packed
 from kernels.fp8 import Fp8Weight
@@ -28,24 +28,24 @@ _LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Held:
-    """Bytes by part, and bytes that are read in the checkpoint's file."""
+class MemoryUsage:
+    """Memory of the weights in bytes."""
 
-    parts: dict[str, int]
-    mapped: int
+    parts: dict[str, int]  # allocated, by part
+    mapped: int  # used directly in the checkpoint file
 
     @property
     def total(self) -> int:
         return sum(self.parts.values())
 
 
-def held(
+def memory_usage(
     vocabulary: Vocabulary,
-    branches: Sequence[BranchLayer],
+    branches: Sequence[ResidualBlockLayer],
     norm: NormLayer | None,
     pooler: PoolerLayer | None = None,
     encoder: EncoderLayers | None = None,
-) -> Held:
+) -> MemoryUsage:
     files = _Files()
     parts: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
@@ -61,11 +61,11 @@ def held(
             mapped += tensor.nbytes
         else:
             parts[part] += tensor.nbytes
-    return Held(parts, mapped)
+    return MemoryUsage(parts, mapped)
 
 
 def _tensors(
-    vocabulary: Vocabulary, branches: Sequence[BranchLayer], norm: NormLayer | None, pooler: PoolerLayer | None
+    vocabulary: Vocabulary, branches: Sequence[ResidualBlockLayer], norm: NormLayer | None, pooler: PoolerLayer | None
 ) -> Iterator[tuple[str, Tensor]]:
     tables = (vocabulary.table, vocabulary.positions, vocabulary.segments)
     yield from (("embedding", table) for table in tables if table is not None)
@@ -89,14 +89,14 @@ def _encoder(encoder: EncoderLayers) -> Iterator[tuple[str, Tensor]]:
     yield from _blocks(encoder.branches)
 
 
-def _blocks(branches: Sequence[BranchLayer]) -> Iterator[tuple[str, Tensor]]:
+def _blocks(branches: Sequence[ResidualBlockLayer]) -> Iterator[tuple[str, Tensor]]:
     for branch in branches:
         for layer in (branch.before, branch.after, branch.last):
             if layer is not None:
                 yield from _norm(layer)
         for body in branch.bodies:
             match body:
-                case AttentionLayer() | SourceAttentionLayer():
+                case AttentionLayer() | CrossAttentionLayer():
                     for one in body.loadables:
                         yield from _loadable("attention", one)
                 case MLPLayer():
@@ -140,7 +140,7 @@ def _pieces(weight: Tensor | Packed | Fp8Weight, bias: Tensor | None) -> Iterato
 
 
 class _Files:
-    """Which addresses of this process belong to files (proc(5), maps)."""
+    """Address ranges of this process that are mapped files (proc(5), maps)."""
 
     def __init__(self) -> None:
         found = sorted(
