@@ -12,7 +12,7 @@
 # TORCH_HASH   SHA-256 of further permitted builds of torch, as sha256:…, separated by spaces
 # KERNELS      GPU architectures, such as "sm_90 sm_100", for which kernels are compiled with the image: no request then
 #              waits for a compiler, and the image needs none. Requires Python's headers in BUILD_BASE, its Python in BASE
-# SHAPES       models for these kernels, by the names of benchmarks/shapes.py. Others: engine.worker.ahead
+# SHAPES       models for these kernels, by the names of benchmarks/shapes.py. Others: engine.worker.precompile
 ARG BASE=python:3.11-slim-bookworm
 ARG BUILD_BASE=python:3.11-bookworm
 

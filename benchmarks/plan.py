@@ -78,7 +78,7 @@ def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) 
         options = tuple(Option("--set", *one.split("=", 1)) for one in given)
         made = plan(load(Given(file, options, {})), checkpoint, HOST)
     config, taken = made.engines[0], dict[str, Taken]()
-    give_back()  # excludes memory that previous engines have freed
+    trim_heap()  # excludes memory that previous engines have freed
     ranks = Ranks(config) if config.tensor > 1 else None
     worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__, ranks)
     worker.close()

@@ -54,7 +54,7 @@ from engine.core.loop import build_loop
 from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.footprint import Holder, weight_bytes
-from engine.models.parts import Model, keeps_nothing
+from engine.models.parts import Model, has_no_kv_cache
 from engine.models.stored import held_weights
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer

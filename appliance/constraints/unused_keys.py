@@ -13,7 +13,7 @@ from appliance.config.fix import Remove
 from appliance.config.merge import at
 from appliance.config.problems import Problem, given
 from appliance.config.settings import Settings
-from engine.models.parts import Model, TokenLogits, keeps_nothing
+from engine.models.parts import Model, TokenLogits, has_no_kv_cache
 
 ANY = object()  # marks keys for which no value is harmless
 

@@ -294,7 +294,7 @@ def source_step(manifest: Manifest, checkpoint: Checkpoint, running: int) -> int
 
     Return 0 if the model has no encoder.
     """
-    longest = min(checkpoint.model.max_source, _table_context(manifest, checkpoint))
+    longest = min(checkpoint.model.max_encoder_input, _table_context(manifest, checkpoint))
     return longest + running if longest else 0
 
 

@@ -227,7 +227,8 @@ def _experts(holdings: Sequence[Holding]) -> int:
 
 def touched(model: Model, rows: int) -> float:
     """Return the expected share of experts selected by at least one row, for uniform routing: 1 - (1 - k/n)^rows."""
-    shares = [1 - (1 - body.chosen / body.count) ** rows for body in all_bodies(model) if isinstance(body, Experts)]
+    experts = [body for body in all_bodies(model) if isinstance(body, Experts)]
+    shares = [1 - (1 - body.top_k / body.num_experts) ** rows for body in experts]
     return sum(shares) / len(shares) if shares else 0.0
 
 

@@ -365,10 +365,10 @@ def _width(body: Body, ranks: int) -> int:
         case Attention():
             return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
         case MLP():
-            return 3 * _own(body.inner, ranks)
+            return 3 * _own(body.intermediate_size, ranks)
     # Triton stores one row per token and selected expert. torch computes the experts one by one, in float32.
-    shared = 0 if body.shared is None else 3 * _own(body.shared.inner, ranks) + body.hidden
-    return body.chosen * (3 * _own(body.inner, ranks) + body.hidden) + 6 * body.hidden + shared
+    shared = 0 if body.shared is None else 3 * _own(body.shared.intermediate_size, ranks) + body.hidden
+    return body.top_k * (3 * _own(body.intermediate_size, ranks) + body.hidden) + 6 * body.hidden + shared
 
 
 def _own(units: int, ranks: int) -> int:

@@ -59,7 +59,7 @@ class Herald:
             self._connection = None
 
 
-def download(job: Job, socket: str, pulse: Pulse) -> None:
+def download(job: Job, socket: str, pulse: HeartbeatWriter) -> None:
     """Download the missing files of the checkpoint. Raise SourceError on failure. `pulse` is updated for as long as the
     download may take by its own limits, so that a slow download is not treated as a hung start."""
     try:

@@ -1,6 +1,6 @@
 """Detection of hung engines: an engine is hung if it has work and finishes no step, if it is idle and does not finish
-its own probes, or if its start makes no progress. Only its heartbeat (engine/api/pulse.py) is used, so a slow engine
-that makes progress is never killed.
+its own probes, or if its start makes no progress. Only its heartbeat (engine/api/heartbeat.py) is used, so a slow
+engine that makes progress is never killed.
 
 The limit of a step is the largest of: the budget, `SLOWER` times the longest step so far, and `SLOWER` times the
 slowest step that the plan expects (a roofline estimate, which real steps exceed). An engine whose threads run, wait for
@@ -68,7 +68,7 @@ class Hangs:
         watched = self._watched.get(program)
         return now_s - watched.since_s if watched else 0.0
 
-    def look(self, program: str, beat: Beat | None, now_s: float, *, active: bool = False) -> str:
+    def look(self, program: str, beat: Heartbeat | None, now_s: float, *, active: bool = False) -> str:
         """Return why the program counts as hung, or "". A heartbeat of another process id is ignored, because an
         earlier engine wrote it. `active` says that the engine's threads have recently used CPU time, or waited for it
         or for a disk."""

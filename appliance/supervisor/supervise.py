@@ -182,7 +182,7 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
     )
     (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
     for pulse in watch.pulses.values():
-        allocate_pulse(Path(pulse))  # now instead of at an engine's start, when the disk may be full
+        allocate_heartbeat(Path(pulse))  # now instead of at an engine's start, when the disk may be full
     listener = Program(
         "sentinel",
         (sys.executable, "-P", "-m", "appliance.supervisor.monitor", str(directory / "sentinel.json")),

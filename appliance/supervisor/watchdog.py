@@ -16,7 +16,7 @@ from pathlib import Path
 from appliance.runtime import processes
 from appliance.supervisor.activity import Activity, RunningClock, queued_s
 from appliance.supervisor.hangs import Budgets, Hangs
-from engine.api.pulse import Beat, read_pulse
+from engine.api.heartbeat import Heartbeat, read_heartbeat
 
 GATEWAY = "gateway"
 LOOK_S = 0.5  # interval between checks of heartbeats and gateway
@@ -168,7 +168,7 @@ class Watchdog:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _beat(file: Path, keeper: int) -> Beat | None:
+def _beat(file: Path, keeper: int) -> Heartbeat | None:
     """Return the engine's heartbeat with the process id of its reaper, the only one that Supervisor knows."""
-    beat = read_pulse(file)
+    beat = read_heartbeat(file)
     return replace(beat, pid=keeper) if beat is not None and processes.parent(beat.pid) == keeper else None

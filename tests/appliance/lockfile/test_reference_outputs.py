@@ -13,7 +13,7 @@ from appliance import __version__
 from appliance.checkpoints.lockfile import Lock, as_yaml, lock_path, read_lock
 from appliance.cli.main import main
 from appliance.config import exits
-from engine.api.golden import Arithmetic, Digest, Golden, Prompt, Recorded
+from engine.api.golden import Arithmetic, Golden, LogitFingerprint, Prompt, Recorded
 
 DEMO = Path(__file__).resolve().parents[3] / "manifests" / "demo"
 MADE = Recorded(

@@ -16,7 +16,7 @@ from appliance.planning.kernels import resolve
 from appliance.planning.plan import plan
 from appliance.planning.requirements import asked_of, need_of
 from engine.models.checkpoint import Checkpoint
-from engine.models.parts import MLP, Branch
+from engine.models.parts import MLP, ResidualBlock
 from tests.appliance.planning.test_plan import COMPILED, GPU_KERNELS, HIDDEN, VOCAB, checkpoint
 
 MIB = 2**20

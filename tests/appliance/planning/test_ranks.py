@@ -10,7 +10,7 @@ from appliance.hardware.topology import Topology
 from appliance.planning.workspace import PROCESS_BYTES
 from engine.api.config import Place
 from engine.models.checkpoint import Checkpoint
-from engine.models.parts import MLP, Branch
+from engine.models.parts import MLP, ResidualBlock
 from tests.appliance.planning.test_plan import (
     BLOCK,
     CPU,

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from appliance.supervisor.hangs import SLOWER, Budgets, Hangs
-from engine.api.pulse import Beat, Pulse, State, read_pulse
+from engine.api.heartbeat import Heartbeat, HeartbeatWriter, State, read_heartbeat
 
 PID = 7
 

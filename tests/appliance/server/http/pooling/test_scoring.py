@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from appliance.server.pooling.pairs import RERANKER_BEGIN, RERANKER_END, RERANKER_TASK
-from engine.text.backend import shared
+from engine.text.backend import divide_room
 from tests.appliance.server.http.pooling.model import tokens, unit, values
 
 QUERY = "the answer is 42"
