@@ -105,7 +105,7 @@ template <int R, int T> static void few_int8(const Linear& op, const int32_t* x,
         UNROLL for (int r = 0; r < R; r++) {
             float* at = out + (r * T + t) * SIDE;
             store(at, acc[t][r]);
-            add_outliers<true>(form.outliers(x, R, r), w + t * apart, 4, SIDE, at);
+            add_outliers<1, 4, true>(form.outliers(x, R, r), w + t * apart, at);
             store(at, load(at) * load(scales + t * SIDE));
         }
     put(op, R, 0, R, tile * SIDE, T * SIDE, out);

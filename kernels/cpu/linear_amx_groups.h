@@ -135,8 +135,10 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
         for (int64_t n = 0; n < tiles; n++) {
             const int32_t* list = outliers(op, tokens, first * SIDE + row, lists);
             float* at = sums + row * stride + n * SIDE;
-            if (op.group) add_outliers(op, list, w + n * apart, at);
-            else add_outliers<true>(list, w + n * apart, 4, SIDE, at);
+            if (op.form == AMX_INT8) add_outliers<1, 4, true>(list, w + n * apart, at);
+            else if (op.form == GROUPS_INT8) add_outliers<false, false>(op, list, w + n * apart, at);
+            else if (op.zeros) add_outliers<true, true>(op, list, w + n * apart, at);
+            else add_outliers<true, false>(op, list, w + n * apart, at);
         }
     if (!op.group) {
         alignas(64) float scales[OUTPUT_TILES * SIDE] = {};

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <limits>
+#include <utility>
 
 #include "linear.h"
 
@@ -146,8 +147,9 @@ static inline vf group_scales(const uint8_t* at, int32_t type) {
 // Inputs of a block of x; a group is a whole number of blocks.
 static inline int64_t block_of(const Linear& op) { return op.group % BLOCK8 ? PART : BLOCK8; }
 
-// Words of 4 bytes of a row's list of outliers: their number, then of each the input and the value as a float.
-static inline int64_t outlier_words(int64_t blocks) { return 1 + 2 * MOST_OUTLIERS * blocks; }
+// Words of 4 bytes of a row's list of outliers: their number, then an Outlier for each.
+constexpr int64_t OUTLIER_WORDS = 4;
+static inline int64_t outlier_words(int64_t blocks) { return 1 + OUTLIER_WORDS * MOST_OUTLIERS * blocks; }
 
 // How x and the weights of a quantized linear lie in memory.
 struct Quantised {
@@ -181,15 +183,24 @@ static inline int32_t largest(vi x) {
     return x[0];
 }
 
-// The bits of the largest |x|. Without their signs numbers are in the order of their bits. size: a multiple of W.
-static inline int32_t largest_size(const float* x, int64_t size) {
-    vi tops = {};
-    for (int64_t i = 0; i < size; i += W) {
-        const vi bits = (vi)load(x + i) & 0x7fffffff;
-        tops = tops > bits ? tops : bits;
+// The three largest |x| of each lane, as bits: without their signs numbers are in the order of their bits.
+struct Tops {
+    vi first = {}, second = {}, third = {};
+    void add(vi x) {
+        const vi rest = first < x ? first : x, left = second < rest ? second : rest;
+        first = first > x ? first : x;
+        second = second > rest ? second : rest;
+        third = third > left ? third : left;
     }
-    return largest(tops);
-}
+    void add_lanes() {  // of all lanes, into the first one
+        UNROLL for (int half = W / 2; half; half /= 2) {
+            vi other;
+            for (int i = 0; i < W; i++) other[i] = i ^ half;
+            const vi a = __builtin_shuffle(first, other), b = __builtin_shuffle(second, other), c = __builtin_shuffle(third, other);
+            add(a), add(b), add(c);
+        }
+    }
+};
 
 // The last place of |x| with these bits.
 static inline int64_t place_of(const float* x, int64_t size, int32_t bits) {
@@ -202,30 +213,37 @@ static inline int64_t place_of(const float* x, int64_t size, int32_t bits) {
     return largest(found);
 }
 
+// Entry of a row's list of outliers. A word of the weights is at `offset` in a tile; its value begins at bit `shift`.
+struct Outlier { int32_t offset, shift, scale; float value; };  // scale: offset of the group's scale
+
 // Adds the outliers of a block that begins at `input` to a row's list and makes them 0 in x, of `size` numbers, a multiple
 // of W. Returns the scale of the others: the largest |x| over 127, NaN if some x is not finite, 0 if its inverse is not.
-static inline float take_outliers(float* x, int64_t size, int64_t input, int32_t* list) {
-    const int32_t infinite = 0x7f800000;
-    float tops[MOST_OUTLIERS + 1], values[MOST_OUTLIERS];
-    int64_t places[MOST_OUTLIERS], count = 0;
-    for (int64_t i = 0; i <= MOST_OUTLIERS; i++) {
-        const int32_t top = largest_size(x, size);
-        if (top >= infinite) return std::numeric_limits<float>::quiet_NaN();
-        tops[i] = bits_to_float(uint32_t(top));
-        if (i && tops[i - 1] > OUTLIER * tops[i]) count = i;
-        if (i == MOST_OUTLIERS) break;
-        places[i] = place_of(x, size, top);
-        values[i] = x[places[i]];
-        x[places[i]] = 0.f;
+template <class F>
+static inline float take_outliers(float* x, int64_t size, int64_t input, int32_t* list, F entry) {
+    Tops tops;
+    for (int64_t i = 0; i < size; i += W) tops.add((vi)load(x + i) & 0x7fffffff);
+    tops.add_lanes();
+    const int32_t found[MOST_OUTLIERS + 1] = {tops.first[0], tops.second[0], tops.third[0]};
+    if (found[0] >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
+    float sizes[MOST_OUTLIERS + 1];
+    for (int i = 0; i <= MOST_OUTLIERS; i++) sizes[i] = bits_to_float(uint32_t(found[i]));
+    const int count = sizes[1] > OUTLIER * sizes[2] ? 2 : sizes[0] > OUTLIER * sizes[1] ? 1 : 0;
+    int64_t places[MOST_OUTLIERS] = {};
+    for (int i = 0; i < count; i++) {
+        places[i] = place_of(x, size, found[i]);
+        if (i && found[1] == found[0]) {  // the same size twice: its other place
+            const float kept = std::exchange(x[places[0]], 0.f);
+            places[1] = place_of(x, size, found[1]);
+            x[places[0]] = kept;
+        }
     }
-    for (int64_t i = count; i < MOST_OUTLIERS; i++) x[places[i]] = values[i];
-    if (count == 2 && places[0] > places[1]) std::swap(places[0], places[1]), std::swap(values[0], values[1]);
-    for (int64_t i = 0; i < count; i++) {
-        int32_t* entry = list + 1 + 2 * list[0]++;
-        entry[0] = int32_t(input + places[i]);
-        entry[1] = int32_t(float_to_bits(values[i]));
+    if (count == 2 && places[0] > places[1]) std::swap(places[0], places[1]);
+    for (int i = 0; i < count; i++) {
+        Outlier made = entry(input + places[i]);
+        made.value = std::exchange(x[places[i]], 0.f);
+        std::memcpy(list + 1 + OUTLIER_WORDS * list[0]++, &made, sizeof(made));
     }
-    const float scale = tops[count] / 127.f;
+    const float scale = sizes[count] / 127.f;
     return scale < std::numeric_limits<float>::min() ? 0.f : scale;
 }
 
@@ -265,37 +283,88 @@ round_block(const float* x, int64_t size, float scale, int8_t* out) {
 }
 
 // A row of x in blocks: `inputs` integers, of which those from `size` on are 0; of each block its scale and the sum of its
-// integers, `apart` from the next block's; and the list of outliers.
+// integers, `apart` from the next block's; and the list of outliers. entry: of an input, where its weights are.
+template <class F>
 static void quantise_blocks(const float* x, int64_t size, int64_t inputs, int64_t block, int8_t* row, float* scales,
-                            int32_t* sums, int64_t apart, int32_t* list) {
+                            int32_t* sums, int64_t apart, int32_t* list, F entry) {
     alignas(64) float own[BLOCK8];
     list[0] = 0;
     for (int64_t at = 0; at < inputs; at += block, scales += apart, sums += apart) {
         const int64_t count = std::clamp<int64_t>(size - at, 0, block);
         std::memcpy(own, x + at, sizeof(float) * size_t(count));
         std::memset(own + count, 0, sizeof(float) * size_t(BLOCK8 - count));
-        *scales = take_outliers(own, block, at, list);
+        *scales = take_outliers(own, block, at, list, entry);
         *sums = round_block(own, std::min(block, inputs - at), *scales, row + at);
     }
 }
 
-// sums[n] += Σ x · w over the outliers of a row, for `width` outputs, a multiple of W. w: their tile of 8-bit weights,
-// [word][width][word_size]; SIGNED: without 128 for zero.
-template <bool SIGNED = false>
-__attribute__((noinline)) static void add_outliers(const int32_t* list, const uint8_t* w, int64_t word, int64_t width, float* sums) {
-    for (int64_t n = 0; n < width; n += W) {
-        vf sum = {};
-        for (int64_t i = 0; i < list[0]; i++) {
-            const int64_t input = list[1 + 2 * i];
-            const uint8_t* at = w + (input / word * width + n) * word;
-            vi value;
-            if (word == 1) value = load(at);
-            else value = (load((const int32_t*)at) >> int32_t(8 * (input % word))) & 255;
-            value = SIGNED ? (value ^ 128) - 128 : value - 128;
-            sum += splat(bits_to_float(uint32_t(list[2 + 2 * i]))) * to_float(value);
-        }
-        store(sums + n, load(sums + n) + sum);
+// How the parts of a tile of W outputs of weights in groups lie.
+struct GroupTile {
+    int64_t group, bytes, scale_bytes, step;  // inputs of a group; bytes of its weights, of its scales, and to the next one
+    explicit GroupTile(const Linear& op) : group(op.group) {
+        bytes = op.form == TILES_INT4 ? group * W / 2 : group * W;
+        scale_bytes = (op.scale_type == F32 ? 4 : 2) * W;
+        step = bytes + scale_bytes + (op.zeros ? W : 0);
     }
+};
+
+// Where the weights of an input are in a tile.
+static inline auto places_of(const Linear& op) {
+    const GroupTile form(op);
+    const int64_t width = op.form == AMX_INT8 ? 16 : NR, word = op.form == AMX_INT8 ? 4 : WORD8;
+    const bool groups = op.group, narrow = op.form == TILES_INT4;
+    return [=](int64_t input) {
+        if (!groups) return Outlier{int32_t(input / word * width * word), int32_t(input % word * 8), 0, 0.f};
+        const int64_t within = input % form.group, start = input / form.group * form.step;
+        const int64_t offset = narrow ? within / (2 * WORD4) * W * WORD4 : within / WORD8 * W * WORD8;
+        const int64_t shift = narrow ? within % WORD4 * 8 + within / WORD4 % 2 * 4 : within % WORD8 * 8;
+        return Outlier{int32_t(start + offset), int32_t(shift), int32_t(start + form.bytes), 0.f};
+    };
+}
+
+// W words of weights, each in its place: a word of one input is one byte.
+template <int64_t WORD> static inline vi word_at(const uint8_t* at) {
+    if constexpr (WORD == 1) return load(at);
+    else return load((const int32_t*)at);
+}
+
+// sums[n] += Σ x · w over the outliers of a row, for V · W outputs. w: their tile of 8-bit weights, [word][V · W][WORD];
+// SIGNED: without 128 for zero.
+template <int V, int64_t WORD, bool SIGNED>
+__attribute__((noinline)) static void add_outliers(const int32_t* list, const uint8_t* w, float* sums) {
+    const Outlier* entries = (const Outlier*)(list + 1);
+    vf sum[V] = {};
+    for (int32_t i = 0; i < list[0]; i++) {
+        const Outlier one = entries[i];
+        UNROLL for (int v = 0; v < V; v++) {
+            vi value = (word_at<WORD>(w + one.offset + v * W * WORD) >> one.shift) & 255;
+            value = SIGNED ? (value ^ 128) - 128 : value - 128;
+            sum[v] += splat(one.value) * to_float(value);
+        }
+    }
+    UNROLL for (int v = 0; v < V; v++) store(sums + v * W, load(sums + v * W) + sum[v]);
+}
+
+// The same for a tile of W outputs of weights in groups, of 4 bits if NARROW. zeros: bytes from a scale to its zero point.
+template <bool NARROW, bool ZEROS, class S>
+__attribute__((noinline)) static void add_outliers(const int32_t* list, const uint8_t* w, int64_t zeros, float* sums) {
+    const Outlier* entries = (const Outlier*)(list + 1);
+    vf sum = {};
+    for (int32_t i = 0; i < list[0]; i++) {
+        const Outlier one = entries[i];
+        const vi value = (word_at<NARROW ? WORD4 : WORD8>(w + one.offset) >> one.shift) & (NARROW ? 15 : 255);
+        const vi zero = ZEROS ? load(w + one.scale + zeros) : vi{} + (NARROW ? 8 : 128);
+        sum += load((const S*)(w + one.scale)) * one.value * to_float(value - zero);
+    }
+    store(sums, load(sums) + sum);
+}
+template <bool NARROW, bool ZEROS>
+static inline void add_outliers(const Linear& op, const int32_t* list, const uint8_t* w, float* sums) {
+    if (!list[0]) return;
+    const int64_t zeros = GroupTile(op).scale_bytes;
+    if (op.scale_type == F16) add_outliers<NARROW, ZEROS, fp16>(list, w, zeros, sums);
+    else if (op.scale_type == BF16) add_outliers<NARROW, ZEROS, bf16>(list, w, zeros, sums);
+    else add_outliers<NARROW, ZEROS, float>(list, w, zeros, sums);
 }
 
 // A row of x, its inputs in the order in which groups hold them.
@@ -316,7 +385,7 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
     int32_t* wide = (int32_t*)at_least(scratch.wide, size_t(2 * inputs + 32));
     int8_t* row = (int8_t*)(wide + inputs);
     int32_t *scales = panel + form.words * rows + place, *totals = scales + form.blocks * rows;
-    quantise_blocks(x, op.inputs, inputs, form.block, row, (float*)scales, totals, rows, form.outliers(panel, rows, place));
+    quantise_blocks(x, op.inputs, inputs, form.block, row, (float*)scales, totals, rows, form.outliers(panel, rows, place), places_of(op));
     const int32_t middle = op.form != TILES_INT4 ? MIDDLE8 : op.zeros ? 1 : 8;
     for (int64_t block = 0; block < form.blocks; block++) totals[block * rows] *= -middle;
     const void* words = row;
@@ -398,48 +467,13 @@ static void int8_tiles(const Linear& op, const Quantised& form, int64_t tokens, 
     std::memcpy(scales, op.scales + tile * NR, sizeof(float) * size_t(std::min(stride, op.outputs - tile * NR)));
     for (int64_t row = 0; row < count * R; row++) {
         const int32_t* list = form.outliers(packed + (first + row / R) * form.panel(R), R, row % R);
-        for (int64_t t = 0; t < tiles; t++) add_outliers(list, w + t * apart, WORD8, NR, out + row * stride + t * NR);
+        for (int64_t t = 0; t < tiles; t++) add_outliers<2, WORD8, false>(list, w + t * apart, out + row * stride + t * NR);
         for (int64_t n = 0; n < stride; n += W) {
             float* at = out + row * stride + n;
             store(at, load(at) * load(scales + n));
         }
     }
     put(op, tokens, first * R, count * R, tile * NR, stride, out);
-}
-
-// How the parts of a tile of W outputs of weights in groups lie.
-struct GroupTile {
-    int64_t group, bytes, scale_bytes, step;  // inputs of a group; bytes of its weights, of its scales, and to the next one
-    explicit GroupTile(const Linear& op) : group(op.group) {
-        bytes = op.form == TILES_INT4 ? group * W / 2 : group * W;
-        scale_bytes = (op.scale_type == F32 ? 4 : 2) * W;
-        step = bytes + scale_bytes + (op.zeros ? W : 0);
-    }
-};
-
-// The same for a tile of W outputs of weights in groups.
-__attribute__((noinline)) static void add_outliers(const Linear& op, const int32_t* list, const uint8_t* w, float* sums) {
-    const GroupTile form(op);
-    vf sum = {};
-    for (int64_t i = 0; i < list[0]; i++) {
-        const int64_t input = list[1 + 2 * i], within = input % form.group;
-        const uint8_t* at = w + input / form.group * form.step;
-        const vf scale = group_scales(at + form.bytes, op.scale_type);
-        vi value, zero = vi{} + 128;
-        if (op.form == TILES_INT4) {
-            const uint8_t* pair = at + within / (2 * WORD4) * W * WORD4;
-            const int32_t half = int32_t(within / WORD4 % 2) * 4;
-            if (WORD4 == 1) value = (load(pair) >> half) & 15;
-            else value = (load((const int32_t*)pair) >> int32_t(8 * (within % WORD4) + half)) & 15;
-            zero = op.zeros ? load(at + form.bytes + form.scale_bytes) : vi{} + 8;
-        } else if (WORD8 == 1) {
-            value = load(at + within * W);
-        } else {
-            value = (load((const int32_t*)(at + within / WORD8 * W * WORD8)) >> int32_t(8 * (within % WORD8))) & 255;
-        }
-        sum += scale * bits_to_float(uint32_t(list[2 + 2 * i])) * to_float(value - zero);
-    }
-    store(sums, load(sums) + sum);
 }
 
 // One tile of weights in groups for the panels of a chunk. BLOCK: inputs of a block of x.
@@ -486,7 +520,7 @@ static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens,
         }
     }
     for (int64_t row = 0; row < count * R; row++)
-        add_outliers(op, form.outliers(packed + (first + row / R) * form.panel(R), R, row % R), w, out + row * W);
+        add_outliers<NARROW, ZEROS>(op, form.outliers(packed + (first + row / R) * form.panel(R), R, row % R), w, out + row * W);
     put(op, tokens, first * R, count * R, tile * W, W, out);
 }
 
