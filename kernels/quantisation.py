@@ -20,8 +20,7 @@ from torch import Tensor
 FARTHEST = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0, 7.5, 8.0, 8.5, 6.5)
 ROWS_AT_ONCE = 4096
 SMALL_BLOCK, LARGE_BLOCK = 32, 64  # activations with one scale
-# At most so many activations of a block stay in float: those that are OUTLIER times larger than the next one.
-MOST_OUTLIERS, OUTLIER = 2, 1.5
+MOST_OUTLIERS = 2  # activations of a block that stay in float
 
 
 @dataclass(frozen=True)
@@ -131,13 +130,20 @@ def activation_block(group: int = 0) -> int:
     return SMALL_BLOCK if group % LARGE_BLOCK else LARGE_BLOCK
 
 
-def rounded_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+def outlier_ratio(bits: int) -> float:
+    """Return how many times larger than the next activation of its block an outlier is, for weights of 8 or 4 bits
+    (`outlier_ratio` in kernels/cpu/linear_int.h). A smaller ratio is more accurate and takes more time. With 4 bits the
+    rounding of the weights dominates."""
+    return 2.5 if bits == 4 else 1.5
+
+
+def rounded_rows(x: Tensor, block: int, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
     """[rows, inputs] float32 → values (integers in float32), scales and outliers, each of the same shape. x is close to
     values · scales + outliers. The last block may be shorter than the others."""
     rows, inputs = x.shape
     blocks = torch.nn.functional.pad(x, (0, -inputs % block)).view(rows, -1, block)
     sizes, places = blocks.abs().topk(MOST_OUTLIERS + 1, dim=2)
-    ends = sizes[:, :, :-1] > OUTLIER * sizes[:, :, 1:]  # the outliers may end here
+    ends = sizes[:, :, :-1] > ratio * sizes[:, :, 1:]  # the outliers may end here
     taken = ends.flip(2).cumsum(2).flip(2) > 0
     outliers = torch.zeros_like(blocks)
     outliers.scatter_(2, places[:, :, :-1], torch.where(taken, blocks.gather(2, places[:, :, :-1]), 0.0))

@@ -102,7 +102,7 @@ static void pack_x(Int8, const Linear& op, const float* x, uint8_t* row, float* 
     const int64_t inputs = blocks<Int8>(op) * Int8::INPUTS, used = x_blocks(op) * block_of(op);
     int32_t* totals = (int32_t*)at_least(scratch.wide, size_t(x_blocks(op) * SIDE + inputs / 4));
     int8_t* whole = (int8_t*)(totals + x_blocks(op) * SIDE);
-    quantise_blocks(x, op.inputs, used, block_of(op), whole, scales, totals, SIDE, list, places_of(op));
+    quantise_blocks(op, x, used, whole, scales, totals, SIDE, list);
     std::memset(whole + used, 0, size_t(inputs - used));
     for (int64_t at = 0; at < inputs; at += LINE, row += TILE) std::memcpy(row, whole + at, LINE);
 }

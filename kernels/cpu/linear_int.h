@@ -1,7 +1,7 @@
 // y = x Wᵀ with weights of 8 or 4 bits. x is quantized to 8 bits in blocks of neighbouring inputs. Each block has its own
 // scale, so a large activation costs the precision of its block only, and no row depends on its neighbours. One or two
-// activations of a block that are OUTLIER times larger than the next one are outliers: they stay in float, and the scale is
-// that of the others. Without this, int8 costs SmolLM2-135M 7 times the KL divergence.
+// activations of a block that are outlier_ratio times larger than the next one are outliers: they stay in float, and the
+// scale is that of the others. Without this, int8 costs SmolLM2-135M 7 times the KL divergence.
 //
 // Sums within a block are integers and exact. Scaled sums of blocks are added in float in the order of the inputs, and so
 // are the products of outliers, apart from these; both sums are added last.
@@ -41,7 +41,6 @@ constexpr int MOST_ROWS4 = 8, MOST_ROWS8 = 4;
 constexpr int MOST_ROWS4 = 8, MOST_ROWS8 = MOST_ROWS;
 #endif
 constexpr int64_t BLOCK8 = 64;  // inputs of a block of x, and of a matrix tile of 8-bit weights, see linear_amx.h
-constexpr float OUTLIER = 1.5f;
 constexpr int64_t MOST_OUTLIERS = 2;  // of a block
 constexpr int64_t PART = 32;  // inputs whose products with 4 bits can be summed in 16 bits: 8 · 2 · 15 · 127 < 2^15
 
@@ -151,6 +150,9 @@ static inline int64_t block_of(const Linear& op) { return op.group % BLOCK8 ? PA
 constexpr int64_t OUTLIER_WORDS = 4;
 static inline int64_t outlier_words(int64_t blocks) { return 1 + OUTLIER_WORDS * MOST_OUTLIERS * blocks; }
 
+// A smaller ratio is more accurate and takes more time. With 4 bits the rounding of the weights dominates.
+static inline float outlier_ratio(const Linear& op) { return op.form == TILES_INT4 ? 2.5f : 1.5f; }
+
 // How x and the weights of a quantized linear lie in memory.
 struct Quantised {
     int64_t word, words, block, blocks, width, most_rows;  // inputs of a word; words of a row; inputs of a block; blocks of
@@ -219,7 +221,7 @@ struct Outlier { int32_t offset, shift, scale; float value; };  // scale: offset
 // Adds the outliers of a block that begins at `input` to a row's list and makes them 0 in x, of `size` numbers, a multiple
 // of W. Returns the scale of the others: the largest |x| over 127, NaN if some x is not finite, 0 if its inverse is not.
 template <class F>
-static inline float take_outliers(float* x, int64_t size, int64_t input, int32_t* list, F entry) {
+static inline float take_outliers(float* x, int64_t size, int64_t input, float ratio, int32_t* list, F entry) {
     Tops tops;
     for (int64_t i = 0; i < size; i += W) tops.add((vi)load(x + i) & 0x7fffffff);
     tops.add_lanes();
@@ -227,7 +229,7 @@ static inline float take_outliers(float* x, int64_t size, int64_t input, int32_t
     if (found[0] >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
     float sizes[MOST_OUTLIERS + 1];
     for (int i = 0; i <= MOST_OUTLIERS; i++) sizes[i] = bits_to_float(uint32_t(found[i]));
-    const int count = sizes[1] > OUTLIER * sizes[2] ? 2 : sizes[0] > OUTLIER * sizes[1] ? 1 : 0;
+    const int count = sizes[1] > ratio * sizes[2] ? 2 : sizes[0] > ratio * sizes[1] ? 1 : 0;
     int64_t places[MOST_OUTLIERS] = {};
     for (int i = 0; i < count; i++) {
         places[i] = place_of(x, size, found[i]);
@@ -282,22 +284,6 @@ round_block(const float* x, int64_t size, float scale, int8_t* out) {
     return total;
 }
 
-// A row of x in blocks: `inputs` integers, of which those from `size` on are 0; of each block its scale and the sum of its
-// integers, `apart` from the next block's; and the list of outliers. entry: of an input, where its weights are.
-template <class F>
-static void quantise_blocks(const float* x, int64_t size, int64_t inputs, int64_t block, int8_t* row, float* scales,
-                            int32_t* sums, int64_t apart, int32_t* list, F entry) {
-    alignas(64) float own[BLOCK8];
-    list[0] = 0;
-    for (int64_t at = 0; at < inputs; at += block, scales += apart, sums += apart) {
-        const int64_t count = std::clamp<int64_t>(size - at, 0, block);
-        std::memcpy(own, x + at, sizeof(float) * size_t(count));
-        std::memset(own + count, 0, sizeof(float) * size_t(BLOCK8 - count));
-        *scales = take_outliers(own, block, at, list, entry);
-        *sums = round_block(own, std::min(block, inputs - at), *scales, row + at);
-    }
-}
-
 // How the parts of a tile of W outputs of weights in groups lie.
 struct GroupTile {
     int64_t group, bytes, scale_bytes, step;  // inputs of a group; bytes of its weights, of its scales, and to the next one
@@ -320,6 +306,24 @@ static inline auto places_of(const Linear& op) {
         const int64_t shift = narrow ? within % WORD4 * 8 + within / WORD4 % 2 * 4 : within % WORD8 * 8;
         return Outlier{int32_t(start + offset), int32_t(shift), int32_t(start + form.bytes), 0.f};
     };
+}
+
+// A row of x in blocks: `inputs` integers, of which those from op.inputs on are 0; of each block its scale and the sum of
+// its integers, `apart` from the next block's; and the list of outliers.
+static void quantise_blocks(const Linear& op, const float* x, int64_t inputs, int8_t* row, float* scales, int32_t* sums,
+                            int64_t apart, int32_t* list) {
+    const int64_t block = block_of(op);
+    const float ratio = outlier_ratio(op);
+    const auto entry = places_of(op);
+    alignas(64) float own[BLOCK8];
+    list[0] = 0;
+    for (int64_t at = 0; at < inputs; at += block, scales += apart, sums += apart) {
+        const int64_t count = std::clamp<int64_t>(op.inputs - at, 0, block);
+        std::memcpy(own, x + at, sizeof(float) * size_t(count));
+        std::memset(own + count, 0, sizeof(float) * size_t(BLOCK8 - count));
+        *scales = take_outliers(own, block, at, ratio, list, entry);
+        *sums = round_block(own, std::min(block, inputs - at), *scales, row + at);
+    }
 }
 
 // W words of weights, each in its place: a word of one input is one byte.
@@ -385,7 +389,7 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
     int32_t* wide = (int32_t*)at_least(scratch.wide, size_t(2 * inputs + 32));
     int8_t* row = (int8_t*)(wide + inputs);
     int32_t *scales = panel + form.words * rows + place, *totals = scales + form.blocks * rows;
-    quantise_blocks(x, op.inputs, inputs, form.block, row, (float*)scales, totals, rows, form.outliers(panel, rows, place), places_of(op));
+    quantise_blocks(op, x, inputs, row, (float*)scales, totals, rows, form.outliers(panel, rows, place));
     const int32_t middle = op.form != TILES_INT4 ? MIDDLE8 : op.zeros ? 1 : 8;
     for (int64_t block = 0; block < form.blocks; block++) totals[block * rows] *= -middle;
     const void* words = row;

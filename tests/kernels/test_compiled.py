@@ -22,7 +22,16 @@ from kernels.cpu.packing import FORMS, form_for, pack
 from kernels.cpu.pages import arranged, restored
 from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Norm, Program, StepData, Team
 from kernels.paged_kv import write_kv, write_rows
-from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight, activation_block, rounded_rows, to_int4, to_int8
+from kernels.quantisation import (
+    Int4Weight,
+    Int8Groups,
+    Int8Weight,
+    activation_block,
+    outlier_ratio,
+    rounded_rows,
+    to_int4,
+    to_int8,
+)
 from kernels.rope import rope_angles, rotate_
 
 POISON = 12345.0
@@ -139,11 +148,15 @@ def block_of(weight):
     return 64 if isinstance(weight, Int8Weight) or weight.group % 64 == 0 else 32
 
 
-def block_as_multiplied(block):
+def ratio_of(weight):
+    return 2.5 if isinstance(weight, Int4Weight) else 1.5
+
+
+def block_as_multiplied(block, ratio):
     """One block of a row with all but its outliers rounded to 8 bits, in float64."""
     order = block.abs().argsort(descending=True)
     sizes = [*block.abs()[order].tolist(), 0.0, 0.0, 0.0]
-    count = 2 if sizes[1] > 1.5 * sizes[2] else 1 if sizes[0] > 1.5 * sizes[1] else 0
+    count = 2 if sizes[1] > ratio * sizes[2] else 1 if sizes[0] > ratio * sizes[1] else 0
     scale = torch.tensor(sizes[count]) / 127
     found = (block * (1 / scale if scale > 0 else 0.0)).round().double() * scale.double()
     found[order[:count]] = block[order[:count]].double()
@@ -155,7 +168,10 @@ def product_of(weight, x):
     order = getattr(weight, "order", None)
     columns = x if order is None else x[:, order.long()]
     found = torch.stack(
-        [torch.cat([block_as_multiplied(block) for block in row.split(block_of(weight))]) for row in columns]
+        [
+            torch.cat([block_as_multiplied(block, ratio_of(weight)) for block in row.split(block_of(weight))])
+            for row in columns
+        ]
     )
     plain = weight if order is None else replace(weight, order=None)
     return found @ plain.restored().double().T
@@ -183,14 +199,15 @@ def test_the_formula_of_rounded_activations_is_that_of_the_kernels(group):
     x = random(7, 300, seed=group) * torch.logspace(-3, 3, 300)
     x[2], x[3, 64:128], x[4] = 0.0, 0.0, 1e-45
     x[5, 7], x[5, 9], x[6, 299] = 1e5, -9e4, 1e6
-    values, scales, outliers = rounded_rows(x, block_of(weight))
+    assert outlier_ratio(4 if group else 8) == ratio_of(weight)
+    values, scales, outliers = rounded_rows(x, block_of(weight), ratio_of(weight))
     assert values.abs().max() == 127 and torch.equal(values, values.round())
     assert ((values * scales + outliers - x).abs() <= scales * 0.5001 + 1e-44).all()
     assert outliers[5].nonzero()[:2, 0].tolist() == [7, 9] and outliers[6].nonzero()[-1].tolist() == [299]
     assert torch.equal(torch.where(outliers != 0, x, 0.0), outliers) and not (values * outliers).any()
     found = values.double() * scales.double() + outliers.double()
     for row, got in zip(x, found, strict=True):
-        want = torch.cat([block_as_multiplied(block) for block in row.split(block_of(weight))])
+        want = torch.cat([block_as_multiplied(block, ratio_of(weight)) for block in row.split(block_of(weight))])
         assert torch.equal(got, want)
 
 

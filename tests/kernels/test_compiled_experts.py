@@ -11,7 +11,7 @@ from kernels.cpu.library import usable
 from kernels.cpu.packing import form_for, pack
 from kernels.cpu.program import ACTS, SCORES, Activate, Cap, Combine, Program, Route, StepData, Team
 from kernels.experts.routes import route
-from kernels.quantisation import activation_block, rounded_rows, to_int4, to_int8
+from kernels.quantisation import activation_block, outlier_ratio, rounded_rows, to_int4, to_int8
 
 POISON = 12345.0
 FULL = ("tiles_f32", "tiles_bf16", "amx_bf16")
@@ -55,7 +55,8 @@ def product(form, x, weight):
     """x: [inputs] float32, as a row is multiplied: rounded to 8 bits where the weights are."""
     if form in FULL:
         return weight @ x.double()
-    values, scales, outliers = rounded_rows(x[None], activation_block(32 if "int4" in form else 0))
+    group, bits = (32, 4) if "int4" in form else (0, 8)
+    values, scales, outliers = rounded_rows(x[None], activation_block(group), outlier_ratio(bits))
     return weight @ (values[0].double() * scales[0].double() + outliers[0].double())
 
 

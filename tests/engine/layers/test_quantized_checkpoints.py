@@ -18,7 +18,7 @@ from kernels.cpu import program
 from kernels.cpu.library import best
 from kernels.cpu.packing import pack
 from kernels.cpu.program import Program, StepData
-from kernels.quantisation import activation_block, rounded_rows
+from kernels.quantisation import activation_block, outlier_ratio, rounded_rows
 from tests.engine.layers.planned import predicted
 from tests.engine.quantized_writers import KINDS, write
 
@@ -94,7 +94,8 @@ def test_every_compiled_projection_multiplies_by_the_restored_weights(kind, writ
         if layer.weight.form != "tiles_f32":
             order = layer.weight.order
             columns = x if order is None else x[:, order.long()]
-            values, scales, outliers = rounded_rows(columns, activation_block(layer.weight.group))
+            group, bits = layer.weight.group, 4 if layer.weight.form == "tiles_int4" else 8
+            values, scales, outliers = rounded_rows(columns, activation_block(group), outlier_ratio(bits))
             x = values.double() * scales.double() + outliers.double()
             weight = weight if order is None else weight[:, order.long()]
         want = x.double() @ weight.double().T
@@ -146,7 +147,7 @@ def test_eight_bits_multiply_like_a_whole_number_product(rows, written, compiled
     x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(1))
     y = torch.empty(rows, len(weight))
     engine.model.target.team.run(Program([program.linear(layer.weight, None, x, y)], (x, y)), StepData(rows))
-    values, x_scales, outliers = rounded_rows(x, 64)
+    values, x_scales, outliers = rounded_rows(x, 64, outlier_ratio(8))
     want = (values.double() * x_scales.double() + outliers.double()) @ weight.T.double() * scales
     # Blocks are added in float32: where they cancel, the error is that of the largest one.
     assert (y.double() - want).abs().max() < 1e-6 * want.abs().max()
