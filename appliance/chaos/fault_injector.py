@@ -64,8 +64,9 @@ class Stage:
         os.kill(pid, signal.SIGSTOP)
 
     def forbid_writing(self, *names: str) -> None:
-        """Make every file write of these processes fail. The kernel rejects them like on a full disk, but with
-        EFBIG.
+        """Make every file write of these processes fail.
+
+        The kernel rejects them like on a full disk, but with EFBIG.
         """
         for name in names:
             for pid in self.target.pids(name) if name != "launcher" else [self.target.address.pid]:

@@ -11,8 +11,9 @@ WIDTH = max(map(len, ("disk-full-crash", "gateway-crash"))) + 2
 
 
 def listed(scenarios: Sequence[Scenario], target: Target | None) -> list[str]:
-    """Return the lines of the scenario list. With a target, add its promises and the scenarios that are not possible
-    there.
+    """Return the lines of the scenario list.
+
+    With a target, add its promises and the scenarios that are not possible there.
     """
     lines = []
     for scenario in scenarios:

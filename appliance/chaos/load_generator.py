@@ -15,8 +15,9 @@ READ_S = 1.0
 
 
 async def fill_queue(stage: Stage) -> None:
-    """Send requests with the maximum number of choices until the queue is full. They are cancelled when the fault
-    ends.
+    """Send requests with the maximum number of choices until the queue is full.
+
+    They are cancelled when the fault ends.
     """
     limits = stage.target.gateway
     most = limits.max_waiting + sum(engine.max_running for engine in stage.target.engines)

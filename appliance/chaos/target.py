@@ -101,8 +101,9 @@ def _started_s(pid: int) -> float:
 
 
 def key_of(config: GatewayConfig, given: str) -> str:
-    """Return an API key for a service: the given one, or the first of its list. Raise ConfigError without a readable
-    key.
+    """Return an API key for a service: the given one, or the first of its list.
+
+    Raise ConfigError without a readable key.
     """
     if given or config.api_keys is None:
         return given

@@ -61,8 +61,9 @@ def middleware(service: Service) -> list[Middleware]:
 
 
 def build_app(service: Service) -> FastAPI:
-    """Build the application for one served model. If API keys are configured, all routes except the probes require
-    one.
+    """Build the application for one served model.
+
+    If API keys are configured, all routes except the probes require one.
     """
     app = FastAPI(
         title="Slipway",

@@ -141,8 +141,9 @@ def _unseen(service: Service) -> Service:
 
 
 async def _request(service: Service, routes: ASGIApp, path: str, body: dict[str, Any], engine: int) -> None:
-    """Send a request to the routes without the middleware: it needs no key and is not counted. Raise the route's
-    errors.
+    """Send a request to the routes without the middleware: it needs no key and is not counted.
+
+    Raise the route's errors.
     """
     given: Message = {"type": "http.request", "body": orjson.dumps(body)}
     client_stays = asyncio.Event()

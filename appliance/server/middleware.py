@@ -161,8 +161,9 @@ class CrossOrigin:
 
 
 class Errors:
-    """Converts every exception to the error object of its path. After the first byte it can only close the
-    connection.
+    """Converts every exception to the error object of its path.
+
+    After the first byte it can only close the connection.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:

@@ -83,8 +83,9 @@ def _order(path: str) -> int:
 
 
 def described(request: Request) -> dict[str, Any]:
-    """Return the OpenAPI description. Definitions in request bodies are moved to the components to which references
-    point.
+    """Return the OpenAPI description.
+
+    Definitions in request bodies are moved to the components to which references point.
     """
     openapi: dict[str, Any] = deepcopy(request.app.openapi())  # a copy, because FastAPI caches it
     openapi["info"]["description"] = _ABOUT

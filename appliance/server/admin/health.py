@@ -44,7 +44,7 @@ def readiness(service: Service) -> dict[str, Any]:
 
 
 def _engine(engine: Engine[Generation]) -> dict[str, Any]:
-    """Return the phase of an engine and, once it is ready, its start time, memory usage per rank and self-test
+    """Return the phase of an engine. A ready engine also has its start time, memory usage per rank and self-test
     result.
     """
     told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
@@ -108,7 +108,8 @@ async def load(request: Request) -> JSONResponse:
 
 @router.get("/load/history")
 async def load_history(request: Request, limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT) -> JSONResponse:
-    """Return the load of the last half hour: a list for each value, with a sample every `interval_s` seconds, oldest
-    first.
+    """Return the load of the last half hour, one list per value.
+
+    The lists have a sample every `interval_s` seconds, the oldest first.
     """
     return JSONResponse(service_of(request).history.columns(limit))

@@ -37,8 +37,9 @@ class Block:
 
 
 def _input(text: str) -> Any:
-    """Return a call's arguments exactly as the model wrote them. Truncated arguments are returned as far as
-    complete.
+    """Return a call's arguments exactly as the model wrote them.
+
+    Truncated arguments are returned as far as complete.
     """
     try:
         if isinstance(json.loads(text), dict):
@@ -54,8 +55,9 @@ def _input(text: str) -> Any:
 
 @dataclass
 class Blocks:
-    """The content of one reply so far. Call IDs are derived from `salt`, so that they do not change when it is read
-    again.
+    """The content of one reply so far.
+
+    Call IDs are derived from `salt`, so that they do not change when it is read again.
     """
 
     salt: str

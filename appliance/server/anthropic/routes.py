@@ -111,8 +111,9 @@ class MessageReply:
             self.service.metrics.tool_calls(bool(self.body.stream), self.blocks.has_calls(streamed=False))
 
     def _ending(self, *, streamed: bool) -> dict[str, Any]:
-        """Return stop_reason and stop_sequence. In a stream, malformed calls count too: the client has already seen
-        them.
+        """Return stop_reason and stop_sequence.
+
+        In a stream, malformed calls count too: the client has already seen them.
         """
         assert self.last is not None, "a finished reply had a last delta"
         met = self.last.stop_reason if self.state.choice.stopped else None
@@ -125,8 +126,9 @@ class MessageReply:
         return {"stop_reason": reason, "stop_sequence": met}
 
     def _usage(self) -> dict[str, Any]:
-        """Return usage. input_tokens, cache reads and cache writes add up to the prompt; the vllm profile has only
-        input_tokens.
+        """Return the usage. With the vllm profile it has only input_tokens and output_tokens.
+
+        Otherwise input_tokens, cache reads and cache writes add up to the prompt.
         """
         choice, prompt = self.state.choice, len(self.plan.prompts[0].ids)
         if self.service.config.compat != "openai":

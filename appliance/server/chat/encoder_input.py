@@ -76,8 +76,9 @@ def check_source(tokens: int, sources: SourceModel) -> None:
 
 
 def reply_room(source: int, begin: Beginning, config: GatewayConfig, sources: SourceModel) -> int:
-    """Return how many tokens a reply may have after its first decoder tokens. Raise RequestError if there is no
-    room.
+    """Return how many tokens a reply may have after its first decoder tokens.
+
+    Raise RequestError if there is no room.
     """
     check_source(source, sources)
     room = min(sources.reply, config.max_context - source) - len(begin.ids)

@@ -1,6 +1,4 @@
-"""Tools of a chat request as functions: custom tools, and `functions` with `function_call`, the legacy form of
-`tools`.
-"""
+"""Tools of a chat request as functions: custom tools, and the legacy `functions` and `function_call`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -124,8 +124,9 @@ def _tool_use(given: Offered, native: Calls | None) -> ToolUse:
 
 
 def _bound(function: Function) -> Function:
-    """Return a function with its parameters reduced to keywords that masks can enforce. Strict functions keep all
-    keywords.
+    """Return a function with its parameters reduced to keywords that masks can enforce.
+
+    Strict functions keep all keywords.
     """
     if not function.parameters:
         return function

@@ -1,6 +1,4 @@
-"""Sharing of the context window between prompt and reply: truncation, lengths, clamping (docs/http.md, ER-06 to
-ER-11).
-"""
+"""Sharing of the context window between prompt and reply (docs/http.md, ER-06 to ER-11)."""
 
 from collections.abc import Collection
 

@@ -211,7 +211,7 @@ class Quarantined(Unprocessable):
     """A request with this content crashed engines, also while it ran alone."""
 
     def __init__(self, seconds: float, tokens: int | None = None) -> None:
-        """`seconds` is how long this content is rejected, `tokens` the length of its reply at the last crash, if
+        """`seconds` is how long this content is rejected. `tokens` is the length of its reply at the last crash, if
         known.
         """
         at = "" if tokens is None else f" at token {tokens} of its reply"
@@ -234,8 +234,9 @@ class NotSupported(ApiError):
 
 
 class TaskNotServed(NotSupported):
-    """Reply of a route whose task the model does not support, as in vLLM. The message names the path, so it is not
-    sanitised.
+    """Reply of a route whose task the model does not support, as in vLLM.
+
+    The message names the path, so it is not sanitised.
     """
 
     def __init__(self, message: str, param: str) -> None:

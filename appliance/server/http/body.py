@@ -1,5 +1,6 @@
-"""Request bodies: from bytes to a validated schema. Every fault is a 400 that names the field (ER-01, 02, 03, 19, 20,
-21).
+"""Request bodies: from bytes to a validated schema.
+
+Every fault is a 400 that names the field (ER-01, 02, 03, 19, 20, 21).
 """
 
 import asyncio

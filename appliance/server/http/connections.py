@@ -84,8 +84,9 @@ class ConnectionTable:
     """All open connections and the set of idle ones."""
 
     def __init__(self, limits: Callable[[], ConnectionLimits], report: Callable[[CloseReason], None]) -> None:
-        """`limits` is read for each connection. `report` is called for each connection that a limit closes or
-        rejects.
+        """`limits` is read for each connection.
+
+        `report` is called for each connection that a limit closes or rejects.
         """
         self._limits = limits
         self.report = report
@@ -102,8 +103,9 @@ class ConnectionTable:
         return len(self._idle)
 
     def admit(self, connection: Connection) -> bool:
-        """Add a new connection, which is idle. Return False if a limit is reached and no idle connection can be
-        closed.
+        """Add a new connection, which is idle.
+
+        Return False if a limit is reached and no idle connection can be closed.
         """
         limits = self._limits()
         address = self._addresses.get(connection.address)

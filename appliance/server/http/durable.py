@@ -34,7 +34,7 @@ from engine.api.messages import Delta, Submit, Timing
 
 KEY, LAST = "Idempotency-Key", "Last-Event-ID"
 REPLAYED = {"Idempotent-Replayed": "true"}
-# maximum time that the first byte waits for the disk; beyond it only the time to generate again is at risk
+# Maximum time that the first byte waits for the disk. With a slower disk, tokens may have to be generated again.
 DISK_S = 1.0
 RETRY_AFTER_S = 2
 
@@ -191,9 +191,7 @@ def _go_on(service: Service, entry: Entry, asked: Sequence[Submit], where: Place
 
 
 def _over(ledger: Ledger, entry: Entry) -> None:
-    """Drop a failed generation, unless engines are only unavailable now: the client has already received a part of
-    it.
-    """
+    """Drop a failed generation. Keep it if engines are only unavailable, since the client has received a part of it."""
     if not isinstance(entry.failure, Unavailable):
         ledger.over(entry)
 
@@ -347,8 +345,9 @@ class Follower:
                 await self._entry.change()
 
     def _parts(self, index: int, delta: Delta) -> list[tuple[Delta, bool]]:
-        """Split a delta where the client's received part ends. Return the parts, each with True if the client has
-        it.
+        """Split a delta where the client's received part ends.
+
+        Return the parts, each with True if the client has it.
         """
         if self._after is None:
             return [(delta, False)]

@@ -225,8 +225,9 @@ def header(service: Service, identity: Identity, prefix: str, kind: str, model: 
 
 
 def served(service: Service, request: Request, request_id: str) -> Served:
-    """Return the context in which a request is parsed. Headers can set options for gateways that cannot change
-    bodies.
+    """Return the context in which a request is parsed.
+
+    Headers can set options for gateways that cannot change bodies.
     """
     _refuse_sagemaker(request)
     priority = _integer(request, "X-Vllm-Priority", "priority")
@@ -342,8 +343,9 @@ def token_name(token: int, text: str, as_id: bool) -> str:
 def prompt_logprobs(
     entries: Sequence[Logprob | None] | None, count: int, tokenizer: Any, ids: Sequence[int]
 ) -> list[dict[str, Any] | None] | None:
-    """Return `{id: {logprob, rank, decoded_token}}` per position, the actual token first, and null for the first
-    position.
+    """Return `{id: {logprob, rank, decoded_token}}` per position, the actual token first.
+
+    The first position is null.
     """
     if entries is None:
         return None

@@ -95,8 +95,9 @@ class Service:
         return self._text
 
     async def check_grammar(self, grammar: Grammar, param: str) -> None:
-        """Raise RequestError if a grammar cannot be compiled within the limits. `param` is the request field with the
-        grammar.
+        """Raise RequestError if a grammar cannot be compiled within the limits.
+
+        `param` is the request field with the grammar.
         """
         config = self.config
         bounds = Bounds(config.grammar_bytes, config.grammar_time_s, config.grammar_memory_bytes)
@@ -121,8 +122,9 @@ class Service:
         return self.has_text and self.router.answers
 
     def model_name(self, requested: str | None) -> str:
-        """Return the canonical name of the requested model, by default of the served one. Raise NotFound (ER-04,
-        ER-05).
+        """Return the canonical name of the requested model, by default of the served one.
+
+        Raise NotFound (ER-04, ER-05).
         """
         names = self.config.names
         if requested and requested not in names:

@@ -174,8 +174,9 @@ class Writer:
         return fields
 
     def finish_reason(self, *, streamed: bool = True) -> str | None:
-        """Return the finish reason. In a stream, malformed calls count too, because the client has already seen
-        them.
+        """Return the finish reason.
+
+        In a stream, malformed calls count too, because the client has already seen them.
         """
         finish = self.last.piece.finish if self.last else None
         calls = self.message.calls.keys() if streamed else self.message.calls.keys() - self.message.broken

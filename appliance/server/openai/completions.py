@@ -49,8 +49,9 @@ class LogprobLists:
     offset: int = 0
 
     def of(self, tokens: Sequence[Scored | str]) -> dict[str, Any]:
-        """Return the lists for these tokens. A bare string is a token without a logprob, such as the first prompt
-        token.
+        """Return the lists for these tokens.
+
+        A bare string is a token without a logprob, such as the first prompt token.
         """
         lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token in tokens:
@@ -63,8 +64,9 @@ class LogprobLists:
         return lists
 
     def _top(self, token: Scored) -> dict[str, float]:
-        """Return the token and the most likely ones. Tokens with equal text (partial characters) are distinguished by
-        ID.
+        """Return the token and the most likely ones.
+
+        Tokens with equal text (partial characters) are distinguished by ID.
         """
         kept = token.top if self.count < 0 else token.top[: self.count]
         top: dict[str, float] = {}

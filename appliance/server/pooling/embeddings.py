@@ -124,8 +124,9 @@ async def pool_prompts(request: Request) -> Response:
 
 
 def _plan_classes(body: ClassifyRequest, served: Served) -> PoolPlan:
-    """Return the parsed request. Raise RequestError for an empty text: its label would come from special tokens
-    only.
+    """Return the parsed request.
+
+    Raise RequestError for an empty text: its label would come from special tokens only.
     """
     texts = body.input if isinstance(body.input, list) else [body.input]
     for index, text in enumerate(texts):

@@ -19,8 +19,9 @@ _NAMES |= dict.fromkeys(("document", "search_document", "passage"), "document")
 
 
 def side_of(input_type: str | None) -> Side:
-    """Return the side for an input type. Raise RequestError without a valid one, since the wrong vectors would be
-    compared.
+    """Return the side for an input type.
+
+    Raise RequestError without a valid one, since the wrong vectors would be compared.
     """
     if input_type is None or input_type not in _NAMES:
         given = "is missing" if input_type is None else f"is {input_type!r}"

@@ -233,8 +233,9 @@ def planned(inputs: list[list[Pooled]], pooling: Pooling, conditions: Terms, ser
 
 
 def cut_dimensions(asked: int | None, config: GatewayConfig, field: str = "dimensions") -> int | None:
-    """Return the vector length for a request, or None for the model's. Raise RequestError that lists the possible
-    lengths.
+    """Return the vector length for a request, or None for the model's.
+
+    Raise RequestError that lists the possible lengths.
     """
     if asked is None:
         return None

@@ -1,5 +1,6 @@
-"""Store of all durable replies of a gateway, by key. It is bounded in time and bytes and restored from the log at
-startup.
+"""Store of all durable replies of a gateway, by key.
+
+It is bounded in time and bytes and restored from the log at startup.
 """
 
 import asyncio
@@ -133,8 +134,9 @@ class Ledger:
         return entry
 
     def over(self, entry: Entry) -> None:
-        """Record that a generation ended or failed. A failed one without a final object is dropped, so that it can be
-        retried.
+        """Record that a generation ended or failed.
+
+        A failed one without a final object is dropped, so that it can be retried.
         """
         if entry.failure is None or entry.document:
             entry.ended_at = self._clock()
@@ -179,8 +181,8 @@ class Ledger:
         self._most = 2 * self._log.size + SLACK_BYTES
 
     def _make_room(self, wanted: int) -> None:
-        """Drop expired entries, and then the oldest ones that are neither generated nor read, until `wanted` bytes
-        fit.
+        """Make room for `wanted` bytes: drop expired entries, then the oldest ones that are neither generated nor
+        read.
         """
         for key, entry in list(self._entries.items()):
             if self._is_old(entry):

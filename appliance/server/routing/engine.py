@@ -15,7 +15,7 @@ class Engine(Generic[Request]):
 
     index: int  # also its label in metrics
     client: EngineClient
-    since_s: float  # when it was last seen to disconnect
+    since_s: float  # when its connection was last lost, or the start of the gateway
     was_ready: bool = False
     start_s: float = 0.0  # how long its last start took
     reserved: bool = False  # a poison candidate is tested alone on it

@@ -119,8 +119,9 @@ class _Check:
 
 
 class Grammars:
-    """Compiles and caches grammars. Calls `checked` with each outcome ("kept", "valid", "invalid", "limit") and its
-    seconds.
+    """Compiles and caches grammars.
+
+    Calls `checked` with each outcome ("kept", "valid", "invalid", "limit") and its seconds.
     """
 
     def __init__(self, checked: Callable[[str, float], None]) -> None:
@@ -186,8 +187,9 @@ class Grammars:
                     check.leave()
 
     def _compile(self, check: _Check, grammar: Grammar, bounds: Bounds) -> str:
-        """Return a compiler process's result and kill the process if it exceeds the time limit. Runs in the thread
-        pool.
+        """Return a compiler process's result and kill the process if it exceeds the time limit.
+
+        Runs in the thread pool.
         """
         if check.left:
             return ""

@@ -142,8 +142,9 @@ class Settlement:
 
 @dataclass(frozen=True)
 class TestGroup:
-    """Requests to run now. If `alone`, nothing else runs on the engine, and a control run of `control_s` comes
-    first.
+    """Requests to run now.
+
+    If `alone`, nothing else runs on the engine, and a control run of `control_s` comes first.
     """
 
     keys: tuple[str, ...]
@@ -190,8 +191,9 @@ class Quarantine:
         return key in self._group
 
     def crashed(self, engine: str, in_flight: Sequence[InFlight]) -> CrashResult:
-        """Record that an engine crashed with these requests. A crash without any proves that engines crash by
-        themselves.
+        """Record that an engine crashed with these requests.
+
+        A crash without any proves that engines crash by themselves.
         """
         self._recent.append(not in_flight)
         if not in_flight:

@@ -44,8 +44,9 @@ BACKLOG = "The engine has reached its prefill token backlog limit. Please try ag
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement constraint of a request: an engine index, or a session. Without either, the least loaded engine is
-    used.
+    """Placement constraint of a request: an engine index, or a session.
+
+    Without either, the least loaded engine is used.
     """
 
     rank: int | None = None
@@ -72,8 +73,9 @@ class Load:
 
 
 class Router:
-    """The engines and every open request. Runs in one event loop; `start` connects to the engines, `stop`
-    disconnects.
+    """The engines and every open request.
+
+    Runs in one event loop; `start` connects to the engines, `stop` disconnects.
     """
 
     def __init__(
@@ -143,8 +145,8 @@ class Router:
         self._tasks = [asyncio.create_task(engine.client.run()) for engine in self.engines]
 
     async def broken(self) -> None:
-        """Wait until the task of an engine connection fails, after which nothing would reach that engine, and raise its
-        error.
+        """Wait until the task of an engine connection fails, and raise its error. Nothing would reach that engine any
+        longer.
         """
         await asyncio.gather(*self._tasks)
 
@@ -262,8 +264,9 @@ class Router:
 
     @property
     def waiting(self) -> int:
-        """Number of requests without a first token that no engine reports as running. The estimate is at most one step
-        old.
+        """Number of requests without a first token that no engine reports as running.
+
+        The estimate is at most one step old.
         """
         unstarted = sum(not generation.started for generation in self._generations())
         running = sum(engine.client.stats.running for engine in self.engines if engine.serves)

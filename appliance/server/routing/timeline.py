@@ -148,8 +148,9 @@ class Story:
         return {"id": self.id, "state": state, **told, **times}
 
     def _spent(self, events: list[tuple[float, Happening]]) -> dict[str, float]:
-        """Return milliseconds by state. After its first token a resumed sequence counts as decoding, even while its
-        prompt is recomputed.
+        """Return milliseconds by state.
+
+        After its first token a resumed sequence counts as decoding, even while its prompt is recomputed.
         """
         found: dict[str, float] = {}
         state, since, started = "", 0.0, False
@@ -208,8 +209,9 @@ class Stories:
         return (story for story in reversed(self._stories.values()) if story.events)
 
     def of(self, request: str) -> Iterator[Story]:
-        """Return the sequences of a request, by the request's ID or the ID of one sequence. The newest request comes
-        last.
+        """Return the sequences of a request, by the request's ID or the ID of one sequence.
+
+        The newest request comes last.
         """
         for story in self._stories.values():
             if story.id == request or story.id.rpartition("-")[0] == request:

@@ -15,8 +15,9 @@ Endianness = Literal["native", "little", "big"]
 
 
 class PoolingFields(Wire):
-    """Fields of every pooling route. `use_activation` False requests the numbers before normalisation, softmax or
-    sigmoid.
+    """Fields of every pooling route.
+
+    `use_activation` False requests the numbers before normalisation, softmax or sigmoid.
     """
 
     model: str | None = None

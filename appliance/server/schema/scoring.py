@@ -55,8 +55,9 @@ class ScoreRequest(ScoringFields):
 
 
 def _document(value: Any) -> Any:
-    """Convert `{text}`, a document in Cohere's and Jina's APIs. A message part also has a text but is not a
-    document.
+    """Convert `{text}`, a document in Cohere's and Jina's APIs.
+
+    A message part also has a text but is not a document.
     """
     if isinstance(value, dict) and isinstance(value.get("text"), str) and "type" not in value:
         return {"content": value["text"]}

@@ -233,9 +233,7 @@ class ResponseReply:
 
 
 def with_prompt(plan: ChatPlan, ids: tuple[int, ...]) -> ChatPlan:
-    """Return the parsed request with the prompt that was submitted, since a chat template may render the current
-    time.
-    """
+    """Return the parsed request with the original prompt, since a chat template may render the current time."""
     return replace(plan, prompts=(replace(plan.prompts[0], ids=ids),))
 
 

@@ -109,7 +109,7 @@ def _check_background(body: ResponsesRequest, store: ResponseStore | None) -> No
 
 
 def _where(request: Request, body: ResponsesRequest) -> Placement:
-    """Return the placement that routes requests of one session or prompt_cache_key to the engine with their prefix
+    """Return the placement of a request. Requests of one session or prompt_cache_key share an engine and its prefix
     cache.
     """
     asked = placement(request)

@@ -159,8 +159,9 @@ class ResponseStore:
         entry.run(self._generate(stored, reply), self.ledger.over)
 
     async def _generate(self, stored: Stored, reply: ResponseReply) -> None:
-        """Generate the reply to its end and store the result. An interrupted or unavailable reply can be resumed
-        later.
+        """Generate the reply to its end and store the result.
+
+        An interrupted or unavailable reply can be resumed later.
         """
         entry = stored.entry
         try:
