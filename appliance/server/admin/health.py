@@ -44,8 +44,9 @@ def readiness(service: Service) -> dict[str, Any]:
 
 
 def _engine(engine: Engine[Generation]) -> dict[str, Any]:
-    """Return the phase of an engine. A ready engine also has its start time, memory usage per rank and self-test
-    result.
+    """Return the phase of an engine.
+
+    A ready engine also has its start time, memory usage per rank and self-test result.
     """
     told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
     told["progress"] = round(engine.progress, 4)

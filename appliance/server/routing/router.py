@@ -145,8 +145,9 @@ class Router:
         self._tasks = [asyncio.create_task(engine.client.run()) for engine in self.engines]
 
     async def broken(self) -> None:
-        """Wait until the task of an engine connection fails, and raise its error. Nothing would reach that engine any
-        longer.
+        """Wait until the task of an engine connection fails and raise its error.
+
+        Nothing would reach that engine after such a failure.
         """
         await asyncio.gather(*self._tasks)
 
@@ -238,7 +239,7 @@ class Router:
 
     @property
     def answers(self) -> bool:
-        """A ready engine has answered its first requests, if first requests are configured."""
+        """At least one ready engine has answered its first requests, if first requests are configured."""
         return not self.parked and any(self._answers(engine) for engine in self.engines)
 
     def _answers(self, engine: Engine[Generation]) -> bool:

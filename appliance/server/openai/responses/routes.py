@@ -109,8 +109,9 @@ def _check_background(body: ResponsesRequest, store: ResponseStore | None) -> No
 
 
 def _where(request: Request, body: ResponsesRequest) -> Placement:
-    """Return the placement of a request. Requests of one session or prompt_cache_key share an engine and its prefix
-    cache.
+    """Return the placement of a request.
+
+    Requests of one session or prompt_cache_key run on the same engine and share its prefix cache.
     """
     asked = placement(request)
     session = asked.session or body.session_id or body.prompt_cache_key or ""

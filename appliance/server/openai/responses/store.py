@@ -247,7 +247,7 @@ class ResponseStore:
     # Reading
 
     async def follow(self, stored: Stored, linger_s: float | None) -> Kept:
-        """Return the response from its start. It is cancelled `linger_s` after its last reader has left."""
+        """Return the response from its start. It is paused `linger_s` after its last reader has left."""
         plan = await self._planned(stored)
         source = Follower(stored.entry, None, linger_s)
         return Kept(ResponseReply(self._service, _nobody(stored), stored.asked, plan, source), stored.entry)

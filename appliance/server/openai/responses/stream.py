@@ -119,7 +119,7 @@ async def records(told: Told, after: int = -1, *, with_ids: bool = False) -> Asy
 
 async def whole(told: Told) -> Fields:
     """Return the final object of a response that the client waits for. Raise the error that it failed with."""
-    async with told.reply.source:  # until it is stored: leaving a stored response earlier cancels it
+    async with told.reply.source:  # until it is stored: leaving a stored response earlier stops it
         document = await told.whole()
     if told.cause is not None:
         raise told.cause
