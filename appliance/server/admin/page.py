@@ -1,4 +1,4 @@
-"""GET /: a web page with a playground and a live view of the service, which uses the same API as all clients.
+"""GET /: a web page with a playground and a real-time view of the service, which uses the same API as all clients.
 
 The user enters the API key on the page. The content security policy restricts the page to requests to this service and
 to its own files.

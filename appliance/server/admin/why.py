@@ -24,7 +24,7 @@ async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=200)] 
 
 @router.get("/v1/requests/{request_id}/why")
 async def why(request: Request, request_id: str) -> JSONResponse:
-    """Return the timeline of each choice of a request: when and for what it waited, and when it ran."""
+    """Return the timeline of each choice of a request: when it waited, the reason, and when it ran."""
     service = service_of(request)
     bare = next((request_id.removeprefix(each) for each in PREFIXES if request_id.startswith(each)), request_id)
     stories = list(service.router.stories.of(bare))

@@ -58,7 +58,7 @@ def _parsed_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
     try:
         value = _object(body)
         if value is None:
-            return schema.model_validate_json(body)  # raises: the message says what is wrong
+            return schema.model_validate_json(body)  # raises a ValidationError that describes the fault
         check_counts(value, len(body))
         read_fields(value, schema, config.unknown_fields, service.unknown_fields)
         return schema.model_validate(value, context={TEXT_NUMBERS: config.compat == "vllm"})
