@@ -1,1 +1,1 @@
-"""Faults made on purpose in a running appliance, and whether it does then what docs/operations.md promises."""
+"""Fault injection into a running appliance, with checks of the behaviour that docs/operations.md promises."""

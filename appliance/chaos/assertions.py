@@ -1,4 +1,4 @@
-"""Whether an appliance did what it promises, from what was seen. Pure."""
+"""Checks of a run's observations against the promises of its scenario. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,35 +8,33 @@ from appliance.chaos.probes import Probe
 from appliance.chaos.scenario import Promise
 from appliance.chaos.target import Bundle
 
-IDLE = ("slipway_requests_held", "slipway_requests_waiting")  # gauges that are back to what they were
+IDLE = ("slipway_requests_held", "slipway_requests_waiting")  # gauges that must return to their values before the fault
 FEW = 3
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of one fault. Times in seconds of the monotonic clock: `made_s` when the fault was made, `whole_s`
-    when the service was ready again and the program that died another one, None where that was not seen in time.
-    `pids`: of that program, before and after. `metrics`: before the fault, at its end, and when all was over (None:
-    the service did not say). `left`: what could not be taken back."""
+    """Observations of one fault. Times are seconds of the monotonic clock."""
 
-    made_s: float
-    whole_s: float | None
+    made_s: float  # when the fault was made
+    whole_s: float | None  # when the service was ready again and the program had a new process; None if not in time
     probes: Sequence[Probe]
     looks: Sequence[Look]
     bundles: Sequence[Bundle] = ()
-    pids: tuple[int, int] = (0, 0)
+    pids: tuple[int, int] = (0, 0)  # process IDs of that program, before and after
+    # before the fault, at its end, and after recovery; None if the service did not answer
     metrics: tuple[Metrics | None, Metrics | None, Metrics | None] = (None, None, None)
     said: dict[str, str] = field(default_factory=dict)
-    left: Sequence[str] = ()
+    left: Sequence[str] = ()  # parts of the fault that could not be rolled back
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was promised, and whether it was kept; `text` says what was seen."""
+    """Result of one check."""
 
     name: str
-    kept: bool
-    text: str
+    kept: bool  # the promise was kept
+    text: str  # description of the observation
 
 
 def judge(promise: Promise, seen: Seen) -> list[Finding]:
@@ -113,7 +111,7 @@ def _stayed_ready(seen: Seen) -> Finding:
 
 
 def _begun(promise: Promise, seen: Seen) -> Finding:
-    """Of streams: another reply begins when it is complete."""
+    """Check how soon replies begin. Only streams count: another reply begins when it is complete."""
     longest_s = max((probe.begun_s for probe in seen.probes if probe.kind != "whole"), default=0.0)
     text = f"after {longest_s:.1f} s at the latest; {promise.first_s:g} s are promised"
     return Finding("replies begin", longest_s <= promise.first_s, text)

@@ -1,5 +1,8 @@
-"""A client of a service that may die under it: it takes what it gets of a reply, whole or streamed, and with an
-Idempotency-Key comes back until it has all of it, at the token where it was."""
+"""Client of a service that may crash during a request.
+
+It reads streamed and non-streamed replies. With an Idempotency-Key it reconnects and resumes at its last token until
+the reply is complete.
+"""
 
 import asyncio
 import json
@@ -15,18 +18,16 @@ PATIENCE_S = 300.0
 
 @dataclass
 class Reply:
-    """What a client got, without what is new in each reply (ids, times): for every choice its text, its calls, its
-    logprobs and why it ended. `pauses_s` are the times between records of a stream; `comebacks` counts the times that
-    its client had to ask again. `status` is of the last answer, `retry_after` its header; `begun_s` of
-    the monotonic clock when the first answer began, 0 without one."""
+    """Received part of a reply, without fields that differ in each reply (IDs, times)."""
 
+    # per choice: its text, calls, logprobs and finish reason
     choices: dict[int, dict[str, Any]] = field(default_factory=dict)
     error: str = ""
-    pauses_s: list[float] = field(default_factory=list)
-    comebacks: int = 0
-    status: int = 0
-    retry_after: str = ""
-    begun_s: float = 0.0
+    pauses_s: list[float] = field(default_factory=list)  # times between the records of a stream
+    comebacks: int = 0  # number of repeated requests
+    status: int = 0  # of the last response
+    retry_after: str = ""  # header of the last response
+    begun_s: float = 0.0  # monotonic time at which the first response began, 0 without one
 
     def answered(self, answer: httpx.Response) -> None:
         self.begun_s = self.begun_s or time.monotonic()
@@ -59,8 +60,10 @@ def _logprobs(given: dict[str, Any]) -> list[Any]:
 async def ask(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], key: str = "", patience_s: float = PATIENCE_S
 ) -> Reply:
-    """One request; what goes wrong is in the reply. With a `key` the client repeats it until it has
-    all of it, for `patience_s`."""
+    """Send one request. Errors are stored in the reply.
+
+    With a `key`, repeat the request until the reply is complete or `patience_s` has passed.
+    """
     reply = Reply()
     headers = {"Idempotency-Key": key} if key else {}
     deadline_s = time.monotonic() + patience_s
@@ -88,7 +91,7 @@ async def _whole(client: httpx.AsyncClient, path: str, body: Any, headers: dict[
 
 
 async def _stream(client: httpx.AsyncClient, path: str, body: Any, headers: dict[str, str], reply: Reply) -> None:
-    """`headers` get the place from which on the next try is to go on."""
+    """Read a stream. `headers` is updated with the position at which the next attempt resumes."""
     async with client.stream("POST", path, json=body, headers=headers) as answer:
         reply.answered(answer)
         if answer.status_code != 200:

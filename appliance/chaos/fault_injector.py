@@ -1,4 +1,4 @@
-"""Where a scenario makes its fault: the target, what is seen of it, and ways to disturb it that can be taken back."""
+"""Fault injector: the target, observations of the fault, and disturbances that can be rolled back."""
 
 import asyncio
 import contextlib
@@ -28,26 +28,26 @@ KEPT = ".{name}.before-chaos"
 
 
 class NotMade(Exception):
-    """The fault could not be made; the message says why. Nothing of it is left."""
+    """Raised if the fault could not be made. The message gives the reason; no part of the fault is left."""
 
 
 @dataclass
 class Stage:
-    """`seen` is what the fault itself saw, for the promise. `opened` is closed when the fault ends."""
+    """Context of one fault."""
 
     target: Target
     client: httpx.AsyncClient
     undo: Undo
     rng: random.Random
     duration_s: float
-    seen: dict[str, str] = field(default_factory=dict)
-    opened: AsyncExitStack = field(default_factory=AsyncExitStack)
+    seen: dict[str, str] = field(default_factory=dict)  # observations of the fault itself, compared with the promise
+    opened: AsyncExitStack = field(default_factory=AsyncExitStack)  # closed when the fault ends
 
     def will(self, step: Step) -> None:
         self.undo.will(step)
 
     def pid(self, program: str) -> int:
-        """Raises NotMade."""
+        """Return the process ID of a program. Raise NotMade without one."""
         pid = self.target.pid(program)
         if not pid:
             raise NotMade(f"{program} has no process at the moment")
@@ -58,14 +58,16 @@ class Stage:
             os.kill(self.pid(program), number)
 
     def stop_process(self, program: str) -> None:
-        """As a process that hangs: it does nothing, and hears no signal but SIGKILL."""
+        """Stop a process, so that it hangs and ignores all signals except SIGKILL."""
         pid = self.pid(program)
         self.will(Continued(pid, programs.began(pid)))
         os.kill(pid, signal.SIGSTOP)
 
     def forbid_writing(self, *names: str) -> None:
-        """Lets no write of these processes into any file succeed. The kernel refuses them as on a full disk, with EFBIG
-        for ENOSPC."""
+        """Make every file write of these processes fail.
+
+        The kernel rejects them like on a full disk, but with EFBIG.
+        """
         for name in names:
             for pid in self.target.pids(name) if name != "launcher" else [self.target.address.pid]:
                 with contextlib.suppress(ProcessLookupError):
@@ -81,8 +83,10 @@ class Stage:
             raise NotMade(answer.error)
 
     def replace(self, path: Path, change: Callable[[Path], None]) -> None:
-        """Another file takes the place of this one: a copy, changed. The file itself is never written, so whoever has
-        it open keeps what he has."""
+        """Replace a file by a modified copy.
+
+        The file itself is never written, so a process that has it open keeps its content.
+        """
         kept = path.with_name(KEPT.format(name=path.name))
         new = path.with_name(f".{path.name}.chaos")
         try:
@@ -102,7 +106,7 @@ class Stage:
         (folder / "cgroup.procs").write_text(str(pid))
 
     async def reload(self, *, restart: bool) -> tuple[int, str]:
-        """`slipway reload`: its exit code, and what it says."""
+        """Run `slipway reload` and return its exit code and output."""
         reader, writer = await asyncio.open_unix_connection(self.target.directory / SOCKET)
         said: list[str] = []
         try:

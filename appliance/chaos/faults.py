@@ -1,4 +1,4 @@
-"""All scenarios. What each promises stands in docs/operations.md too; a test compares the names."""
+"""All scenarios. docs/operations.md lists their promises too; a test compares the names."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ from appliance.supervisor.watchdog import LOOK_S, PROBE_S
 CONFINED_BYTES = 8 * 2**20
 HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 SLOW_S = 10 * DISK_S
-FIRST_S = 5 * DISK_S  # on a busy machine
-DISK_HELD = ("supervisord", "gateway", "launcher", "sentinel")  # what supervisord starts can write nothing either
+FIRST_S = 5 * DISK_S  # allows for a busy machine
+DISK_HELD = ("supervisord", "gateway", "launcher", "sentinel")  # supervisord's children cannot write either
 
 
 def _restarts(
     target: Target, text: str, *, program: str = "engine-0", notice_s: float = 0.0, **more: object
 ) -> Promise:
-    """A promise of a restart: `notice_s` until the death, the longest wait of the policy, and a start."""
+    """Return a promise of a restart: `notice_s` until the crash, the longest backoff of the policy, and a start."""
     within_s = notice_s + target.watch.policy.backoff_s + target.within_s
     return Promise(text, within_s, program, **more)  # type: ignore[arg-type]
 
@@ -96,8 +96,10 @@ def _no_cgroup(target: Target) -> str:
 
 
 async def _out_of_memory(stage: Stage) -> None:
-    """A cgroup with little memory, the engine in it, and a program that takes more than there is. The kernel kills the
-    larger of the two, the engine; then the other."""
+    """Move the engine to a cgroup with little memory and start a program there that exceeds it.
+
+    The kernel kills the larger process first, which is the engine, and then the program.
+    """
     engine, folder = stage.pid("engine-0"), stage.target.memory.parent / "slipway-chaos"
     try:
         stage.confine(engine, folder)
@@ -116,7 +118,7 @@ async def _out_of_memory(stage: Stage) -> None:
 
 
 def _oom(target: Target) -> Promise:
-    # A kill is counted by the cgroup where it happened; only version 2 counts it in those above as well.
+    # The cgroup of the killed process counts the kill. Only version 2 counts it in the parent groups too.
     counted = (target.memory.name == "memory.events",)
     causes = ("oom-kill",) if counted[0] else ("signal", "oom-kill")
     return _restarts(target, "as a crash, and the crash bundle says oom-kill (cgroup v2)", causes=causes)
@@ -150,7 +152,7 @@ def _no_journal(target: Target) -> str:
 
 
 def _shard(target: Target) -> Path | None:
-    """A weight file of the checkpoint, the last one."""
+    """Return the last weight file of the checkpoint, or None."""
     found = sorted(Path(target.engines[0].model).glob("*.safetensors"))
     return found[-1] if found else None
 
@@ -209,7 +211,7 @@ async def _bad_certificate(stage: Stage) -> None:
 
 
 def _on(target: Target, text: str, **more: object) -> Promise:
-    """A promise of no restart."""
+    """Return a promise without a restart."""
     return Promise(text, target.within_s, **more)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What `slipway chaos` prints: the list of scenarios, what a run is about to do, and what came of it."""
+"""Output of `slipway chaos`: the list of scenarios, the announcement of a run and its results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,10 @@ WIDTH = max(map(len, ("disk-full-crash", "gateway-crash"))) + 2
 
 
 def listed(scenarios: Sequence[Scenario], target: Target | None) -> list[str]:
-    """With a target also its promises in its own numbers, and what cannot be made there."""
+    """Return the lines of the scenario list.
+
+    With a target, add its promises and the scenarios that are not possible there.
+    """
     lines = []
     for scenario in scenarios:
         lines.append(f"{scenario.name:{WIDTH}}{scenario.about}")

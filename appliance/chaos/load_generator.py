@@ -1,4 +1,4 @@
-"""Clients that are too many, or too slow."""
+"""Load generator: too many clients, or clients that are too slow."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,10 @@ READ_S = 1.0
 
 
 async def fill_queue(stage: Stage) -> None:
-    """Real requests, of as many choices as one may have, until the queue refuses; they leave when the fault ends."""
+    """Send requests with the maximum number of choices until the queue is full.
+
+    They are cancelled when the fault ends.
+    """
     limits = stage.target.gateway
     most = limits.max_waiting + sum(engine.max_running for engine in stage.target.engines)
     body = {"prompt": "Fill", "n": limits.max_choices, "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
@@ -50,7 +53,7 @@ async def fill_queue(stage: Stage) -> None:
 
 
 async def read_slowly(stage: Stage, clients: int = 16) -> None:
-    """Streams whose readers take a byte a second, through the smallest buffer."""
+    """Open streams whose readers read one byte per second through the smallest buffer."""
     address = stage.target.address
     tokens = max(1, min(TOKENS, stage.target.gateway.max_context // 2))
     body = f'{{"prompt": "Slow", "max_tokens": {tokens}, "stream": true, "ignore_eos": true}}'

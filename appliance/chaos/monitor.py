@@ -1,4 +1,4 @@
-"""What a service says of itself while a fault is made: /ready all the time, /metrics at moments."""
+"""Monitoring of a service during a fault: /ready continuously, /metrics on demand."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ ASK_S = 5.0
 
 
 class Metrics(dict[str, float]):
-    """Sums of samples over their labels, by name. What is not there is 0."""
+    """Sums of samples over their labels, by name. A missing name is 0."""
 
     def __missing__(self, name: str) -> float:
         return 0.0
@@ -29,26 +29,26 @@ def read_metrics(text: str) -> Metrics:
 
 
 async def metrics(client: httpx.AsyncClient) -> Metrics:
-    """Raises httpx.HTTPError."""
+    """Return the service's metrics. Raise httpx.HTTPError."""
     return read_metrics((await client.get("/metrics", timeout=ASK_S)).text)
 
 
 @dataclass(frozen=True)
 class Look:
-    """At a moment of the monotonic clock: whether the service was ready, False also where nobody answered."""
+    """Readiness of the service at a time of the monotonic clock."""
 
     at_s: float
-    ready: bool
+    ready: bool  # False also without a response
     answered: bool = True
 
 
 @dataclass
 class Watch:
-    """`told` is the last body of /ready."""
+    """Polls /ready in the background."""
 
     client: httpx.AsyncClient
     looks: list[Look] = field(default_factory=list)
-    told: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)  # last body of /ready
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._look_on())
@@ -67,7 +67,7 @@ class Watch:
         return look.ready
 
     def start_s(self) -> float:
-        """The longest last start of an engine, in seconds, as the service tells it."""
+        """Return the longest last start of an engine in seconds, as the service reports it."""
         return max((engine.get("start_s", 0.0) for engine in self.told.get("engines", [])), default=0.0)
 
     async def _look_on(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests of our own that run before, during and after a fault: short, few, each with a known answer."""
+"""Probe requests before, during and after a fault: a few short requests with known replies."""
 
 import asyncio
 import itertools
@@ -12,34 +12,33 @@ import httpx
 from appliance.chaos.client import Reply, ask
 
 Ask = tuple[str, dict[str, Any]]
-KINDS = ("stream", "whole", "durable")  # the third with an Idempotency-Key
+KINDS = ("stream", "whole", "durable")  # "durable" has an Idempotency-Key
 PAUSE_S = 0.05
 TOKENS = 120
 
 
 class Unwell(Exception):
-    """The service does not answer as it should before any fault."""
+    """Raised if the service does not answer correctly before any fault."""
 
 
 @dataclass
 class Probe:
-    """One request, in seconds of the monotonic clock. `begun_s`: until the first answer began. `same`: it got the
-    tokens that it got before, None where these may differ or it got none."""
+    """One probe request. Times are seconds of the monotonic clock."""
 
     kind: str
     sent_s: float
     took_s: float = 0.0
-    begun_s: float = 0.0
+    begun_s: float = 0.0  # time until the first response began
     status: int = 0
     retry_after: str = ""
     error: str = ""
     comebacks: int = 0
     longest_pause_s: float = 0.0
-    same: bool | None = None
+    same: bool | None = None  # the reply has the expected tokens; None if it is not comparable
 
 
 def asks(tokens: int) -> dict[str, Ask]:
-    """By kind. Greedy and sampled with a seed: both are determined."""
+    """Return the requests by kind. Greedy and seeded sampling both have deterministic replies."""
     sampled = {"temperature": 1.0, "seed": 7}
     bodies: dict[str, dict[str, Any]] = {
         "stream": {"prompt": "Once upon a time", "stream": True, "temperature": 0},
@@ -53,11 +52,11 @@ def asks(tokens: int) -> dict[str, Ask]:
 
 @dataclass
 class Prober:
-    """`clients` of each kind ask without a pause between `start` and `stop`. `exact`: answers are compared."""
+    """Sends probes from `clients` clients of each kind without a pause, between `start` and `stop`."""
 
     client: httpx.AsyncClient
     clients: int
-    exact: bool
+    exact: bool  # compare the replies
     durable: bool
     tokens: int = TOKENS
     patience_s: float = 300.0
@@ -66,7 +65,7 @@ class Prober:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
-        """Raises Unwell."""
+        """Record the expected replies and start the clients. Raise Unwell."""
         self._asks = asks(self.tokens)
         if not self.durable:
             del self._asks["durable"]
@@ -80,7 +79,7 @@ class Prober:
         self._tasks = [asyncio.create_task(self._ask_on(kind)) for kind in kinds]
 
     async def answered(self, since_s: float) -> None:
-        """Waits until one of each kind that was sent since then is over, for `patience_s`."""
+        """Wait until a request of each kind that was sent after `since_s` has ended, for at most `patience_s`."""
         deadline_s = time.monotonic() + self.patience_s
         while time.monotonic() < deadline_s:
             if {probe.kind for probe in self.done if probe.sent_s >= since_s} == self._asks.keys():
@@ -88,7 +87,7 @@ class Prober:
             await asyncio.sleep(PAUSE_S)
 
     async def stop(self) -> None:
-        """Waits for what is open, `patience_s` long; what is open then is lost."""
+        """Wait for open requests for at most `patience_s`. Requests that are open after that count as lost."""
         self._over.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=self.patience_s)
@@ -102,7 +101,7 @@ class Prober:
         self.open = []
 
     async def cancel(self) -> None:
-        """Lets go of what is still open."""
+        """Cancel all open requests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,8 +1,10 @@
-"""What takes a fault back. A step is data and is told to a guard before the fault is made: it is taken back by us, or,
-where we are killed, by the guard, a process of its own that ends with us. Each may be done twice.
+"""Rollback of faults.
 
-`python -m appliance.chaos.rollback` is the guard: it reads steps from standard input, one JSON line each, an empty line
-for "all is done", and takes back what is left at the end of the file.
+A step is data, and is sent to a guard process before the fault is made. The steps are rolled back by this process or,
+if it is killed, by the guard, which runs until this process ends. Each step is idempotent.
+
+`python -m appliance.chaos.rollback` is the guard. It reads steps from standard input, one JSON line each. An empty line
+means that all steps are rolled back. At the end of the input it rolls back the remaining steps.
 """
 
 import contextlib
@@ -23,11 +25,11 @@ from appliance.runtime.gateway_control import Hamper
 from appliance.supervisor import programs
 
 ASK_S = 5.0
-LEAVE_S = 5.0  # in which a killed process has left its cgroup
+LEAVE_S = 5.0  # time for a killed process to leave its cgroup
 
 
 class Continued(msgspec.Struct, frozen=True, tag="continued"):
-    """A stopped process runs again. `began` tells it from another one of this id."""
+    """Resumes a stopped process. `began` distinguishes it from a later process with the same ID."""
 
     pid: int
     began: int
@@ -39,7 +41,7 @@ class Continued(msgspec.Struct, frozen=True, tag="continued"):
 
 
 class Limited(msgspec.Struct, frozen=True, tag="limited"):
-    """A process, and all that it has started since, may write files again, as large as `soft`."""
+    """Allows a process and its descendants to write files again, up to size `soft`."""
 
     pid: int
     began: int
@@ -48,19 +50,21 @@ class Limited(msgspec.Struct, frozen=True, tag="limited"):
     def undo(self) -> None:
         if programs.began(self.pid) != self.began:
             return
-        # Again until none is found: one may be started by a parent whose turn is still to come.
+        # Repeat until none is found: a parent that is not handled yet may start another process.
         while limited := [pid for pid in (self.pid, *processes.descendants(self.pid)) if _writes_nothing(pid)]:
             for pid in limited:
                 with contextlib.suppress(ProcessLookupError):
                     hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
                     resource.prlimit(pid, resource.RLIMIT_FSIZE, (self.soft, hard))
-            if self.soft == 0:  # it could write nothing before
+            if self.soft == 0:  # it could not write before the fault either
                 return
 
 
 def _writes_nothing(pid: int) -> bool:
-    """Return whether the fault keeps a process from writing. One whose hard limit is 0, as a renderer of chat templates
-    has it, limits itself."""
+    """Return if the fault prevents a process from writing.
+
+    A process with a hard limit of 0, such as a renderer of chat templates, has limited itself.
+    """
     with contextlib.suppress(ProcessLookupError):
         soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         return soft == 0 and hard != 0
@@ -68,7 +72,7 @@ def _writes_nothing(pid: int) -> bool:
 
 
 class Replaced(msgspec.Struct, frozen=True, tag="replaced"):
-    """The file that lay at `path` lies at `kept`, and comes back."""
+    """Moves the original file from `kept` back to `path`."""
 
     path: str
     kept: str
@@ -79,12 +83,12 @@ class Replaced(msgspec.Struct, frozen=True, tag="replaced"):
 
 
 class Hampered(msgspec.Struct, frozen=True, tag="hampered"):
-    """The gateway at this control socket writes its journal as fast as it can."""
+    """Removes the write delay of the journal in the gateway at this control socket."""
 
     control: str
 
     def undo(self) -> None:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:  # without a gateway nothing is slow
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:  # without a gateway there is no delay
             line.settimeout(ASK_S)
             line.connect(self.control)
             line.sendall(msgspec.json.encode(Hamper(0.0, 0.0)) + b"\n")
@@ -92,7 +96,7 @@ class Hampered(msgspec.Struct, frozen=True, tag="hampered"):
 
 
 class Confined(msgspec.Struct, frozen=True, tag="confined"):
-    """A cgroup is removed, and its processes go back to the one above it."""
+    """Removes a cgroup and moves its processes to the parent group."""
 
     folder: str
 
@@ -105,7 +109,7 @@ class Confined(msgspec.Struct, frozen=True, tag="confined"):
                     (folder.parent / "cgroup.procs").write_text(pid)
             try:
                 folder.rmdir()
-            except OSError:  # one that was killed is still on its way out
+            except OSError:  # a killed process has not exited completely yet
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
@@ -115,7 +119,7 @@ Step = Continued | Limited | Replaced | Hampered | Confined
 
 
 def take_back(steps: Sequence[Step]) -> list[str]:
-    """Undoes all of them, the last first. What could not be, and why."""
+    """Roll back all steps, the last one first. Return the failures with their reasons."""
     failed = []
     for step in reversed(steps):
         try:
@@ -126,23 +130,23 @@ def take_back(steps: Sequence[Step]) -> list[str]:
 
 
 class Undo:
-    """The steps of one run, with its guard. To be closed."""
+    """The rollback steps of one run, with their guard process. Must be closed."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
         self._guard = subprocess.Popen(
             [sys.executable, "-P", "-m", "appliance.chaos.rollback"],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is ours to hear
+            start_new_session=True,  # so that Ctrl-C only reaches this process
         )
 
     def will(self, step: Step) -> None:
-        """To be called before the fault that it takes back."""
+        """Register a step. Call this before making the fault that it rolls back."""
         self._tell(msgspec.json.encode(step))
         self._steps.append(step)
 
     def all(self) -> list[str]:
-        """Takes everything back. What could not be."""
+        """Roll back all steps. Return the failures."""
         failed = take_back(self._steps)
         self._steps.clear()
         self._tell(b"")
@@ -162,7 +166,7 @@ class Undo:
 def main() -> int:
     steps: list[Step] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends when its standard input does
+        signal.signal(number, signal.SIG_IGN)  # exits when its standard input is closed
     for line in sys.stdin.buffer:
         if line.strip():
             steps.append(msgspec.json.decode(line, type=Step))

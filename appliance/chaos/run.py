@@ -1,4 +1,4 @@
-"""One scenario after the other: probes run, the fault is made, held, taken back, and judged."""
+"""Runner of scenarios: starts probes, makes the fault, holds it, rolls it back and checks the promises."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ from appliance.chaos.target import Bundle, Target
 from appliance.runtime.crash_exemption import send_pardon
 from appliance.supervisor.supervise import PARDONS
 
-QUIET_S = 0.5  # of probes alone, before and after
-LEAST_S = 30.0  # that a restart may take, however short the last start was
-STARTS = 3  # last starts that a restart may take beside
+QUIET_S = 0.5  # time with probes only, before and after the fault
+LEAST_S = 30.0  # minimum time allowed for a restart, even after a fast start
+STARTS = 3  # multiples of the last start time that a restart may take in addition
 BUNDLE_S = 5.0
 PATIENCE_S = 60.0
 
@@ -31,18 +31,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Options:
-    """`duration_s`: how long faults that restart nothing are held. `clients`: probing ones of each kind. `within_s`:
-    what a start may take, 0 for a few times what the last one took."""
+    """Options of a run."""
 
-    duration_s: float = 5.0
-    clients: int = 2
+    duration_s: float = 5.0  # how long faults without a restart are held
+    clients: int = 2  # number of probe clients of each kind
     seed: int = 0
-    within_s: float = 0.0
+    within_s: float = 0.0  # time allowed for a start; 0: derived from the last one
 
 
 @dataclass(frozen=True)
 class Report:
-    """`skipped` says why it was not made; else `findings` say what was promised and whether it was kept."""
+    """Result of one scenario: `findings`, or the reason in `skipped` if the fault was not made."""
 
     scenario: Scenario
     promise: Promise | None = None
@@ -56,11 +55,13 @@ class Report:
 
 
 async def run(target: Target, scenario: Scenario, options: Options, made: Sequence[Scenario] = ()) -> Report:
-    """`made`: scenarios before this one, whose deaths are pardoned. Raises Unwell where the service is not well before
-    anything was made."""
+    """Run one scenario.
+
+    `made` are earlier scenarios, whose crashes are exempt. Raise Unwell if the service is not healthy before the fault.
+    """
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
     limits = httpx.Limits(max_connections=None)
-    # It is this host's own service, found by its run directory: whatever its certificate says, it is the right one.
+    # The service runs on this host and was found by its run directory, so its certificate need not be verified.
     client = httpx.AsyncClient(
         base_url=target.url, headers=headers, timeout=PATIENCE_S, limits=limits, trust_env=False, verify=False
     )
@@ -76,7 +77,7 @@ async def run(target: Target, scenario: Scenario, options: Options, made: Sequen
 
 
 def _no_restart_left(target: Target, scenario: Scenario, made: Sequence[Scenario]) -> str:
-    """What died of late must leave one restart more, or the fault would end the appliance."""
+    """Return a reason if recent crashes leave no restart, so that the fault would halt the appliance."""
     program, policy = scenario.promise(target).restarts, target.watch.policy
     if not program:
         return ""
@@ -88,7 +89,7 @@ def _no_restart_left(target: Target, scenario: Scenario, made: Sequence[Scenario
 
 
 def _victim(promise: Promise) -> str:
-    """The program whose death Supervisor sees: ranks end with their engine."""
+    """Return the program whose exit Supervisor sees. A rank exits together with its engine."""
     return "engine-0" if promise.restarts == "ranks" else promise.restarts
 
 
@@ -154,7 +155,7 @@ class _Run:
         await self._prober.cancel()
         undo.close()
         if self._promise.restarts:
-            # It was our doing: the appliance's own restarts are counted as if it had not been.
+            # The crash was injected, so the restart limit must not count it.
             send_pardon(str(self._target.directory / PARDONS), _victim(self._promise), 1)
 
     async def _hold(self, made_s: float) -> float:
@@ -162,7 +163,7 @@ class _Run:
         return time.monotonic()
 
     async def _back(self, made_s: float, pid: int) -> float | None:
-        """When another process of the program serves; None if that is not in time, or not by much."""
+        """Return when a new process of the program serves, or None after twice the promised time."""
         deadline_s = made_s + 2 * self._promise.within_s
         program = self._promise.restarts
         while time.monotonic() < deadline_s:
@@ -177,7 +178,7 @@ class _Run:
         return None
 
     async def _settled(self, before: Metrics | None) -> Metrics | None:
-        """The metrics when nothing waits any more, or after a while."""
+        """Return the metrics when no request waits, or after a timeout."""
         return await _until(self._metrics, lambda now: _is_idle(now, before), PATIENCE_S / 2)
 
     async def _new_bundles(self, before: list[Bundle]) -> list[Bundle]:

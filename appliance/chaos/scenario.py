@@ -1,4 +1,4 @@
-"""What a scenario is: one small declaration of a fault, what it needs, and what the appliance promises to do then."""
+"""Declaration of a scenario: a fault, its requirements, and the promised behaviour of the appliance."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,36 +12,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Promise:
-    """What must be true afterwards, beside: each probe got what it asked for, the same tokens as before; nothing of the
-    fault is left. `text` says it in words.
+    """Promised behaviour after a fault.
 
-    `restarts`: this program is another process, within `within_s` of the fault, and the service is ready; "" is none:
-    then it is ready all the time. `causes`, one of which the crash bundle has; `hows`, one of which it says. `lost`:
-    requests without an Idempotency-Key may be, and whose connection breaks comes back. `refusals`: requests may be
-    refused, with 503 and a Retry-After. `rises` and `stands`: metrics that do, and do not, count up during the fault.
-    `first_s`: in which the answer to each stream begins, 0 for any time.
-    `says`: what the fault itself saw, by its name in `Stage.seen`."""
+    Two promises are always checked: each probe gets a reply with the same tokens as before, and no part of the fault is
+    left.
+    """
 
-    text: str
-    within_s: float
-    restarts: str = ""
-    causes: tuple[str, ...] = ()
-    hows: tuple[str, ...] = ()
-    lost: bool = False
-    refusals: bool = False
-    rises: tuple[str, ...] = ()
-    stands: tuple[str, ...] = ()
-    first_s: float = 0.0
+    text: str  # the promise in words
+    within_s: float  # maximum time from the fault until the service is ready again
+    restarts: str = ""  # program that must have a new process; "": the service stays ready all the time
+    causes: tuple[str, ...] = ()  # allowed causes in the crash bundle
+    hows: tuple[str, ...] = ()  # allowed details of the cause in the crash bundle
+    lost: bool = False  # requests without an Idempotency-Key may fail, and clients with one may have to reconnect
+    refusals: bool = False  # requests may be rejected with 503 and a Retry-After
+    rises: tuple[str, ...] = ()  # metrics that must increase during the fault
+    stands: tuple[str, ...] = ()  # metrics that must not increase
+    first_s: float = 0.0  # maximum time until each stream begins; 0: no limit
+    # expected observations of the fault itself, by name in `Stage.seen`
     says: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`lacks(target)`: why it cannot be made there, "" if it can. `make(stage)` makes the fault; what takes it back it
-    tells the stage before. A fault that restarts nothing is held for the duration that was asked for."""
+    """A fault and its promise. A fault without a restart is held for the requested duration."""
 
     name: str
     about: str
-    make: Callable[["Stage"], Awaitable[None]]
+    make: Callable[["Stage"], Awaitable[None]]  # makes the fault, after registering its rollback steps
     promise: Callable[[Target], Promise]
-    lacks: Callable[[Target], str] = lambda target: ""
+    lacks: Callable[[Target], str] = lambda target: ""  # reason why it is not possible on a target, or ""

@@ -1,4 +1,4 @@
-"""The running appliance that faults are made in, as it is known from outside: run directory, configurations, files."""
+"""The running appliance under test, as seen from outside: run directory, configurations and files."""
 
 import contextlib
 import json
@@ -22,23 +22,22 @@ from engine.api.errors import ConfigError
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a crash bundle says of a death. `at_s`: Unix time."""
+    """Crash information from a crash bundle."""
 
     program: str
     cause: str
     how: str
-    at_s: float
+    at_s: float  # Unix time
 
 
 @dataclass(frozen=True)
 class Target:
-    """`key` is an API key of the service, "" where it wants none. `within_s`: how long a start may take, beyond what is
-    measured of it."""
+    """The appliance under test."""
 
     directory: Path
     address: Address
-    key: str = ""
-    within_s: float = 20.0
+    key: str = ""  # API key of the service; "" if it needs none
+    within_s: float = 20.0  # maximum duration of a start
 
     @property
     def url(self) -> str:
@@ -46,7 +45,7 @@ class Target:
 
     @property
     def gateway(self) -> GatewayConfig:
-        """As it is now: a reload changes it."""
+        """Current configuration of the gateway. A reload changes it."""
         return read_config(self.directory / GATEWAY)
 
     @property
@@ -56,29 +55,29 @@ class Target:
 
     @property
     def watch(self) -> monitor.Config:
-        """Of the sentinel: when an engine hangs, and how often it is started again."""
+        """Configuration of the restart monitor: stall limits and restart policy."""
         return msgspec.json.decode((self.directory / "sentinel.json").read_bytes(), type=monitor.Config)
 
     @property
     def memory(self) -> Path:
-        """The file in which the kernel counts what it kills for memory, as keepers are told it."""
+        """File in which the kernel counts out-of-memory kills, as the engines' subreapers know it."""
         kept = msgspec.json.decode((self.directory / "engine-0.kept").read_bytes(), type=Kept)
         return Path(kept.memory)
 
     @property
     def exact(self) -> bool:
-        """Whether the same request gives the same tokens, whatever runs beside it (docs/operations.md)."""
+        """The same request always gives the same tokens, regardless of the batch (docs/operations.md)."""
         return all(engine.invariant for engine in self.engines)
 
     def pids(self, name: str) -> list[int]:
         return programs.programs(self.address.pid).get(name, [])
 
     def pid(self, name: str) -> int:
-        """0 where the program has no process now."""
+        """Return the process ID of a program, or 0 without one."""
         return programs.program(self.address.pid, name)
 
     def bundles(self) -> list[Bundle]:
-        """Of all places where this appliance may have written some, oldest first."""
+        """Return the crash bundles from all folders of this appliance, the oldest first."""
         found = []
         for place in self.address.crashes:
             for path in Path(place).glob("*/death.json"):
@@ -89,21 +88,23 @@ class Target:
         return sorted(found, key=lambda bundle: bundle.at_s)
 
     def recent_deaths(self, program: str) -> int:
-        """How many crash bundles of a program are younger than the window in which restarts are counted."""
+        """Return the number of crash bundles of a program within the window of the restart limit."""
         since_s = (datetime.now(UTC) - timedelta(seconds=self.watch.policy.window_s)).timestamp()
         own = max(since_s, _started_s(self.address.pid))
         return sum(1 for bundle in self.bundles() if bundle.program == program and bundle.at_s >= own)
 
 
 def _started_s(pid: int) -> float:
-    """Unix time at which a process was started."""
+    """Return the Unix time at which a process was started."""
     uptime_s = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - uptime_s + programs.began(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def key_of(config: GatewayConfig, given: str) -> str:
-    """An API key for a service: the given one, or the first of its own. Raises ConfigError where there is none that can
-    be read."""
+    """Return an API key for a service: the given one, or the first of its list.
+
+    Raise ConfigError without a readable key.
+    """
     if given or config.api_keys is None:
         return given
     key = clear_key(config.api_keys)

@@ -1,4 +1,4 @@
-"""The gateway's HTTP application: every route group and every middleware stands in a list here."""
+"""The gateway's HTTP application: lists of all route groups and middleware."""
 
 from typing import Any
 
@@ -42,11 +42,11 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     (("generate", *embeddings.POOLING_TASKS), sagemaker.router),
     (("generate", *embeddings.POOLING_TASKS), why.router),
 )
-"""Route groups with the task of the model that they need, or the tasks of which one is enough; None: any model."""
+"""Route groups with the model task that they need, or several tasks of which one is sufficient. None: any model."""
 
 
 def middleware(service: Service) -> list[Middleware]:
-    """Outermost first."""
+    """Return the middleware, the outermost first."""
     return [
         Middleware(RequestFrame, service=service),
         Middleware(CrossOrigin, service=service),
@@ -61,11 +61,14 @@ def middleware(service: Service) -> list[Middleware]:
 
 
 def build_app(service: Service) -> FastAPI:
-    """The application of one served model. Where it has keys, every route but the probes wants one of them."""
+    """Build the application for one served model.
+
+    If API keys are configured, all routes except the probes require one.
+    """
     app = FastAPI(
         title="Slipway",
         version=service.config.version,
-        # Their pages load scripts from the network; docs.py serves pages that need none.
+        # FastAPI's pages load scripts from the network; docs.py serves pages that need none.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -93,8 +96,10 @@ def _serves(service: Service, need: Need) -> bool:
 
 
 def _absent(router: APIRouter, need: Need) -> APIRouter:
-    """The routes of a task that the model has not: each says so, and what the model serves instead. They are not
-    found; with vLLM's habits they are not implemented."""
+    """Return replacement routes for a task that the model does not support. They report which tasks it serves.
+
+    The status is 404, or 501 with the vllm profile.
+    """
 
     async def refuse(request: Request) -> None:
         service = service_of(request)
@@ -113,14 +118,16 @@ def _absent(router: APIRouter, need: Need) -> APIRouter:
 
 
 def routers(service: Service) -> list[APIRouter]:
-    """The route groups that this service has."""
+    """Return the route groups of this service."""
     served = [router for need, router in ROUTES if _serves(service, need)]
     return [*served, docs.router]
 
 
 async def _pass_on(request: Request, error: Exception) -> Any:
-    """Exception handler for what FastAPI would answer itself: hands it to `Errors`. A route knows only its own method,
-    so where several share a path, Allow is put together here."""
+    """Exception handler that passes FastAPI's own errors to `Errors`.
+
+    A route knows only its own method, so Allow is combined here for paths with several routes.
+    """
     if isinstance(error, HTTPException) and error.status_code == 405:
         paths = [route for router in routers(request.app.state.service) for route in router.routes]
         found = [route for route in paths if isinstance(route, Route) and route.path_regex.match(request.url.path)]

@@ -1,4 +1,4 @@
-"""Renewal of the TLS certificate of a running server: its files are read again when they change."""
+"""Renewal of the TLS certificate of a running server: the files are read again when they change."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ LOOK_S = 5.0
 
 @asynccontextmanager
 async def watched(service: Service) -> AsyncIterator[None]:
-    """The certificate of a service follows its files."""
+    """Keep the service's certificate in sync with its files."""
     if service.certificate is None:
         yield
         return
@@ -39,6 +39,6 @@ async def _watch(service: Service, certificate: Certificate) -> None:
             log.info("endpoints.tls: the certificate was renewed")
             told = None
         except (ConfigError, OSError) as error:
-            if told != str(error):  # once, not at every look
+            if told != str(error):  # log each error once, not on every check
                 log.error("%s; the certificate before it stays", error)
                 told = str(error)

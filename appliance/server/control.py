@@ -20,7 +20,7 @@ POLL_S = 0.02
 
 @asynccontextmanager
 async def controlled(service: Service) -> AsyncIterator[None]:
-    """The service answers on its control socket, if it is given one."""
+    """Answer requests on the service's control socket, if one is configured."""
     path = service.config.control
     if not path:
         yield

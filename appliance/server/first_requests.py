@@ -1,8 +1,8 @@
 """One real request of each kind, before the service is ready.
 
-An engine that serves is no proof that requests can be answered: weights may be NaN, the chat template may fail, a
-head may pool to nothing. Each engine therefore gets one request for every task of the model, through the routes that
-clients use; they appear in no request metric, log or journal.
+A ready engine does not prove that requests can be answered: weights may be NaN, the chat template may fail, or a head
+may return empty vectors. Each engine therefore gets one request for every task of the model, through the routes that
+clients use. These requests do not appear in request metrics, logs or the journal.
 """
 
 import asyncio
@@ -33,12 +33,14 @@ RETRY_S = 0.5
 RANK = "x-data-parallel-rank"
 
 Variants = Sequence[dict[str, Any]]
-"""Bodies of one kind of request; a model has to answer one of them, since a template may refuse the others."""
+"""Bodies of one kind of request. The model has to answer only one of them, since a template may reject the others."""
 
 
 class Unanswered(Exception):
-    """A request failed in a way that every request will; the message says which and how. `code` begins the last line
-    of the log, which chooses the exit code."""
+    """Raised when a request fails in a way that affects every request. The message gives the request and the reason.
+
+    `code` starts the last line of the log, which determines the exit code.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -68,8 +70,10 @@ def kinds(service: Service) -> dict[str, Variants]:
 
 
 async def answer_each(service: Service, routes: ASGIApp, failed: Callable[[str], None]) -> None:
-    """Until it is cancelled: each engine that serves and has answered nothing yet is asked. `failed` gets the reason
-    when a request fails as every request will."""
+    """Send first requests to each ready engine that has not answered any yet. Runs until it is cancelled.
+
+    Calls `failed` with the reason when a request fails in a way that affects every request.
+    """
     while not service.has_text:
         await asyncio.sleep(POLL_S)
     while True:
@@ -90,7 +94,7 @@ async def answer_each(service: Service, routes: ASGIApp, failed: Callable[[str],
 
 
 async def ask_each_kind(service: Service, routes: ASGIApp, engine: int) -> bool:
-    """Return whether the engine answered; not if it ended meanwhile or is busy. Raises Unanswered."""
+    """Return True if the engine answered, False if it exited or is busy. Raise Unanswered."""
     unseen = _unseen(service)
     for path, variants in kinds(service).items():
         failures = []
@@ -108,13 +112,13 @@ async def ask_each_kind(service: Service, routes: ASGIApp, engine: int) -> bool:
 
 
 def _passes(error: Exception) -> bool:
-    """Whether the same request may succeed later: the engine is busy, or ended."""
+    """Return if the same request may succeed later, because the engine is busy or has exited."""
     ended = isinstance(error, EngineFailed) and not isinstance(error.__cause__, StepError)
     return ended or isinstance(error, Unavailable | EngineGone)
 
 
 def _judge(path: str, failures: Sequence[Exception]) -> None:
-    """Raise Unanswered for a fault of the service; a model may refuse a short text for reasons of its own."""
+    """Raise Unanswered for a fault of the service. A model may have its own reasons to reject a short text."""
     told = [api_error(failure) for failure in failures]
     faults = [failure for failure, reply in zip(failures, told, strict=True) if reply.status >= 500]
     if not faults:
@@ -129,7 +133,7 @@ def _judge(path: str, failures: Sequence[Exception]) -> None:
 
 
 def _unseen(service: Service) -> Service:
-    """Return the service as a request sees it, with metrics, log and journal of its own that nobody reads."""
+    """Return a copy of the service for these requests, with separate metrics, log and journal that are discarded."""
     config: GatewayConfig = msgspec.structs.replace(service.config, log_requests=False, log_outputs="off")
     unseen = Service(config, service.router, Metrics(config), RequestLog(config, silent=True))
     unseen.set_text(service.text)
@@ -137,7 +141,10 @@ def _unseen(service: Service) -> Service:
 
 
 async def _request(service: Service, routes: ASGIApp, path: str, body: dict[str, Any], engine: int) -> None:
-    """Send a request to the routes, without the middleware: it needs no key and is not counted. Raises what they do."""
+    """Send a request to the routes without the middleware: it needs no key and is not counted.
+
+    Raise the route's errors.
+    """
     given: Message = {"type": "http.request", "body": orjson.dumps(body)}
     client_stays = asyncio.Event()
 

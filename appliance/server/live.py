@@ -1,6 +1,6 @@
-"""What a running gateway changes in place: which keys act on which of its settings, and how these take effect.
+"""In-place reload of a running gateway: which settings can change and how they take effect.
 
-Requests read `service.config` when they arrive, so most keys act from the next request on, and no open one notices.
+Requests read `service.config` when they arrive, so most keys apply to the next request and do not affect open ones.
 """
 
 import asyncio
@@ -17,15 +17,17 @@ from engine.api.errors import ConfigError
 
 
 class NotLive(ConfigError):
-    """A setting that only a new process takes."""
+    """Raised for a setting that only takes effect in a new process."""
 
     code = "reload"
 
 
 async def take(service: Service, wanted: GatewayConfig) -> int:
-    """Makes a running service follow another configuration, at once for all requests to come, and reads the files of
-    API keys and of the chat template anew. How many keys there are. Raises EngineError, and has then changed
-    nothing."""
+    """Apply a new configuration to a running service and return the number of API keys.
+
+    It applies at once to all further requests. The files of API keys and of the chat template are read again. Raise
+    EngineError; nothing has changed in that case.
+    """
     may = {field.partition(".")[0] for fields in FIELDS.values() for field in fields} | set(FOLLOW)
     fixed = [
         name
@@ -47,14 +49,14 @@ async def take(service: Service, wanted: GatewayConfig) -> int:
     opened = service.ledger or service.shelved
     if wanted.journal and opened is None:
         opened = open_ledger(wanted, service.metrics)
-    # Nothing below can fail, and nothing waits: no request sees a part of it.
+    # Nothing below can fail or wait, so no request sees a partial change.
     if opened is not None:
         opened.rebound(outputs=wanted.outputs_sha256, keep_s=wanted.journal_keep_s, size=wanted.journal_bytes)
     stored = service.stored_responses
     if stored is not None:
         keep_s, size = service.config.responses_keep_s, service.config.responses_bytes
         stored.rebound(outputs=wanted.outputs_sha256, keep_s=keep_s, size=size)
-    # Replies that are being generated go on where they began, though nobody can ask for them any more.
+    # Replies that are being generated continue in the old store, although clients can no longer find them.
     service.ledger, service.shelved = (opened, None) if wanted.journal else (None, opened)
     service.config = wanted
     if text is not None:

@@ -1,6 +1,6 @@
-"""What happens around every route, as plain ASGI: request id, trace, access log, errors, drain, auth, body limit, load.
+"""ASGI middleware around every route: request ID, trace, access log, errors, drain, auth, body limit and load.
 
-app.py lists the order. Exceptions of routes and of the inner middleware become error objects in `Errors`, one place.
+app.py defines the order. Only `Errors` converts exceptions of routes and of the inner middleware to error objects.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ from engine.api.errors import CheckpointError
 
 PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
 OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
-"""Paths that want no key, keep answering during a drain and never count as load."""
+"""Paths that need no key, keep answering during a drain and do not count as load."""
 
-# What the instrumentator leaves out of HTTP metrics, and nobody wants in an access log.
+# Paths that HTTP metrics and access logs leave out.
 UNCOUNTED = OPEN | {"/load", "/load/history"}
 
 SLASHED = frozenset(("/", "/metrics/"))
-"""Paths that keep the slash at their end; elsewhere it is removed before a route is found."""
+"""Paths that keep their trailing slash. It is removed from other paths before routing."""
 
 FOLLOWED = "/v1/responses/"
 
@@ -59,7 +59,7 @@ def subject_of(scope: Scope) -> Subject:
 
 
 class RequestFrame:
-    """Gives each request its id and trace, and tells log and metrics what became of it. Outermost."""
+    """Outermost middleware: sets the request ID and trace, and reports the result to log and metrics."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -81,11 +81,11 @@ class RequestFrame:
         state = scope.setdefault("state", {})
         started_s = now()
         state["request_id"], state["subject"] = request_id, Subject(request_id, trace, started_s)
-        state["key"], state["owner"] = None, ""  # which Auth tells
+        state["key"], state["owner"] = None, ""  # set by Auth
         shown = request_id if self.service.config.compat == "openai" else None
         closes = self.service.draining or self.service.config.keep_alive_s == 0
         traffic = _Traffic(receive, send, shown, closes=closes)
-        state["send_body"] = traffic.send  # behind the start of a reply no layer further in looks at what is sent
+        state["send_body"] = traffic.send  # inner layers do not look at what follows the start of a reply
         try:
             await self.app(scope, traffic.receive, traffic.send)
         finally:
@@ -94,7 +94,7 @@ class RequestFrame:
 
     def _tell(self, scope: Scope, traffic: "_Traffic", seconds: float) -> None:
         method, client = scope["method"], scope.get("client")
-        # The route's template: paths that clients make up would be a series each.
+        # Use the route's template: client-defined paths would each create a time series.
         handler = getattr(scope.get("route"), "path", "none")
         self.service.metrics.http.request(handler, method, traffic.status, seconds, traffic.received, traffic.sent)
         self.service.log.access(
@@ -109,8 +109,10 @@ class RequestFrame:
 
 
 class _Traffic:
-    """Counts what goes in and out of one request; adds the request id to the reply if it is given one. `closes`: the
-    reply is the last of its connection, so that the client's next request goes elsewhere."""
+    """Counts the bytes of one request and its reply. Adds the request ID to the reply if one is given.
+
+    `closes` marks the reply as the last of its connection, so that the client's next request goes to another instance.
+    """
 
     def __init__(self, receive: Receive, send: Send, request_id: str | None, *, closes: bool = False) -> None:
         self._receive, self._send, self._request_id, self._closes = receive, send, request_id, closes
@@ -135,7 +137,7 @@ class _Traffic:
 
 
 class CrossOrigin:
-    """Lets pages of the configured origins call, if there are any."""
+    """Allows cross-origin requests from the configured origins."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -159,8 +161,10 @@ class CrossOrigin:
 
 
 class Errors:
-    """Turns every exception into the error object of its path. After the first byte of a reply it can only cut the
-    connection."""
+    """Converts every exception to the error object of its path.
+
+    After the first byte it can only close the connection.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -179,10 +183,10 @@ class Errors:
         try:
             await self.app(scope, receive, watched)
         except (ClientGone, ClientDisconnect):
-            return  # nobody reads a reply
+            return  # the client has disconnected
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as raised:  # panics of libraries in Rust are no Exception
+        except BaseException as raised:  # panics of Rust libraries are not subclasses of Exception
             error = raised if isinstance(raised, Exception) else RuntimeError(type(raised).__name__)
             subject = subject_of(scope)
             if is_unexpected(error):
@@ -195,7 +199,7 @@ class Errors:
 
 
 class Drain:
-    """After SIGTERM, once load balancers had time to notice: new requests are sent elsewhere, open ones go on."""
+    """Rejects new requests after SIGTERM and the linger time for load balancers. Open requests continue."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -208,8 +212,7 @@ class Drain:
 
 
 class Auth:
-    """Wants one of the keys as Bearer token or x-api-key, except on probes, the page's files and OPTIONS (RT-01, 02,
-    03)."""
+    """Requires an API key as Bearer token or x-api-key, except on probes, page files and OPTIONS (RT-01, 02, 03)."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -223,19 +226,20 @@ class Auth:
         await self.app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        """Return whether the path is served without a key. Paths are compared whole, so an unknown path is guarded.
+        """Return if the path is served without a key. Complete paths are compared, so an unknown path needs a key.
 
-        The files of the pages are static and contain nothing of this service: they load before the key is typed."""
+        The files of the pages are static and contain nothing of this service. They load before the user enters the key.
+        """
         path, method, config = scope["path"], scope["method"], self.service.config
         reads_page = method == "GET" and ((config.page and path in PAGE) or (config.docs and path in DOCS))
         invokes = method == "POST" and path == "/invocations" and config.invocations_without_key
         return path in OPEN or method == "OPTIONS" or reads_page or invokes
 
     def _key(self, headers: Headers) -> ApiKey:
-        """The key that was given. Raises Unauthorized without one."""
+        """Return the given key. Raise Unauthorized without a valid one."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-        # Every key is compared with every header, each in constant time: the time tells nothing about the keys.
+        # Compare every key with every header in constant time, so that the duration reveals nothing about the keys.
         found = None
         for text in given:
             digest = hashlib.sha256(text.encode("latin-1")).digest()
@@ -248,7 +252,7 @@ class Auth:
 
 
 class Allowance:
-    """Refuses what is over the limits of its key (429), and tells what is left of them."""
+    """Rejects requests over the limits of their key (429) and reports the remaining allowance."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -274,8 +278,7 @@ class Allowance:
 
 
 class BodyLimit:
-    """Refuses bodies over the limit, announced or not, before they are in memory (413), and bodies that arrive too
-    slowly (408)."""
+    """Rejects bodies over the limit before they are in memory (413), and bodies that arrive too slowly (408)."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -294,7 +297,7 @@ class BodyLimit:
 
         async def limited() -> Message:
             nonlocal received, complete
-            if complete:  # what is left to receive is that the client leaves
+            if complete:  # only a disconnect can follow
                 return await receive()
             try:
                 async with asyncio.timeout_at(deadline):
@@ -311,13 +314,13 @@ class BodyLimit:
 
 
 def _holds(scope: Scope) -> bool:
-    """Whether a request may take long: those that generate, and those that read a response along."""
+    """Return if a request may take long: POST requests, and GET requests that stream a response."""
     reads = scope["method"] == "GET" and scope["path"].startswith(FOLLOWED)
     return (reads or scope["method"] == "POST") and scope["path"] not in UNCOUNTED
 
 
 class Load:
-    """Counts the requests that hold the service, until the last byte of a stream or the client's end (API-05)."""
+    """Counts requests in progress, up to the last byte of a stream or the client's disconnect (API-05)."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app

@@ -1,7 +1,7 @@
-"""The gateway process: `python -m appliance.server CONFIG.json`. Answers long before an engine serves.
+"""The gateway process: `python -m appliance.server CONFIG.json`. It answers long before an engine is ready.
 
 SIGTERM drains: /ready turns 503, after drain_linger_s new requests get 503 too, open streams have drain_s to finish,
-the rest ends with finish_reason "abort", then exit 0. A second SIGTERM or SIGINT ends at once.
+the rest ends with finish_reason "abort", then exit 0. A second SIGTERM or SIGINT exits at once.
 """
 
 import asyncio
@@ -50,12 +50,11 @@ from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
-PARKED_S = 0.25  # between two looks whether the appliance was parked
+PARKED_S = 0.25  # interval between checks for the halted state
 FLUSH_S = 0.5
-"""After the drain: time for last records to reach the sockets. The supervisor kills one second after drain_s."""
+"""Time after the drain for the last records to reach the sockets. The supervisor kills one second after drain_s."""
 LAST_REQUESTS_S = 0.3
-"""After the drain: most time for answering connections that were accepted, or waited in the kernel, without being
-read."""
+"""Maximum time after the drain for answering connections that were accepted or queued in the kernel but not read."""
 
 TOO_MANY_CONNECTIONS = (
     "Too many connections are open: endpoints.connections.max, or max_per_address for the address of this client."
@@ -63,7 +62,7 @@ TOO_MANY_CONNECTIONS = (
 
 
 class PortTaken(ConfigError):
-    """The address cannot be listened on."""
+    """Raised if the listening address is not available."""
 
     code = "port"
 
@@ -71,7 +70,7 @@ class PortTaken(ConfigError):
 def build_service(
     config: GatewayConfig, keys: Sequence[ApiKey] = (), certificate: Certificate | None = None
 ) -> Service:
-    """Raises JournalUnusable."""
+    """Build the service. Raise JournalUnusable."""
     metrics, allowances = Metrics(config), Allowances()
 
     def spend(owner: str, tokens: int) -> None:
@@ -104,13 +103,15 @@ def build_service(
 async def connected(
     service: Service, routes: ASGIApp | None = None, store: ResponseStore | None = None
 ) -> AsyncIterator[None]:
-    """The service with its router connecting and its text side loading. `routes`: those that each engine has to answer
-    before it counts as serving. The tokenizer of a large vocabulary takes
-    longer than the gateway may take to answer, so a thread reads it."""
+    """Run the router's connections, the loading of the tokenizer and other background tasks of the service.
+
+    With `routes`, each engine has to answer first requests on them before it counts as ready. A large tokenizer loads
+    slower than the gateway may take to answer, so it is loaded in a thread.
+    """
     _read_parked(service)
     service.router.start()
     work = [each(service) for each in (_see_parked, _see_broken, _record_history)]
-    # The gateway of a parked appliance answers no request: whatever is wrong with the checkpoint must not end it again.
+    # The gateway of a halted appliance answers no request, so a damaged checkpoint must not make it exit again.
     if service.parked is None:
         work.append(_load_text(service))
     if routes is not None and service.parked is None:
@@ -146,14 +147,14 @@ def _die_unanswered(why: str) -> None:
 
 
 async def _see_parked(service: Service) -> None:
-    """Until the launcher parks the appliance."""
+    """Poll until the launcher halts the appliance."""
     while service.config.run and service.parked is None:
         await asyncio.sleep(PARKED_S)
         _read_parked(service)
 
 
 def _read_parked(service: Service) -> None:
-    """Look whether the launcher has parked the appliance."""
+    """Read the halted state that the launcher writes."""
     if service.config.run:
         service.parked = read_parked(Path(service.config.run))
     if service.parked is not None:
@@ -168,8 +169,10 @@ async def _record_history(service: Service) -> None:
 
 
 async def _see_broken(service: Service) -> None:
-    """A gateway that has lost an engine by an error of its own would hold that engine's requests for ever; the next
-    gateway begins anew."""
+    """Exit if the connection to an engine is lost by an internal error.
+
+    The gateway would otherwise queue that engine's requests forever. The next gateway process reconnects.
+    """
     try:
         await service.router.broken()
     except Exception:
@@ -178,15 +181,16 @@ async def _see_broken(service: Service) -> None:
 
 
 def _die(message: str, code: int) -> None:
-    """Ends the process from inside the event loop; the last line on standard error says why."""
+    """Exit the process from within the event loop. The last line on standard error gives the reason."""
     print(message, file=sys.stderr, flush=True)
     os._exit(code)
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our way to end: it keeps answering while it drains, so that clients hear 503 and not a reset.
+    """uvicorn server that keeps answering while it drains, so that clients get a 503 instead of a reset.
 
-    It accepts connections itself (appliance/server/http/connections.py)."""
+    It accepts connections itself (appliance/server/http/connections.py).
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -230,9 +234,9 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _answer_the_rest(self) -> None:
-        """Requests that clients have sent and nobody has read yet get their 503."""
+        """Answer requests with 503 that clients have sent but that were not read yet."""
         deadline_s = now() + LAST_REQUESTS_S
-        quiet = 0  # rounds of the event loop in which nothing came
+        quiet = 0  # consecutive rounds of the event loop without input
         while quiet < 3 and now() < deadline_s and not self.force_exit:
             accepted = sum(acceptor.accept() + acceptor.handshakes for acceptor in self._acceptors)
             protocols = [each for each in self.server_state.connections if isinstance(each, HttpProtocol)]
@@ -242,7 +246,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.service.draining:
-            # What is on disk, or is not yet, a kill could leave as well.
+            # A kill could leave the files in the same state.
             os._exit(128 + sig)
         self.service.draining = True
         config = self.service.config
@@ -289,18 +293,20 @@ def build_server(app: FastAPI, service: Service) -> Server:
 
 
 def _listener(config: GatewayConfig) -> socket.socket:
-    """The launcher's, so that nobody is refused while no gateway runs; its own where nobody lends one. Raises
-    PortTaken."""
+    """Return the launcher's listening socket, or open one if there is none. Raise PortTaken.
+
+    The launcher's socket accepts connections even while no gateway process runs.
+    """
     try:
         return lent(config.door) if config.door else listening(config.host, config.port)
     except AddressTaken as error:
         raise PortTaken(str(error)) from error
     except OSError as error:
-        raise SystemExit(f"no listener from the launcher: {error}") from error  # code 1: the next try may get it
+        raise SystemExit(f"no listener from the launcher: {error}") from error  # code 1: the next start may succeed
 
 
 async def serve(service: Service, listener: socket.socket) -> None:
-    """Serves on the socket until a signal ends it."""
+    """Serve on the socket until a signal ends the process."""
     app = build_app(service)
     server = build_server(app, service)
     host, port = listener.getsockname()[:2]

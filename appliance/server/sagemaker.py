@@ -1,4 +1,4 @@
-"""/invocations: SageMaker's one route, which finds the API by the shape of the body and the tasks of the model."""
+"""/invocations: SageMaker's only route. It selects the API by the shape of the body and the tasks of the model."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -59,7 +59,7 @@ SHAPES: tuple[Shape, ...] = (
         )
     ),
 )
-"""The first that fits takes the body."""
+"""The first matching shape handles the body."""
 
 
 @router.post("/invocations")
@@ -75,7 +75,7 @@ async def invocations(request: Request) -> Response:
 
 
 def _given(body: bytes) -> set[str]:
-    """Return the fields of a body that are not null. Raises InvalidBody."""
+    """Return the fields of a body that are not null. Raise InvalidBody."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -84,7 +84,7 @@ def _given(body: bytes) -> set[str]:
 
 
 def _why(fitting: list[Shape], tasks: tuple[str, ...]) -> str:
-    """Why no route of the model takes a body of these shapes."""
+    """Return why no route of the model accepts a body of these shapes."""
     if fitting:
         needed = dict.fromkeys(task for shape in fitting for task in shape.tasks)
         body, serves = _body(fitting[:1]), ", ".join(tasks) or "none of the tasks"
@@ -94,5 +94,5 @@ def _why(fitting: list[Shape], tasks: tuple[str, ...]) -> str:
 
 
 def _body(shapes: list[Shape]) -> str:
-    """What they have in them: `input` or `query` and `documents`."""
+    """Return the keys of the shapes as text: `input` or `query` and `documents`."""
     return " or ".join(dict.fromkeys(" and ".join(f"`{key}`" for key in shape.keys) for shape in shapes))

@@ -1,7 +1,7 @@
-"""GET /openapi.json, and GET /docs: Swagger UI over it, bundled with the service so that it needs no network.
+"""GET /openapi.json, and GET /docs: Swagger UI for it, bundled with the service so that it needs no network access.
 
-The files of Swagger UI need no API key. The description does, if the service has keys: the page sends the key that the
-person typed into the playground or into Swagger UI's own form.
+The files of Swagger UI need no API key. The description needs one if the service has keys: the page sends the key that
+the user entered in the playground or in Swagger UI's own form.
 """
 
 from copy import deepcopy
@@ -48,7 +48,7 @@ TAGS = {
     "Models and tokens": ("/v1/models", "/tokenize", "/detokenize"),
     "Operation": ("/",),
 }  # fmt: skip
-"""Groups of operations in the order of the page, each with the beginnings of its paths."""
+"""Groups of operations in the order of the page, each with its path prefixes."""
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 100},
@@ -70,7 +70,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         {"query": "What is the capital of Norway?", "documents": ["Oslo.", "A fjord."]},
     ),
 }
-"""A body that the route answers, by path, without the model's name."""
+"""Example request bodies by path, without the model's name."""
 
 
 def _tag(path: str) -> str:
@@ -78,13 +78,16 @@ def _tag(path: str) -> str:
 
 
 def _order(path: str) -> int:
-    """Place of a path's group on the page."""
+    """Return the position of a path's group on the page."""
     return list(TAGS).index(_tag(path))
 
 
 def described(request: Request) -> dict[str, Any]:
-    """Return the OpenAPI description. Definitions inside request bodies move to the components that references name."""
-    openapi: dict[str, Any] = deepcopy(request.app.openapi())  # FastAPI keeps it
+    """Return the OpenAPI description.
+
+    Definitions in request bodies are moved to the components to which references point.
+    """
+    openapi: dict[str, Any] = deepcopy(request.app.openapi())  # a copy, because FastAPI caches it
     openapi["info"]["description"] = _ABOUT
     components = openapi.setdefault("components", {})
     schemas = components.setdefault("schemas", {})

@@ -1,4 +1,4 @@
-"""Probes and small facts: /live, /ready, /health, /ping, /version, /load, /load/history."""
+"""Health and information routes: /live, /ready, /health, /ping, /version, /load, /load/history."""
 
 from typing import Annotated, Any
 
@@ -16,9 +16,11 @@ router = APIRouter(tags=["health"])
 
 
 def readiness(service: Service) -> dict[str, Any]:
-    """What the service is doing, and how far it is. `status`: starting, loading, ready, restarting, failed, draining;
-    `phase` is finer while it loads. One serving engine is enough to be ready. `reason` says why no engine comes back,
-    where the appliance is parked."""
+    """Return the state and the progress of the service.
+
+    `status` is starting, loading, ready, restarting, failed or draining; `phase` is more detailed while loading. One
+    ready engine is sufficient. `reason` explains why no engine comes back, if the appliance is halted.
+    """
     engines = service.router.engines
     behind = min(engines, key=lambda engine: engine.progress)
     if service.draining:
@@ -42,8 +44,10 @@ def readiness(service: Service) -> dict[str, Any]:
 
 
 def _engine(engine: Engine[Generation]) -> dict[str, Any]:
-    """Where it is, and once it serves what its start took, what each of its ranks holds of memory, and how its
-    self-test went."""
+    """Return the phase of an engine.
+
+    A ready engine also has its start time, memory usage per rank and self-test result.
+    """
     told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
     told["progress"] = round(engine.progress, 4)
     if engine.detail:
@@ -57,8 +61,11 @@ def _engine(engine: Engine[Generation]) -> dict[str, Any]:
 
 
 def _memory(memory: RankMemory) -> dict[str, Any]:
-    """Bytes: by part as planned and as counted on what is held; of weights that are read in their file; and what each
-    phase of the start was measured to keep and to take at most."""
+    """Return memory usage in bytes.
+
+    `parts` has the planned and the actual usage, `mapped` the weights that are read from their file, and `measured` the
+    remaining and the peak usage of each startup phase.
+    """
     parts = dict.fromkeys((*memory.planned, *memory.held))
     return {
         "parts": {part: {"planned": memory.planned.get(part), "real": memory.held.get(part)} for part in parts},
@@ -69,13 +76,13 @@ def _memory(memory: RankMemory) -> dict[str, Any]:
 
 @router.get("/live")
 async def live() -> JSONResponse:
-    """200 as long as the gateway answers at all."""
+    """Return 200 whenever the gateway answers."""
     return JSONResponse({"status": "live"})
 
 
 @router.get("/ready")
 async def ready(request: Request) -> JSONResponse:
-    """200 when a request would be served now, else 503 with phase and progress."""
+    """Return 200 if a request would be served now, else 503 with phase and progress."""
     service = service_of(request)
     return JSONResponse(readiness(service), 200 if service.serves else 503)
 
@@ -84,7 +91,7 @@ async def ready(request: Request) -> JSONResponse:
 @router.get("/ping")
 @router.post("/ping")
 async def health(request: Request) -> Response:
-    """Empty 200 while an engine serves, also during a drain; else 503."""
+    """Return an empty 200 while an engine is ready, also during a drain, else 503."""
     service = service_of(request)
     return Response(status_code=200 if service.healthy else 503)
 
@@ -96,11 +103,14 @@ async def version(request: Request) -> JSONResponse:
 
 @router.get("/load")
 async def load(request: Request) -> JSONResponse:
-    """Requests that hold the service now, streams included."""
+    """Return the number of requests in progress, including streams."""
     return JSONResponse({"server_load": service_of(request).open_requests})
 
 
 @router.get("/load/history")
 async def load_history(request: Request, limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT) -> JSONResponse:
-    """Load of the last half hour: one list for each number, a sample every `interval_s` seconds, the oldest first."""
+    """Return the load of the last half hour, one list per value.
+
+    The lists have a sample every `interval_s` seconds, the oldest first.
+    """
     return JSONResponse(service_of(request).history.columns(limit))

@@ -1,7 +1,7 @@
-"""GET /: a page for people, with a playground and a live view of the service, over the same API as everybody's.
+"""GET /: a web page with a playground and a real-time view of the service, which uses the same API as all clients.
 
-A person types the API key into the page. The content security policy lets the page reach this service alone and run
-nothing but its own files.
+The user enters the API key on the page. The content security policy restricts the page to requests to this service and
+to its own files.
 """
 
 from pathlib import Path
@@ -43,11 +43,11 @@ def _served(request: Request, name: str) -> Response:
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The page for people."""
+    """Return the web page."""
     return _served(request, INDEX)
 
 
 @router.get("/page/{name}")
 async def file(request: Request, name: str) -> Response:
-    """A file of the page."""
+    """Return a file of the web page."""
     return _served(request, name)

@@ -1,5 +1,8 @@
-"""What the routes answer, for the OpenAPI description: JSON Schemas by method and path. Requests describe themselves
-(appliance/server/schema); a reply is put together by its route, and tests hold real replies to what stands here."""
+"""JSON Schemas of replies by method and path, for the OpenAPI description.
+
+Requests are described by their models (appliance/server/schema). Replies are built by their routes, and tests compare
+actual replies with these schemas.
+"""
 
 from typing import Any
 
@@ -31,7 +34,7 @@ def exactly(*values: str) -> Schema:
 
 
 def fields(**known: Schema) -> Schema:
-    """An object that has all of these; others may come."""
+    """Return the schema of an object that has at least these fields."""
     return {"type": "object", "properties": known, "required": list(known)}
 
 
@@ -89,7 +92,7 @@ READY = fields(status=TEXT, phase=TEXT, progress=NUMBER, engines=listed(fields(n
 VECTORS = fields(object=exactly("list"), model=TEXT, data=listed(fields(index=WHOLE)), usage=ANY)
 RANKING = fields(results=listed(fields(index=WHOLE, relevance_score=NUMBER)))
 
-# Of these nothing but the status says something.
+# Replies without a body: only the status matters.
 EMPTY = (("get", "/health"), ("get", "/ping"), ("post", "/ping"))
 PLAIN = (("get", "/metrics"), ("get", "/metrics/"))
 STREAMED = (
@@ -133,7 +136,7 @@ REPLIES: dict[tuple[str, str], Schema] = {
 
 
 def responses(method: str, path: str) -> Schema:
-    """The `responses` of an operation: a success in its media types, and errors."""
+    """Return the `responses` of an operation: the success in its media types, and errors."""
     key = (method, path)
     content: Schema = {}
     if key in PLAIN:

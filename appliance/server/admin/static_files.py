@@ -1,4 +1,4 @@
-"""Static files of the pages for people, with an entity tag and a strict content security policy.
+"""Static files of the web pages, with an entity tag and a strict content security policy.
 
 The files are the same for every service and contain no secret, so they are served without an API key.
 """

@@ -1,4 +1,4 @@
-"""GET /v1/requests: those of late. GET /v1/requests/{id}/why: what happened to one and why (docs/http.md)."""
+"""GET /v1/requests: recent requests. GET /v1/requests/{id}/why: the timeline of one request (docs/http.md)."""
 
 from itertools import islice
 from typing import Annotated
@@ -17,14 +17,14 @@ PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 
 @router.get("/v1/requests")
 async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> JSONResponse:
-    """The last sequences that are remembered, open ones among them, the newest first: state, lengths and times."""
+    """Return state, lengths and times of the most recent sequences, including running ones, the newest first."""
     stories = service_of(request).router.stories
     return JSONResponse({"data": [story.summary(now()) for story in islice(stories.newest(), limit)]})
 
 
 @router.get("/v1/requests/{request_id}/why")
 async def why(request: Request, request_id: str) -> JSONResponse:
-    """What happened to each choice of a request: when it waited, for what and for whom, and when it ran."""
+    """Return the timeline of each choice of a request: when it waited, the reason, and when it ran."""
     service = service_of(request)
     bare = next((request_id.removeprefix(each) for each in PREFIXES if request_id.startswith(each)), request_id)
     stories = list(service.router.stories.of(bare))

@@ -1,7 +1,6 @@
-"""Events of a reply to content blocks: as the events of a stream, and whole.
+"""Conversion of reply events to content blocks, both as stream events and as the complete content.
 
-Blocks follow each other: one is open at a time, and what is of another kind closes it. Text behind a call is a block of
-its own.
+Only one block is open at a time; an event of another kind closes it. Text after a call starts a new block.
 """
 
 import hashlib
@@ -18,18 +17,19 @@ from appliance.server.anthropic.signature import sign
 
 Kind = Literal["thinking", "text", "tool_use"]
 Thoughts = Literal["shown", "omitted", "dropped"]
-"""What becomes of thinking: a block, a block without its text, or nothing."""
+"""Output of thinking: a block, a block without its text, or nothing."""
 
 
 @dataclass
 class Block:
-    """`call` is the index of a call; `gained` its arguments, or the text, as they come."""
+    """One content block."""
 
     kind: Kind
-    call: int = -1
+    call: int = -1  # index of a call
     name: str = ""
     id: str = ""
-    gained: StringIO = field(default_factory=StringIO)  # a str would be copied for each token
+    # arguments of the call, or text; a str would be copied for each token
+    gained: StringIO = field(default_factory=StringIO)
 
     @property
     def text(self) -> str:
@@ -37,7 +37,10 @@ class Block:
 
 
 def _input(text: str) -> Any:
-    """Arguments as the model wrote them, down to its digits; of what was cut, as much as is complete."""
+    """Return a call's arguments exactly as the model wrote them.
+
+    Truncated arguments are returned as far as complete.
+    """
     try:
         if isinstance(json.loads(text), dict):
             return orjson.Fragment(text)
@@ -52,16 +55,22 @@ def _input(text: str) -> Any:
 
 @dataclass
 class Blocks:
-    """The content of one reply so far. `salt` makes the ids of its calls, the same ones whenever it is read again."""
+    """The content of one reply so far.
+
+    Call IDs are derived from `salt`, so that they do not change when it is read again.
+    """
 
     salt: str
     thoughts: Thoughts = "shown"
     blocks: list[Block] = field(default_factory=list)
     is_open: bool = False
-    broken: dict[int, str] = field(default_factory=dict)  # what a call that was none was as text
+    broken: dict[int, str] = field(default_factory=dict)  # text of calls that turned out to be malformed, by call index
 
     def take(self, events: list[Event]) -> list[dict[str, Any]]:
-        """What the events add to a stream. A call that proves broken was sent: there it ends, and whole it is text."""
+        """Return the stream events for parser events.
+
+        A malformed call was already sent: its block ends there, and the complete content has it as text.
+        """
         told: list[dict[str, Any]] = []
         for event in events:
             if isinstance(event, Content):
@@ -80,7 +89,7 @@ class Blocks:
         return told
 
     def close(self) -> list[dict[str, Any]]:
-        """Ends the open block, if there is one."""
+        """End the open block, if there is one."""
         if not self.is_open:
             return []
         self.is_open = False
@@ -90,7 +99,7 @@ class Blocks:
         return [*told, {"type": "content_block_stop", "index": len(self.blocks) - 1}]
 
     def end(self) -> list[dict[str, Any]]:
-        """Ends the content: nothing at all is an empty text."""
+        """End the content. Empty content becomes one empty text block."""
         return [*([] if self.blocks else self._open(Block("text"))), *self.close()]
 
     def has_calls(self, *, streamed: bool) -> bool:
@@ -133,7 +142,7 @@ class Blocks:
         return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
     def whole(self) -> list[dict[str, Any]]:
-        """All content. A broken call is the text that it was, one with the text beside it."""
+        """Return the complete content. A malformed call becomes text and is joined with the text around it."""
         content: list[dict[str, Any]] = []
         for block in self.blocks:
             if block.kind == "thinking":

@@ -1,5 +1,8 @@
-"""Tools of Anthropic's API that the client runs (bash, text editor, memory). Their requests bring a type and no schema,
-as Anthropic's models know them: other models are shown the inputs that the API documents."""
+"""Tools of Anthropic's API that the client runs (bash, text editor, memory).
+
+Requests give only their type, without a schema, because Anthropic's models know them. Other models get the inputs that
+the API documents.
+"""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 _TYPE: Final = re.compile(r"(bash|text_editor|memory)_(\d{8})")
-_UNDO_UNTIL: Final = "20250124"  # the last text editor with the command undo_edit
+_UNDO_UNTIL: Final = "20250124"  # last version of the text editor with the command undo_edit
 
 _PATH: Final = {"type": "string", "description": "Absolute path of a file or directory."}
 _EDITING: Final[dict[str, Any]] = {
@@ -32,7 +35,7 @@ _EDITS: Final = ("view", "create", "str_replace", "insert")
 
 @dataclass(frozen=True)
 class ClientTool:
-    """A tool as a function: what the model is shown of it."""
+    """Function definition of a client tool, as the model sees it."""
 
     description: str
     parameters: dict[str, Any]
@@ -67,7 +70,7 @@ _MEMORY: Final = ClientTool(
 
 
 def client_tool(kind: str) -> ClientTool | None:
-    """The tool of a type such as bash_20250124, None for one that the client does not run."""
+    """Return the tool for a type such as bash_20250124, or None if the client does not run that type."""
     found = _TYPE.fullmatch(kind)
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""Content blocks of Anthropic's messages to messages of a chat: what a chat template reads.
+"""Conversion of Anthropic's content blocks to chat messages for the chat template.
 
-Turns of one role are one turn. In a user's turn each run of tool results becomes messages of the role tool, in the
-order in which they stand beside the text.
+Consecutive messages of one role form one turn. In a user turn, each run of tool results becomes messages of the role
+tool, in their order relative to the text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from appliance.server.schema.messages import (
 )
 from engine.api.errors import RequestError
 
-# A client puts a hash of each request there: it would keep every prompt from being found in the prefix cache.
+# Clients put a hash of each request in this block, which would prevent every prefix cache hit.
 BILLING = "x-anthropic-billing-header"
 
 _ALLOWED = {
@@ -32,7 +32,7 @@ _ALLOWED = {
 
 @dataclass
 class _Turn:
-    """Blocks of one role in a row, each with its place in the request."""
+    """Consecutive blocks of one role, each with its path in the request."""
 
     role: str
     blocks: list[tuple[str, Block]] = field(default_factory=list)
@@ -73,7 +73,7 @@ def system_text(blocks: Sequence[TextBlock]) -> str:
 
 
 def _assistant(turn: _Turn, names: dict[str, str]) -> dict[str, Any]:
-    """One message of the assistant. `names` takes the functions of its calls, by their ids."""
+    """Return one assistant message and add the function names of its calls to `names`, by call ID."""
     texts, thoughts, calls = [], [], []
     for where, block in turn.blocks:
         if isinstance(block, TextBlock):
@@ -84,7 +84,7 @@ def _assistant(turn: _Turn, names: dict[str, str]) -> dict[str, Any]:
             names[block.id] = block.name
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
-        # What another service encrypted (redacted_thinking) says nothing to this model.
+        # Thinking that another service encrypted (redacted_thinking) is useless to this model.
     message: dict[str, Any] = {"role": "assistant", "content": _joined(texts)}
     if thought := _joined([thought for thought in thoughts if thought]):
         message["reasoning"] = thought
@@ -120,8 +120,10 @@ def _user(turn: _Turn, names: dict[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def chat_messages(system: Sequence[TextBlock], messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation as chat messages, the system prompt first. Raises RequestError naming the block that cannot
-    be."""
+    """Return the conversation as chat messages, the system prompt first.
+
+    Raise RequestError that names an unsupported block.
+    """
     text = system_text(system)
     result: list[dict[str, Any]] = [{"role": "system", "content": text}] if text else []
     names: dict[str, str] = {}

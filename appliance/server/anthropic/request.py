@@ -1,5 +1,4 @@
-"""A Messages request as the chat request that it means; what the two call differently is named as its client named
-it."""
+"""Conversion of a Messages request to a chat request. Errors use the field names of the Messages API."""
 
 import re
 from collections.abc import Sequence
@@ -33,15 +32,16 @@ _WORD = re.compile(rf"(?<![\w.])({'|'.join(_NAMES)})(?!\w|\.\w)")
 
 
 def own_name(param: str) -> str:
-    """What a Messages request calls a field of a chat."""
+    """Return the Messages API's name of a chat field."""
     return _NAMES.get(param, param)
 
 
 def renamed(error: RequestError) -> RequestError:
-    """What planning a chat says, with the fields of a Messages request."""
+    """Return an error of the chat planner with the field names of the Messages API."""
     message = str(error)
     if error.param in ("input_tokens", "input_text"):
-        return RequestError(f"prompt is too long: {message}", "prompt")  # agents shorten a conversation at these words
+        # agents shorten a conversation when they read this phrase
+        return RequestError(f"prompt is too long: {message}", "prompt")
     if error.param in _NAMES:
         message = _WORD.sub(lambda match: _NAMES[match[1]], message)
     elif error.param == "tool_choice":
@@ -76,7 +76,7 @@ def _function(tool: MessageTool, where: str) -> FunctionDefinition:
 
 
 def _tool_choice(body: CountRequest) -> tuple[Any, bool]:
-    """tool_choice of a chat, and whether there may be several calls."""
+    """Return tool_choice of a chat request, and True if the reply may have several calls."""
     match body.tool_choice:
         case None:
             return None, True
@@ -91,7 +91,7 @@ def _tool_choice(body: CountRequest) -> tuple[Any, bool]:
 
 
 def _variables(body: CountRequest) -> dict[str, Any]:
-    """What the chat template is told: of thinking, and of effort, which stands for itself."""
+    """Return the chat template variables for thinking and for effort."""
     told: dict[str, Any] = {}
     if body.output_config is not None and body.output_config.effort is not None:
         told["reasoning_effort"] = body.output_config.effort
@@ -106,7 +106,7 @@ def _variables(body: CountRequest) -> dict[str, Any]:
 
 
 def _conversation(body: CountRequest) -> dict[str, Any]:
-    """The fields of a Conversation. A last message of the assistant is the beginning of the reply."""
+    """Return the fields of a Conversation. A last message of the assistant is the beginning of the reply."""
     if body.mcp_servers:
         message = "mcp_servers are not supported: this server runs no tools; list them with the client and give tools."
         raise RequestError(message, "mcp_servers")
@@ -129,7 +129,7 @@ def _conversation(body: CountRequest) -> dict[str, Any]:
 
 
 def conversation(body: CountRequest) -> Conversation:
-    """What becomes the prompt. Raises RequestError for what cannot."""
+    """Return the part of the request that becomes the prompt. Raise RequestError if it is not possible."""
     fields = _conversation(body)
     if isinstance(body.tool_choice, ChoiceNone):
         fields["tools"] = None  # the prompt does not show them
@@ -159,7 +159,10 @@ def _budget(body: MessagesRequest) -> int | None:
 
 
 def chat_request(body: MessagesRequest) -> ChatRequest:
-    """Raises RequestError for what no chat can be. Sampling and lengths are checked when the chat is planned."""
+    """Return the chat request. Sampling and lengths are checked later, when the chat is planned.
+
+    Raise RequestError for a request without an equivalent chat request.
+    """
     choice, several = _tool_choice(body)
     fields = _conversation(body)
     if choice is not None and fields["tools"] is None and choice not in ("auto", "none"):

@@ -1,5 +1,4 @@
-"""POST /v1/messages and POST /v1/messages/count_tokens: Anthropic's API over the same chats (docs/http.md,
-Messages)."""
+"""Routes of Anthropic's API: POST /v1/messages and POST /v1/messages/count_tokens (docs/http.md, Messages)."""
 
 import asyncio
 import dataclasses
@@ -36,7 +35,7 @@ RETRY_AFTER_S = 2
 
 
 def event(fields: dict[str, Any], event_id: str = "") -> bytes:
-    """One record. Its clients drop records that do not name their event."""
+    """Return one SSE record. Anthropic's clients drop records without an event name."""
     return b"event: " + str(fields["type"]).encode() + b"\n" + record(fields, event_id)
 
 
@@ -54,7 +53,7 @@ def _thoughts(body: MessagesRequest) -> Thoughts:
 
 
 class MessageReply:
-    """One request under way: what its events come to, and the usage so far."""
+    """One running request: its content blocks and the usage so far."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class MessageReply:
         self._ending_log = Ending(service, subject, len(plan.prompts[0].ids))
 
     async def pieces(self) -> AsyncIterator[list[dict[str, Any]]]:
-        """What each delta adds to a stream of events; the whole is kept beside."""
+        """Yield the stream events of each delta and add them to the complete content."""
         try:
             async for _, delta in self.race.deltas():
                 self._ending_log.take(delta)
@@ -91,7 +90,7 @@ class MessageReply:
                     self.race.stop(0)
                 self._log()
                 yield events
-                if cut:  # this API has no stop_reason for it
+                if cut:  # this API has no stop_reason for an aborted reply
                     raise Unavailable("The service ended this reply before it was whole; repeat it.", RETRY_AFTER_S)
         finally:
             if self.race.counts:
@@ -112,7 +111,10 @@ class MessageReply:
             self.service.metrics.tool_calls(bool(self.body.stream), self.blocks.has_calls(streamed=False))
 
     def _ending(self, *, streamed: bool) -> dict[str, Any]:
-        """stop_reason and stop_sequence. A call that a stream showed counts there even if it proved broken."""
+        """Return stop_reason and stop_sequence.
+
+        In a stream, malformed calls count too: the client has already seen them.
+        """
         assert self.last is not None, "a finished reply had a last delta"
         met = self.last.stop_reason if self.state.choice.stopped else None
         if self.last.finish == "length":
@@ -124,8 +126,10 @@ class MessageReply:
         return {"stop_reason": reason, "stop_sequence": met}
 
     def _usage(self) -> dict[str, Any]:
-        """input_tokens, what came from the cache and what went into it are the whole prompt together; with the vllm
-        profile there is only the first."""
+        """Return the usage. With the vllm profile it has only input_tokens and output_tokens.
+
+        Otherwise input_tokens, cache reads and cache writes add up to the prompt.
+        """
         choice, prompt = self.state.choice, len(self.plan.prompts[0].ids)
         if self.service.config.compat != "openai":
             return {"input_tokens": prompt, "output_tokens": choice.tokens}
@@ -146,8 +150,11 @@ class MessageReply:
         return {**head, "content": content, **ending, "usage": usage | {"service_tier": "standard"}}
 
     async def records(self) -> AsyncIterator[bytes]:
-        """The events of the stream. Those of one delta come in one piece and the last has the id: who goes on behind an
-        event gets all that came after it."""
+        """Yield the stream records.
+
+        The events of one delta are sent in one piece and the last one has the ID, so that a client that resumes after
+        an event gets everything that follows it.
+        """
         if not self.race.skips_opening:
             usage = {"input_tokens": len(self.plan.prompts[0].ids), "output_tokens": 0}
             message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
@@ -156,7 +163,7 @@ class MessageReply:
             async for events in self.pieces():
                 if not self.race.seen and events:
                     yield b"".join(map(event, events[:-1])) + event(events[-1], self.race.event_id())
-        except Exception as error:  # the border of the stream: whatever fails is told and ends it
+        except Exception as error:  # outermost handler of the stream: report any failure and end the stream
             if is_unexpected(error):
                 self.service.log.unexpected(self.subject, error)
             failure = message_error(error, self.subject.request_id)
@@ -202,7 +209,7 @@ async def create_message(service: Service, request: Request, body: MessagesReque
 
 
 def _counted(service: Service, body: CountRequest) -> int:
-    """Tokens of the prompt, as the same conversation would be planned with."""
+    """Return the number of prompt tokens that the same conversation would have."""
     chat, text = conversation(body), service.text
     try:
         rendered = render(chat, text, service.config, {})
@@ -214,13 +221,13 @@ def _counted(service: Service, body: CountRequest) -> int:
 
 @router.post("/v1/messages", openapi_extra=json_body(MessagesRequest), summary="Message")
 async def messages(request: Request) -> Response:
-    """A conversation to a reply, in Anthropic's form."""
+    """Return the model's reply to a conversation, in Anthropic's format."""
     return await create_message(service_of(request), request, await read_body(request, MessagesRequest))
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=json_body(CountRequest), summary="Tokens of a message")
 async def count_tokens(request: Request) -> Response:
-    """How many tokens the prompt of a message has."""
+    """Return the number of tokens in the prompt of a message."""
     service = service_of(request)
     body = await read_body(request, CountRequest)
     service.model_name(body.model)

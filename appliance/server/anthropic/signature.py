@@ -1,5 +1,8 @@
-"""Signatures of thinking blocks: of shown thinking its digest; of thinking that the client wants left out the thinking
-itself, compressed, so that it comes back with the conversation though the server keeps nothing."""
+"""Signatures of thinking blocks.
+
+The signature of shown thinking is its digest. Thinking that the client wants omitted is stored in its signature,
+compressed, so that it returns with the conversation and the server need not store it.
+"""
 
 import base64
 import hashlib
@@ -8,11 +11,11 @@ import zlib
 from engine.api.errors import RequestError
 
 _SHOWN, _KEPT = "shown.", "kept."
-MAX_TEXT = 2**22  # characters that a signature of a few kilobytes may not unfold beyond
+MAX_TEXT = 2**22  # decompression limit in characters, since a few kilobytes could expand to far more
 
 
 def sign(thinking: str, *, shown: bool) -> str:
-    """The same for the same thinking: replies that are sent again do not differ."""
+    """Return the signature. Equal thinking has equal signatures, so that replayed replies do not differ."""
     data = thinking.encode()
     if shown:
         return _SHOWN + hashlib.blake2b(data, digest_size=16).hexdigest()
@@ -20,8 +23,10 @@ def sign(thinking: str, *, shown: bool) -> str:
 
 
 def thinking_of(signature: str, where: str) -> str:
-    """The thinking that a signature keeps; empty for one that keeps none, as those of other services. Raises
-    RequestError for one of ours that was changed."""
+    """Return the thinking stored in a signature, or "" for one without it, such as another service's signature.
+
+    Raise RequestError for a signature of this server that was modified.
+    """
     if not signature.startswith(_KEPT):
         return ""
     unfold = zlib.decompressobj()

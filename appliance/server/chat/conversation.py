@@ -1,4 +1,4 @@
-"""Conversations of chats, Messages and Responses to prompt text: the model's text side and its chat template."""
+"""Rendering of conversations (Chat, Messages and Responses) to prompt text with the model's chat template."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,13 +19,12 @@ from engine.text import Tokenizer
 
 @dataclass(frozen=True)
 class Text:
-    """The text side of the served model, read once: tokenizer, chat template, output format (`format`: its name, or
-    auto; `model_type`: what config.json calls the model)."""
+    """Tokenizer, chat template and output format of the served model, loaded once."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    format: str = AUTO
-    model_type: str = ""
+    format: str = AUTO  # name of the output format, or auto
+    model_type: str = ""  # model type in config.json
     renderers: Renderers = field(default_factory=Renderers, compare=False, repr=False)
 
     @cached_property
@@ -34,22 +33,22 @@ class Text:
         return chosen(self.format, found)
 
     def special_id(self, marker: str) -> int | None:
-        """The id of a marker that is one special token, which ordinary decoding hides."""
+        """Return the ID of a marker that is a single special token, which ordinary decoding hides."""
         token = self.tokenizer.convert_tokens_to_ids(marker)
         return token if token in self.tokenizer.special_ids else None
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as prompt text. `continues`: the reply goes on with the last message."""
+    """A conversation as prompt text."""
 
     text: str
-    continues: bool
+    continues: bool  # the reply continues the last message
     opens_turn: bool
 
 
 def render(body: Conversation, text: Text, config: GatewayConfig, variables: dict[str, Any]) -> Rendered:
-    """The conversation through the chat template. Raises RequestError where that cannot be."""
+    """Render a conversation with the chat template. Raise RequestError if that is not possible."""
     if config.sources is not None:
         raise RequestError(NO_CONVERSATIONS, "messages")
     is_own = text.template is not None and body.chat_template in text.template.names()
@@ -95,7 +94,7 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
 
 
 def _unusual(body: Conversation) -> tuple[str, str] | None:
-    """Return a request field that can make a correct template fail, and a description; None without one."""
+    """Return a request field that can make a correct template fail, and its description, or None."""
     if body.chat_template_kwargs:
         return "chat_template_kwargs", "chat_template_kwargs"
     if body.documents:
@@ -110,7 +109,7 @@ def _is_bare(message: dict[str, Any]) -> bool:
 
 
 def shown_tools(body: Conversation) -> list[dict[str, Any]] | None:
-    """Return the tools that the template shows: none where the reply must not call any."""
+    """Return the tools that the template shows, or None if the reply must not call any."""
     if isinstance(body, ChatRequest):
         given = offered(body)
         tools = None if given.choice == "none" else given.tools

@@ -1,4 +1,4 @@
-"""Custom tools, whose calls have a text and no arguments: to the model each is a function of one string."""
+"""Custom tools: their calls have one text input, and the model sees each as a function with one string argument."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -6,12 +6,15 @@ from typing import Any, Final
 from engine.api.errors import RequestError
 
 CUSTOM_INPUT: Final = "input"
-"""The one argument of the function."""
+"""Name of the function's only argument."""
 
 
 def custom_parameters(form: Any, where: str) -> dict[str, Any]:
-    """Return the schema of the function. `form` is the tool's `format`: a text, or a grammar of syntax regex, which
-    binds the text. A Lark grammar cannot be within a string of JSON, where quotes and line ends are escaped."""
+    """Return the parameter schema of the function.
+
+    `form` is the tool's `format`: free text, or a grammar with syntax regex that constrains the text. A Lark grammar is
+    not possible, because quotes and line ends are escaped within a JSON string.
+    """
     form = form or {"type": "text"}
     text: dict[str, Any] = {"type": "string"}
     if not isinstance(form, Mapping) or form.get("type") not in ("text", "grammar"):
@@ -27,7 +30,7 @@ def custom_parameters(form: Any, where: str) -> dict[str, Any]:
 
 
 def _expression(form: Mapping[str, Any], where: str) -> str:
-    """Chat completions put syntax and definition into `grammar`, responses into the format itself."""
+    """Return the regular expression of a grammar. Chat completions nest it in `grammar`, the Responses API does not."""
     grammar = form.get("grammar", form)
     syntax = grammar.get("syntax") if isinstance(grammar, Mapping) else None
     if syntax != "regex" or not isinstance(grammar.get("definition"), str):

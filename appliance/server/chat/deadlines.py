@@ -1,4 +1,4 @@
-"""Until when a request wants its first token, and its end: in milliseconds since it arrived, as clients say it."""
+"""Deadlines for a request's first token and for its end, which clients give in milliseconds since arrival."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +9,7 @@ LONGEST_MS = 24 * 3_600_000
 
 
 class Timed(Protocol):
-    """A body that says until when."""
+    """A request body with deadlines."""
 
     @property
     def ttft_deadline_ms(self) -> int | None: ...
@@ -19,14 +19,16 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Those of a request's headers; fields of its body win."""
+    """Deadlines from a request's headers. Fields of its body take precedence."""
 
     ttft_ms: int | None = None
     total_ms: int | None = None
 
     def resolve(self, body: Timed, arrived_s: float) -> tuple[float | None, float | None]:
-        """Of the first token and of the end, as seconds of the clock of `arrived_s`. Raises RequestError for a time
-        that is none."""
+        """Return the deadlines of the first token and of the end, in seconds on the clock of `arrived_s`.
+
+        Raise RequestError for an invalid value.
+        """
         ttft_ms = self.ttft_ms if body.ttft_deadline_ms is None else body.ttft_deadline_ms
         total_ms = self.total_ms if body.deadline_ms is None else body.deadline_ms
         return _time("ttft_deadline_ms", ttft_ms, arrived_s), _time("deadline_ms", total_ms, arrived_s)

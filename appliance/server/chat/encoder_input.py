@@ -1,7 +1,7 @@
-"""Completions of an encoder-decoder model: the prompt is its source, and the reply has a beginning of its own.
+"""Completions of an encoder-decoder model: the prompt is the encoder input, and the reply starts with decoder tokens.
 
-`decoder_prompt` says with which. Its text stands behind the decoder's first token, in the place of one that the
-checkpoint forces there, such as a language; ids are taken as they are.
+`decoder_prompt` sets those tokens. Its text follows the decoder's first token and replaces tokens that the checkpoint
+forces there, such as a language. Token IDs are used unchanged.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,17 @@ NO_CONVERSATIONS = (
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a reply begins with: `ids`, of which a request has given `given`."""
+    """Decoder tokens with which a reply starts."""
 
     ids: tuple[int, ...] = ()
-    given: int = 0
+    given: int = 0  # number of tokens that the request provided
 
 
 def beginning(body: CompletionRequest, config: GatewayConfig, tokenizer: Tokenizer) -> Beginning:
-    """No tokens where there is no encoder. Raises RequestError for fields that the model has no use for."""
+    """Return the decoder tokens at the start of the reply, none for a decoder-only model.
+
+    Raise RequestError for fields that the model cannot use.
+    """
     asked, sources = body.decoder_prompt, config.sources
     if sources is None:
         if asked is None:
@@ -61,7 +64,7 @@ def _refuse(body: CompletionRequest) -> None:
 
 
 def check_source(tokens: int, sources: SourceModel) -> None:
-    """Refuses a prompt without tokens, and one that the encoder cannot read."""
+    """Raise RequestError for an empty prompt or one that is too long for the encoder."""
     if tokens == 0:
         raise RequestError("The prompt has no tokens; at least one is needed.", "prompt")
     if tokens > sources.longest:
@@ -73,7 +76,10 @@ def check_source(tokens: int, sources: SourceModel) -> None:
 
 
 def reply_room(source: int, begin: Beginning, config: GatewayConfig, sources: SourceModel) -> int:
-    """How many tokens a reply may have behind what it begins with. Raises RequestError where there is no room."""
+    """Return how many tokens a reply may have after its first decoder tokens.
+
+    Raise RequestError if there is no room.
+    """
     check_source(source, sources)
     room = min(sources.reply, config.max_context - source) - len(begin.ids)
     if room < 1:

@@ -1,4 +1,4 @@
-"""Tools of a chat request as functions: custom tools, and `functions` with `function_call`, the form before `tools`."""
+"""Tools of a chat request as functions: custom tools, and the legacy `functions` and `function_call`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,19 +11,21 @@ from engine.api.errors import RequestError
 
 @dataclass(frozen=True)
 class Offered:
-    """What a request offers, as tools of type function."""
+    """The tools that a request offers, as tools of type function."""
 
     tools: tuple[Tool, ...] | None
     choice: Any
     legacy: bool = False
-    """The request has `functions`, so its reply has `function_call`."""
+    """The request uses `functions`, so its reply uses `function_call`."""
     custom: frozenset[str] = frozenset()
     """Names of the custom tools."""
 
 
 def function_tools(tools: Sequence[Tool | CustomTool] | None) -> tuple[Tool, ...] | None:
-    """Return the tools with custom ones as functions of one string. Raises RequestError for a format that cannot be
-    enforced."""
+    """Return the tools, with custom ones as functions of one string.
+
+    Raise RequestError for a format that cannot be enforced.
+    """
     if tools is None:
         return None
     return tuple(each if isinstance(each, Tool) else _function(each, f"tools[{at}]") for at, each in enumerate(tools))
@@ -37,7 +39,7 @@ def _function(tool: CustomTool, where: str) -> Tool:
 
 
 def offered(body: ChatRequest) -> Offered:
-    """Raises RequestError for both forms at once, and for tools that cannot be."""
+    """Return the tools that a request offers. Raise RequestError for both forms at once and for invalid tools."""
     if body.functions is not None or body.function_call is not None:
         return _legacy(body)
     custom = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))

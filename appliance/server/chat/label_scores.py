@@ -1,4 +1,4 @@
-"""How likely each of some labels is to come next: a text completion of one token for each item."""
+"""Probabilities of labels as the next token, computed by a text completion of one token per item."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Side = str | list[int]
 
 
 def plan_label_scores(body: LabelScoresRequest, served: Served) -> Plan:
-    """One prompt an item. Raises RequestError for what cannot be served, under this route's names."""
+    """Return the parsed request with one prompt per item. Raise RequestError with the field names of this route."""
     most = served.config.max_prompts
     if len(body.items) > most:
         raise RequestError(
@@ -29,7 +29,7 @@ def plan_label_scores(body: LabelScoresRequest, served: Served) -> Plan:
         cache_salt=body.cache_salt,
         ttft_deadline_ms=body.ttft_deadline_ms,
         deadline_ms=body.deadline_ms,
-        # What a service draws by default must not touch what the model says.
+        # the service's default sampling parameters must not change the probabilities
         temperature=0,
         repetition_penalty=1.0,
         presence_penalty=0.0,
@@ -64,11 +64,11 @@ def _prompt(body: LabelScoresRequest, item: Side, served: Served) -> list[int]:
 
 
 def probabilities(logprobs: Sequence[float], *, among_labels: bool) -> list[float]:
-    """Of labels, by their log probabilities: among themselves, or among all tokens."""
+    """Return probabilities from log probabilities, relative to the other labels or to all tokens."""
     if not among_labels:
         return [math.exp(value) for value in logprobs]
     most = max(logprobs)
-    if most == -math.inf:  # the model says that none of them can be next
+    if most == -math.inf:  # the model excludes all of them
         return [1 / len(logprobs)] * len(logprobs)
     shares = [math.exp(value - most) for value in logprobs]
     total = sum(shares)

@@ -1,8 +1,8 @@
-"""The wire's fields for structured output to one `Language`, or none.
+"""Parsing of structured output fields to one `Language`, or none.
 
-`asked_language` reads them from chat and completions; another route that spells them otherwise makes the same two
-values and calls `read_language`. A language is checked here for what it is; whether it compiles is found by
-server/routing/grammars.py, in a process of its own.
+`asked_language` reads the fields of chat and text completions. A route with other field names builds the same two
+values and calls `read_language`. This module validates a language; server/routing/grammars.py compiles it in a separate
+process.
 """
 
 import json
@@ -23,12 +23,12 @@ _ANY_OBJECT: Final = {"type": "object"}
 
 
 def asked_language(request: SamplingFields) -> Language | None:
-    """The language that the reply must stay in. Raises RequestError if there are several, or if it is none at all."""
+    """Return the language that constrains the reply. Raise RequestError for several languages or an invalid one."""
     return read_language(request.response_format, request.structured_outputs)
 
 
 def read_language(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Language | None:
-    """The language of `response_format`, or of `structured_outputs`; both at once are too many. Raises RequestError."""
+    """Return the language of `response_format` or of `structured_outputs`. Raise RequestError if both are set."""
     wanted = _from_format(form) if form is not None else None
     if outputs is None:
         return wanted
@@ -41,7 +41,10 @@ def read_language(form: ResponseFormat | None, outputs: StructuredOutputs | None
 def schema_language(
     schema: Mapping[str, Any] | bool, *, strict: bool, param: str, options: Mapping[str, Any] | None = None
 ) -> Language:
-    """The JSON that a schema allows, in keywords that masks enforce. `options` are llguidance's, on white space."""
+    """Return the language of a JSON schema, reduced to keywords that masks can enforce.
+
+    `options` are llguidance options for white space.
+    """
     _check_nesting(schema, param)
     enforced = enforce(schema if isinstance(schema, bool) else dict(schema), strict=strict, param=param)
     if enforced.dropped:
@@ -114,7 +117,7 @@ def _json(schema: dict[str, Any] | bool, outputs: StructuredOutputs, param: str)
 
 
 def _closed(value: Any) -> Any:
-    """Objects that say nothing of additional properties allow none."""
+    """Add `additionalProperties: false` to all objects that do not set it."""
     if isinstance(value, list):
         return [_closed(each) for each in value]
     if not isinstance(value, dict):
@@ -134,7 +137,7 @@ def _structural(tag: Any, param: str) -> Language:
 
 
 def _parsed(value: Any, param: str) -> Any:
-    """A schema or tag, or the JSON text of one."""
+    """Return a schema or tag, parsed if it is JSON text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -146,7 +149,7 @@ def _parsed(value: Any, param: str) -> Any:
 
 
 def _check_nesting(value: Any, param: str) -> None:
-    """Depth of lists and objects, without recursion: the value comes from a client."""
+    """Raise RequestError for a value that is nested too deep. Not recursive, because clients control the value."""
     depth, level = 0, [value]
     while level := [
         child

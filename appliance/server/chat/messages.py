@@ -1,5 +1,8 @@
-"""Messages of a request as the chat template wants them: plain text content, arguments as objects, no nulls, ids of
-calls as its family writes them."""
+"""Conversion of request messages to the form that chat templates expect.
+
+Content becomes plain text, arguments become objects, nulls are removed, and call IDs get the format of the model
+family.
+"""
 
 import hashlib
 import json
@@ -29,7 +32,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def part_text(part: Any, where: str, param: str = "messages") -> str:
-    """The text of a part of a content. Raises RequestError for one of another kind."""
+    """Return the text of a content part. Raise RequestError for another type of part."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
@@ -55,7 +58,7 @@ def _content(content: Any, where: str) -> str | None:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Arguments as an object, as templates expect them; text that is no JSON object stays as it is."""
+    """Return arguments as an object, as templates expect them. Text that is not a JSON object stays unchanged."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -75,7 +78,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _custom_call(call: dict[str, Any], where: str) -> dict[str, Any]:
-    """The call of a custom tool as one of the function that the tool is to the model."""
+    """Return a custom tool call as a call of the corresponding function."""
     custom = call.get("custom")
     if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
         raise RequestError(f"{where} must have custom.name and custom.input, both strings.", "messages")
@@ -84,7 +87,7 @@ def _custom_call(call: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _with_tool_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages in the form before `tools` (`function_call`, role `function`) as calls and results of tools."""
+    """Convert messages in the legacy form (`function_call`, role `function`) to tool calls and tool results."""
     found: list[dict[str, Any]] = []
     last_id = ""
     for at, message in enumerate(messages):
@@ -100,9 +103,11 @@ def _with_tool_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def template_messages(messages: list[dict[str, Any]], template: str, ids: Ids = "") -> list[dict[str, Any]]:
-    """Copies of the messages in the form of Hugging Face templates. `template` decides about the developer role, which
-    most templates call system; `ids` is the form that the family's call ids have, into which others are brought. Raises
-    RequestError naming the message that is wrong."""
+    """Return copies of the messages in the form of Hugging Face templates.
+
+    A developer role becomes system unless `template` mentions it. Call IDs are converted to `ids`, the format of the
+    model family. Raise RequestError that names an invalid message.
+    """
     if not messages:
         raise RequestError("messages must not be empty.", "messages")
     given = _with_tool_messages(messages)
@@ -115,13 +120,13 @@ _FORMS = {"short": re.compile(r"[0-9A-Za-z]{9}"), "functions": re.compile(r"func
 
 
 def short_id(text: str) -> str:
-    """Nine letters and digits for a text, always the same."""
+    """Return nine letters and digits that are a deterministic digest of a text."""
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())
     return "".join(_ALPHABET[number // len(_ALPHABET) ** place % len(_ALPHABET)] for place in range(9))
 
 
 def _with_ids(messages: list[dict[str, Any]], ids: Ids) -> list[dict[str, Any]]:
-    """Ids in the family's form, of calls and of the results that name them."""
+    """Convert the IDs of calls, and of results that refer to them, to the format of the model family."""
     named: dict[Any, str] = {}
     count = 0
     for message in messages:

@@ -1,4 +1,4 @@
-"""Calls of functions that a request did not offer: what the model wrote of them is content."""
+"""Calls of functions that the request did not offer. Their text becomes content."""
 
 import json
 from collections.abc import Iterable
@@ -8,8 +8,11 @@ from appliance.output_formats.events import CallArguments, CallBroken, CallStart
 
 
 class OfferedCalls:
-    """Passes events of one reply on. The call of a function that was not offered becomes one text, a JSON object of its
-    name and arguments; later calls move up."""
+    """Filter for the events of one reply.
+
+    The call of a function that was not offered becomes text: a JSON object with its name and arguments. The indexes of
+    later calls are decremented.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
@@ -18,7 +21,7 @@ class OfferedCalls:
         self._left_out = 0
 
     def take(self, events: list[Event], *, final: bool) -> list[Event]:
-        """`final`: the reply ends with these events."""
+        """Return the filtered events. With `final`, the reply ends with these events."""
         if self._other is None and not any(isinstance(event, CallStart) for event in events):
             return [self._moved(event) for event in events] if self._left_out else events
         passed: list[Event] = []

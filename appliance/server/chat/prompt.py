@@ -1,5 +1,7 @@
-"""A validated body to `Submit`s: pure, no I/O. Everything the engine is told and how its tokens are to be read is fixed
-here."""
+"""Conversion of a validated body to `Submit`s, without I/O.
+
+This module determines all engine inputs and how the generated tokens are decoded.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,22 +40,22 @@ MAX_SALT = 128
 
 @dataclass(frozen=True)
 class Served:
-    """What one request is planned against."""
+    """Context in which one request is parsed."""
 
     text: Text
     config: GatewayConfig
     request_id: str
-    salt: str | None = None  # of a header, for gateways that cannot change bodies
-    priority: int | None = None  # likewise
-    owner: str = ""  # a name for its API key
+    salt: str | None = None  # from a header, for gateways that cannot change bodies
+    priority: int | None = None  # from a header
+    owner: str = ""  # name for its API key
     share: float = 1.0
-    deadlines: Deadlines = Deadlines()  # of headers
-    arrived_s: float = 0.0  # monotonic; from then on deadlines count
+    deadlines: Deadlines = Deadlines()  # from headers
+    arrived_s: float = 0.0  # monotonic time from which deadlines count
     may_hurry: bool = True
-    """A priority below 0 is allowed."""
+    """The API key may use a priority below 0."""
 
     def resolved_priority(self, given: int) -> int:
-        """Return the priority of a body, or else of the headers. Raises RequestError without the right to it."""
+        """Return the priority of the body or of the headers. Raise RequestError if the API key may not use it."""
         priority = given or self.priority or 0
         if priority < 0 and not self.may_hurry:
             raise RequestError(
@@ -66,45 +68,43 @@ class Served:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the tokens of one reply become text."""
+    """Options for decoding the tokens of one reply."""
 
     stops: tuple[str, ...]
     include_stop: bool
     min_tokens: int
     skip_special_tokens: bool
-    end_ids: frozenset[int] = frozenset()  # tokens that end the reply and are no text
+    end_ids: frozenset[int] = frozenset()  # tokens that end the reply and are not part of its text
     shown_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt and its choices. `drops_reply`: the prompt is only scored, the one token that this costs is not
-    shown. `begin`: what replies begin with where they do not go on with the prompt, but an encoder reads it."""
+    """One prompt and its choices."""
 
     ids: tuple[int, ...]
     submits: tuple[Submit, ...]
-    drops_reply: bool = False
-    begin: Beginning | None = None
+    drops_reply: bool = False  # only the prompt is scored; the one token that this requires is hidden
+    begin: Beginning | None = None  # first decoder tokens of an encoder-decoder model
 
     @property
     def before(self) -> tuple[int, ...]:
-        """The tokens that stand before the reply."""
+        """The tokens before the reply."""
         return self.ids if self.begin is None else self.begin.ids
 
     @property
     def tokens(self) -> int:
-        """Of what the request has given."""
+        """Number of tokens that the request provided."""
         return len(self.ids) + (0 if self.begin is None else self.begin.given)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A request as it will run: prompts in order, each with n choices. `bound_by` is the field that brought the grammar
-    of all of them, if they have one."""
+    """A parsed request: its prompts in order, each with n choices."""
 
     prompts: tuple[Prompt, ...]
     reading: Reading
-    bound_by: str = ""
+    bound_by: str = ""  # request field that the grammar of all choices comes from, or ""
 
     @property
     def grammar(self) -> Grammar | None:
@@ -113,14 +113,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class ChatPlan(Plan):
-    """How a chat reply is read. `reasons`: the prompt opened the reasoning. `echo` is the text repeated before the
-    reply."""
+    """A parsed chat request and how its reply is decoded."""
 
     output_format: OutputFormat = PLAIN
     tools: ToolUse = ToolUse("none")
-    reasons: bool = False
+    reasons: bool = False  # the prompt has already opened the reasoning
     role: str = "assistant"
-    echo: str = ""
+    echo: str = ""  # text that is repeated before the reply
 
 
 def _refuse_unsupported(body: GenerationRequest) -> None:
@@ -143,7 +142,7 @@ def _check_stream(body: GenerationRequest, prompt_logprobs: int | None) -> None:
 
 
 def cache_salt(given: str | None, header: str | None) -> str:
-    """The salt of a body, or else of its headers. Raises RequestError for one that cannot be."""
+    """Return the cache salt of the body or of the headers. Raise RequestError for an invalid one."""
     salt = header if given is None else given
     if salt is None:
         return ""
@@ -155,7 +154,7 @@ def cache_salt(given: str | None, header: str | None) -> str:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Lengths and logprobs of one request, however its route names them."""
+    """Lengths and logprobs of one request, independent of the field names of its route."""
 
     tokens: int | None
     tokens_param: str
@@ -169,7 +168,7 @@ class _Asked:
 
 
 def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Served, first: int) -> Prompt:
-    """The choices of one prompt; `first` is the index of the first of them in the reply."""
+    """Return one prompt with its choices. `first` is the index of the first choice in the reply."""
     config, tokenizer = served.config, served.text.tokenizer
     tokens = 1 if asked.scores_only else asked.tokens
     ids = truncated(ids, body, tokens, tokenizer, config)
@@ -265,7 +264,7 @@ def _texts_or_ids(prompt: Any) -> list[str | list[int]]:
 
 
 def plan_completion(body: CompletionRequest, served: Served) -> Plan:
-    """Raises RequestError for what cannot be served."""
+    """Return the parsed request. Raise RequestError if it cannot be served."""
     config, tokenizer = served.config, served.text.tokenizer
     _refuse_unsupported(body)
     if body.thinking_token_budget not in (None, -1):
@@ -325,12 +324,12 @@ def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:
     return logprob_count("sample", "top_logprobs", body.top_logprobs or 0, config)
 
 
-# Of the efforts that a format with channels knows, the nearest.
+# Nearest effort that formats with channels support.
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def _effort(body: ChatRequest, output_format: OutputFormat) -> dict[str, Any]:
-    """Variables of the template. Families call the switch by two names."""
+    """Return the template variables for reasoning. Model families have two names for the switch."""
     effort = body.reasoning_effort
     if effort is None:
         return {}
@@ -340,8 +339,10 @@ def _effort(body: ChatRequest, output_format: OutputFormat) -> dict[str, Any]:
 
 
 def _reply_role(body: ChatRequest, rendered: Rendered, compat: str) -> tuple[str, str]:
-    """Return the role of the reply and the text that it repeats. vLLM names the role of the message that is continued;
-    clients of OpenAI's API take no role but `assistant`."""
+    """Return the role of the reply and the text that it repeats.
+
+    vLLM returns the role of the continued message. Clients of OpenAI's API accept only `assistant`.
+    """
     last = body.messages[-1]
     spoken = "assistant" if rendered.opens_turn else str(last["role"])
     content = template_messages([last], "")[0].get("content", "")
@@ -350,7 +351,7 @@ def _reply_role(body: ChatRequest, rendered: Rendered, compat: str) -> tuple[str
 
 
 def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
-    """Raises RequestError for what cannot be served."""
+    """Return the parsed request. Raise RequestError if it cannot be served."""
     text, config = served.text, served.config
     _refuse_unsupported(body)
     top_logprobs = _top_logprobs(body, config)
@@ -365,7 +366,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     switches = {**variables, **(body.chat_template_kwargs or {})}
     thinking = thinking_of(rendered.text, rendered.continues, text.output_format.reasoning, switches)
     reasoning = None if thinking.off else text.output_format.reasoning
-    binds = language is not None or use.avoided is None  # a text without calls leaves the reasoning as it is
+    binds = language is not None or use.avoided is None  # text without calls does not constrain the reasoning
     thinks = (body.include_reasoning or not binds) and thinking.possible
     constraint = Constraint(
         text.special_id, reasoning if thinks else None, thinking.begun and thinks, text.output_format.channels
@@ -374,7 +375,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     output_format = OutputFormat(reasoning, use.calls, text.output_format.channels)
     limit = thinking_limit(body.thinking_token_budget, text.output_format, output_format, thinking, text.tokenizer)
     if grammar is not None and not thinks:
-        limit = None  # the grammar leaves no room for thoughts
+        limit = None  # the grammar does not allow reasoning
     short = body.max_completion_tokens is not None
     tokens = body.max_completion_tokens if short else body.max_tokens
     asked = _Asked(

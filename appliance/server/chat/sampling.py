@@ -1,7 +1,7 @@
-"""Sampling fields of a request to the engine's `Sampling`: every range checked, every default resolved
-(docs/http.md, Sampling).
+"""Conversion of a request's sampling fields to the engine's `Sampling`: ranges are checked and defaults applied.
 
-Messages begin as clients and tests of the reference engine expect them; `param` is the field to change.
+See docs/http.md, Sampling. Messages start as clients and tests of the reference engine expect; `param` is the field to
+change.
 """
 
 import secrets
@@ -45,7 +45,7 @@ def check_n(n: int, temperature: float, config: GatewayConfig) -> None:
 
 
 def logprob_count(kind: str, param: str, count: int | None, config: GatewayConfig) -> int | None:
-    """A number of logprobs within limits.max_logprobs; -1 is the whole vocabulary."""
+    """Return a number of logprobs within limits.max_logprobs. -1 means the complete vocabulary."""
     if count is None:
         return None
     check_logprobs(param, count)
@@ -94,7 +94,7 @@ def _allowed_ids(ids: list[int] | None, config: GatewayConfig) -> tuple[int, ...
 
 
 def named_tokens(ids: list[int] | None, logprobs: int | None, config: GatewayConfig) -> tuple[int, ...]:
-    """The tokens whose logprobs are wanted in place of the most likely ones."""
+    """Return the tokens whose logprobs are returned instead of the most likely ones."""
     if not ids:
         return ()
     if logprobs is None:
@@ -106,7 +106,7 @@ def named_tokens(ids: list[int] | None, logprobs: int | None, config: GatewayCon
 
 
 def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenized at the start of a text and behind a space."""
+    """Return the tokens of each word at the start of a text and after a space."""
     if not words:
         return ()
     if len(words) > MAX_BAD_WORDS:
@@ -134,7 +134,7 @@ def stop_ids(request: SamplingFields, config: GatewayConfig) -> tuple[int, ...]:
 
 
 def child_seeds(seed: int | None, count: int) -> list[int]:
-    """Seeds of the choices: seed + i as signed 64 bit; a random base for none or -1."""
+    """Return the seeds of the choices: seed + i as signed 64 bit, with a random base for None or -1."""
     base = secrets.randbits(63) if seed is None or seed == -1 else seed
     return [(base + index + 2**63) % 2**64 - 2**63 for index in range(count)]
 
@@ -150,8 +150,11 @@ def resolve(
     max_tokens: int,
     asked_tokens: int | None,
 ) -> Sampling:
-    """The request's sampling, all but the seed. `max_tokens` is what the window leaves of `asked_tokens`. Raises
-    RequestError for the first value that is out of range."""
+    """Return the request's sampling parameters except the seed.
+
+    `max_tokens` is the part of `asked_tokens` that fits the window. Raise RequestError for the first value out of
+    range.
+    """
     defaults = config.sampling
 
     def chosen(value: float | None, default: float) -> float:

@@ -1,6 +1,6 @@
-"""Engine deltas to what a client reads: text, token strings, reasoning and calls, cut at stop strings.
+"""Conversion of engine deltas to text, token strings, reasoning and calls, cut at stop strings.
 
-One `Choice` per sequence. A delta becomes one `Piece`; tokens behind a stop string are dropped with their logprobs.
+Each sequence has one `Choice`. A delta becomes one `Piece`. Tokens after a stop string are dropped with their logprobs.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,17 @@ from engine.text import IncrementalDecoder, StopStrings, Tokenizer, TokenText
 
 @dataclass(frozen=True)
 class Scored:
-    """One token with its logprob; `top` are the most likely tokens at its place. Strings hold whole characters,
-    or nothing."""
+    """One token with its logprob. `text` has complete characters only and may be empty."""
 
     token: int
     text: str
     logprob: float
     rank: int
-    top: tuple[tuple[int, str, float], ...]
+    top: tuple[tuple[int, str, float], ...]  # most likely tokens at this position
 
 
 def scored(entry: Logprob, strings: TokenText) -> Scored:
-    """The entry with strings, as the next token behind those that `strings` has seen; then it has seen this one too."""
+    """Return the entry with strings, decoded as the token after those that `strings` has seen."""
     top = tuple(
         (token, strings.string(token), value) for token, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
     )
@@ -36,19 +35,19 @@ def scored(entry: Logprob, strings: TokenText) -> Scored:
 
 @dataclass(slots=True)
 class Piece:
-    """What one delta adds. `finish` is set on the last piece; `texts` is what each token adds to `text`."""
+    """Output of one delta."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
     logprobs: list[Scored] = field(default_factory=list)
-    finish: Finish | None = None
+    finish: Finish | None = None  # set on the last piece
     stop_reason: str | int | None = None
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
-    texts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # part of `text` that each token adds
 
 
 class Choice:
-    """One reply under way. `stopped` is set when a stop string ended it, which the engine does not know yet."""
+    """One running reply. `stopped` is set when a stop string ended it, which the engine does not know yet."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], reading: Reading) -> None:
         self.tokens = 0
@@ -91,21 +90,27 @@ class Choice:
         return piece
 
     def _is_hidden_end(self, ids: Sequence[int], at: int) -> bool:
-        """The token that ended the reply is counted but is no text; a complete grammar's last token is both."""
+        """Return if the token ended the reply, so that it is counted but hidden.
+
+        The last token of a complete grammar is also text.
+        """
         return at == len(ids) - 1 and ids[at] in self._reading.end_ids and not self._reading.include_stop
 
 
 @dataclass(slots=True)
 class ChatPiece:
-    """A piece with its text read as an output format."""
+    """A piece with its text parsed by the output format."""
 
     piece: Piece
     events: list[Event]
 
 
 class ChatChoice:
-    """One chat reply under way: a `Choice` whose text is parsed. `reasoning_tokens` counts those inside the markers,
-    however the tokens are cut into deltas; `is_reasoning`: the next token is within them, or ends them."""
+    """One running chat reply: a `Choice` whose text is parsed.
+
+    `reasoning_tokens` counts the tokens within the markers, regardless of how they are grouped into deltas.
+    `is_reasoning` is True while the next token is within the markers or ends them.
+    """
 
     def __init__(self, tokenizer: Tokenizer, plan: ChatPlan) -> None:
         self.choice = Choice(tokenizer, plan.prompts[0].ids, plan.reading)
@@ -128,7 +133,7 @@ class ChatChoice:
             events += self._reader.feed(text)
             before, self.is_reasoning = self.is_reasoning, self._reader.is_reasoning
             self.reasoning_tokens += before and self.is_reasoning
-        if done < len(piece.text):  # what a stop string might have begun in
+        if done < len(piece.text):  # text that was held back as a possible start of a stop string
             events += self._reader.feed(piece.text[done:])
             self.is_reasoning = self._reader.is_reasoning
         if piece.finish is not None:

@@ -1,4 +1,4 @@
-"""The gateway's text side, loaded once at the start: tokenizer, chat template, output format."""
+"""Tokenizer, chat template and output format, loaded once at startup."""
 
 from appliance.chat_templates.renderers import Renderers
 from appliance.chat_templates.template import load_template
@@ -10,12 +10,14 @@ __all__ = ["Text", "load_text"]
 
 
 def load_text(config: GatewayConfig) -> Text:
-    """Reads the checkpoint's text files, and whatever the first request would otherwise wait for. Raises
-    CheckpointError naming the file that is missing or damaged."""
+    """Load the checkpoint's text files and precompute what the first request would otherwise wait for.
+
+    Raise CheckpointError that names a missing or damaged file.
+    """
     tokenizer = Tokenizer(config.model)
     renderers = Renderers()
     template = load_template(tokenizer, config.chat_template, renderers)
     text = Text(tokenizer, template, config.format, config.model_type, renderers)
-    # Cached properties: taking them here keeps a large vocabulary from delaying the first reply.
+    # Cached properties: computing them here prevents a large vocabulary from delaying the first reply.
     _ = tokenizer.vocabulary, tokenizer.special_ids, tokenizer.longest_piece, text.output_format
     return text

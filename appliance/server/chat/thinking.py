@@ -1,4 +1,4 @@
-"""Whether a reply begins inside of its reasoning, whether there is any, and how long it may get."""
+"""Detection of reasoning in a reply (present, or already opened by the prompt), and its token limit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,14 +15,12 @@ PARAM = "thinking_token_budget"
 
 @dataclass(frozen=True)
 class Thinking:
-    """`begun`: the reply begins inside of the reasoning; `open`: because the prompt wrote its start, to which `end`
-    belongs. No reasoning is to be expected where the prompt closed it (`closed`), or where it is switched off and all
-    is content (`off`)."""
+    """State of the reasoning at the start of a reply."""
 
-    begun: bool = False
-    open: bool = False
-    closed: bool = False
-    off: bool = False
+    begun: bool = False  # the reply starts within the reasoning
+    open: bool = False  # the prompt contains the start marker, which `end` closes
+    closed: bool = False  # the prompt closed the reasoning, so none is expected
+    off: bool = False  # reasoning is switched off, so everything is content
     end: str = ""
 
     @property
@@ -31,8 +29,10 @@ class Thinking:
 
 
 def thinking_of(prompt: str, continues: bool, reasoning: Reasoning | None, variables: Mapping[str, Any]) -> Thinking:
-    """What the prompt shows comes first, then the switches of the chat template. `continues`: the reply goes on with
-    the prompt's last message."""
+    """Return the state of the reasoning, from the prompt and else from the chat template's switches.
+
+    `continues` means that the reply continues the last message of the prompt.
+    """
     if reasoning is None:
         return Thinking(off=True)
     if continues:
@@ -57,8 +57,10 @@ def thinking_of(prompt: str, continues: bool, reasoning: Reasoning | None, varia
 def thinking_limit(
     budget: int | None, native: OutputFormat, read: OutputFormat, thinking: Thinking, tokenizer: Tokenizer
 ) -> Limit | None:
-    """The limit that the engine holds reasoning to; None for no limit (None or -1), and where no reasoning comes.
-    `read` is the format as the reply is read, `native` the model's own. Raises RequestError."""
+    """Return the reasoning limit that the engine enforces, or None without a budget (None or -1) or without reasoning.
+
+    `read` is the format with which the reply is parsed, `native` the model's own. Raise RequestError.
+    """
     if budget in (None, -1):
         return None
     assert budget is not None, "None is no budget"
@@ -83,7 +85,7 @@ def thinking_limit(
 
 
 def check_close(limit: Limit | None, sampling: Sampling) -> None:
-    """Raises RequestError where the tokens that end the reasoning are forbidden by the request itself."""
+    """Raise RequestError if the request itself forbids the tokens that end the reasoning."""
     if limit is None:
         return
     allowed = sampling.allowed_token_ids

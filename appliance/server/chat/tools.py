@@ -1,4 +1,4 @@
-"""tools and tool_choice of a request: which functions there are, and which the reply must call (docs/http.md)."""
+"""tools and tool_choice of a request: the available functions and the calls that the reply must make (docs/http.md)."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -21,24 +21,23 @@ Mode = Literal["none", "auto", "required", "named"]
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What a reply may call. `calls` is how it is written, None where calls are not read at all. `bound`: the prompt
-    shows further functions, which must not be called."""
+    """Tool calls that a reply may make."""
 
     mode: Mode
     functions: tuple[Function, ...] = ()
-    calls: Calls | None = None
+    calls: Calls | None = None  # call format, or None if calls are not parsed
     one_call: bool = False
-    bound: bool = False
-    before: int = 0  # calls of earlier messages
+    bound: bool = False  # the prompt shows further functions, which must not be called
+    before: int = 0  # number of calls in earlier messages
     legacy: bool = False
-    """The reply has `function_call` in place of `tool_calls`."""
+    """The reply has `function_call` instead of `tool_calls`."""
     custom: frozenset[str] = frozenset()
-    """Functions that are custom tools, whose calls are shown with their text."""
+    """Functions that are custom tools, whose calls are returned with their text."""
     avoided: Calls | None = None
-    """How calls are written that the reply must not have, with `tool_choice: none`."""
+    """Format of calls that the reply must not contain, with `tool_choice: none`."""
 
     def call_id(self, call: CallStart, salt: str) -> str:
-        """The id of a call, as the model's template wants it to come back; `salt` names the reply."""
+        """Return the ID of a call, in the format that the model's template expects. `salt` identifies the reply."""
         ids = self.calls.ids if self.calls is not None else ""
         if ids and call.id:
             return call.id
@@ -71,7 +70,7 @@ def _named(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> Functi
 
 
 def _allowed(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> tuple[str, tuple[Function, ...]]:
-    """The mode of a choice of type allowed_tools, and the functions that it allows, in their order."""
+    """Return the mode of an allowed_tools choice, and its functions in their original order."""
     asked = choice.get("allowed_tools")
     tools = asked.get("tools") if isinstance(asked, dict) else None
     if not isinstance(asked, dict) or asked.get("mode") not in ("auto", "required"):
@@ -83,7 +82,7 @@ def _allowed(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> tupl
 
 
 def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
-    """The request's tool use. `native` is how the model writes calls by itself, None if its template shows no way."""
+    """Return the request's tool use. `native` is the model's own call format, or None if its template has none."""
     given = offered(body)
     if given.tools is not None and not given.tools:
         raise RequestError("tools must not be an empty list; leave the field out instead.", "tools")
@@ -107,7 +106,7 @@ def _tool_use(given: Offered, native: Calls | None) -> ToolUse:
         raise RequestError("When using tool_choice, tools must be set.", "tools")
     if named:
         function = _named(choice, functions)
-        # In the model's own way of calling, if it has one: bare arguments are what it never learned to write.
+        # Use the model's own call format if it has one, because it was not trained to write bare arguments.
         return ToolUse("named", (function,), native or named_call(function.name), one_call=True)
     if choice == "none" or not functions:
         return ToolUse("none", functions, avoided=native if functions else None)
@@ -125,7 +124,10 @@ def _tool_use(given: Offered, native: Calls | None) -> ToolUse:
 
 
 def _bound(function: Function) -> Function:
-    """A function with its parameters in keywords that masks enforce; of a strict one no keyword is left out."""
+    """Return a function with its parameters reduced to keywords that masks can enforce.
+
+    Strict functions keep all keywords.
+    """
     if not function.parameters:
         return function
     language = schema_language(function.parameters, strict=function.strict, param="tools")
@@ -133,8 +135,10 @@ def _bound(function: Function) -> Function:
 
 
 def tool_grammar(use: ToolUse, language: Language | None, constraint: Constraint) -> Grammar | None:
-    """Return what binds the reply: the calls it must make, the language it must stay in, or both as alternatives. A
-    response format gives way to a call that must be made."""
+    """Return the grammar of the reply: the required calls, the language, or both as alternatives.
+
+    A required call takes precedence over a response format.
+    """
     if use.calls is None:
         if language is None and use.avoided is not None:
             return constraint.text_without_calls(use.avoided)

@@ -1,5 +1,4 @@
-"""How prompt and reply share the model's window: truncation, lengths, clamping (docs/http.md, ER-06 to
-ER-11)."""
+"""Sharing of the context window between prompt and reply (docs/http.md, ER-06 to ER-11)."""
 
 from collections.abc import Collection
 
@@ -11,8 +10,10 @@ from engine.text import Tokenizer
 
 
 def check_text(text: str, tokenizer: Tokenizer, config: GatewayConfig, tokens: int | None = None) -> None:
-    """Refuses, before it is tokenized, a text that has too many tokens whatever they are, if that can be said.
-    `tokens` are possible, if not a window."""
+    """Reject a text, before tokenization, that has too many tokens for any tokenization.
+
+    `tokens` is the limit, by default the context window. Tokenizers without a longest piece cannot be checked.
+    """
     if tokenizer.longest_piece is None:
         return
     tokens = config.max_context if tokens is None else tokens
@@ -27,14 +28,14 @@ def check_text(text: str, tokenizer: Tokenizer, config: GatewayConfig, tokens: i
 
 
 def check_ids(ids: list[int], config: GatewayConfig, *, param: str = "prompt") -> None:
-    """Refuses ids that the model has no row for."""
+    """Reject token IDs outside the vocabulary."""
     if ids and (min(ids) < 0 or max(ids) >= config.vocab_size):
         wrong = next(token for token in ids if not 0 <= token < config.vocab_size)
         raise RequestError(f"Token id {wrong} is out of vocabulary; ids are 0 to {config.vocab_size - 1}.", param)
 
 
 def kept_tokens(keep: int | None, config: GatewayConfig) -> int | None:
-    """A `truncate_prompt_tokens` that can be: None, -1 for what there is room for, or a number of tokens."""
+    """Return a valid `truncate_prompt_tokens`: None, -1 (as much as fits) or a number of tokens."""
     if keep is not None and keep < -1:
         raise RequestError(f"truncate_prompt_tokens must be -1 or at least 0, got {keep}.", "truncate_prompt_tokens")
     if keep is not None and keep > config.max_context:
@@ -49,7 +50,7 @@ def kept_tokens(keep: int | None, config: GatewayConfig) -> int | None:
 def truncated(
     ids: list[int], request: GenerationRequest, asked_tokens: int | None, tokenizer: Tokenizer, config: GatewayConfig
 ) -> list[int]:
-    """The prompt cut to `truncate_prompt_tokens`; -1 keeps what leaves room for the reply that is asked for."""
+    """Return the prompt cut to `truncate_prompt_tokens`. -1 keeps as much as leaves room for the requested reply."""
     keep = kept_tokens(request.truncate_prompt_tokens, config)
     if keep is None:
         return ids
@@ -66,7 +67,7 @@ def truncated(
 
 
 def _cut_between(ids: list[int], keep: int, side: str, special: Collection[int]) -> list[int]:
-    """A source is read as a whole: special tokens at its ends stay, and what is cut is the text between them."""
+    """Cut an encoder input in the middle: special tokens at its ends stay, and the text between them is shortened."""
     first = next((at for at, token in enumerate(ids) if token not in special), 0)
     last = next((at for at, token in enumerate(reversed(ids)) if token not in special), 0)
     if len(ids) <= keep or keep <= first + last:
@@ -76,7 +77,7 @@ def _cut_between(ids: list[int], keep: int, side: str, special: Collection[int])
 
 
 def check_length(prompt_tokens: int, window: int, *, param: str = "prompt") -> None:
-    """Refuses a prompt without tokens, and one that a window of so many cannot hold."""
+    """Reject an empty prompt and one that does not fit a window of `window` tokens."""
     if prompt_tokens == 0:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
     if prompt_tokens > window:
@@ -89,7 +90,7 @@ def check_length(prompt_tokens: int, window: int, *, param: str = "prompt") -> N
 
 
 def reply_tokens(prompt_tokens: int, asked: int | None, config: GatewayConfig, *, param: str = "max_tokens") -> int:
-    """How many tokens the reply may have. `asked` None fills the window."""
+    """Return the maximum number of tokens of the reply. `asked` None fills the window."""
     window = config.max_context
     check_length(prompt_tokens, window)
     if prompt_tokens == window:
@@ -102,7 +103,7 @@ def reply_tokens(prompt_tokens: int, asked: int | None, config: GatewayConfig, *
 
 
 def tokens_within(room: int, asked: int | None, config: GatewayConfig, *, param: str = "max_tokens") -> int:
-    """So many of a room of tokens; `asked` None fills it."""
+    """Return the maximum number of tokens within `room`. `asked` None fills it."""
     if asked is not None:
         check_max_tokens(asked, param)
     if asked is not None and asked > config.max_context:

@@ -1,4 +1,4 @@
-"""Cohere's way to ask for vectors, and its types of numbers."""
+"""Parsing of Cohere's embed requests, and its vector formats."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ INPUT_TYPES = ("search_query", "search_document", "classification", "clustering"
 
 
 def _texts(body: EmbedRequest) -> tuple[str, list[str]]:
-    """The texts, and the field in which they were."""
+    """Return the texts and the name of their field."""
     given = [name for name in ("texts", "images", "inputs") if getattr(body, name)]
     if len(given) != 1:
         raise RequestError("Exactly one of texts, images and inputs must be given, and not be empty.", "texts")
@@ -44,8 +44,11 @@ def _texts(body: EmbedRequest) -> tuple[str, list[str]]:
 
 
 def _prefix(body: EmbedRequest, served: Served) -> str:
-    """What the model wants before texts of the given type. Cohere's client cannot leave the type out, so the types that
-    its API has are taken by models without any, for which all texts are alike, but by vLLM's profile."""
+    """Return the model's prefix for texts of the given type.
+
+    Cohere's client cannot omit the type. Models without prompts therefore accept the types of its API and treat them
+    all the same, except with the vllm profile.
+    """
     model, asked = facts(served.config), body.input_type
     if asked in INPUT_TYPES and not model.prompts and served.config.compat == "openai":
         asked = None
@@ -53,7 +56,7 @@ def _prefix(body: EmbedRequest, served: Served) -> str:
 
 
 def plan_embed(body: EmbedRequest, served: Served) -> PoolPlan:
-    """Raises RequestError for what cannot be served."""
+    """Return the parsed request. Raise RequestError if it cannot be served."""
     field, texts = _texts(body)
     check_count(len(texts), field, served.config)
     types = body.embedding_types or ()
@@ -89,7 +92,7 @@ def plan_embed(body: EmbedRequest, served: Served) -> PoolPlan:
 
 
 def typed(results: Sequence[Pooled], kind: EmbeddingType) -> list[Any]:
-    """All vectors as one of Cohere's types."""
+    """Return all vectors in one of Cohere's formats."""
     if kind == "float":
         return [floats(each) for each in results]
     if kind == "base64":
@@ -98,8 +101,10 @@ def typed(results: Sequence[Pooled], kind: EmbeddingType) -> list[Any]:
 
 
 def _packed(values: list[float], *, signed: bool) -> list[int]:
-    """One bit for each number, set where it is not negative, the first of eight as the highest. Signed bytes have 128
-    less."""
+    """Pack one bit per number, set if it is not negative, eight to a byte with the first as the highest bit.
+
+    Signed bytes are 128 less.
+    """
     packed = []
     for start in range(0, len(values), 8):
         byte = 0

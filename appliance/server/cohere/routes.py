@@ -1,4 +1,4 @@
-"""POST /v2/embed, Cohere's (docs/pooling.md)."""
+"""POST /v2/embed of Cohere's API (docs/pooling.md)."""
 
 from functools import partial
 from typing import Any

@@ -1,5 +1,7 @@
-"""Errors on /v1/messages and below it, in the shape that Anthropic's clients read: `{"type": "error", "error": {"type",
-"message"}, "request_id"}`, whoever raised them."""
+"""Errors on /v1/messages and below, in the format of Anthropic's clients.
+
+The format is `{"type": "error", "error": {"type", "message"}, "request_id"}`, for errors from any layer.
+"""
 
 from typing import Any
 
@@ -9,7 +11,7 @@ from starlette.responses import Response
 from appliance.server.errors.api import api_error
 
 PATH = "/v1/messages"
-REQUEST_ID = "request-id"  # the header by which these clients name a request
+REQUEST_ID = "request-id"  # header in which these clients expect the request ID
 
 TYPES = {
     401: "authentication_error",
@@ -27,7 +29,10 @@ def is_messages(path: str) -> bool:
 
 
 def message_error(error: Exception, request_id: str) -> dict[str, Any]:
-    """The error of any exception. The shape has no field for the parameter, so that the message begins with it."""
+    """Return the error object for any exception.
+
+    The format has no field for the parameter, so the message starts with it.
+    """
     told = api_error(error)
     kind = TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
     named = told.param is None or told.param in told.message

@@ -1,7 +1,8 @@
-"""The one translation of exceptions into the API's error object.
+"""Translation of exceptions into the API's error object.
 
-`{"error": {"message", "type", "param", "code", "request_id"}}`; `code` is the HTTP status. Routes raise, nobody builds
-error responses by hand. Messages never carry file paths, object addresses or tracebacks (docs/http.md, Errors).
+The object is `{"error": {"message", "type", "param", "code", "request_id"}}`; `code` is the HTTP status. Routes raise
+exceptions and do not build error responses themselves. Messages never contain file paths, object addresses or
+tracebacks (docs/http.md, Errors).
 """
 
 import math
@@ -23,12 +24,12 @@ ENGINE_FAILURE = "The server had an error while processing your request."
 
 
 def sanitise(message: str) -> str:
-    """The message without file paths (routes of the API stay), object addresses and tracebacks."""
+    """Remove file paths (except API routes), object addresses and tracebacks from a message."""
     return _PATH.sub("<path>", _ADDRESS.sub("", _TRACEBACK.sub("", message))).strip()
 
 
 class ApiError(Exception):
-    """What a client is told: `type` and `status` are the subclass's, `param` is the field to change."""
+    """Error that is reported to the client. Subclasses set `type` and `status`; `param` is the field to change."""
 
     status = 500
     type = "InternalServerError"
@@ -40,7 +41,7 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
         details: dict[str, str] | None = None,
     ) -> None:
-        """`details` are shown in the error object of the Messages API, where clients look for an error code."""
+        """`details` are part of the error object of the Messages API, where clients look for an error code."""
         super().__init__(message)
         self.details = details
         self.message = sanitise(message)
@@ -49,14 +50,14 @@ class ApiError(Exception):
 
 
 class BadRequest(ApiError):
-    """The request is well formed but cannot be served as it stands."""
+    """The request is well formed but cannot be served."""
 
     status = 400
     type = "BadRequestError"
 
 
 class InvalidBody(ApiError):
-    """The body is no JSON, or not of the route's schema."""
+    """The body is not valid JSON or does not match the route's schema."""
 
     status = 400
     type = "Bad Request"
@@ -72,7 +73,7 @@ class Unauthorized(ApiError):
 
 
 class NotFound(ApiError):
-    """Its message may name what the client asked for, so it is not sanitised."""
+    """The resource does not exist. The message may quote the client's input, so it is not sanitised."""
 
     status = 404
     type = "NotFoundError"
@@ -88,7 +89,7 @@ class MethodNotAllowed(ApiError):
 
 
 class TooLarge(ApiError):
-    """The body is over limits.max_body. The rest is read and dropped: a reset would overtake this reply."""
+    """The body exceeds limits.max_body. The rest is read and dropped, because a reset would overtake this reply."""
 
     status = 413
     type = "RequestEntityTooLargeError"
@@ -121,7 +122,7 @@ class RequestTimeout(ApiError):
 
 
 class HeadTooLarge(ApiError):
-    """Request line and headers, or the trailers, are over a limit."""
+    """The request line and headers, or the trailers, exceed a limit."""
 
     status = 431
     type = "RequestHeaderFieldsTooLargeError"
@@ -137,7 +138,7 @@ class HeadTooLarge(ApiError):
 
 
 class Unavailable(ApiError):
-    """Not now; the same request can succeed after `retry_after_s`."""
+    """Temporary failure: the same request can succeed after `retry_after_s`."""
 
     status = 503
     type = "ServiceUnavailableError"
@@ -156,14 +157,14 @@ class Overloaded(Unavailable):
 
 
 class EngineFailed(ApiError):
-    """The engine ended, or gave up, under this request."""
+    """The engine crashed or gave up while it computed this request."""
 
     def __init__(self, message: str = ENGINE_FAILURE) -> None:
         super().__init__(message)
 
 
 class ModelFault(ApiError):
-    """The served model or its settings are at fault, so that every such request fails until the operator acts."""
+    """A fault of the served model or its settings: every such request fails until the operator corrects it."""
 
     def __init__(self, message: str) -> None:
         told = f"{message} This is a fault of the served model, not of the request; the operator can correct it."
@@ -171,7 +172,7 @@ class ModelFault(ApiError):
 
 
 class DeadlineExceeded(ApiError):
-    """It was late. The time that the client gave is over, so that to send it again by itself would be in vain."""
+    """The request missed its deadline. Automatic retries are disabled, because the client's time is over."""
 
     status = 504
     type = "DeadlineExceededError"
@@ -185,13 +186,13 @@ class DeadlineExceeded(ApiError):
 
 
 class RateLimited(ApiError):
-    """An API key has used what it may use in a minute."""
+    """An API key has used its allowance per minute."""
 
     status = 429
     type = "RateLimitError"
 
     def __init__(self, unit: str, per_minute: int, seconds: float, headers: dict[str, str]) -> None:
-        """`seconds`: until the same request is let in."""
+        """`seconds` is the time until the same request is accepted."""
         message = (
             f"This API key has used its {per_minute:,} {unit} a minute. The next request is let in after "
             f"{seconds:.1f} s; x-ratelimit-reset-{unit} says when all of them are there again."
@@ -200,7 +201,7 @@ class RateLimited(ApiError):
 
 
 class Unprocessable(ApiError):
-    """Understood, and never served as it is."""
+    """The request was understood but will never be accepted unchanged."""
 
     status = 422
     type = "UnprocessableEntityError"
@@ -210,7 +211,9 @@ class Quarantined(Unprocessable):
     """A request with this content crashed engines, also while it ran alone."""
 
     def __init__(self, seconds: float, tokens: int | None = None) -> None:
-        """`seconds`: how long this content is refused. `tokens`: tokens of its reply at the last crash, if known."""
+        """`seconds` is how long this content is rejected. `tokens` is the length of its reply at the last crash, if
+        known.
+        """
         at = "" if tokens is None else f" at token {tokens} of its reply"
         super().__init__(
             f"This request is quarantined: a request with this content crashed engines{at}, also while it ran alone. "
@@ -221,7 +224,7 @@ class Quarantined(Unprocessable):
 
 
 class NotSupported(ApiError):
-    """No retry will help, and the SDKs retry each 5xx unless they are told."""
+    """Not implemented. The header disables retries, since the SDKs otherwise retry each 5xx."""
 
     status = 501
     type = "NotImplementedError"
@@ -231,8 +234,10 @@ class NotSupported(ApiError):
 
 
 class TaskNotServed(NotSupported):
-    """What vLLM answers on a route of a task that the model has not. Its message names the path, so it is not
-    sanitised."""
+    """Reply of a route whose task the model does not support, as in vLLM.
+
+    The message names the path, so it is not sanitised.
+    """
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message, param)
@@ -240,7 +245,7 @@ class TaskNotServed(NotSupported):
 
 
 class ClientGone(Exception):
-    """The client closed its connection before the reply was made; nobody reads an answer."""
+    """The client closed its connection before the reply was complete, so no response is sent."""
 
     status = 499
 
@@ -258,7 +263,7 @@ def _from_http(error: HTTPException) -> ApiError:
 
 
 def api_error(error: Exception) -> ApiError:
-    """What the client is told about any exception; what is unexpected tells it nothing."""
+    """Return the API error for any exception. Unexpected exceptions are reported without details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
@@ -280,13 +285,13 @@ def api_error(error: Exception) -> ApiError:
 
 
 def is_unexpected(error: Exception) -> bool:
-    """Whether the exception came from no deliberate place, so that its traceback belongs into the log."""
+    """Return if the exception was not raised deliberately, so that its traceback belongs in the log."""
     deliberate = ApiError | RequestError | EngineGone | CheckpointError | HTTPException | RequestValidationError
     return not isinstance(error, deliberate)
 
 
 def error_object(error: Exception, request_id: str) -> dict[str, Any]:
-    """The error object of any exception, for a response body or, mid-stream, for one record (ER-17)."""
+    """Return the error object of any exception, for a response body or for a record within a stream (ER-17)."""
     told = api_error(error)
     return {
         "error": {

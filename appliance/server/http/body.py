@@ -1,4 +1,7 @@
-"""Request bodies: bytes to a validated schema, every fault a 400 that says where (ER-01, 02, 03, 19, 20, 21)."""
+"""Request bodies: from bytes to a validated schema.
+
+Every fault is a 400 that names the field (ER-01, 02, 03, 19, 20, 21).
+"""
 
 import asyncio
 import json
@@ -18,14 +21,14 @@ from appliance.server.schema.numbers import TEXT_NUMBERS
 Schema = TypeVar("Schema", bound=BaseModel)
 Result = TypeVar("Result")
 
-LARGE = 2**14  # bytes of a body that takes longer to read than a thread to begin
+LARGE = 2**14  # size from which parsing a body takes longer than starting a thread
 MAX_ENTRIES = 10
 MAX_ENTRY = 1000
 MAX_INPUT = 200
 
 
 async def read_json(request: Request) -> bytes:
-    """The body of a request that says it is JSON. Raises InvalidBody for another content type."""
+    """Return the body of a request with a JSON content type. Raise InvalidBody for another content type."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise InvalidBody("Unsupported Media Type: Only 'application/json' is allowed", "content-type")
@@ -33,18 +36,20 @@ async def read_json(request: Request) -> bytes:
 
 
 async def read_body(request: Request, schema: type[Schema]) -> Schema:
-    """Return the request's JSON body as `schema`. Raises InvalidBody, or BadRequest where a validator names its
-    `param` or a field outside the schema is refused."""
+    """Return the request's JSON body as `schema`.
+
+    Raise InvalidBody, or BadRequest if a validator names its `param` or a field outside the schema is rejected.
+    """
     return await parse_body(await read_json(request), schema, service_of(request))
 
 
 async def parse_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
-    """Return a JSON body as `schema`. Raises as read_body does."""
+    """Return a JSON body as `schema`. Raise the same errors as read_body."""
     return await apart(len(body), _parsed_body, body, schema, service)
 
 
 async def apart(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Return the result of `work` on a body of `size` bytes; a large one is left to a thread."""
+    """Return the result of `work` on a body of `size` bytes, in a thread if the body is large."""
     return work(*arguments) if size < LARGE else await asyncio.to_thread(work, *arguments)
 
 
@@ -53,7 +58,7 @@ def _parsed_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
     try:
         value = _object(body)
         if value is None:
-            return schema.model_validate_json(body)  # raises: the message says what is wrong
+            return schema.model_validate_json(body)  # raises a ValidationError that describes the fault
         check_counts(value, len(body))
         read_fields(value, schema, config.unknown_fields, service.unknown_fields)
         return schema.model_validate(value, context={TEXT_NUMBERS: config.compat == "vllm"})
@@ -62,7 +67,7 @@ def _parsed_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
 
 
 def _object(body: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a body, None for anything else."""
+    """Return the JSON object of a body, or None for anything else."""
     try:
         value = from_json(body)
     except ValueError:
@@ -71,7 +76,7 @@ def _object(body: bytes) -> dict[str, Any] | None:
 
 
 def json_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """The `openapi_extra` of a route that reads this body; app.py moves the definitions to the components."""
+    """Return the `openapi_extra` of a route that reads this body. app.py moves the definitions to the components."""
     described = schema.model_json_schema(ref_template="#/components/schemas/{model}")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": described}}}}
 
@@ -98,7 +103,7 @@ def _parsed(body: bytes) -> Any:
 
 
 def _path(detail: ErrorDetails, value: Any) -> str:
-    """Dotted path as the client wrote it: pydantic's names of union branches and validators are left out."""
+    """Return the dotted path as the client wrote it, without pydantic's names of union branches and validators."""
     parts = ["body"]
     for at, part in enumerate(detail["loc"]):
         if _is_key(part, value):
@@ -122,6 +127,6 @@ def _entry(detail: ErrorDetails, value: Any) -> str:
 
 
 def _shortened(text: str, limit: int) -> str:
-    # A lone surrogate cannot be sent: what cannot be encoded is shown as its escape.
+    # A lone surrogate cannot be encoded, so it is shown as its escape.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"

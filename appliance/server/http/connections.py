@@ -23,7 +23,7 @@ from appliance.config.gateway import ConnectionLimits
 
 log = logging.getLogger(__name__)
 
-RESERVED_FILES = 256  # descriptors left to engines, journals, the checkpoint and the libraries
+RESERVED_FILES = 256  # descriptors reserved for engines, journals, the checkpoint and libraries
 ACCEPT_BATCH = 64  # connections accepted before the event loop does other work
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 RETRY_ACCEPT_S = 0.1
@@ -51,7 +51,7 @@ class Connection:
             self.sock.shutdown(socket.SHUT_RDWR)
 
 
-Idle = OrderedDict[Connection, None]  # the one idle longest is first; a dict would cost linear time to take that one
+Idle = OrderedDict[Connection, None]  # the longest idle one is first; finding it in a dict would take linear time
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _Address:
 
 @lru_cache(maxsize=4096)
 def client_address(host: str) -> str:
-    """The unit that `max_per_address` counts: an IPv4 address, or the /64 network of an IPv6 address."""
+    """Return the unit that `max_per_address` counts: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -75,16 +75,19 @@ def client_address(host: str) -> str:
 
 
 def file_capacity() -> int:
-    """Most connections that this process has file descriptors for."""
+    """Return the maximum number of connections for which this process has file descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else max(1, soft - RESERVED_FILES)
 
 
 class ConnectionTable:
-    """All open connections, and which of them are idle."""
+    """All open connections and the set of idle ones."""
 
     def __init__(self, limits: Callable[[], ConnectionLimits], report: Callable[[CloseReason], None]) -> None:
-        """`limits` is read for each connection; `report` is told each connection closed or refused by a limit."""
+        """`limits` is read for each connection.
+
+        `report` is called for each connection that a limit closes or rejects.
+        """
         self._limits = limits
         self.report = report
         self._capacity = file_capacity()
@@ -100,7 +103,10 @@ class ConnectionTable:
         return len(self._idle)
 
     def admit(self, connection: Connection) -> bool:
-        """Add a new connection, which is idle. False if a limit is reached and nothing idle can be closed for it."""
+        """Add a new connection, which is idle.
+
+        Return False if a limit is reached and no idle connection can be closed.
+        """
         limits = self._limits()
         address = self._addresses.get(connection.address)
         if (
@@ -119,7 +125,7 @@ class ConnectionTable:
         return True
 
     def set_idle(self, connection: Connection) -> None:
-        """The connection has no request in progress from now on."""
+        """Mark a connection as having no request in progress."""
         if connection not in self._open:
             return
         for idle in (self._idle, self._addresses[connection.address].idle):
@@ -129,13 +135,13 @@ class ConnectionTable:
             self._close_oldest(self._idle, "max_idle")
 
     def set_busy(self, connection: Connection) -> None:
-        """A request on this connection is in progress."""
+        """Mark a connection as having a request in progress."""
         self._idle.pop(connection, None)
         if address := self._addresses.get(connection.address):
             address.idle.pop(connection, None)
 
     def remove(self, connection: Connection) -> None:
-        """The connection is closed. A second call has no effect."""
+        """Remove a closed connection. A second call has no effect."""
         if connection not in self._open:
             return
         self.set_busy(connection)
@@ -160,7 +166,7 @@ class ConnectionTable:
 
 
 class Acceptor:
-    """Accepts the connections of one listening socket. Stands where uvicorn keeps an asyncio server.
+    """Accepts the connections of one listening socket. Takes the place of uvicorn's asyncio server.
 
     An asyncio server would show a connection only after its TLS handshake, so silent connections could not be counted.
     """
@@ -175,7 +181,7 @@ class Acceptor:
         handshake_s: Callable[[], float],
         refusal: Callable[[], bytes],
     ) -> None:
-        """`refusal` is the reply to a connection that is not admitted; it cannot be sent where TLS is spoken."""
+        """`refusal` returns the reply to a rejected connection. It cannot be sent on a TLS socket."""
         self._listener = listener
         self._table = table
         self._make_protocol = make_protocol
@@ -201,7 +207,7 @@ class Acceptor:
             self._loop.remove_reader(self._listener.fileno())
 
     def accept(self) -> int:
-        """Accept connections that wait in the kernel, at most one batch. Return how many there were."""
+        """Accept connections from the kernel's queue, at most one batch. Return the number of connections."""
         for count in range(ACCEPT_BATCH):
             try:
                 sock, peer = self._listener.accept()
@@ -211,7 +217,7 @@ class Acceptor:
                 if error.errno in OUT_OF_FILES:
                     self._out_of_files(error)
                     return count
-                continue  # the client gave up while it waited
+                continue  # the client disconnected while it was queued
             self._admit(sock, peer)
         return ACCEPT_BATCH
 
@@ -234,7 +240,7 @@ class Acceptor:
         task.add_done_callback(self._tasks.discard)
 
     def _turn_away(self, sock: socket.socket) -> None:
-        """Answer without reading a request, as far as that is possible at once."""
+        """Send a refusal without reading a request, as far as that is possible without blocking."""
         with contextlib.suppress(OSError), sock:
             if self._context is None:
                 with contextlib.suppress(BlockingIOError):
@@ -257,11 +263,11 @@ class Acceptor:
 
     @property
     def handshakes(self) -> int:
-        """Connections whose transport is not set up yet."""
+        """Number of connections whose transport is not set up yet."""
         return len(self._tasks)
 
     def close(self) -> None:
-        """Stop accepting. What still waits in the kernel gets the refusal."""
+        """Stop accepting. Connections that are still in the kernel's queue get the refusal."""
         if self._retry is not None:
             self._retry.cancel()
         self._pause()

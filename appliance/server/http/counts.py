@@ -5,7 +5,7 @@ from typing import Any, Final
 from appliance.server.errors.api import BadRequest
 
 MAX_VALUES: Final = 2**16
-"""Objects, lists, texts and numbers in a body. A list of token ids counts as one value."""
+"""Maximum number of objects, lists, texts and numbers in a body. A list of token ids counts as one value."""
 
 IDS: Final = frozenset(
     (
@@ -13,19 +13,21 @@ IDS: Final = frozenset(
         *("allowed_token_ids", "stop_token_ids", "logprob_token_ids"),
     )
 )
-"""Fields that may have lists of token ids."""
+"""Fields that may contain lists of token ids."""
 
 COUNTED_FROM: Final = 2 * MAX_VALUES
-"""Bytes of the smallest body that can have so many values: a value takes two bytes."""
+"""Bytes of the smallest body that can exceed the limit: a value takes two bytes."""
 
 
 MAX_ENTRIES: Final = {"messages": 8192, "tools": 1024, "functions": 1024}
-"""Entries of lists whose entries cost more than others."""
+"""Maximum length of lists whose entries are more expensive than others."""
 
 
 def check_counts(body: dict[str, Any], size: int) -> None:
-    """Raises BadRequest that names the field with too many entries, or with the most values if a body of `size` bytes
-    has too many."""
+    """Raise BadRequest if a body of `size` bytes has too many values or a list with too many entries.
+
+    The error names the list, or the field with the most values.
+    """
     for name, most in MAX_ENTRIES.items():
         value = body.get(name)
         if isinstance(value, list) and len(value) > most:

@@ -1,4 +1,4 @@
-"""Work that ends with its client: who closes the connection frees what the request holds (ER-15)."""
+"""Work that is cancelled when its client disconnects, which frees the resources of the request (ER-15)."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -17,9 +17,10 @@ async def _gone(request: Request) -> None:
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client closes the connection; then raises ClientGone.
+    """Return the result of `work`. If the client disconnects, cancel the work and raise ClientGone.
 
-    The request's body must have been read."""
+    The request's body must have been read.
+    """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(request))
     try:
@@ -30,5 +31,5 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         for task in (working, watching):
             task.cancel()
-        # The cancelled work must have let go of the engine before the request counts as closed.
+        # The cancelled work must have released the engine before the request counts as closed.
         await asyncio.gather(working, watching, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""Idempotency-Key and Last-Event-ID: one generation for all requests with a key, and streams that go on (docs/http.md).
+"""Idempotency-Key and Last-Event-ID: one generation for all requests with a key, and resumable streams (docs/http.md).
 
-An event's id says how many tokens of each choice lie before its end: `12.7e` is 12 of the first choice, and all 7 of
-the second, which has ended; `u` behind it, that the usage was sent. So a stream goes on at a token, whether the deltas
-behind it are in the log or have to be generated again.
+An event ID gives the number of tokens of each choice up to the end of the event: `12.7e` means 12 tokens of the first
+choice, and all 7 of the second, which has ended. A trailing `u` means that the usage was sent. A stream therefore
+resumes at a token, whether the following deltas are in the log or have to be generated again.
 """
 
 import asyncio
@@ -34,7 +34,8 @@ from engine.api.messages import Delta, Submit, Timing
 
 KEY, LAST = "Idempotency-Key", "Last-Event-ID"
 REPLAYED = {"Idempotent-Replayed": "true"}
-DISK_S = 1.0  # that the first byte waits for the disk; a slower one loses no more than the time to generate again
+# Maximum time that the first byte waits for the disk. With a slower disk, tokens may have to be generated again.
+DISK_S = 1.0
 RETRY_AFTER_S = 2
 
 VALID_KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -42,7 +43,7 @@ _POSITION = re.compile(r"\d{1,9}e?(\.\d{1,9}e?)*u?", re.ASCII)
 
 
 class Reply(Protocol):
-    """A route's reply over a source."""
+    """A route's reply, generated from a source of deltas."""
 
     def pieces(self) -> AsyncIterator[Any]: ...
 
@@ -53,15 +54,15 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 @dataclass(frozen=True)
 class Position:
-    """Of each choice: tokens that the client has, and whether it has its end. `usage`: it has the last record too."""
+    """Part of a reply that the client has received."""
 
-    tokens: tuple[int, ...]
-    ended: tuple[bool, ...]
-    usage: bool = False
+    tokens: tuple[int, ...]  # number of tokens of each choice
+    ended: tuple[bool, ...]  # per choice: its end was received
+    usage: bool = False  # the final usage record was received
 
 
 def read_position(text: str, choices: int) -> Position:
-    """Raises BadRequest for what no event of such a request had as its id."""
+    """Parse an event ID. Raise BadRequest if it cannot be an event ID of a request with `choices` choices."""
     if not _POSITION.fullmatch(text):
         raise BadRequest(f"{LAST} {text[:40]!r} is not the id of an event of this API, such as 12 or 3e.4.", LAST)
     parts = text.removesuffix("u").split(".")
@@ -76,7 +77,7 @@ def read_position(text: str, choices: int) -> Position:
 
 @dataclass(frozen=True)
 class Wish:
-    """A request that names its generation. `key` and `body` are digests: no log holds what the client sent."""
+    """Idempotency options of a request. `key` and `body` are digests, so that no log contains the client's data."""
 
     key: bytes
     body: bytes
@@ -84,8 +85,11 @@ class Wish:
 
 
 def read_wish(request: Request, body: Streamed, kind: str) -> Wish | None:
-    """None without an Idempotency-Key. A key is the client's own: with another API key, or on another route, it is
-    another one. Whether a reply is streamed makes no other request of it."""
+    """Return the idempotency options, or None without an Idempotency-Key.
+
+    Keys are scoped: the same key with another API key, or on another route, is a different key. Streamed and
+    non-streamed requests with the same content are the same request.
+    """
     key, after = request.headers.get(KEY), request.headers.get(LAST, "")
     if key is None:
         if after:
@@ -96,13 +100,14 @@ def read_wish(request: Request, body: Streamed, kind: str) -> Wish | None:
     if after and not body.stream:
         raise BadRequest(f"{LAST} goes on with a stream: send it with stream=true.", LAST)
     owner = [request.headers.get(name, "") for name in ("authorization", "x-api-key")]
-    owner = [request.state.owner] if request.state.owner else owner  # whichever header it came in
+    # independent of the header that carried the API key
+    owner = [request.state.owner] if request.state.owner else owner
     asked = body.model_dump(mode="json", exclude={"stream", "stream_options"}, exclude_unset=True)
     return Wish(digest(kind, *owner, key), digest(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS).decode()), after)
 
 
 def digest(*parts: str) -> bytes:
-    """16 bytes that tell these texts from all others."""
+    """Return a 16-byte digest of a sequence of texts."""
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         state.update(len(part).to_bytes(8, "little") + part.encode("utf-8", "surrogatepass"))
@@ -117,9 +122,11 @@ async def start(
     plan: Callable[[str], PlanT],
     build: Callable[[PlanT, Identity, Source], ReplyT],
 ) -> tuple[ReplyT, dict[str, str]]:
-    """A route's reply under way, and headers of its own. `plan` makes a plan for a request id, in a thread; `build` the
-    reply that reads a source. A request with an Idempotency-Key follows the generation of that key, which is begun, or
-    gone on with, where nobody generates it."""
+    """Start a route's reply. Return the reply and its extra headers.
+
+    `plan` parses the request for a request ID, in a thread. `build` creates the reply that reads a source. A request
+    with an Idempotency-Key subscribes to the generation of that key, which is started, or resumed if it is paused.
+    """
     ledger = service.ledger
     wish = read_wish(request, body, kind) if ledger is not None else None
     entry = _find(ledger, wish) if ledger is not None and wish is not None else None
@@ -132,7 +139,7 @@ async def start(
     if ledger is None or wish is None:
         return build(planned, identity, Race(service.router.generate_all(submits, where))), {}
 
-    entry, race = _find(ledger, wish), None  # another one with the key may have come meanwhile
+    entry, race = _find(ledger, wish), None  # another request with this key may have arrived in the meantime
     after = read_position(wish.after, len(submits)) if wish.after else None
     joined = REPLAYED if entry is not None else {}
     if entry is None:
@@ -157,7 +164,7 @@ def _identity(request: Request) -> Identity:
 
 
 def _find(ledger: Ledger, wish: Wish) -> Entry | None:
-    """The generation that a request names, if there is one. Raises Unprocessable if it was asked for otherwise."""
+    """Return the generation for a key, if there is one. Raise Unprocessable if the key was used for another request."""
     entry = ledger.find(wish.key)
     if entry is not None and entry.opened.body != wish.body:
         raise Unprocessable(f"{KEY}: this key was used for another request; take a new key for a new request.", KEY)
@@ -166,7 +173,8 @@ def _find(ledger: Ledger, wish: Wish) -> Entry | None:
 
 async def _open(ledger: Ledger, wish: Wish, identity: Identity, submits: tuple[Submit, ...], race: Race) -> Entry:
     try:
-        kept = tuple(replace(submit, ttft_deadline=None, deadline=None) for submit in submits)  # times of this boot
+        # deadlines are on this boot's clock
+        kept = tuple(replace(submit, ttft_deadline=None, deadline=None) for submit in submits)
         return ledger.open(wish.key, wish.body, identity, kept)
     except JournalFull:
         await race.__aexit__(None, None, None)
@@ -174,7 +182,7 @@ async def _open(ledger: Ledger, wish: Wish, identity: Identity, submits: tuple[S
 
 
 def _go_on(service: Service, entry: Entry, asked: Sequence[Submit], where: Placement, past: Mapping[int, Past]) -> Race:
-    """The choices that have not ended, behind what they have, until the deadlines of who asks for them now."""
+    """Resume the unfinished choices after their last tokens, with the deadlines of the current request."""
     submits = [
         replace(entry.opened.submits[index], ttft_deadline=asked[index].ttft_deadline, deadline=asked[index].deadline)
         for index in past
@@ -183,7 +191,7 @@ def _go_on(service: Service, entry: Entry, asked: Sequence[Submit], where: Place
 
 
 def _over(ledger: Ledger, entry: Entry) -> None:
-    """What engines cannot take now is kept: the client was given a part of it."""
+    """Drop a failed generation. Keep it if engines are only unavailable, since the client has received a part of it."""
     if not isinstance(entry.failure, Unavailable):
         ledger.over(entry)
 
@@ -194,8 +202,10 @@ async def _drained(reply: Reply) -> None:
 
 
 class Recorder:
-    """The one reader that generates: what the log has, then what engines give, which it writes down. `begin` makes the
-    race of choices behind what they have."""
+    """The only reader that generates: replays the log, then reads from engines and writes their deltas to the log.
+
+    `begin` starts the remaining choices after their last tokens.
+    """
 
     seen = skips_opening = skips_usage = False
 
@@ -207,8 +217,11 @@ class Recorder:
         *,
         counts_pause: bool = False,
     ) -> None:
-        """`counts_pause`: count a generation as ended when it is paused because its client left. It is not counted
-        again when it resumes."""
+        """Initialise the writer.
+
+        With `counts_pause`, count a generation as ended when it is paused because its client left. It is not counted
+        again when it resumes.
+        """
         self.counts = not entry.counted
         self._entry = entry
         self._counts_pause = counts_pause
@@ -236,7 +249,7 @@ class Recorder:
         for number in range(len(self._entry.gained)):
             index, delta = self._entry.delta(number)
             if index not in self._open:
-                continue  # it came behind a stop string
+                continue  # it follows a stop string
             ids[index] += delta.ids
             times[index] = delta.timing or times[index]
             if delta.finish is not None:
@@ -251,7 +264,7 @@ class Recorder:
         async with race:
             try:
                 async for index, delta in race.deltas():
-                    if delta.finish == "abort":  # the gateway lets go of all that runs
+                    if delta.finish == "abort":  # the gateway is releasing all running generations
                         raise Suspended
                     if delta.finish is not None:
                         self._open.discard(index)
@@ -267,8 +280,11 @@ class Recorder:
 
 
 class Follower:
-    """Reads a generation along, from its start. Where the last follower of one is gone for `linger_s` seconds, it is
-    paused until somebody asks for it; None: it needs no followers."""
+    """Subscriber that reads a generation from its start.
+
+    `linger_s` seconds after the last subscriber has left, the generation is paused until the next request for it. None:
+    it runs without subscribers.
+    """
 
     counts = False
 
@@ -321,7 +337,7 @@ class Follower:
             elif self._entry.failure is not None:
                 raise self._entry.failure
             elif self._entry.state == "ended":
-                return  # it was ended on purpose
+                return  # it was cancelled
             elif self._entry.state != "running" and not self._entry.abandoned:
                 message = f"The service lets go of this request; repeat it with its {KEY} and {LAST} to get the rest."
                 raise Unavailable(message, RETRY_AFTER_S)
@@ -329,14 +345,17 @@ class Follower:
                 await self._entry.change()
 
     def _parts(self, index: int, delta: Delta) -> list[tuple[Delta, bool]]:
-        """The delta, cut where the client's part of it ends; with each part, whether the client has it."""
+        """Split a delta where the client's received part ends.
+
+        Return the parts, each with True if the client has it.
+        """
         if self._after is None:
             return [(delta, False)]
         if self._after.ended[index]:
             return [(delta, True)]
         had = self._after.tokens[index] - self._tokens[index]
         if had <= 0:
-            # Only a first delta may be empty, and it says nothing that the opening did not.
+            # Only the first delta may be empty, and it adds nothing to the opening event.
             return [(delta, not delta.ids and delta.finish is None)]
         if had >= len(delta.ids) and delta.finish is None:
             return [(delta, True)]

@@ -1,4 +1,4 @@
-"""Fields of a body that are not in its route's schema: accepted, read as other fields, refused, or unknown."""
+"""Fields of a body that its route's schema does not have: accepted, read as other fields, rejected or unknown."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from appliance.server.schema.fields.tables import table_of
 
 Unknown = Literal["refuse", "warn", "ignore"]
 
-MAX_REPORTED = 256  # different fields; more would fill the log and the memory
+MAX_REPORTED = 256  # number of distinct fields; more would fill the log and the memory
 _SHOWN = 64  # characters of a name
 
 
@@ -31,8 +31,10 @@ class UnknownFields:
 
 
 def read_fields(body: dict[str, Any], schema: type[BaseModel], unknown: Unknown, reports: UnknownFields) -> None:
-    """Bring `body` into the fields of its schema. Raises BadRequest for a field that asks for what is not possible, and
-    for an unknown one where `unknown` is "refuse"."""
+    """Convert the fields of `body` to those of its schema.
+
+    Raise BadRequest for a field that requests something unsupported, and for an unknown field if `unknown` is "refuse".
+    """
     known = schema.model_fields.keys() | {field.alias for field in schema.model_fields.values() if field.alias}
     table = table_of(schema)
     for name in [name for name in body if name not in known]:
@@ -67,11 +69,11 @@ def _read(name: str, field: Field, body: dict[str, Any]) -> None:
 
 
 def _put(name: str, target: str, value: Any, body: dict[str, Any]) -> None:
-    """Set a field, or a member of one, to a value that came under another name."""
+    """Set a field, or a member of a field, to a value that was sent under another name."""
     outer, _, member = target.partition(".")
     given = body.get(outer)
     if member and given is not None and not isinstance(given, dict):
-        return  # the schema refuses it
+        return  # the schema rejects it
     if (given or {}).get(member) is not None if member else given is not None:
         raise BadRequest(f"{name} and {target} are the same field, and both are given; leave one out.", name)
     body[outer] = {**(given or {}), member: value} if member else value

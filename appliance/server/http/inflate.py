@@ -1,4 +1,4 @@
-"""Request bodies with a Content-Encoding: gzip and deflate, unpacked up to the limit on bodies."""
+"""Request bodies with a Content-Encoding: gzip or deflate, decompressed up to the limit on body size."""
 
 import asyncio
 import zlib
@@ -11,12 +11,12 @@ from appliance.server.errors.api import BadRequest, TooLarge, UnsupportedEncodin
 from appliance.server.http.service import Service
 
 GZIP: Final = frozenset(("gzip", "x-gzip"))
-MEMBERS: Final = 1000  # most members of a gzip body; each member copies the rest of the body
+MEMBERS: Final = 1000  # maximum number of members of a gzip body; each member copies the rest of the body
 _AUTOMATIC, _RAW = zlib.MAX_WBITS | 32, -zlib.MAX_WBITS
 
 
 class Unpacker:
-    """Unpacks one body. `limit`: most bytes that may come out."""
+    """Decompresses one body of at most `limit` decompressed bytes."""
 
     def __init__(self, encoding: str, limit: int) -> None:
         self._encoding, self._limit = encoding, limit
@@ -25,7 +25,7 @@ class Unpacker:
         self._size = self._members = 0
 
     def take(self, data: bytes, *, last: bool) -> bytes:
-        """Unpack a piece of the body. Raises BadRequest and TooLarge."""
+        """Decompress a piece of the body. Raise BadRequest or TooLarge."""
         found = bytearray()
         try:
             while data:
@@ -62,7 +62,7 @@ class Unpacker:
 
 
 class Inflate:
-    """Unpacks bodies for the routes. Raises UnsupportedEncoding (415), BadRequest (400) and TooLarge (413)."""
+    """Decompresses bodies for the routes. Raises UnsupportedEncoding (415), BadRequest (400) and TooLarge (413)."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app

@@ -25,12 +25,14 @@ from appliance.server.http.connections import CloseReason, Connection, Connectio
 log = logging.getLogger(__name__)
 
 SLICE_BYTES = 8192
-"""The parser gets at most this much at once, so that one read cannot start more than a few hundred requests."""
+"""Maximum bytes per call of the parser, so that one read cannot start more than a few hundred requests."""
 LINGER_S = 5.0
-"""Time for which input is read and dropped after a last reply; closing at once would reset the connection, and the
-reset could overtake the reply."""
+"""Time for which input is read and dropped after a last reply.
+
+Closing at once would reset the connection, and the reset could overtake the reply.
+"""
 MAX_UNPARSED_BYTES = 2**20
-"""Most input that is kept while pipelined requests wait; reading is paused, so only an attack has more."""
+"""Maximum input that is buffered while pipelined requests wait. Reading is paused, so only an attacker reaches it."""
 
 
 class _TooLarge(Exception):
@@ -54,7 +56,7 @@ class _CycleTransport:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection, from its acceptance to its end."""
+    """HTTP protocol of one connection."""
 
     def __init__(
         self,
@@ -69,10 +71,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._gateway = config
         self._receiving: Literal["nothing", "head", "body"] = "nothing"
         self._since = self._idle_since = self.loop.time()
-        self._head_bytes = 0  # finished lines of a head or of trailers
-        self._line_bytes = 0  # the line that is being received
+        self._head_bytes = 0  # bytes of complete lines of a head or of trailers
+        self._line_bytes = 0  # bytes of the line that is being received
         self._num_headers = 0
-        self._unparsed = bytearray()  # read while earlier requests of the connection wait
+        self._unparsed = bytearray()  # buffered while earlier requests of the connection are processed
         self._active: RequestResponseCycle | None = None
         self._deferred: tuple[ApiError, CloseReason] | None = None  # to be sent after the reply in progress
         self._ended = False  # the last reply is written
@@ -93,7 +95,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._table.remove(self._connection)
         if self._timer is not None:
             self._timer.cancel()
-        # uvicorn tells only the newest request of a pipeline.
+        # uvicorn notifies only the newest request of a pipeline.
         if self._active is not None and not self._active.response_complete:
             self._active.disconnected = True
             self._active.message_event.set()
@@ -101,7 +103,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _busy(self) -> bool:
-        """A request is being processed, or waits for one that is."""
+        """A request is being processed or is queued behind one that is."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
@@ -110,7 +112,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self._busy or self._receiving != "nothing"
 
     def close_gently(self) -> None:
-        """Close once everything is written, without a reset where the client is still sending."""
+        """Close when everything is written, without a reset if the client is still sending."""
         if self._receiving == "nothing" and not self._unparsed and not self._ended:
             self.transport.close()
             return
@@ -147,14 +149,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._set_timer()
 
     def _parse_slice(self, piece: memoryview) -> bool:
-        """False if nothing more is parsed."""
-        self._line_bytes += len(piece)  # a callback that finishes a line sets it back
+        """Parse one piece. Return False if nothing more may be parsed."""
+        self._line_bytes += len(piece)  # reset by the callback that completes a line
         try:
             self.parser.feed_data(piece)
             self._check_head()
         except _TooLarge:
             self._refuse_head()
-        except httptools.HttpParserUpgrade:  # answered as if no upgrade had been asked for
+        except httptools.HttpParserUpgrade:  # handled as if no upgrade had been requested
             self._ignores_input = True
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, _TooLarge):
@@ -236,7 +238,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.server_state.total_requests += 1
             return
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # the one timer here covers it
+        self._unset_keepalive_if_required()  # the timer of this class covers it
         if self.transport.is_closing():
             return
         if self._deferred is not None and not self._busy:
@@ -250,7 +252,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._set_timer()
 
     def _refuse(self, error: ApiError, reason: CloseReason) -> None:
-        """Answer what cannot be read any further, after the replies to earlier requests, and close."""
+        """Answer input that cannot be parsed any further, after the replies to earlier requests, and close."""
         if not self._busy:
             self._send_last(error, reason)
         elif self._receiving == "head":
@@ -277,7 +279,7 @@ class HttpProtocol(HttpToolsProtocol):
     # Time
 
     def _deadline(self) -> float | None:
-        """When the connection is closed unless something happens before."""
+        """Return when the connection is closed if nothing happens before, or None."""
         limits = self._gateway().connections
         if self._ended:
             return self._idle_since + LINGER_S
@@ -301,7 +303,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._receiving == "head":
             seconds = self._gateway().connections.head_timeout_s
             self._refuse(RequestTimeout("head", seconds), "head_timeout")
-        elif self._receiving == "body":  # it has had its reply
+        elif self._receiving == "body":  # the reply was already sent
             self.transport.abort()
         else:
             if not self._served:
@@ -310,12 +312,12 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def _bytes(response: Response, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A whole reply, after which the connection is closed."""
+    """Return a complete reply with `connection: close`."""
     headers = [*default_headers, *response.raw_headers, (b"connection", b"close")]
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
     return STATUS_LINE[response.status_code] + lines + b"\r\n" + bytes(response.body)
 
 
 def refusal(error: ApiError) -> bytes:
-    """The reply to a connection whose request is not read."""
+    """Return the reply to a connection whose request is not read."""
     return _bytes(error_response(error, uuid.uuid4().hex), [])

@@ -1,4 +1,4 @@
-"""What chat and text completions share: deltas of several choices as they come, usage, logprobs, the reply's header."""
+"""Shared parts of chat and text completions: merged choice streams, usage, logprobs and reply headers."""
 
 import asyncio
 import re
@@ -28,8 +28,8 @@ from engine.api.errors import RequestError
 from engine.api.messages import Delta, Logprob
 from engine.text import TokenText
 
-CUT = ("error", "deadline")  # how a choice ends that fails its request
-LEAST_LOGPROB = -9999.0  # JSON has no -inf
+CUT = ("error", "deadline")  # finish reasons of a choice that fail its request
+LEAST_LOGPROB = -9999.0  # JSON cannot represent -inf
 _ONE_MODEL = "this server serves one set of weights and no LoRA adapters."
 _SAGEMAKER = {
     "X-Amzn-SageMaker-Session-Id": "this server keeps no sessions; send the whole conversation in each request.",
@@ -40,7 +40,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,100}")
 
 
 class Running(Protocol):
-    """One sequence under way, as the router gives it."""
+    """Interface of a running sequence, implemented by the router's Generation."""
 
     async def __aenter__(self) -> Any: ...
     async def __aexit__(self, *error: Any) -> None: ...
@@ -50,12 +50,13 @@ class Running(Protocol):
 
 
 class Source(Protocol):
-    """Where a reply's deltas come from: (choice, delta) in the order in which they come. `seen`: the client has what
-    the last one came to. `counts`: what is read here is a request of its own, in metrics and logs. `event_id` names the
-    place behind the last delta; empty where streams cannot go on."""
+    """Source of a reply's deltas, as (choice, delta) in order of arrival.
 
-    seen: bool
-    counts: bool
+    `event_id` names the position after the last delta; it is empty if streams cannot resume.
+    """
+
+    seen: bool  # the client already has the output of the last delta
+    counts: bool  # this reader counts as a request of its own in metrics and logs
     skips_opening: bool
     skips_usage: bool
 
@@ -67,10 +68,11 @@ class Source(Protocol):
 
 
 class Race:
-    """Deltas of all choices in the order in which they come. Leaving it ends what still runs. `indexes`: which choices
-    the generations are, if not all from the first on.
+    """Merged stream of the deltas of all choices, in order of arrival. Exiting it ends the choices that still run.
 
-    Raises what a choice raises: one that fails fails the request, and `failed` says which it was."""
+    `indexes` are the choices of the generations; the default is to count from 0. An exception of one choice fails the
+    request, and `failed` is the index of that choice.
+    """
 
     seen = skips_opening = skips_usage = False
     counts = True
@@ -98,7 +100,7 @@ class Race:
         return ""
 
     def suspend(self) -> None:
-        """What is left now goes on later: it does not count as ended."""
+        """Mark the remaining choices as ones that will be resumed, so that their end is not counted now."""
         for generation in self._generations.values():
             generation.suspend()
 
@@ -112,7 +114,7 @@ class Race:
             self._queue.put_nowait((index, None))
 
     def stop(self, index: int) -> None:
-        """A stop string was met: the choice is complete, the engine may let go of it."""
+        """End a choice that met a stop string, so that the engine can release it."""
         self._generations[index].stop()
         if index in self._pumps:
             self._pumps[index].cancel()
@@ -122,16 +124,16 @@ class Race:
         return self._one() if len(self._generations) == 1 else self._many()
 
     def _cut(self, index: int, delta: Delta) -> Iterator[tuple[int, Delta]]:
-        """What there still is of a choice that did not come to an end. Raises why."""
+        """Yield the remaining tokens of a choice that was cut off, then raise the reason."""
         if delta.finish == "error":
             self.failed = index
             raise EngineFailed
-        if delta.ids:  # they came with its end, since the reader was slow
+        if delta.ids:  # tokens that arrived together with the end, because the reader was slow
             yield index, replace(delta, finish=None)
         raise DeadlineExceeded
 
     async def _one(self) -> AsyncIterator[tuple[int, Delta]]:
-        """A single choice needs no queue."""
+        """Yield the deltas of a single choice, without a queue."""
         ((index, generation),) = self._generations.items()
         async for delta in generation:
             if delta.finish in CUT:
@@ -145,7 +147,7 @@ class Race:
         while self._open:
             index, delta = await self._queue.get()
             if index not in self._open:
-                continue  # it came behind a stop string
+                continue  # it follows a stop string
             if delta is None:
                 self._open.discard(index)
             elif isinstance(delta, Exception):
@@ -159,7 +161,7 @@ class Race:
 
 
 class Ending:
-    """The log line at the end of a generation."""
+    """Writes the log line at the end of a generation."""
 
     def __init__(self, service: Service, subject: Subject, prompt_tokens: int) -> None:
         self._service, self._subject, self._prompt_tokens = service, subject, prompt_tokens
@@ -167,12 +169,12 @@ class Ending:
         self._first_s: float | None = None
 
     def take(self, delta: Delta) -> None:
-        """Remember when the first token came."""
+        """Record the time of the first token."""
         if self._first_s is None and delta.ids:
             self._first_s = now()
 
     def log(self, choices: Sequence[Choice]) -> None:
-        """Called when the generation ends for any reason, an exception that is being handled among them."""
+        """Log the end of a generation. Also called while an exception is being handled."""
         error = sys.exc_info()[1]
         unfinished = "cancelled"
         if isinstance(error, Exception):
@@ -191,7 +193,7 @@ class Ending:
 
 @contextmanager
 def counted(source: Source, count: Callable[[], None]) -> Iterator[None]:
-    """Counts a reply that is read here, whyever that ends, if it is a request of its own."""
+    """Count a reply when its reader ends for any reason, if it is a request of its own."""
     try:
         yield
     finally:
@@ -201,7 +203,7 @@ def counted(source: Source, count: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Header:
-    """What is the same in all chunks of a reply."""
+    """Fields that are equal in all chunks of a reply."""
 
     id: str
     object: str
@@ -213,7 +215,7 @@ class Header:
         return {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
 
     def envelope(self) -> Envelope:
-        """Of chunks with one choice each."""
+        """Return an envelope for chunks with one choice each."""
         return Envelope(self.fields(), "choices")
 
 
@@ -223,7 +225,10 @@ def header(service: Service, identity: Identity, prefix: str, kind: str, model: 
 
 
 def served(service: Service, request: Request, request_id: str) -> Served:
-    """What the request is planned against; headers speak for gateways that cannot change bodies."""
+    """Return the context in which a request is parsed.
+
+    Headers can set options for gateways that cannot change bodies.
+    """
     _refuse_sagemaker(request)
     priority = _integer(request, "X-Vllm-Priority", "priority")
     return Served(
@@ -244,14 +249,14 @@ def served(service: Service, request: Request, request_id: str) -> Served:
 
 
 def _refuse_sagemaker(request: Request) -> None:
-    """Raise BadRequest for a header of SageMaker that asks for something this server has not."""
+    """Raise BadRequest for a SageMaker header that requests an unsupported feature."""
     for name, reason in _SAGEMAKER.items():
         if request.headers.get(name):
             raise BadRequest(f"{name} is not supported: {reason}", name)
 
 
 def placement(request: Request) -> Placement:
-    """The engine that the request's headers ask for (RT-06)."""
+    """Return the engine placement that the request's headers ask for (RT-06)."""
     rank = _integer(request, "X-data-parallel-rank", "X-data-parallel-rank")
     return Placement(rank, request.headers.get("x-session-id", ""))
 
@@ -266,8 +271,10 @@ def _integer(request: Request, name: str, param: str) -> int | None:
 
 
 def load_header(service: Service, request: Request) -> dict[str, str]:
-    """`endpoint-load-metrics` for load balancers that ask with `endpoint-load-metrics-format` (RT-06): an Open Request
-    Cost Aggregation report in a header, TEXT or JSON. Another format is not answered."""
+    """Return the `endpoint-load-metrics` header for load balancers that send `endpoint-load-metrics-format` (RT-06).
+
+    The value is an Open Request Cost Aggregation report in TEXT or JSON format. Other formats are ignored.
+    """
     wanted = request.headers.get("endpoint-load-metrics-format", "").strip().upper()
     if wanted not in ("TEXT", "JSON"):
         return {}
@@ -282,16 +289,14 @@ def load_header(service: Service, request: Request) -> dict[str, str]:
 
 @dataclass
 class Usage:
-    """Token counts of a request so far. Of the prompt `cached` came from the prefix cache, and `written` went into it
-    for requests to come. `details` follows the compat profile; `reasoning` None: no reasoning is
-    read."""
+    """Token counts of a request so far."""
 
     prompt: int
-    details: bool
+    details: bool  # include details; depends on the compat profile
     completion: int = 0
-    cached: int = 0
-    written: int = 0
-    reasoning: int | None = None
+    cached: int = 0  # prompt tokens that were read from the prefix cache
+    written: int = 0  # prompt tokens that were written to the prefix cache
+    reasoning: int | None = None  # None: the model's reasoning is not parsed
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -311,12 +316,12 @@ class Usage:
 
 @dataclass(frozen=True)
 class UsageWish:
-    """Which chunks of a stream carry usage."""
+    """Selects the chunks of a stream that carry usage."""
 
     final: bool
     every: bool
     nulls: bool = False
-    """The chunks before the final one have `usage: null`, as those of the OpenAI service do."""
+    """Chunks before the final one have `usage: null`, as in the OpenAI service."""
 
 
 def usage_wish(body: GenerationRequest, compat: str) -> UsageWish:
@@ -327,7 +332,7 @@ def usage_wish(body: GenerationRequest, compat: str) -> UsageWish:
 
 
 def finite(logprob: float) -> float:
-    """A logprob that JSON can hold."""
+    """Clamp a logprob to a value that JSON can represent."""
     return max(LEAST_LOGPROB, logprob)
 
 
@@ -338,7 +343,10 @@ def token_name(token: int, text: str, as_id: bool) -> str:
 def prompt_logprobs(
     entries: Sequence[Logprob | None] | None, count: int, tokenizer: Any, ids: Sequence[int]
 ) -> list[dict[str, Any] | None] | None:
-    """`{id: {logprob, rank, decoded_token}}` a position, the token itself first; null for the first token."""
+    """Return `{id: {logprob, rank, decoded_token}}` per position, the actual token first.
+
+    The first position is null.
+    """
     if entries is None:
         return None
     strings = TokenText(tokenizer)
@@ -362,7 +370,7 @@ def prompt_logprobs(
 
 
 def describe_error(service: Service, request: Request) -> Callable[[Exception], dict[str, Any]]:
-    """The error record of a stream; what is unexpected goes to the log with its traceback."""
+    """Return a function that builds the error record of a stream and logs unexpected errors with their traceback."""
     subject = request.state.subject
 
     def describe(error: Exception) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every route works with: one value in the app's state."""
+"""Service object in the app's state, shared by all routes."""
 
 import logging
 import time
@@ -31,11 +31,10 @@ DRAIN_RETRY_AFTER_S = 5
 
 
 class Service:
-    """The served model: its configuration, text side, router, metrics, log and the ledger of durable replies, if there
-    is one. `open_requests` counts those that hold the service, streams included. SIGTERM sets `draining`, and `closed`
-    from when on new requests are refused; the launcher sets `parked`, once. `shelved`: a ledger that takes no new
-    replies; `stored_responses`: the ledger of stored responses, if there is one. What a reload changes (server/live.py)
-    is read here anew by each request."""
+    """The served model: its configuration, tokenizer and template, router, metrics, log and reply stores.
+
+    A reload changes some attributes (server/live.py), so each request reads them again.
+    """
 
     def __init__(
         self,
@@ -52,32 +51,32 @@ class Service:
         self.router = router
         self.metrics = metrics
         self.log = log
-        self.ledger = ledger
+        self.ledger = ledger  # store of durable replies, if enabled
         self.grammars = Grammars(metrics.grammar_checked)
         self.unknown_fields = UnknownFields(logging.getLogger(__name__).warning)
         self.tasks = config.tasks
-        self.open_requests = 0
-        self.draining = False
-        self.closed = False
-        self.shelved: Ledger | None = None
+        self.open_requests = 0  # requests in progress, including streams
+        self.draining = False  # set by SIGTERM
+        self.closed = False  # new requests are rejected
+        self.shelved: Ledger | None = None  # a store that accepts no new replies
         self.allowances = allowances or Allowances()
         self.certificate = certificate
-        self.stored_responses: Ledger | None = None
+        self.stored_responses: Ledger | None = None  # store of responses, if enabled
         self.history = History()
         self.set_keys(keys)
-        self.parked: Parked | None = None
+        self.parked: Parked | None = None  # set once by the launcher, when the appliance halts
         self.started_s = time.time()
         self._text: Text | None = None
 
     def set_keys(self, keys: Sequence[ApiKey]) -> None:
-        """The API keys that are let in, with what the configuration allows each; none: everybody is."""
+        """Set the accepted API keys and their limits from the configuration. Without keys, every client is accepted."""
         self.keys = tuple(keys)
         config = self.config
         self.metrics.tell_keys({key.shown for key in keys})
         self.allowances.allow(keys, config.key_requests_per_minute, config.key_tokens_per_minute, now())
 
     def share(self, owner: str) -> float:
-        """Of the engine, for requests of a key that may be gone."""
+        """Return an owner's share of the engine, also for a key that may have been removed."""
         return next((key.share for key in self.keys if key.owner == owner), 1.0)
 
     def set_text(self, text: "Text") -> None:
@@ -89,14 +88,17 @@ class Service:
 
     @property
     def text(self) -> "Text":
-        """Tokenizer and template. Raises Unavailable while they are read from the checkpoint."""
+        """Tokenizer and template. Raises Unavailable while they are being loaded from the checkpoint."""
         if self._text is None:
             self.router.refuse_if_parked()
             raise Unavailable("The service is starting: the tokenizer is being loaded.", 1)
         return self._text
 
     async def check_grammar(self, grammar: Grammar, param: str) -> None:
-        """Raises RequestError for a grammar that cannot be compiled within the limits; `param` is who brought it."""
+        """Raise RequestError if a grammar cannot be compiled within the limits.
+
+        `param` is the request field with the grammar.
+        """
         config = self.config
         bounds = Bounds(config.grammar_bytes, config.grammar_time_s, config.grammar_memory_bytes)
         await self.grammars.check(grammar, bounds, param)
@@ -111,16 +113,19 @@ class Service:
 
     @property
     def serves(self) -> bool:
-        """Whether a request that arrives now can be answered."""
+        """A request that arrives now can be answered."""
         return self.healthy and not self.draining
 
     @property
     def healthy(self) -> bool:
-        """The same, whether or not the service is draining."""
+        """The model can answer requests, whether or not the service is draining."""
         return self.has_text and self.router.answers
 
     def model_name(self, requested: str | None) -> str:
-        """The canonical name of the requested model; none means the served one. Raises NotFound (ER-04, ER-05)."""
+        """Return the canonical name of the requested model, by default of the served one.
+
+        Raise NotFound (ER-04, ER-05).
+        """
         names = self.config.names
         if requested and requested not in names:
             aliases = ", ".join(names)

@@ -1,4 +1,4 @@
-"""Server-sent events: records, comments that keep proxies awake, and a response that ends with its client."""
+"""Server-sent events: records, keep-alive comments, and a response that ends when its client disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -13,12 +13,12 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
-# Clients that split lines as str.splitlines does would cut a record at these; inside JSON they only occur in strings.
+# Clients that split lines like str.splitlines would cut a record at these. In JSON they only occur in strings.
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
 def line(value: Any) -> bytes:
-    """A JSON value as one line for every splitter of lines."""
+    """Return a JSON value as one line, for every definition of a line end."""
     body = orjson.dumps(value)
     if body.isascii():
         return body
@@ -29,7 +29,7 @@ def line(value: Any) -> bytes:
 
 
 def record(value: Any, event_id: str = "") -> bytes:
-    """One `data:` record of a JSON value, with the id of its event if it has one."""
+    """Return one `data:` record of a JSON value, with an event ID if there is one."""
     return _named(event_id, b"data: " + line(value) + b"\n\n")
 
 
@@ -38,42 +38,46 @@ def _named(event_id: str, data: bytes) -> bytes:
 
 
 class Envelope:
-    """Records of one JSON object each that begin alike: `fields`, then a list `name` of one item, then what else an
-    item comes with. What is the same in all of them is rendered once."""
+    """Renderer of records that have the same first fields.
+
+    Each record is one JSON object: `fields`, then a list `name` with one item, then the item's extra fields. The
+    constant part is rendered once.
+    """
 
     def __init__(self, fields: Mapping[str, Any], name: str) -> None:
         self._opening = b"data: " + line({**fields, name: []}).removesuffix(b"]}")
 
     def record(self, item: Any, more: Mapping[str, Any], event_id: str = "") -> bytes:
-        """The record of `{**fields, name: [item], **more}`."""
+        """Return the record of `{**fields, name: [item], **more}`."""
         closing = b"]," + line(more)[1:] if more else b"]}"
         data = self._opening + line(item) + closing + b"\n\n"
         return _named(event_id, data) if event_id else data
 
 
 def named_record(name: str, value: Any, event_id: str = "") -> bytes:
-    """The same with the name of its event."""
+    """Return a record with an event name."""
     return b"event: " + name.encode() + b"\n" + record(value, event_id)
 
 
 async def guarded(
     records: AsyncIterator[bytes], describe: Callable[[Exception], dict[str, Any]]
 ) -> AsyncIterator[bytes]:
-    """The records and the terminator. After the first byte an error can only be a record of its own (ER-17)."""
+    """Yield the records and the terminator. After the first byte, an error can only be sent as a record (ER-17)."""
     try:
         async for each in records:
             yield each
-    except Exception as error:  # the one border of a stream: whatever fails is told and ends it
+    except Exception as error:  # outermost handler of the stream: report any failure and end the stream
         yield record(describe(error))
     yield DONE
 
 
 class EventStream(StreamingResponse):
-    """Streams records while `work` is entered; a client that closes the connection ends both at once (ER-16). After
-    each pause of `pause_s` seconds without a record it sends a sign of life; 0 sends none.
+    """Streams records while `work` is entered. A client that disconnects ends both (ER-16).
 
-    Middleware sees the start of the reply; records go past it, by the `send_body` of the request's state if there is
-    one (middleware.RequestFrame): six layers that only look at starts cost as much as making a record."""
+    After each pause of `pause_s` seconds without a record it sends a keep-alive; 0 disables that. Middleware sees only
+    the start of the reply. Records bypass it through `send_body` in the request's state, if present
+    (middleware.RequestFrame): six layers that only inspect the start would cost as much as building a record.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class EventStream(StreamingResponse):
         await start({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         clock = asyncio.get_running_loop().time
         self._sent_s = clock()
-        # One timer beside the stream: a wait with a time limit for each record would cost as much as the record.
+        # One timer for the stream: a timeout for each record would cost as much as the record.
         awake = asyncio.ensure_future(self._keep_awake(send)) if self._pause_s else None
         try:
             async for each in self.body_iterator:

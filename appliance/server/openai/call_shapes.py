@@ -1,5 +1,7 @@
-"""Calls in replies of chat completions, of functions and of custom tools: `start` and `piece` give members of streamed
-deltas (a piece may add nothing), `whole` all of the call."""
+"""JSON of function and custom tool calls in chat completion replies.
+
+`start` and `piece` return members of streamed deltas (a piece may be empty), `whole` returns the complete call.
+"""
 
 from dataclasses import dataclass, field
 from io import StringIO
@@ -51,7 +53,7 @@ class CustomCall:
 
 
 def joined(first: Fields, more: Fields) -> Fields:
-    """The beginning of a call, or a piece of it, with the next piece of the same delta."""
+    """Merge the next piece of a call into its start, or into an earlier piece of the same delta."""
     for kind, member in (("function", "arguments"), ("custom", "input")):
         if kind in more:
             value = first[kind]

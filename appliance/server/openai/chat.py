@@ -49,7 +49,10 @@ def _token_fields(token: int, text: str, value: float, as_id: bool) -> dict[str,
 
 
 def _logprobs(tokens: Sequence[Scored], count: int, as_ids: bool) -> dict[str, Any]:
-    """The chat form: the true most likely `count` tokens beside each token, whether it is among them or not."""
+    """Return logprobs in the chat format.
+
+    Each token has the `count` most likely tokens, whether or not it is one of them.
+    """
     content = []
     for token in tokens:
         top = token.top if count < 0 else token.top[:count]
@@ -60,19 +63,19 @@ def _logprobs(tokens: Sequence[Scored], count: int, as_ids: bool) -> dict[str, A
 
 @dataclass
 class Message:
-    """What the events of one choice come to: the whole message and, by `delta`, what each step adds to it."""
+    """Message of one choice, built from parser events. `delta` returns the part that each step adds."""
 
     include_reasoning: bool
-    name: str = ""  # what its calls are named after
+    name: str = ""  # prefix from which call IDs are derived
     content: StringIO = field(default_factory=StringIO)  # a str would be copied for each token
     reasoning: StringIO = field(default_factory=StringIO)
     calls: dict[int, FunctionCall | CustomCall] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
     tools: ToolUse = ToolUse("none")
-    twice: bool = False  # reasoning also as `reasoning_content`, which some clients alone read
+    twice: bool = False  # also send reasoning as `reasoning_content`, the only field that some clients read
 
     def delta(self, events: list[Event]) -> dict[str, Any]:
-        """The events as a streamed delta; of a call that proves broken nothing more is sent."""
+        """Return the events as a streamed delta. Nothing more is sent of a call that turns out to be malformed."""
         delta: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
         for event in events:
@@ -125,7 +128,7 @@ class Message:
 
 
 class Writer:
-    """One choice on its way out."""
+    """Builds the output of one choice."""
 
     def __init__(
         self, index: int, body: ChatRequest, tokenizer: Tokenizer, plan: ChatPlan, name: str, *, twice: bool
@@ -137,7 +140,7 @@ class Writer:
         self.message = Message(body.include_reasoning, name, tools=plan.tools, twice=twice)
         self.message.content.write(plan.echo)
         self._is_text = plan.output_format.markers() == ()
-        # What is hidden as text must not be readable from logprobs and ids.
+        # Hidden reasoning text must not be readable from logprobs and token IDs.
         shows_tokens = body.include_reasoning or plan.output_format.reasoning is None
         self._scores = bool(body.logprobs) and shows_tokens
         self._tells_ids = bool(body.return_token_ids) and shows_tokens
@@ -150,7 +153,7 @@ class Writer:
         return self.state.choice.tokens
 
     def take(self, delta: Delta) -> dict[str, Any]:
-        """The streamed choice of what a delta adds; the whole is kept beside."""
+        """Return the streamed choice for a delta and add it to the complete message."""
         taken = self.last = self.state.take(delta)
         piece = taken.piece
         added = self.message.delta(taken.events)
@@ -171,7 +174,10 @@ class Writer:
         return fields
 
     def finish_reason(self, *, streamed: bool = True) -> str | None:
-        """A call that a stream showed counts there even if it proved broken."""
+        """Return the finish reason.
+
+        In a stream, malformed calls count too, because the client has already seen them.
+        """
         finish = self.last.piece.finish if self.last else None
         calls = self.message.calls.keys() if streamed else self.message.calls.keys() - self.message.broken
         if finish != "stop" or not calls or self.plan.tools.mode == "named":
@@ -193,7 +199,7 @@ class Writer:
 
 
 class ChatReply:
-    """One request under way: its choices, their race, the usage so far."""
+    """One running request: its choices, their merged stream and the usage so far."""
 
     def __init__(
         self,
@@ -221,7 +227,7 @@ class ChatReply:
         self._envelope = self.head.envelope()
 
     def _take(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What a delta adds, as a streamed choice."""
+        """Return a delta as a streamed choice."""
         writer = self.writers[index]
         self._ending_log.take(delta)
         choice = writer.take(delta)
@@ -236,7 +242,7 @@ class ChatReply:
         return choice
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """What each delta adds, in the order in which they come."""
+        """Yield the streamed choice for each delta, in order of arrival."""
         with counted(self.race, self._count):
             async for index, delta in self.race.deltas():
                 yield self._take(index, delta)
@@ -284,7 +290,10 @@ class ChatReply:
             yield record(fields, self.race.event_id(usage=True))
 
     def _openings(self) -> list[dict[str, Any]]:
-        """Roles of all choices in order, then what they repeat: clients keep choices in a list by order of arrival."""
+        """Return the role chunks of all choices in order, followed by the echoed text.
+
+        Clients store choices in a list in order of arrival.
+        """
         closed = {"logprobs": None, "finish_reason": None}
         roles = [
             {"index": index, "delta": {"role": self.plan.role, "content": ""}, **closed}

@@ -42,14 +42,17 @@ router = APIRouter()
 
 @dataclass
 class LogprobLists:
-    """The four parallel lists of the completions API; `offset` goes on from chunk to chunk."""
+    """The four parallel logprob lists of the completions API. `offset` continues across chunks."""
 
     count: int
     as_ids: bool
     offset: int = 0
 
     def of(self, tokens: Sequence[Scored | str]) -> dict[str, Any]:
-        """Lists of these tokens; a bare string is a token without a score, the prompt's first."""
+        """Return the lists for these tokens.
+
+        A bare string is a token without a logprob, such as the first prompt token.
+        """
         lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token in tokens:
             name = token if isinstance(token, str) else token_name(token.token, token.text, self.as_ids)
@@ -61,7 +64,10 @@ class LogprobLists:
         return lists
 
     def _top(self, token: Scored) -> dict[str, float]:
-        """The token and the most likely ones: tokens of equal text (fragments of characters) are told apart by id."""
+        """Return the token and the most likely ones.
+
+        Tokens with equal text (partial characters) are distinguished by ID.
+        """
         kept = token.top if self.count < 0 else token.top[: self.count]
         top: dict[str, float] = {}
         for each, text, value in [
@@ -75,7 +81,7 @@ class LogprobLists:
 
 @dataclass
 class Writer:
-    """One choice on its way out: `take` gives what a delta adds, as a choice of the reply."""
+    """Builds the output of one choice. `take` returns a delta as a choice of the reply."""
 
     index: int
     body: CompletionRequest
@@ -115,7 +121,7 @@ class Writer:
         return fields
 
     def _once(self, piece: Piece) -> dict[str, Any]:
-        """What the first chunk alone carries."""
+        """Return the fields that only the first chunk carries."""
         fields: dict[str, Any] = {}
         if self.body.return_token_ids:
             fields["prompt_token_ids"] = list(self.prompt.ids)
@@ -140,7 +146,7 @@ class Writer:
 
 
 class Completion:
-    """One request under way: its choices, their race, the usage so far."""
+    """One running request: its choices, their merged stream and the usage so far."""
 
     def __init__(
         self,
@@ -166,7 +172,7 @@ class Completion:
         self._envelope = self.head.envelope()
 
     def _take(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What a delta adds, as a choice."""
+        """Return a delta as a streamed choice."""
         writer = self.writers[index]
         self._ending_log.take(delta)
         choice = writer.take(delta)
@@ -181,7 +187,7 @@ class Completion:
         self._ending_log.log([each.choice for each in self.writers])
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """What each delta adds, in the order in which they come."""
+        """Yield the streamed choice for each delta, in order of arrival."""
         with counted(self.race, self._count):
             async for index, delta in self.race.deltas():
                 yield self._take(index, delta)
@@ -205,7 +211,7 @@ class Completion:
         return self.usage.final()
 
     def _first_of_prompts(self) -> list[Writer]:
-        """One choice a prompt: prompt tokens, so cached ones too, are counted once for n choices."""
+        """Return one choice per prompt, so that (cached) prompt tokens are counted once for n choices."""
         return self.writers[:: self.body.n or 1]
 
     async def records(self, wish: UsageWish) -> AsyncIterator[bytes]:
@@ -236,7 +242,7 @@ class Completion:
 
 
 def _joined(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """A whole choice of what its deltas added."""
+    """Join the streamed parts of a choice to the complete choice."""
     whole: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "prompt_logprobs": None, "stop_reason": None}
     for part in parts:
         whole["text"] += part["text"]

@@ -1,4 +1,4 @@
-"""POST /generative_scoring: how likely labels are to follow each of several items."""
+"""POST /generative_scoring: probabilities of labels as the next token of each of several items."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ router = APIRouter()
 
 
 async def _read(service: Service, request: Request, plan: Plan) -> tuple[list[tuple[float, ...]], list[Timing]]:
-    """Of each prompt the log probabilities of its labels, and what it took."""
+    """Return the log probabilities of the labels for each prompt, and the timings."""
     submits = tuple(submit for prompt in plan.prompts for submit in prompt.submits)
     found: dict[int, tuple[float, ...]] = {}
     timings: list[Timing] = []

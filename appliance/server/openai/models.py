@@ -1,5 +1,7 @@
-"""/v1/models and /v1/models/{id}: the served names, canonical first. Who says anthropic-version gets the fields of both
-APIs."""
+"""/v1/models and /v1/models/{id}: the served names, the canonical one first.
+
+Requests with an anthropic-version header get the fields of both APIs.
+"""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -55,7 +57,7 @@ async def list_models(request: Request) -> JSONResponse:
 
 @router.get("/v1/models/{name:path}")
 async def retrieve_model(request: Request, name: str) -> JSONResponse:
-    """One model; a name with slashes may come URL-encoded or as it is."""
+    """Return one model. Slashes in the name may be URL-encoded."""
     service = service_of(request)
     if name not in service.config.names:
         aliases = ", ".join(service.config.names)

@@ -1,1 +1,1 @@
-"""Prompts that are pooled: what goes to the engine, and what is made of its numbers."""
+"""Pooling requests: their prompts for the engine, and the processing of the pooled vectors."""

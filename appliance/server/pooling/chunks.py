@@ -1,4 +1,4 @@
-"""Means of vectors: of the tokens of a part (late chunking), and of the pieces of a text longer than a window."""
+"""Averaging of vectors: over chunks of tokens (late chunking), and over the pieces of a text longer than the window."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from engine.api.messages import Pooled
 
 
 def averaged(pooled: Pooled, *, size: int, unit: bool) -> Pooled:
-    """The mean of every `size` rows, the last of as many as are left; of unit length if it is wanted."""
+    """Return the mean of every `size` rows (fewer in the last chunk), of unit length if `unit`."""
     import numpy as np
 
     rows = np.frombuffer(pooled.values, "<f4").reshape(pooled.shape).astype(np.float64)
@@ -16,7 +16,7 @@ def averaged(pooled: Pooled, *, size: int, unit: bool) -> Pooled:
 
 
 def weighted(vectors: Sequence[Pooled], weights: Sequence[int], *, unit: bool) -> Pooled:
-    """The mean of vectors, each as often as its weight says."""
+    """Return the weighted mean of vectors, of unit length if `unit`."""
     if len(vectors) == 1:
         return vectors[0]
     import numpy as np

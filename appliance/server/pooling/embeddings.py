@@ -36,8 +36,11 @@ def _written(pooled: Pooled, body: Encoded) -> Any:
 def encoded_reply(
     service: Service, request: Request, outcome: Outcome[PoolPlan], body: Encoded, names: tuple[str, str, str]
 ) -> Response:
-    """`names`: the prefix of the id, the kind of an entry, its field of numbers. Bytes come one input after the other,
-    and a header says where each is."""
+    """Return the HTTP response for pooled vectors.
+
+    `names` are the prefix of the ID, the kind of an entry and its field of numbers. Binary formats concatenate all
+    inputs, and a header gives the range of each.
+    """
     prefix, kind, field = names
     head, usage = outcome.head(prefix, service), outcome.usage_fields()
     if body.encoding_format in ("float", "base64"):
@@ -53,7 +56,7 @@ def encoded_reply(
 
 
 def _places(outcome: Outcome[PoolPlan], parts: list[bytes], body: Encoded) -> list[dict[str, Any]]:
-    """Where each input's numbers lie in the bytes, from `start` to before `end`."""
+    """Return the byte range of each input's numbers, from `start` to before `end`."""
     places: list[dict[str, Any]] = []
     start = 0
     for index, (pooled, part) in enumerate(zip(outcome.results, parts, strict=True)):
@@ -75,7 +78,7 @@ def _plan_embeddings(body: EmbeddingRequest, served: Served) -> PoolPlan:
         )
     task: PoolingTask = "embed" if "embed" in config.tasks and not chunks else "token_embed"
     dimensions = cut_dimensions(body.dimensions, config)
-    # Means of vectors are made of their plain numbers, and get unit length afterwards.
+    # Means are computed from plain vectors and normalised afterwards.
     activate = False if chunks else body.use_activation
     return plan_prompts(body, Pooling(task, dimensions, activate), served)
 
@@ -121,7 +124,10 @@ async def pool_prompts(request: Request) -> Response:
 
 
 def _plan_classes(body: ClassifyRequest, served: Served) -> PoolPlan:
-    """Raises RequestError for an empty text, too: its label would be that of the special tokens alone."""
+    """Return the parsed request.
+
+    Raise RequestError for an empty text: its label would come from special tokens only.
+    """
     texts = body.input if isinstance(body.input, list) else [body.input]
     for index, text in enumerate(texts):
         with naming("input", index, len(texts)):

@@ -1,4 +1,4 @@
-"""Texts that a model wants in front of others: by the name that its checkpoint gives them, or Cohere's API."""
+"""Prompt prefixes by input type, with the names from the checkpoint or from Cohere's API."""
 
 from appliance.config.gateway import PooledModel
 from engine.api.errors import RequestError
@@ -19,7 +19,10 @@ def _found(model: PooledModel, name: str) -> str | None:
 
 
 def lead(model: PooledModel, input_type: str | None, field: str) -> str:
-    """What goes before a text of this type; without one, what the model says. Raises RequestError naming the types."""
+    """Return the prefix for an input type, or the model's default prefix without one.
+
+    Raise RequestError that lists the known types.
+    """
     if input_type is None:
         return model.prompts.get(model.default_prompt, "")
     text = _found(model, input_type)
@@ -31,6 +34,6 @@ def lead(model: PooledModel, input_type: str | None, field: str) -> str:
 
 
 def side_lead(model: PooledModel, side: str) -> str:
-    """What goes before the `query` or the `document` of a pair whose vectors are compared."""
+    """Return the prefix for the `query` or the `document` of a pair whose vectors are compared."""
     text = _found(model, side)
     return model.prompts.get(model.default_prompt, "") if text is None else text

@@ -1,6 +1,6 @@
-"""Late interaction: how a query and a document become prompts, and which of a document's vectors are compared.
+"""Late interaction: prompts of queries and documents, and the document vectors that are compared.
 
-A marker goes behind the first token, so that the model knows which of both it reads. Source: pylate/models/colbert.py.
+A marker after the first token tells the model if it reads a query or a document. Source: pylate/models/colbert.py.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,10 @@ _NAMES |= dict.fromkeys(("document", "search_document", "passage"), "document")
 
 
 def side_of(input_type: str | None) -> Side:
-    """Raises RequestError: without its kind a text would be compared with the wrong vectors."""
+    """Return the side for an input type.
+
+    Raise RequestError without a valid one, since the wrong vectors would be compared.
+    """
     if input_type is None or input_type not in _NAMES:
         given = "is missing" if input_type is None else f"is {input_type!r}"
         raise RequestError(
@@ -32,7 +35,7 @@ def side_of(input_type: str | None) -> Side:
 def late_ids(
     text: str, side: Side, late: LateReading, served: Served, *, keep: int | None, cut: Literal["left", "right"]
 ) -> list[int]:
-    """The ids of a text, cut to what the model was trained with, and to `keep` tokens if that is less."""
+    """Return the token IDs of a text, cut to the model's trained length, and to `keep` tokens if that is less."""
     tokenizer, at = served.text.tokenizer, SIDES.index(side)
     marker, longest = late.markers[at], min(late.lengths[at], served.config.max_context)
     most = longest if keep is None else min(keep, longest)
@@ -52,7 +55,7 @@ def _id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def compared(pooled: Pooled, ids: Sequence[int], late: LateReading, tokenizer: Tokenizer) -> Pooled:
-    """The vectors of a document that count: all but those of tokens that are skipped."""
+    """Return the vectors of a document without those of skipped tokens."""
     import numpy as np
 
     skipped = {tokenizer.convert_tokens_to_ids(word) for word in late.skipped}

@@ -1,4 +1,4 @@
-"""Pairs of texts: which are compared with which, and the prompt of a pair that the model reads as one."""
+"""Pairs of texts: selection of the pairs to compare, and prompts for models that read a pair at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from appliance.server.pooling.plan import Pooled, Terms, check_count, facts, nam
 from appliance.server.schema.scoring import Parts, RerankRequest, ScoreRequest, ScoringFields, Side
 from engine.api.errors import RequestError
 
-# The words that Qwen's rerankers were trained with (their model card); the answer's logits are what is pooled.
+# Prompt text with which Qwen's rerankers were trained (see their model card). The logits of the answer are pooled.
 RERANKER_BEGIN = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -22,7 +22,7 @@ RERANKER_TASK = "Given a web search query, retrieve relevant passages that answe
 
 @dataclass(frozen=True)
 class Names:
-    """What the client calls the two sides."""
+    """The client's field names of the two sides."""
 
     first: str
     second: str
@@ -30,7 +30,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The texts of both sides, and which are compared: (place on the first side, place on the second)."""
+    """The texts of both sides, and the pairs to compare as (index on the first side, index on the second side)."""
 
     names: Names
     first: tuple[str, ...]
@@ -39,7 +39,7 @@ class Comparison:
 
 
 def comparison(body: ScoreRequest | RerankRequest, served: Served) -> Comparison:
-    """1:1, 1:N or N:N. Raises RequestError for other counts, and for what is no text."""
+    """Return the 1:1, 1:N or N:N pairs of a request. Raise RequestError for other counts and for non-text input."""
     if isinstance(body, RerankRequest):
         names, left, right = Names("query", "documents"), body.query, list(body.documents)
     else:
@@ -81,7 +81,7 @@ def _text(side: Side, name: str) -> str:
 
 
 def most_tokens(body: ScoringFields, served: Served) -> tuple[int | None, int | None]:
-    """How much of either side is read; None: all."""
+    """Return the token limits of both sides. None means no limit."""
     window, limits = served.config.max_context, []
     for field in ("max_tokens_per_query", "max_tokens_per_doc"):
         given = getattr(body, field)
@@ -94,7 +94,7 @@ def most_tokens(body: ScoringFields, served: Served) -> tuple[int | None, int | 
 
 
 def joined(compared: Comparison, body: ScoringFields, conditions: Terms, served: Served) -> list[Pooled]:
-    """Each pair as one prompt, by the form that the model was trained with."""
+    """Return one prompt per pair, in the format with which the model was trained."""
     form = {"tokenizer": _by_tokenizer, "template": _by_template, "reranker": _by_reranker}[facts(served.config).pairs]
     most = most_tokens(body, served)
     prompts = []
@@ -111,14 +111,14 @@ Limits = tuple[int | None, int | None]
 def _by_tokenizer(
     texts: tuple[str, str], most: Limits, body: ScoringFields, conditions: Terms, served: Served
 ) -> Pooled:
-    """The tokenizer's own way, with the token types that it gives."""
+    """Build the prompt with the tokenizer's own pair format and its token types."""
     tokenizer = served.text.tokenizer
     ids, types = tokenizer.encode_pair(*texts, limit=conditions.keep, most=most, side=conditions.side)
     return Pooled(whole(ids, "documents", served).ids, _segments(types))
 
 
 def _segments(types: Sequence[int]) -> tuple[int, ...]:
-    """How many tokens each type has, which come one after the other; empty where there is one type."""
+    """Return the number of tokens of each type in order, or () if there is only one type."""
     counts = [types.count(kind) for kind in range(max(types, default=0) + 1)]
     return tuple(counts) if len(counts) > 1 else ()
 
@@ -126,7 +126,10 @@ def _segments(types: Sequence[int]) -> tuple[int, ...]:
 def _by_template(
     texts: tuple[str, str], most: Limits, body: ScoringFields, conditions: Terms, served: Served
 ) -> Pooled:
-    """The checkpoint's template: it sees messages of the roles query and document, and both as variables."""
+    """Build the prompt with the checkpoint's template.
+
+    The template gets messages of the roles query and document, and both texts as variables.
+    """
     template = _pair_template(served)
     query, document = (shortened(text, count, conditions, served) for text, count in zip(texts, most, strict=True))
     variables = {"query": query, "document": document, **(body.chat_template_kwargs or {})}
@@ -154,7 +157,7 @@ def _pair_template(served: Served) -> ChatTemplate:
 
 
 def shortened(text: str, most: int | None, conditions: Terms, served: Served) -> str:
-    """The text of its first (or last) tokens."""
+    """Return the text of the first (or last) `most` tokens."""
     tokenizer = served.text.tokenizer
     if most is None:
         return text
@@ -167,7 +170,7 @@ def shortened(text: str, most: int | None, conditions: Terms, served: Served) ->
 def _by_reranker(
     texts: tuple[str, str], most: Limits, body: ScoringFields, conditions: Terms, served: Served
 ) -> Pooled:
-    """Instruction, query and document between a fixed begin and end, which are never cut."""
+    """Build the prompt from instruction, query and document, between a fixed prefix and suffix that are never cut."""
     tokenizer = served.text.tokenizer
     query, document = (shortened(text, count, conditions, served) for text, count in zip(texts, most, strict=True))
     instruction = RERANKER_TASK if body.instruction is None else body.instruction

@@ -1,4 +1,4 @@
-"""A validated body to `Submit`s that pool: pure, no I/O."""
+"""Conversion of a validated body to pooling `Submit`s, without I/O."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ CutSide = Literal["left", "right"]
 
 @dataclass(frozen=True)
 class Pooled:
-    """One prompt as it goes to the engine. `segments` are the tokens of each token type."""
+    """One prompt for the engine. `segments` are the token counts of each token type."""
 
     ids: tuple[int, ...]
     segments: tuple[int, ...] = ()
@@ -33,30 +33,30 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for all sequences of a request, however its route spells it."""
+    """Options of all sequences of a request, independent of the field names of its route."""
 
-    keep: int | None  # tokens of a prompt; None: as many as it has
+    keep: int | None  # maximum tokens of a prompt; None: no limit
     side: CutSide
     priority: int
     salt: str
     deadlines: tuple[float | None, float | None]
-    name: str  # of the request: part of the sequences' ids
+    name: str  # of the request: part of the sequence IDs
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """A request as it will run. `tokens` of all prompts together are its usage. `parts`: how many sequences each input
-    is, where not all are one; then `unit` says whether the mean of their vectors gets unit length. `keeps` takes away
-    the vectors of tokens that do not count, by the ids of their prompt."""
+    """A parsed pooling request."""
 
     submits: tuple[Submit, ...]
-    tokens: int
+    tokens: int  # total tokens of all prompts, reported as usage
+    # number of sequences per input, if an input can have several
     parts: tuple[int, ...] = field(default=(), kw_only=True)
-    unit: bool = field(default=False, kw_only=True)
+    unit: bool = field(default=False, kw_only=True)  # normalise the mean of an input's vectors
+    # drops vectors of skipped tokens, given the token IDs of the prompt
     keeps: Callable[[Numbers, Sequence[int]], Numbers] | None = field(default=None, kw_only=True)
 
     def joined(self, results: Sequence[Numbers]) -> tuple[Numbers, ...]:
-        """One result for each input."""
+        """Return one result per input."""
         if self.keeps is not None:
             return tuple(self.keeps(each, one.prompt) for each, one in zip(results, self.submits, strict=True))
         starts = accumulate(self.parts, initial=0)
@@ -69,7 +69,7 @@ class PoolPlan:
 
 @contextmanager
 def naming(field: str, index: int, count: int) -> Iterator[None]:
-    """Errors within are about one of `count` inputs: where there are several, they say which."""
+    """Prefix errors with the index of the input, if there are several inputs."""
     try:
         yield
     except RequestError as error:
@@ -83,7 +83,7 @@ def facts(config: GatewayConfig) -> PooledModel:
 
 
 def terms(body: PoolingFields, served: Served) -> Terms:
-    """Raises RequestError for what cannot be served."""
+    """Return the options of a request. Raise RequestError for unsupported ones."""
     if body.mm_processor_kwargs is not None:
         raise RequestError("mm_processor_kwargs is not possible: the model takes text only.", "mm_processor_kwargs")
     if body.padding == "max_length":
@@ -142,7 +142,7 @@ def check_count(count: int, field: str, config: GatewayConfig) -> None:
 
 
 def text_ids(text: str, conditions: Terms, served: Served, *, special: bool = True) -> list[int]:
-    """The ids of a text, cut as the request wants it."""
+    """Return the token IDs of a text, truncated as requested."""
     tokenizer = served.text.tokenizer
     if conditions.keep is not None:
         return tokenizer.encode_within(text, conditions.keep, side=conditions.side, add_special_tokens=special)
@@ -151,14 +151,14 @@ def text_ids(text: str, conditions: Terms, served: Served, *, special: bool = Tr
 
 
 def whole(ids: list[int], field: str, served: Served) -> Pooled:
-    """The prompt of these ids, all of which go into the window."""
+    """Return a prompt with all of these token IDs. Raise RequestError if they do not fit the window."""
     check_ids(ids, served.config, param=field)
     check_length(len(ids), served.config.max_context, param=field)
     return Pooled(tuple(ids))
 
 
 def pieces(ids: list[int], field: str, served: Served) -> list[Pooled]:
-    """The prompts of a text to embed: more than one where it is longer than a window and may be."""
+    """Return the prompts of a text to embed. A text longer than the window is split, if the model allows that."""
     window = served.config.max_context
     check_ids(ids, served.config, param=field)
     check_length(len(ids), max(window, facts(served.config).max_input), param=field)
@@ -166,7 +166,7 @@ def pieces(ids: list[int], field: str, served: Served) -> list[Pooled]:
 
 
 def read_prompts(body: PromptRequest, conditions: Terms, served: Served, *, cuts: bool = False) -> list[list[Pooled]]:
-    """The prompts of a body, in order: one for each input, or several if `cuts`."""
+    """Return the prompts of a body in order: one per input, or several if `cuts`."""
     field = "messages" if body.input is None else "input"
     inputs = _each(body)
     check_count(len(inputs), field, served.config)
@@ -191,7 +191,7 @@ def _late(given: Any, side: Side, late: LateReading, conditions: Terms, served: 
 
 
 def _each(body: PromptRequest) -> list[Any]:
-    """Inputs one by one: a text, ids, or a conversation."""
+    """Return the inputs one by one: texts, lists of token IDs or conversations."""
     given = body.messages if body.input is None else body.input
     several = given[0] if isinstance(given, list) and given else None
     if body.input is None:
@@ -215,7 +215,7 @@ def _ids(given: Any, prefix: str, body: PromptRequest, conditions: Terms, served
 
 
 def plan_prompts(body: PromptRequest, pooling: Pooling, served: Served) -> PoolPlan:
-    """Each prompt of the body pooled alike. Raises RequestError for what cannot be served."""
+    """Return the parsed request. Raise RequestError if it cannot be served."""
     conditions, late = terms(body, served), facts(served.config).late
     plan = planned(read_prompts(body, conditions, served, cuts=pooling.task == "embed"), pooling, conditions, served)
     if late is None or side_of(body.input_type) == "query":
@@ -224,7 +224,7 @@ def plan_prompts(body: PromptRequest, pooling: Pooling, served: Served) -> PoolP
 
 
 def planned(inputs: list[list[Pooled]], pooling: Pooling, conditions: Terms, served: Served) -> PoolPlan:
-    """The plan of inputs, each as one prompt or as several pieces."""
+    """Return the parsed request for inputs that consist of one prompt or several pieces each."""
     prompts = [prompt for parts in inputs for prompt in parts]
     unit = pooling.activate is not False and facts(served.config).activation == "normalize"
     tokens = sum(len(prompt.ids) for prompt in prompts)
@@ -233,7 +233,10 @@ def planned(inputs: list[list[Pooled]], pooling: Pooling, conditions: Terms, ser
 
 
 def cut_dimensions(asked: int | None, config: GatewayConfig, field: str = "dimensions") -> int | None:
-    """The length of a vector that a request may ask for. Raises RequestError saying which there are."""
+    """Return the vector length for a request, or None for the model's.
+
+    Raise RequestError that lists the possible lengths.
+    """
     if asked is None:
         return None
     model = facts(config)

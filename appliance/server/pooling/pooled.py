@@ -1,4 +1,4 @@
-"""What all routes that pool share: a plan's sequences to their numbers, usage, the reply's head."""
+"""Shared parts of all pooling routes: running the sequences, usage, and the head of the reply."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ TEXTS |= {"texts", "inputs", "images", "documents", "tools"}
 
 @dataclass(frozen=True)
 class Outcome(Generic[PlanT]):
-    """What became of a plan: numbers in the order of its sequences, and what the reply says about itself."""
+    """Result of a pooling request: vectors in the order of its sequences, usage and identification."""
 
     plan: PlanT
     results: tuple[Pooled, ...]
@@ -43,15 +43,17 @@ class Outcome(Generic[PlanT]):
         return replace(self, results=tuple(map(change, self.results)))
 
     def usage_fields(self) -> dict[str, Any]:
-        """Counts of tokens; details are null where the profile has none."""
+        """Return token counts. Details are null in profiles without them."""
         return {"prompt_tokens_details": None, **self.usage.final()}
 
 
 async def pool(
     service: Service, request: Request, body: BaseModel, kind: str, plan: Callable[[Served], PlanT]
 ) -> Outcome[PlanT]:
-    """Runs the plan of a request; who closes the connection ends all its sequences. `kind` names the route in the
-    log. Raises what a sequence raises, with the place of its input where there are several."""
+    """Run a pooling request. A client that disconnects cancels all of its sequences.
+
+    `kind` names the route in the log. Errors of a sequence name the index of its input if there are several.
+    """
     service.model_name(getattr(body, "model", None))
     asked = served(service, request, request.state.request_id)
     if service.config.log_requests:
@@ -72,7 +74,7 @@ async def pool(
 
 
 async def _gathered(race: Race, count: int) -> tuple[tuple[Pooled, ...], list[Timing]]:
-    """The numbers of each sequence, in order, and what they took."""
+    """Return the vectors of each sequence in order, and the timings."""
     results: dict[int, Pooled] = {}
     timings: list[Timing] = []
     async with race:
@@ -91,7 +93,7 @@ async def _gathered(race: Race, count: int) -> tuple[tuple[Pooled, ...], list[Ti
 
 
 def _placed(error: RequestError | EngineFailed, index: int | None, count: int) -> Exception:
-    """The error with the place of the input that it is about."""
+    """Prefix an error with the index of its input."""
     if index is None or count == 1:
         return error
     if isinstance(error, ApiError):
@@ -104,5 +106,5 @@ def as_json(service: Service, request: Request, reply: dict[str, Any]) -> Respon
 
 
 def numbered(kind: str, field: str, values: Sequence[Any]) -> list[dict[str, Any]]:
-    """The `data` of a reply: one object for each input."""
+    """Return the `data` of a reply: one object per input."""
     return [{"index": index, "object": kind, field: value} for index, value in enumerate(values)]

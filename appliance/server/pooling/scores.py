@@ -1,4 +1,4 @@
-"""How alike two pooled prompts are, and what a request for scores sends to the engine."""
+"""Similarity of pooled prompts, and parsing of score and rerank requests."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Vector = Sequence[float]
 
 
 def cosine(first: Vector, second: Vector) -> float:
-    """The cosine of the angle between two vectors; 0 with a vector that has no direction."""
+    """Return the cosine of the angle between two vectors, or 0 for a zero vector."""
     size = math.sqrt(_dot(first, first) * _dot(second, second))
     return _dot(first, second) / size if size else 0.0
 
@@ -43,13 +43,13 @@ def _manhattan(first: Vector, second: Vector) -> float:
 SIMILARITIES: dict[str, Callable[[Vector, Vector], float]] = {
     "cosine": cosine,
     "dot": _dot,
-    "euclidean": _euclidean,  # negative, so that more is closer for all of them
+    "euclidean": _euclidean,  # negative, so that larger values mean closer for all of them
     "manhattan": _manhattan,
 }
 
 
 def max_similarity(query: Pooled, document: Pooled) -> float:
-    """Late interaction: for each of the query's tokens the product with the closest of the document's, summed up."""
+    """Return the late interaction score: for each query token the maximum product with a document token, summed up."""
     import numpy as np
 
     left, right = (np.frombuffer(each.values, "<f4").reshape(each.shape) for each in (query, document))
@@ -58,15 +58,14 @@ def max_similarity(query: Pooled, document: Pooled) -> float:
 
 @dataclass(frozen=True)
 class ScorePlan(PoolPlan):
-    """`compared` says which texts are pairs. `vectors`: each text is a sequence, the first side's before the
-    second's; else each pair is one. `late`: which vectors of a document count."""
+    """A parsed score or rerank request."""
 
-    compared: Comparison
-    vectors: bool
-    late: Callable[[Pooled, Sequence[int]], Pooled] | None = None
+    compared: Comparison  # the texts and pairs
+    vectors: bool  # each text is one sequence (first side first), else each pair is one
+    late: Callable[[Pooled, Sequence[int]], Pooled] | None = None  # selects the document vectors that are compared
 
     def scores(self, results: Sequence[Pooled], config: GatewayConfig) -> list[float]:
-        """Of each pair, in order."""
+        """Return the score of each pair, in order."""
         if not self.vectors:
             return [floats(result)[0] for result in results]
         count = len(self.compared.first)
@@ -81,7 +80,7 @@ class ScorePlan(PoolPlan):
 
 
 def plan_scores(body: ScoreRequest | RerankRequest, served: Served) -> ScorePlan:
-    """Raises RequestError for what cannot be served."""
+    """Return the parsed request. Raise RequestError if it cannot be served."""
     conditions = terms(body, served)
     compared = comparison(body, served)
     vectors = facts(served.config).pairs == "none"
@@ -104,7 +103,7 @@ def plan_scores(body: ScoreRequest | RerankRequest, served: Served) -> ScorePlan
 
 
 def _sides(compared: Comparison, body: ScoringFields, conditions: Terms, served: Served) -> list[Prompt]:
-    """Each text of both sides as a prompt of its own, with what the model wants before a query or a document."""
+    """Return a prompt for each text of both sides, with the model's prefix for a query or a document."""
     prompts = []
     names, model = compared.names, facts(served.config)
     sides = ((names.first, compared.first, SIDES[0]), (names.second, compared.second, SIDES[1]))

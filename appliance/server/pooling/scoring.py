@@ -1,4 +1,4 @@
-"""POST /score and /rerank, in all their spellings (docs/pooling.md)."""
+"""POST /score and /rerank, under all of their paths (docs/pooling.md)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ router = APIRouter()
 
 
 async def _scores(service: Service, outcome: Outcome[ScorePlan]) -> list[float]:
-    """In a thread: there may be a thousand long texts of token vectors."""
+    """Compute the scores in a thread, since there may be a thousand long texts of token vectors."""
     return await asyncio.to_thread(outcome.plan.scores, outcome.results, service.config)
 
 
@@ -36,7 +36,7 @@ async def score(request: Request) -> Response:
 
 
 def _ranked(scores: Sequence[float], texts: Sequence[str], body: RerankRequest) -> list[dict[str, Any]]:
-    """The documents from the best on; equal ones in the order in which they came."""
+    """Return the documents by descending score. Equal ones keep their order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     return [
         {"index": index}

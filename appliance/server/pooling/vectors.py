@@ -1,5 +1,7 @@
-"""Pooled numbers as clients want them: lists of floats, or bytes of several types. numpy is loaded by those that need
-it alone: what clients ask for by default does without."""
+"""Formats of pooled vectors: lists of floats, or bytes of several types.
+
+numpy is imported only by the functions that need it; the default format works without it.
+"""
 
 import base64
 import sys
@@ -14,7 +16,7 @@ SIZES: dict[EmbedDtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_
 
 
 def floats(pooled: Pooled) -> list[float]:
-    """All numbers in a row, each exactly the float32 it was."""
+    """Return all numbers as a flat list, each exactly equal to its float32 value."""
     values = array("f")
     values.frombytes(pooled.values)
     if sys.byteorder == "big":
@@ -23,7 +25,7 @@ def floats(pooled: Pooled) -> list[float]:
 
 
 def nested(pooled: Pooled) -> list[Any]:
-    """The numbers in the shape that they have."""
+    """Return the numbers as nested lists in their shape."""
     values = floats(pooled)
     if len(pooled.shape) == 1:
         return values
@@ -32,8 +34,10 @@ def nested(pooled: Pooled) -> list[Any]:
 
 
 def encoded(pooled: Pooled, dtype: EmbedDtype, endianness: Endianness) -> bytes:
-    """The numbers as bytes of this type, rounded to the nearest, halves to even. What fp8_e4m3 cannot hold becomes
-    the largest that it can; of the others, infinity."""
+    """Return the numbers as bytes of a type, rounded to the nearest, ties to even.
+
+    Overflow in fp8_e4m3 becomes the largest value; in other types it becomes infinity.
+    """
     data = pooled.values if dtype == "float32" else _narrowed(pooled.values, dtype)
     order = sys.byteorder if endianness == "native" else endianness
     size = SIZES[dtype]
@@ -50,7 +54,7 @@ def base64_text(pooled: Pooled, dtype: EmbedDtype = "float32", endianness: Endia
 
 
 def _narrowed(values: bytes, dtype: EmbedDtype) -> bytes:
-    """Little-endian float32 to a narrower type, little-endian."""
+    """Convert little-endian float32 to a narrower little-endian type."""
     import numpy as np
 
     wide = np.frombuffer(values, "<f4")
@@ -66,8 +70,10 @@ def _narrowed(values: bytes, dtype: EmbedDtype) -> bytes:
 
 @lru_cache
 def _grid(dtype: EmbedDtype) -> Any:
-    """What the positive codes of an 8-bit type stand for, up to the first that is no number. A code is an exponent and
-    a mantissa, so that codes count up as their values do."""
+    """Return the values of the positive codes of an 8-bit type, up to the first code that is not a number.
+
+    A code is an exponent and a mantissa, so codes increase with their values.
+    """
     import numpy as np
 
     mantissa, bias, end = (3, 7, 0x7F) if dtype == "fp8_e4m3" else (2, 15, 0x7C)
@@ -77,8 +83,10 @@ def _grid(dtype: EmbedDtype) -> Any:
 
 
 def _fp8(wide: Any, dtype: EmbedDtype) -> Any:
-    """The codes nearest to float32 numbers. The first that is no number has its place on the grid: what is rounded to
-    it cannot be held."""
+    """Return the codes nearest to float32 numbers.
+
+    The first code that is not a number is part of the grid: values that round to it overflow.
+    """
     import numpy as np
 
     grid = _grid(dtype)

@@ -1,1 +1,1 @@
-"""Replies that outlive their connection and the gateway: what a request with an Idempotency-Key was given, on disk."""
+"""Durable replies on disk for requests with an Idempotency-Key. They survive the connection and the gateway process."""

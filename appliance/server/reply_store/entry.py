@@ -1,4 +1,4 @@
-"""One durable reply: what its request asked for and all that came of it, read by any number of followers."""
+"""One durable reply: its request and all generated deltas, read by any number of subscribers."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,26 +11,23 @@ State = Literal["running", "paused", "ended"]
 
 
 class Suspended(Exception):
-    """The generation was taken from its engine without an end; it can go on."""
+    """Raised when a generation was taken from its engine without an end. It can be resumed."""
 
 
 class Entry:
-    """`gained` are encoded records in order, `size` the bytes of all of its records. `paused`: nobody generates it;
-    `failure`: why it will not be, once known. `abandoned`: it was ended on purpose, and does not go on. `counted`:
-    metrics already count it as ended. `document`: how it ended, if its route keeps that. `write` gets each new
-    record."""
+    """State of one durable reply. `write` appends each new record to the log."""
 
     def __init__(self, opened: Opened, write: Callable[[bytes], None]) -> None:
         self.opened = opened
-        self.gained: list[bytes] = []
-        self.state: State = "paused"
-        self.failure: Exception | None = None
+        self.gained: list[bytes] = []  # encoded delta records, in order
+        self.state: State = "paused"  # "paused": it is not being generated
+        self.failure: Exception | None = None  # why it cannot be generated further, if known
         self.ended_at = 0.0
-        self.abandoned = False
-        self.counted = False
-        self.document = b""
+        self.abandoned = False  # it was cancelled and must not be resumed
+        self.counted = False  # metrics already count it as ended
+        self.document = b""  # final object, if the route stores one
         self.followers = 0
-        self.size = len(encode(opened))
+        self.size = len(encode(opened))  # bytes of all its records
         self._write = write
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -46,7 +43,7 @@ class Entry:
         self._wake()
 
     def take(self, record: bytes) -> None:
-        """A record that is in the log already."""
+        """Add a record that is already in the log."""
         self.gained.append(record)
         self.size += len(record)
 
@@ -55,7 +52,7 @@ class Entry:
         return record.choice, record.delta
 
     async def change(self) -> None:
-        """Waits for the next delta or state."""
+        """Wait for the next delta or state change."""
         await self._changed.wait()
 
     def _wake(self) -> None:
@@ -63,7 +60,7 @@ class Entry:
         self._changed = asyncio.Event()
 
     def run(self, work: Coroutine[Any, Any, None], over: Callable[["Entry"], None]) -> None:
-        """Generates it, by reading the reply to its end; `over` hears when that is so, or failed."""
+        """Generate the reply by running `work`. Calls `over` when it ends or fails."""
         self.state, self.failure = "running", None
         self._task = asyncio.create_task(self._run(work, over))
 
@@ -72,7 +69,7 @@ class Entry:
             await work
         except (Suspended, asyncio.CancelledError):
             self.state = "paused"
-        except Exception as error:  # every follower is told, as the client of any other request is
+        except Exception as error:  # reported to every subscriber, as to the client of any other request
             self.state, self.failure = "paused", error
         else:
             self.end(over)
@@ -82,7 +79,7 @@ class Entry:
             over(self)
 
     def settle(self, document: bytes) -> None:
-        """This is what it came to, whether or not that is a complete reply; its end is to follow."""
+        """Store the final object, complete or not. The end record follows."""
         self.document = document
         self.size += len(document)
 
@@ -96,17 +93,17 @@ class Entry:
         return encode(Ended(self.opened.entry, len(self.gained), self.ended_at, self.document))
 
     def let_go(self) -> None:
-        """Takes it from its engine, soon; the next who asks for it goes on."""
+        """Cancel the generation soon. The next request for this reply resumes it."""
         if self._task is not None:
             self._task.cancel()
 
     async def abandon(self) -> None:
-        """Ends the generation for good, as one whose client has gone; waits for it."""
+        """Cancel the generation for good, as for a client that disconnected, and wait for that."""
         self.abandoned = True
         await self.pause()
 
     async def pause(self) -> None:
-        """The same, and waits for it."""
+        """Cancel the generation so that it can be resumed, and wait for that."""
         task = self._task
         if task is not None:
             task.cancel()

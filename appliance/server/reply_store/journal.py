@@ -1,4 +1,4 @@
-"""The ledgers of durable replies and of stored responses as the configuration wants it."""
+"""Stores of durable replies and of stored responses, opened as configured."""
 
 import os
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from engine.api.errors import ConfigError
 
 
 class JournalUnusable(ConfigError):
-    """The file of durable replies cannot be written."""
+    """Raised when the file of durable replies cannot be written."""
 
     code = "journal"
 
 
 def open_ledger(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
-    """The durable replies. Raises JournalUnusable."""
+    """Return the store of durable replies, or None if it is disabled. Raise JournalUnusable."""
     if not config.journal:
         return None
     return _opened(
@@ -36,7 +36,7 @@ def open_ledger(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
 
 
 def open_responses(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
-    """The stored responses. Raises JournalUnusable."""
+    """Return the store of responses, or None if it is disabled. Raise JournalUnusable."""
     if not config.responses:
         return None
     return _opened(

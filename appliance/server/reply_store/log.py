@@ -1,7 +1,7 @@
-"""An append-only file of checked records, written by a thread of its own.
+"""An append-only file of records with checksums, written by a separate thread.
 
-A record is `SLJ1`, its length and the CRC-32 of its length and payload (little-endian, 4 bytes each), the payload.
-Reading skips what is broken up to the next record that is whole: a torn tail, a flipped bit, a hole.
+A record is `SLJ1`, its length and the CRC-32 of its length and payload (little-endian, 4 bytes each), and the payload.
+Reading skips damaged data up to the next complete record: a torn tail, a flipped bit or a hole.
 """
 
 import fcntl
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"SLJ1"
 HEAD = struct.Struct("<4sII")
-SYNC_PAUSE_S = 0.05  # between two fsyncs that nobody waits for
+SYNC_PAUSE_S = 0.05  # minimum time between two fsyncs that no caller waits for
 
 
 class JournalTaken(Exception):
-    """Another process writes this file."""
+    """Raised if another process has this file open for writing."""
 
 
 @dataclass
 class Read:
-    """`skipped`: stretches of the file that are no records, the tail apart; `torn`: the file ends within one."""
+    """Result of reading a log file."""
 
     records: list[bytes]
-    skipped: int = 0
-    torn: bool = False
+    skipped: int = 0  # number of damaged ranges, not counting the tail
+    torn: bool = False  # the file ends within a record
 
 
 def framed(payload: bytes) -> bytes:
@@ -42,7 +42,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def unframed(data: bytes) -> Read:
-    """The payloads of all whole records, in order."""
+    """Return the payloads of all complete records, in order."""
     found = Read([])
     at = 0
     while at < len(data):
@@ -60,7 +60,7 @@ def unframed(data: bytes) -> Read:
 
 
 def _whole_from(data: bytes, at: int) -> Iterator[int]:
-    """Places of whole records from here on."""
+    """Yield the offsets of complete records from `at` on."""
     at = data.find(MAGIC, at)
     while at >= 0:
         if _record(data, at) is not None:
@@ -84,8 +84,11 @@ def _checksum(length: int, payload: bytes) -> int:
 
 
 class Log:
-    """The file at `path`, made with mode 0600. Raises JournalTaken, or OSError where it cannot be opened. A write that
-    fails loses its records and is told to `on_error`, in the thread that writes; later ones are tried again."""
+    """The log file at `path`, created with mode 0600.
+
+    Raises JournalTaken, or OSError if the file cannot be opened. A failed write loses its records and is reported to
+    `on_error` in the writer thread. Later writes are still attempted.
+    """
 
     def __init__(self, path: Path, on_error: Callable[[OSError], None]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +98,7 @@ class Log:
         self._file = self._open(path)
         self._wake = threading.Condition()
         self._pending: list[bytes] = []
-        self._instead: list[bytes] | None = None  # what the file is to hold, before what is pending
+        self._instead: list[bytes] | None = None  # new content of the file, to be written before the pending records
         self._waiting: list[Future[None]] = []
         self._stopping = False
         self._pause_s = self._hampered_until_s = 0.0
@@ -112,7 +115,7 @@ class Log:
         return file
 
     def read(self) -> Read:
-        """What the file holds; before `start`."""
+        """Read the file. Call this before `start`."""
         found = unframed(self.path.read_bytes())
         self.size = os.fstat(self._file).st_size
         return found
@@ -121,14 +124,14 @@ class Log:
         self._thread.start()
 
     def append(self, record: bytes) -> None:
-        """A framed record, to be written soon."""
+        """Queue a framed record for writing."""
         with self._wake:
             self._pending.append(record)
             self.size += len(record)
             self._wake.notify()
 
     def replace(self, records: Iterable[bytes]) -> None:
-        """These framed records and nothing else; the old file stands until the new one is whole."""
+        """Replace the file by these framed records. The old file stays in place until the new one is complete."""
         with self._wake:
             self._pending.clear()
             self._instead = list(records)
@@ -136,7 +139,7 @@ class Log:
             self._wake.notify()
 
     def hamper(self, pause_s: float, for_s: float) -> None:
-        """As on a slow disk: each write takes so much longer from now on, for a while."""
+        """Slow down each write by `pause_s` for `for_s` seconds, to simulate a slow disk."""
         self._pause_s, self._hampered_until_s = pause_s, time.monotonic() + for_s
         if pause_s:
             self._unhampered.clear()
@@ -144,7 +147,7 @@ class Log:
             self._unhampered.set()
 
     def flushed(self) -> Future[None]:
-        """Done when all that was appended is on the disk, or could not be written."""
+        """Return a future that completes when all appended records are on disk or could not be written."""
         future: Future[None] = Future()
         with self._wake:
             self._waiting.append(future)
@@ -152,7 +155,7 @@ class Log:
         return future
 
     def stop(self) -> None:
-        """Writes what is left and closes the file."""
+        """Write the pending records and close the file."""
         with self._wake:
             self._stopping = True
             self._unhampered.set()
@@ -196,7 +199,7 @@ class Log:
             os.replace(path, self.path)
         except OSError:
             os.close(file)
-            path.unlink(missing_ok=True)  # of a full disk it would take the rest
+            path.unlink(missing_ok=True)  # it would use up the rest of a full disk
             raise
         os.close(self._file)
         self._file = file

@@ -1,7 +1,7 @@
-"""What the log of durable replies says: who asked for what, and every delta that came of it.
+"""Record types in the log of durable replies: requests and every delta generated for them.
 
-A reply's text is a function of these, so it is nowhere written. Nor need a delta be: tokens that are missing are
-generated again, the same ones, from the prompt and what there is.
+The text of a reply is a function of its tokens, so it is not stored. Missing deltas are generated again, with the same
+tokens, from the prompt and the stored ones.
 """
 
 import msgspec
@@ -10,49 +10,46 @@ from engine.api.messages import Delta, Submit
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What is drawn or read from a clock once a request: the id of the reply, its Unix time, and what names of tool
-    calls are made from."""
+    """Values of a request that are random or depend on the clock."""
 
-    request_id: str
-    created: int
-    salt: str
+    request_id: str  # ID of the reply
+    created: int  # Unix time
+    salt: str  # seed from which tool call IDs are derived
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """`key` and `body` are digests: of the client's Idempotency-Key with all that it is unique within, and of what was
-    asked. `submits` have their seeds. `outputs`: GatewayConfig.outputs_sha256 then. `at`: Unix time. `about`: what its
-    route needs to go on with it without the client's request, if it can."""
+    """Start of an entry: the request."""
 
     entry: int
-    key: bytes
-    body: bytes
+    key: bytes  # digest of the client's Idempotency-Key and of its scope
+    body: bytes  # digest of the request
     identity: Identity
-    submits: tuple[Submit, ...]
-    outputs: str
-    at: float
-    about: bytes = b""
+    submits: tuple[Submit, ...]  # with their seeds
+    outputs: str  # GatewayConfig.outputs_sha256 at that time
+    at: float  # Unix time
+    about: bytes = b""  # data that the route needs to resume without the client's request, if it can
 
 
 class Gained(msgspec.Struct, frozen=True, tag="gained"):
-    """The delta `number`, counted from 0 over all choices of its entry."""
+    """One generated delta."""
 
     entry: int
-    number: int
+    number: int  # counted from 0 over all choices of the entry
     choice: int
     delta: Delta
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """It is over with so many deltas. `document`: what came of it in the words of its route, if that keeps it."""
+    """End of an entry."""
 
     entry: int
-    deltas: int
+    deltas: int  # total number of deltas
     at: float
-    document: bytes = b""
+    document: bytes = b""  # final object of the route, if it stores one
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """The entry is void: its request failed, so that the next one with its key starts anew."""
+    """The entry is void because its request failed. The next request with its key starts again from the beginning."""
 
     entry: int
 

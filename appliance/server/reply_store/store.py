@@ -1,4 +1,7 @@
-"""All durable replies of a gateway, by key: bounded in time and bytes, and read back from the log at the start."""
+"""Store of all durable replies of a gateway, by key.
+
+It is bounded in time and bytes and restored from the log at startup.
+"""
 
 import asyncio
 import itertools
@@ -17,19 +20,26 @@ from engine.api.messages import Submit
 
 log = logging.getLogger(__name__)
 
-FILL_S = 5.0  # between two tries to write all anew after the disk failed
-SLACK_BYTES = 2**20  # of records of what is gone, before the file is written anew
+FILL_S = 5.0  # time between two attempts to rewrite the file after a disk error
+SLACK_BYTES = 2**20  # bytes of obsolete records that are tolerated before the file is rewritten
 
 
 class JournalFull(Exception):
-    """All that may be kept is taken by replies that are being generated."""
+    """Raised when replies that are being generated use all of the allowed space."""
 
 
 class Ledger:
-    """`keep_s`: how long an ended reply, or one that nobody asks for, is kept; `size` bounds the bytes of all, of which
-    the file has at most about twice as many; `most` bounds their number. `outputs`: what another configuration gave is
-    not gone on with; what it came to is kept where there is a document of it. `gauge`: the metric of the file's size.
-    Raises JournalTaken, OSError."""
+    """Store of durable replies.
+
+    Args:
+        keep_s: time for which an ended or unused reply is kept.
+        size: maximum bytes of all replies; the file has at most about twice as many.
+        most: maximum number of replies.
+        outputs: digest of the configuration; replies of another one are not resumed, and kept only with a final object.
+        gauge: metric of the file's size.
+
+    Raises JournalTaken, OSError.
+    """
 
     def __init__(
         self,
@@ -53,9 +63,9 @@ class Ledger:
         self._clock = clock
         self._entries: dict[bytes, Entry] = {}
         self._numbers = itertools.count()
-        self._holed = False  # records were lost since all was last written
+        self._holed = False  # records were lost since the last rewrite
         self._filled_s = -FILL_S
-        self._most = 0  # bytes of the file from which on it is written anew
+        self._most = 0  # size from which on the file is rewritten
         self._restore()
         self._log.start()
 
@@ -70,7 +80,7 @@ class Ledger:
         for record in read.records:
             try:
                 value = decode(record)
-            except msgspec.DecodeError:  # whole, and of another version
+            except msgspec.DecodeError:  # a complete record of another version
                 self._metrics.add("journal_skipped_records", 1)
                 continue
             last = max(last, value.entry)
@@ -79,7 +89,7 @@ class Ledger:
                 case Opened():
                     found[value.entry] = Entry(value, self._write)
                 case Gained() if entry is not None and value.number == len(entry.gained):
-                    entry.take(record)  # behind a hole all is generated again
+                    entry.take(record)  # all deltas after a hole are generated again
                 case Ended() if entry is not None and value.deltas == len(entry.gained):
                     entry.state, entry.ended_at = "ended", value.at
                     entry.settle(value.document)
@@ -95,14 +105,14 @@ class Ledger:
         self._rewrite()
 
     def rebound(self, *, outputs: str, keep_s: float, size: int) -> None:
-        """Other bounds, for what is kept already too, from the next record on."""
+        """Apply new limits, from the next record on. They also affect replies that are already stored."""
         self._outputs, self._keep_s, self._size = outputs, keep_s, size
 
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 
     def goes_on(self, entry: Entry) -> bool:
-        """Whether its tokens mean now what they meant then."""
+        """Return if the entry's tokens are still valid for the current configuration, so that it can be resumed."""
         return entry.opened.outputs == self._outputs
 
     def find(self, key: bytes) -> Entry | None:
@@ -115,7 +125,7 @@ class Ledger:
     def open(
         self, key: bytes, body: bytes, identity: Identity, submits: tuple[Submit, ...], about: bytes = b""
     ) -> Entry:
-        """A new entry of this key. Raises JournalFull."""
+        """Create an entry for this key. Raise JournalFull."""
         opened = Opened(next(self._numbers), key, body, identity, submits, self._outputs, self._clock(), about)
         entry = Entry(opened, self._write)
         self._make_room(entry.size)
@@ -124,24 +134,27 @@ class Ledger:
         return entry
 
     def over(self, entry: Entry) -> None:
-        """Its generation ended or failed; what failed is void, so that it can be tried anew, if it is no document."""
+        """Record that a generation ended or failed.
+
+        A failed one without a final object is dropped, so that it can be retried.
+        """
         if entry.failure is None or entry.document:
             entry.ended_at = self._clock()
             return
         self.drop(entry)
 
     def drop(self, entry: Entry) -> None:
-        """Forgets it."""
+        """Remove an entry."""
         if self._entries.get(entry.opened.key) is entry:
             del self._entries[entry.opened.key]
         self._write(encode(Dropped(entry.opened.entry)))
 
     async def flushed(self) -> None:
-        """Waits until all that was written is on the disk."""
+        """Wait until all written records are on disk."""
         await asyncio.wrap_future(self._log.flushed())
 
     def hamper(self, pause_s: float, for_s: float) -> None:
-        """As on a slow disk, for a while (log.py)."""
+        """Simulate a slow disk for a while (log.py)."""
         self._log.hamper(pause_s, for_s)
 
     async def stop(self) -> None:
@@ -163,12 +176,14 @@ class Ledger:
         self._metrics.set(self._gauge, self._log.size)
 
     def _rewrite(self) -> None:
-        """The file without what is gone."""
+        """Rewrite the file without obsolete records."""
         self._log.replace(self._records())
         self._most = 2 * self._log.size + SLACK_BYTES
 
     def _make_room(self, wanted: int) -> None:
-        """Forgets what is old, then of what nobody generates or reads the oldest."""
+        """Make room for `wanted` bytes: drop expired entries, then the oldest ones that are neither generated nor
+        read.
+        """
         for key, entry in list(self._entries.items()):
             if self._is_old(entry):
                 del self._entries[key]
@@ -196,7 +211,7 @@ class Ledger:
                 yield framed(entry.ending())
 
     def _failed(self, error: OSError) -> None:
-        """In the thread that writes. A full disk fails many times a second, and is told once."""
+        """Handle a write error in the writer thread. A full disk fails many times a second, so log it only once."""
         if not self._holed:
             log.error("%s: %s; streams go on, but a restart of the gateway would generate them again",
                       self._log.path, error.strerror)  # fmt: skip
@@ -204,7 +219,7 @@ class Ledger:
         self._metrics.add("journal_errors", 1)
 
     def _fill_holes(self) -> None:
-        """Writes all that is known anew, a while after records were lost: a disk that writes again has it all then."""
+        """Rewrite all entries some time after records were lost, so that a disk that works again has all of them."""
         if self._holed and time.monotonic() - self._filled_s > FILL_S:
             self._filled_s, self._holed = time.monotonic(), False
             log.warning("%s: records were lost; all that are known are written anew", self._log.path)

@@ -1,6 +1,7 @@
-"""How much may wait, what a request's deadlines leave of hope, and when a refused one should come back.
+"""Queue limits, deadline admission and Retry-After estimates.
 
-All follow the measured drain rate: requests, and their prompt tokens, that get a first token while some have none.
+All estimates use the measured drain rate: the requests, and their prompt tokens, that get a first token per second
+while the queue is not empty.
 """
 
 import math
@@ -15,12 +16,15 @@ from engine.api.messages import Submit, Timing
 WINDOW_S = 30.0
 UNKNOWN_S = 2
 LONGEST_S = 60
-RECENT = 64  # sequences whose own speed is remembered
+RECENT = 64  # number of recent sequences whose speed is remembered
 
 
 class Drain:
-    """Starts over a sliding window of the time in which something waits: a quiet hour makes no slow server, a queue
-    that does not move does. The clock is the caller's."""
+    """Starts over a sliding window of the time during which requests wait.
+
+    Idle time does not count, so a quiet hour does not lower the rate, but a queue that does not move does. The caller
+    provides the clock.
+    """
 
     def __init__(self) -> None:
         self._inside = 0
@@ -28,42 +32,42 @@ class Drain:
         self._starts: deque[tuple[float, int]] = deque()
 
     def enter(self, now_s: float) -> None:
-        """A request begins to wait."""
+        """Record that a request joins the queue."""
         self._advance(now_s)
         if not self._inside:
             self._moved_s = self._busy_s
         self._inside += 1
 
     def start(self, now_s: float, tokens: int) -> None:
-        """One that waited, with a prompt of so many tokens, has its first token."""
+        """Record the first token of a queued request whose prompt has `tokens` tokens."""
         self.leave(now_s)
         self._moved_s = self._busy_s
         self._starts.append((self._busy_s, tokens))
 
     def leave(self, now_s: float) -> None:
-        """One waits no longer, since it is over."""
+        """Record that a queued request has ended without a first token."""
         self._advance(now_s)
         self._inside -= 1
 
     def requests_s(self, requests: int, now_s: float) -> float | None:
-        """How long so many requests take to start. None: nothing was measured yet."""
+        """Return the estimated seconds until `requests` requests have started, or None before the first measurement."""
         return self._seconds(requests, len(self._starts), now_s)
 
     def tokens_s(self, tokens: int, now_s: float) -> float | None:
-        """The same for prompts of so many tokens together."""
+        """Return the estimated seconds until prompts of `tokens` tokens in total have started, or None as above."""
         return self._seconds(tokens, sum(count for _, count in self._starts), now_s)
 
     def idle_s(self, now_s: float) -> float:
-        """How long something waits since anything started."""
+        """Return how long requests have been waiting since the last start."""
         self._advance(now_s)
         return self._busy_s - self._moved_s
 
     def _seconds(self, amount: int, started: int, now_s: float) -> float | None:
         self._advance(now_s)
-        # At least a second, so that a burst of starts a moment ago is no rate of thousands.
+        # At least one second, so that a burst of starts a moment ago does not count as a rate of thousands.
         span_s = max(1.0, min(WINDOW_S, self._busy_s))
         if not self._starts:
-            return span_s if span_s > 1 else None  # nothing moves: the next one may take as long again
+            return span_s if span_s > 1 else None  # no start in the window: the next one may take as long again
         return span_s * amount / max(1, started)
 
     def _advance(self, now_s: float) -> None:
@@ -75,41 +79,42 @@ class Drain:
 
 
 class Ahead(NamedTuple):
-    """What waits before a request."""
+    """Requests and prompt tokens that are queued before a request."""
 
     requests: int
     tokens: int
 
 
 class Admission:
-    """A limit on what waits, in requests or in tokens.
+    """Limit on the number of queued requests or tokens. None admits everything.
 
-    A limit of 0 still admits one request while nobody waits: whether it would wait is known only afterwards. None
-    admits everything."""
+    A limit of 0 still admits one request while the queue is empty, because it is not known in advance if that request
+    would wait.
+    """
 
     def __init__(self, most: int | None) -> None:
         self.allow(most)
 
     def allow(self, most: int | None) -> None:
-        """Another limit from now on; who waits already goes on waiting."""
+        """Set a new limit. Requests that are already queued stay queued."""
         self.limit = None if most is None else max(1, most)
 
     def is_full(self, waiting: int) -> bool:
         return self.limit is not None and waiting >= self.limit
 
     def excess(self, waiting: int) -> int:
-        """How much has to start before one more may wait."""
+        """Return how much has to start before one more request may be queued."""
         return 0 if self.limit is None else max(0, waiting - self.limit + 1)
 
 
 def retry_after_s(seconds: float | None) -> int:
-    """Whole seconds of a Retry-After, 1 to LONGEST_S; UNKNOWN_S where nothing is known."""
+    """Return the whole seconds of a Retry-After header, 1 to LONGEST_S, or UNKNOWN_S without an estimate."""
     return UNKNOWN_S if seconds is None else min(LONGEST_S, max(1, math.ceil(seconds)))
 
 
 @dataclass(frozen=True)
 class Late:
-    """A request that cannot meet `field`: it would take `expected_s`, and `given_s` are left."""
+    """A request that cannot meet the deadline `field`: it would take `expected_s` and only `given_s` are left."""
 
     field: str
     given_s: float
@@ -118,7 +123,7 @@ class Late:
 
     @property
     def excess_s(self) -> float:
-        """How long the queue has to drain before the same request is in time."""
+        """How long the queue has to drain before the same request would meet its deadline."""
         return self.expected_s - self.given_s
 
     def __str__(self) -> str:
@@ -130,12 +135,13 @@ class Late:
 
 
 class Pace:
-    """Whether deadlines can be met, by the drain rate and the fastest of the last sequences.
+    """Deadline check by the drain rate and the fastest of the recent sequences.
 
-    What is expected is the least that is likely: the queue by requests or by tokens, whichever is faster; a prompt as
-    fast as the fastest of at least half its length; a reply of as few tokens as it may have, at the highest speed.
-    While nothing waits nothing is late: what an idle engine can do is known when it has tried, and it ends a request
-    that is late by itself."""
+    The estimate is optimistic: the queue by requests or by tokens, whichever is faster; the prompt at the fastest rate
+    of the recent prompts of at least half its length; the shortest reply that the request allows, at the highest speed.
+    While the queue is empty no request is rejected: an idle engine may be faster than any measurement, and it ends late
+    requests by itself.
+    """
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
@@ -143,14 +149,14 @@ class Pace:
         self._replies: deque[float] = deque(maxlen=RECENT)  # seconds a token
 
     def measured(self, prompt: int, timing: Timing, emitted: int) -> None:
-        """What a sequence took that is over."""
+        """Record the times of a finished sequence."""
         if timing.first_token > timing.scheduled > 0:
             self._prompts.append((prompt, timing.first_token - timing.scheduled))
         if emitted > 1 and timing.last_token > timing.first_token:
             self._replies.append((timing.last_token - timing.first_token) / (emitted - 1))
 
     def late(self, submits: Sequence[Submit], ahead: Ahead, now_s: float) -> Late | None:
-        """Why one of a request's sequences, behind what is ahead, will be late."""
+        """Return why one of a request's sequences, queued after `ahead`, would miss a deadline, or None."""
         wait_s = self._wait_s(ahead, now_s) if ahead.requests else None
         if wait_s is None:
             return None
@@ -166,7 +172,7 @@ class Pace:
         return None
 
     def _wait_s(self, ahead: Ahead, now_s: float) -> float | None:
-        """What is left of the wait: part of what is ahead was computed since anything started."""
+        """Return the remaining wait. Work since the last start has already computed part of what is queued."""
         by_requests = self._drain.requests_s(ahead.requests, now_s)
         by_tokens = self._drain.tokens_s(ahead.tokens, now_s)
         if by_requests is None or by_tokens is None:
@@ -179,7 +185,7 @@ class Pace:
 
 
 def loading_retry_after_s(elapsed_s: float, fraction: float) -> int:
-    """Whole seconds that a load which took `elapsed_s` to come to `fraction` still needs, 1 to LONGEST_S."""
+    """Return how many seconds a load still needs that reached `fraction` in `elapsed_s`, 1 to LONGEST_S."""
     if fraction <= 0.01:
         return UNKNOWN_S
     return min(LONGEST_S, max(1, math.ceil(elapsed_s * (1 - fraction) / fraction)))

@@ -1,4 +1,4 @@
-"""One engine process as the router sees it."""
+"""State of one engine process in the router."""
 
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -11,23 +11,21 @@ Request = TypeVar("Request")
 
 @dataclass
 class Engine(Generic[Request]):
-    """One engine process as the router sees it. `label` is its index as text, as metrics show it. `reserved`: a suspect
-    is tried alone on it. `start_s`: what its last start took; `since_s`: when it was last
-    seen to be gone, and `gap_s` how long it was. `answers`: it has answered a request of each kind since the gateway or
-    its swapped successor started (server/first_requests.py). Until `ends_by_s`
-    its end is no death but wanted, and then it is `swapped`: requests wait as long as the next start takes."""
+    """State of one engine process in the router."""
 
-    index: int
+    index: int  # also its label in metrics
     client: EngineClient
-    since_s: float
+    since_s: float  # when its connection was last lost, or the start of the gateway
     was_ready: bool = False
-    start_s: float = 0.0
-    reserved: bool = False
-    ends_by_s: float = 0.0
+    start_s: float = 0.0  # how long its last start took
+    reserved: bool = False  # a poison candidate is tested alone on it
+    ends_by_s: float = 0.0  # until this time its exit is expected and does not count as a crash
+    # it has exited as expected; requests wait for its successor, however long that takes to start
     swapped: bool = False
+    # it has answered a request of each kind since the gateway or its successor started (first_requests.py)
     answers: bool = False
-    gap_s: float = 0.0
-    open: dict[str, Request] = field(default_factory=dict)
+    gap_s: float = 0.0  # how long it was unavailable the last time
+    open: dict[str, Request] = field(default_factory=dict)  # requests that it computes, by key
 
     @property
     def label(self) -> str:
@@ -38,15 +36,17 @@ class Engine(Generic[Request]):
         return self.client.state.kind == "ready"
 
     def returns_within(self, hold_s: float) -> bool:
-        """Whether it is being started again, and will be back soon: its last start took no longer than `hold_s`, and
-        it is not gone for longer either."""
+        """Return if the engine is restarting and will soon be back.
+
+        That holds if its last start took no longer than `hold_s` and it has not been gone for longer either.
+        """
         gone = self.was_ready and not self.serves
         soon = self.start_s <= hold_s and now() - self.since_s <= hold_s
         return gone and (self.swapped or soon)
 
     @property
     def phase(self) -> str:
-        """starting, loading (or the engine's own word for it), ready, restarting, failed."""
+        """One of starting, loading (or the engine's own name for that phase), ready, restarting, failed."""
         state = self.client.state
         if state.kind == "down":
             return "restarting" if self.was_ready else "starting"

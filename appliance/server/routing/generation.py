@@ -1,8 +1,9 @@
-"""One sequence under way, from its admission to its last token, whatever engines come and go under it.
+"""One running sequence, from its admission to its last token, across engine crashes.
 
-It is the journal of its request: `submit` as the route made it, `emitted` every id given so far. When its engine dies
-it waits in the router's hall, and another engine goes on behind the last id: noise is keyed by position and rows do not
-depend on their neighbours, so its tokens are those that the first engine would have given.
+A `Generation` is the journal of its request: `submit` from the route, and `emitted` with every token ID so far. When
+its engine crashes, it is queued in the router, and another engine resumes after the last token. Random noise is keyed
+by position and results do not depend on the batch, so the tokens are the ones that the first engine would have
+produced.
 """
 
 import asyncio
@@ -28,19 +29,22 @@ from engine.api.messages import Delta, Finish, Submit, Timing
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.5
-"""An engine that answers ends a request at its deadline between two steps. After this time the gateway does."""
+"""Time that the gateway waits after a deadline before it ends a request itself.
+
+An engine that responds ends a request at its deadline between two steps.
+"""
 
 
 @dataclass(frozen=True)
 class Past:
-    """What a sequence that goes on was given before, by an engine of this gateway or of one before it."""
+    """Output of a resumed sequence so far, from engines of this gateway or of an earlier gateway process."""
 
     emitted: tuple[int, ...] = ()
     timing: Timing | None = None
 
 
 class Router(Protocol):
-    """What a sequence needs of the router that places it (router.py)."""
+    """Interface of the router (router.py) that a sequence uses."""
 
     metrics: Metrics
     stories: Stories
@@ -54,9 +58,12 @@ class Router(Protocol):
 
 
 class Generation:
-    """An async iterator of the sequence's deltas, to be used in `async with`, which ends what still runs. `engine` is
-    the one that computes it, None while it waits for one; `rank` and `session` say which it wants. `uncounted` tokens
-    of its prompt are in no step's count yet."""
+    """Async iterator of the deltas of one sequence.
+
+    Use it in `async with`, which ends a sequence that still runs. `engine` is the engine that computes it, or None
+    while it is queued. `rank` (an engine index) and `session` restrict the choice of the engine. `uncounted` is the
+    number of prompt tokens that no step has counted yet.
+    """
 
     def __init__(
         self, router: Router, submit: Submit, key: str, rank: int | None, session: str, past: Past | None = None
@@ -73,12 +80,12 @@ class Generation:
         self._router = router
         self._deltas: Stream | None = None
         self._placed = asyncio.Event()
-        self._fate: Exception | Finish | None = None  # what ends it while it waits
+        self._fate: Exception | Finish | None = None  # error or finish reason that ends it while it is queued
         self._over = False
-        self._pooled = False  # it has its numbers instead of tokens
-        self._label = "0"  # of the engine that computes it, or did
-        self._earlier = self.timing  # of the engines before this one
-        self._goes_on = bool(self.emitted)  # so its prompt was counted
+        self._pooled = False  # it has its pooled vector instead of tokens
+        self._label = "0"  # of its current or last engine
+        self._earlier = self.timing  # timing of the engines before this one
+        self._goes_on = bool(self.emitted)  # so its prompt was already counted
         self.uncounted = 0 if self._goes_on else len(submit.prompt)
         self._suspended = False
         self._unread: Delta | None = None  # of engines that crashed
@@ -93,7 +100,7 @@ class Generation:
 
     @property
     def received(self) -> list[int]:
-        """All ids that engines gave, also those that the route has not read yet."""
+        """All token IDs from engines, including those that the route has not read yet."""
         return self._received if self._deltas is None else self._deltas.emitted
 
     @property
@@ -104,7 +111,7 @@ class Generation:
     # The router's side
 
     def place(self, engine: "Engine[Generation]") -> None:
-        """This engine computes it from now on, behind what was given."""
+        """Assign the sequence to an engine, which resumes after the tokens so far."""
         self.engine, self._label = engine, engine.label
         engine.open[self.key] = self
         tokens = self._gain_from = len(self._received)
@@ -116,7 +123,7 @@ class Generation:
         if self.interruptions:
             log.info("request %s resumes after token %d after %.1f s", self.submit.id, tokens, self.pause_s)
             self._router.metrics.observe("interruption_seconds", self.pause_s, self._label)
-            self._deltas.begin()  # a client that reads slowly does not delay a test of requests
+            self._deltas.begin()  # read at once: a client that reads slowly must not delay a quarantine test
         self._placed.set()
 
     def interrupt(self) -> None:
@@ -135,8 +142,11 @@ class Generation:
         self._held_s = now()
 
     def refuse(self, fate: Exception | Finish) -> None:
-        """End the request with this error, or with a last delta of this reason. An engine that computes it is told to
-        abort it. A request that has ended, and whose end the route has not read yet, is left alone."""
+        """End the request with an error, or with a last delta that has this finish reason.
+
+        An engine that computes the request aborts it. Do nothing if the request has ended and the route has not read
+        its end yet.
+        """
         if self._over or self._fate is not None or self.is_settled:
             return
         self._detach(abort=True)
@@ -148,16 +158,16 @@ class Generation:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it ends as soon as the route reads on."""
+        """The request ends as soon as the route reads on."""
         return self._fate is not None
 
     @property
     def is_settled(self) -> bool:
-        """Whether the engine has ended the request, so that a crash of the engine does not matter to it."""
+        """The engine has ended the request, so that a crash of the engine no longer affects it."""
         return self._deltas is not None and self._deltas.is_settled
 
     def _detach(self, *, abort: bool = False) -> None:
-        """Keep what the engine gave and the route has not read."""
+        """Detach from the engine and keep the deltas that the route has not read."""
         if self._deltas is None:
             return
         deltas, self._deltas = self._deltas, None
@@ -186,7 +196,7 @@ class Generation:
 
     @property
     def pause_s(self) -> float:
-        """How long it has waited for an engine."""
+        """How long it has been queued for an engine."""
         return now() - self._held_s
 
     def tell(self, what: Happening) -> None:
@@ -235,17 +245,17 @@ class Generation:
         raise StopAsyncIteration
 
     def stop(self) -> None:
-        """The reply is complete although the engine goes on: a stop string was met."""
+        """End a reply that is complete, because it met a stop string, while the engine still computes it."""
         if self.engine is not None:
             self.engine.client.abort([self.key])
         self._end("stop")
 
     def suspend(self) -> None:
-        """It will go on as another generation: its end now counts for nothing."""
+        """Mark the sequence as one that another generation will resume, so that its end is not counted now."""
         self._suspended = True
 
     async def aclose(self) -> None:
-        """Ends the request; a running one is aborted in the engine."""
+        """End the request and abort it in the engine if it still runs."""
         deltas = self._deltas
         self._end("abort")
         if deltas is not None:
@@ -287,7 +297,7 @@ class Generation:
             self._router.spend(self.submit.owner, count)
         pauses, share_s = count, 0.0
         if self.emitted:
-            # Deltas that waited for a slow client come as one: the pause is shared among their tokens.
+            # Deltas that were merged for a slow client share the pause among their tokens.
             share_s = (moment - self._last_s) / count
         else:
             pauses, self._first_s = count - 1, moment
@@ -322,7 +332,7 @@ class Generation:
         decode_s = self._last_s - self._first_s if self.emitted else 0.0
         timing = self.timing
         if timing is not None and timing.first_token:
-            # A reply that was cut at a stop string has no last delta of the engine's: then our own clock tells.
+            # A reply that was cut at a stop string has no last delta from the engine, so use the gateway's clock.
             decode_s = (timing.last_token - timing.first_token) or decode_s
             prefill_s = timing.first_token - timing.scheduled
             metrics.observe("request_queue_time_seconds", timing.scheduled - timing.arrived, label)
@@ -337,8 +347,10 @@ class Generation:
 
 
 def _joined(before: Timing | None, after: Timing) -> Timing:
-    """Times over all engines, which share the machine's monotonic clock: arrival, first token and cache of the first
-    that told them, the end of the last."""
+    """Return the times over all engines, which share the machine's monotonic clock.
+
+    Arrival, first token and cached tokens come from the first engine that reported them, the end from the last.
+    """
     if before is None or not before.first_token:
         return after
     return msgspec.structs.replace(

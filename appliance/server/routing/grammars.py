@@ -1,8 +1,8 @@
-"""Grammars of requests, compiled once in processes of their own before any engine hears of them.
+"""Compilation of request grammars in separate processes, before any engine receives them.
 
-Such a process may take `limits.grammar_time` and `limits.grammar_memory` and is killed beyond: whatever a grammar does
-to its compiler, gateway and engines go on. Verdicts are kept, so a language that comes again costs a look-up; requests
-with the same new language wait for one compilation, which ends when the last of them has left.
+A compiler process may use `limits.grammar_time` and `limits.grammar_memory`, and is killed beyond that, so that a
+harmful grammar cannot affect the gateway or an engine. Results are cached, so a known grammar costs one look-up.
+Requests with the same new grammar share one compilation, which ends when the last of them is cancelled.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from engine.api.messages import Grammar
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT: Final = 1024  # verdicts, the most recently used ones
-MAX_KEPT_BYTES: Final = 16 << 20  # of the grammars that they are about
-PROCESSES: Final = 2  # that compile at a time
-_START_S: Final = 60.0  # for a process to begin, on a machine that does much else
+MAX_KEPT: Final = 1024  # cached results, the most recently used ones
+MAX_KEPT_BYTES: Final = 16 << 20  # of the grammars with a cached result
+PROCESSES: Final = 2  # compiler processes that run at the same time
+_START_S: Final = 60.0  # time for a process to start on a busy machine
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a request's grammar may cost: bytes of its source, seconds and bytes to compile it."""
+    """Limits on a grammar: size of its source in bytes, time and memory to compile it."""
 
     size: int
     time_s: float
@@ -46,7 +46,7 @@ _Key = tuple[Grammar, Bounds]
 
 
 class _Process:
-    """A compiler beside the gateway. `ask` is for one thread, `kill` for any."""
+    """One compiler process. Only one thread may call `ask`; any thread may call `kill`."""
 
     def __init__(self, bounds: Bounds) -> None:
         command = (sys.executable, "-m", "engine.structured.check", str(bounds.memory))
@@ -61,7 +61,10 @@ class _Process:
             raise
 
     def ask(self, grammar: Grammar, time_s: float) -> str:
-        """The verdict on a grammar. Raises TimeoutError, or ChildProcessError with what it said when it died."""
+        """Return the compiler's result for a grammar.
+
+        Raise TimeoutError, or ChildProcessError with the stderr of a process that exited.
+        """
         child = self._child
         assert child.stdin is not None and child.stdout is not None, "both are pipes"
         try:
@@ -73,7 +76,7 @@ class _Process:
         ready = select.poll()
         ready.register(child.stdout, select.POLLIN)
         while not line.endswith(b"\n"):
-            left = until - monotonic()  # a verdict that is there when the time is over has come too late
+            left = until - monotonic()  # a result that arrives after the time limit is discarded
             if left <= 0 or not ready.poll(left * 1000):
                 raise TimeoutError
             piece = os.read(child.stdout.fileno(), 1 << 16)
@@ -86,7 +89,7 @@ class _Process:
         self._child.kill()
 
     def bury(self) -> None:
-        """Ends it and lets go of its pipes."""
+        """Kill the process and close its pipes."""
         self._child.kill()
         if self._child.stdout is not None and not self._child.stdout.closed:
             self._child.communicate()
@@ -100,13 +103,13 @@ class _Process:
 
 @dataclass
 class _Check:
-    """A compilation that requests wait for. `left`: none does any more."""
+    """A compilation that requests wait for."""
 
     future: Future[str] = field(default_factory=Future)
     waiting: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     process: _Process | None = None
-    left: bool = False
+    left: bool = False  # no request waits for it any longer
 
     def leave(self) -> None:
         with self.lock:
@@ -116,7 +119,10 @@ class _Check:
 
 
 class Grammars:
-    """`checked` hears how each look ended ("kept", "valid", "invalid", "limit") and its seconds."""
+    """Compiles and caches grammars.
+
+    Calls `checked` with each outcome ("kept", "valid", "invalid", "limit") and its seconds.
+    """
 
     def __init__(self, checked: Callable[[str, float], None]) -> None:
         self._checked = checked
@@ -124,11 +130,13 @@ class Grammars:
         self._kept_bytes = 0
         self._running: dict[_Key, _Check] = {}
         self._pool = ThreadPoolExecutor(PROCESSES, "grammars")
-        self._idle: list[_Process] = []  # appended and popped by the pool's threads, each in one operation
+        self._idle: list[_Process] = []  # threads of the pool append and pop it, each in one atomic operation
 
     async def check(self, grammar: Grammar, bounds: Bounds, param: str) -> None:
-        """Raises RequestError for a grammar that cannot be served, naming the request's field and, if it is a limit,
-        the manifest's key."""
+        """Raise RequestError for a grammar that cannot be served.
+
+        The error names the request's field and, for a limit, the manifest key.
+        """
         began, key = monotonic(), (grammar, bounds)
         size = len(grammar.text.encode("utf-8", "surrogatepass"))
         if size > bounds.size:
@@ -150,11 +158,11 @@ class Grammars:
 
     @property
     def running(self) -> int:
-        """Compilations that somebody waits for."""
+        """Number of compilations that requests wait for."""
         return len(self._running)
 
     def close(self) -> None:
-        """Ends all processes."""
+        """End all compiler processes."""
         for check in self._running.values():
             check.leave()
         self._pool.shutdown(cancel_futures=True)
@@ -163,7 +171,7 @@ class Grammars:
         self._idle.clear()
 
     async def _shared(self, key: _Key) -> str:
-        """One compilation for all who wait for it. It ends when the last of them leaves."""
+        """Share one compilation among all requests that wait for it. It is cancelled when the last of them leaves."""
         check = self._running.get(key)
         if check is None:
             check = self._running[key] = _Check()
@@ -179,12 +187,15 @@ class Grammars:
                     check.leave()
 
     def _compile(self, check: _Check, grammar: Grammar, bounds: Bounds) -> str:
-        """In a thread of the pool: the verdict of a process, which is killed where it gives none in time."""
+        """Return a compiler process's result and kill the process if it exceeds the time limit.
+
+        Runs in the thread pool.
+        """
         if check.left:
             return ""
         try:
             process = self._process(bounds)
-        except ChildProcessError:  # it cannot even begin in so little memory
+        except ChildProcessError:  # the process cannot even start in so little memory
             return _too_large(bounds)
         with check.lock:
             check.process = None if check.left else process
@@ -205,7 +216,7 @@ class Grammars:
         return fault
 
     def _process(self, bounds: Bounds) -> _Process:
-        """One that waits, or a new one, which has begun."""
+        """Return an idle process, or a new one that has started."""
         while self._idle:
             process = self._idle.pop()
             if process.bounds == bounds:
@@ -224,7 +235,7 @@ class Grammars:
 
 
 def _cause(said: str, bounds: Bounds) -> str:
-    """Why a process died over a grammar, in words for whoever sent it."""
+    """Return an error message for the client that explains why the compiler process exited."""
     if "memory allocation" in said or "MemoryError" in said:
         return _too_large(bounds)
     return "the grammar is nested, or its rules refer to each other, too deep for its compiler."

@@ -1,4 +1,4 @@
-"""Tests of requests that crash engines, run on the router's engines: see quarantine.py for the rules."""
+"""Tests of requests that crash engines, run on the router's engines. See quarantine.py for the rules."""
 
 import asyncio
 import contextlib
@@ -22,9 +22,12 @@ CONTROL_TOKENS = 16
 
 
 class Isolation:
-    """`queued`: requests that no engine has, by key. `note(program, crashes, kind)` tells the restart monitor which
-    crashes to count. `release` gives queued requests to engines. `begins`: the first tokens of a reply of a model with
-    an encoder."""
+    """Runs quarantine tests on the engines.
+
+    `queued` maps keys to requests without an engine. `note(program, crashes, kind)` informs the restart monitor which
+    crashes to count. `release` places queued requests on engines. `begins` are the first decoder tokens of an
+    encoder-decoder model.
+    """
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class Isolation:
         self._release = release
         self._begins = begins
         self._engine: Engine[Generation] | None = None  # runs the test group
-        self._expected = ""  # the program of that engine, once the monitor knows about the test
+        self._expected = ""  # program name of that engine, after the monitor was informed of the test
         self._control: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
 
@@ -60,15 +63,17 @@ class Isolation:
         return self.quarantine.is_candidate(key)
 
     def engine_for(self, key: str) -> Engine[Generation] | None:
-        """The engine that a candidate can have now."""
+        """Return the engine on which a candidate can run now, or None."""
         engine = self._engine
         if engine is None or not engine.serves or self._control is not None:
             return None
         return engine if self.quarantine.is_tested(key) else None
 
     def start_next(self, hold_s: float) -> None:
-        """Start the next test if none runs. A test waits for an engine that comes back within `hold_s` rather than
-        sharing one with other requests."""
+        """Start the next test if none runs.
+
+        A test waits for an engine that comes back within `hold_s` rather than sharing an engine with other requests.
+        """
         if not self.quarantine.alone:
             for engine in self._engines:
                 engine.reserved = False
@@ -94,7 +99,7 @@ class Isolation:
             return
 
     def crashed(self, engine: Engine[Generation], generations: Sequence[Generation]) -> str:
-        """Account for a crash. Returns the key of the request that is isolated, or ""."""
+        """Account for a crash. Return the key of the request that is isolated, or ""."""
         program = f"engine-{engine.label}"
         engine.reserved = False
         result = self.quarantine.crashed(program, [each.in_flight for each in generations])
@@ -140,8 +145,10 @@ class Isolation:
             self._note(program, 1, "attributed")
 
     async def _run_control(self, engine: Engine[Generation], seconds: float) -> None:
-        """Compute tokens that no client asked for: if the engine runs for `seconds`, a later crash has its cause in the
-        request that is tested next."""
+        """Run a control: compute tokens that no client asked for.
+
+        If the engine runs for `seconds`, a later crash can be attributed to the request that is tested next.
+        """
         until = now() + seconds
         try:
             await self._one_control(engine, until)
@@ -169,7 +176,7 @@ class Isolation:
             async for _ in stream:
                 if now() >= until:
                     break
-        except RequestError:  # a model without sampling: the engine has answered
+        except RequestError:  # a model without sampling: the engine has responded, which is enough
             await asyncio.sleep(max(0.0, until - now()))
         finally:
             await stream.aclose()

@@ -26,25 +26,30 @@ TOLERANCE = 4
 HALF_LIFE = 256
 """Tokens gained after which a crash counts half."""
 CANDIDATE_WEIGHT = 1.5
-"""Two crashes at most HALF_LIFE tokens apart."""
+"""Two crashes that are at most HALF_LIFE tokens apart."""
 STRONG, WEAK = 2, 1
-"""Points of one crash alone. The first one is strong if the control ran at least CONTROL times as long without a crash,
-and the others if they came after a similar time, or after the same time where the control was shorter than that."""
+"""Points of one crash alone.
+
+The first crash is strong if the control ran at least CONTROL times as long without a crash. Later ones are strong if
+they came after a similar time, or after the same time where the control was shorter than that.
+"""
 PROOF, STREAK = 4, 4
-"""Points and agreeing crashes in a row, in company or alone, after which a request is isolated."""
+"""Points, and agreeing crashes in a row (in company or alone), after which a request is isolated."""
 PROOF_ALONE = 6
-"""Points after which a request is isolated whatever the crashes in company were."""
+"""Points after which a request is isolated regardless of its crashes in company."""
 RECENT_CRASHES, MOST_EXTRA = 32, 8
-"""Each of the last RECENT_CRASHES that hit no request adds STRONG to both numbers of points, at most MOST_EXTRA times:
-where engines are killed at random, a request has to crash more often to be the cause."""
+"""Each of the last RECENT_CRASHES that hit no request adds STRONG to both numbers of points, at most MOST_EXTRA times.
+
+Where engines are killed at random, a request has to crash more often before it counts as the cause.
+"""
 CONTROL = 3.0
 CONTROL_S = (1.0, 5.0)
-"""Seconds of a control run, at least and at most."""
+"""Minimum and maximum seconds of a control run."""
 SAME_TIME, SIMILAR_TIME, SHORT_S = 0.2, 0.35, 0.1
 """Two durations are the same, or similar, if they differ by at most this share of the longer one, or by SHORT_S."""
 REMEMBERED_CRASHES = 256
 UNCLEAR_CRASHES = 3
-"""Crashes of a group without agreement among its requests after which the group is halved all the same."""
+"""Crashes of a group without agreement among its requests, after which the group is halved anyway."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,13 @@ class InFlight:
 
     key: str
     position: int  # tokens of its reply so far
-    gain: int  # those of them that this engine computed
+    gain: int  # tokens that this engine computed
     seconds: float  # since it was placed on this engine
 
 
 @dataclass(frozen=True)
 class Crash:
-    """One crash as one request saw it."""
+    """One crash from the point of view of one request."""
 
     number: int
     position: int
@@ -80,8 +85,8 @@ class Record:
     """Crashes of one open request."""
 
     weight: float = 0.0
-    streak: list[Crash] = field(default_factory=list)  # those that agree in a row, the latest last
-    proof: int = 0  # points of those in which it was alone
+    streak: list[Crash] = field(default_factory=list)  # agreeing crashes in a row, the latest last
+    proof: int = 0  # points of the crashes in which it ran alone
     clear_gain: int = 0  # tokens that it has to exceed in a test to be cleared
     charged: list[int] = field(default_factory=list)  # numbers of its crashes that were not exempt
 
@@ -108,34 +113,39 @@ class Record:
 
     @property
     def likelihood(self) -> tuple[bool, int, float]:
-        """Order of candidates. A crash at the same gain twice says more than one at the same position, which all
-        requests share that an engine gave no token between two crashes."""
+        """Sort key of candidates.
+
+        Two crashes at the same gain say more than two at the same position: all requests that got no token between two
+        crashes share their position.
+        """
         gains = self.streak[-1].agrees_in_gain(self.streak[-2]) if len(self.streak) > 1 else False
         return gains, len(self.streak), self.weight
 
 
 @dataclass(frozen=True)
 class CrashResult:
-    """`exempt`: a test group caused the crash. `isolated`: the request that is proven to crash engines, or "".
-    `attributed`: the engines of earlier crashes that counted and that this request caused."""
+    """Result of accounting for one crash."""
 
-    exempt: bool = False
-    isolated: str = ""
-    attributed: tuple[str, ...] = ()
+    exempt: bool = False  # a test group caused the crash
+    isolated: str = ""  # the request that is proven to crash engines, or ""
+    attributed: tuple[str, ...] = ()  # engines of earlier, counted crashes that this request caused
 
 
 @dataclass(frozen=True)
 class Settlement:
-    """`restored`: the engines of exempt crashes that count again because all requests have passed. `attributed`: the
-    engines of crashes that no longer count because a likely candidate caused them, which ended before its test."""
+    """Corrections for the restart limit at the end of the tests."""
 
-    restored: tuple[str, ...]
+    restored: tuple[str, ...]  # engines of exempt crashes that count again because all requests have passed
+    # engines of crashes that no longer count: a likely candidate caused them and ended before its test
     attributed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TestGroup:
-    """Requests to run now. If `alone`, nothing else runs on the engine, and a control run of `control_s` goes first."""
+    """Requests to run now.
+
+    If `alone`, nothing else runs on the engine, and a control run of `control_s` comes first.
+    """
 
     keys: tuple[str, ...]
     alone: bool = False
@@ -147,15 +157,15 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
-        self._positive: list[list[str]] = []  # groups with at least one poison request, the next to test last
+        self._positive: list[list[str]] = []  # groups with at least one poison request; the next one to test is last
         self._unknown: list[str] = []  # candidates that are tested as one group when there is no positive one
         self._group: set[str] = set()  # runs now
-        self._rest: list[str] = []  # of the positive group that `_group` is the first half of
+        self._rest: list[str] = []  # second half of the positive group whose first half is `_group`
         self._alone = ""
         self._control_s = 0.0
         self._crashes = 0
         self._unclear = 0
-        self._recent: deque[bool] = deque(maxlen=RECENT_CRASHES)  # whether a crash hit no request
+        self._recent: deque[bool] = deque(maxlen=RECENT_CRASHES)  # True for a crash that hit no request
         self._isolated = 0  # since the tests began
         self._exempt: list[str] = []  # engines of crashes since the tests began
         self._escaped = False  # a likely candidate ended before its test
@@ -164,12 +174,12 @@ class Quarantine:
 
     @property
     def on(self) -> bool:
-        """Whether requests are being tested."""
+        """Requests are being tested."""
         return bool(self._group or self._rest or self._positive or self._unknown)
 
     @property
     def alone(self) -> str:
-        """The request that runs with nothing beside it on its engine, or ""."""
+        """The request that runs alone on its engine, or ""."""
         return self._alone
 
     def is_candidate(self, key: str) -> bool:
@@ -177,11 +187,14 @@ class Quarantine:
         return key in self._group or any(key in keys for keys in waiting)
 
     def is_tested(self, key: str) -> bool:
-        """Whether a candidate belongs to the group that runs now."""
+        """Return if a candidate belongs to the group that runs now."""
         return key in self._group
 
     def crashed(self, engine: str, in_flight: Sequence[InFlight]) -> CrashResult:
-        """An engine crashed with these requests. A crash without any proves that engines crash by themselves."""
+        """Record that an engine crashed with these requests.
+
+        A crash without any proves that engines crash by themselves.
+        """
         self._recent.append(not in_flight)
         if not in_flight:
             for record in self._records.values():
@@ -208,8 +221,11 @@ class Quarantine:
         return CrashResult(True, isolated, attributed)
 
     def next_group(self, available: Collection[str], idle: bool) -> TestGroup | None:
-        """The group to run now, or None while one runs. `available`: requests that the engine could take. `idle`: it
-        runs nothing else, so that one can run alone."""
+        """Return the group to run now, or None while one runs.
+
+        `available` are the requests that the engine could take. `idle` means that the engine runs nothing else, so that
+        a single request can run alone.
+        """
         if self._group:
             return None
         keys = self._take_positive(available) or self._take_unknown(available)
@@ -225,13 +241,13 @@ class Quarantine:
         return TestGroup(tuple(keys), True, self._control_s)
 
     def withdraw(self) -> None:
-        """The group was not run: it is tested again."""
+        """Return the group to the queue of tests because it was not run."""
         self._positive.append([*self._group])
         self._group.clear()
         self._end_test()
 
     def gained(self, key: str, tokens: int) -> bool:
-        """A request has this many tokens now. Returns whether that ended a test, so that others may run."""
+        """Update the token count of a request. Return True if that ended a test, so that other requests may run."""
         record = self._records.get(key)
         if record is None or key not in self._group:
             return False
@@ -243,7 +259,7 @@ class Quarantine:
         return self._leave_group(key)
 
     def ended(self, key: str) -> bool:
-        """A request has ended. Returns whether that ended a test."""
+        """Remove a request that has ended. Return True if that ended a test."""
         record = self._records.pop(key, None)
         if record is not None and record.is_likely and self.is_candidate(key):
             self._escaped = True
@@ -255,7 +271,7 @@ class Quarantine:
         return self._leave_group(key)
 
     def settle(self) -> Settlement | None:
-        """What to tell the restart limit once the tests are over, or None while they run."""
+        """Return the corrections for the restart limit once the tests are over, or None while they run."""
         if self.on or not (self._exempt or self._attributed):
             return None
         restored = () if self._isolated or self._escaped else tuple(self._exempt)
@@ -277,7 +293,7 @@ class Quarantine:
         return tuple(self._charged.pop(number) for number in numbers)
 
     def _find_candidates(self, keys: Iterable[str]) -> None:
-        """Of the requests of a crash outside a test."""
+        """Add candidates from the requests of a crash outside a test."""
         candidates = [key for key in keys if self._records[key].is_candidate and not self.is_candidate(key)]
         likely = [key for key in candidates if self._records[key].is_likely]
         if likely:
@@ -302,7 +318,7 @@ class Quarantine:
         self._unknown += [key for key in tested if key not in likely]
 
     def _proves(self, record: Record) -> bool:
-        """Adds the points of a crash alone."""
+        """Add the points of a crash alone and return if they are enough to isolate the request."""
         crash = record.streak[-1]
         controlled = self._control_s >= CONTROL * crash.seconds
         before = record.streak[-2] if len(record.streak) > 1 and record.streak[-2].alone else None
@@ -317,7 +333,7 @@ class Quarantine:
         return proof >= PROOF_ALONE or (proof >= PROOF and len(record.streak) >= STREAK)
 
     def _take_positive(self, available: Collection[str]) -> list[str]:
-        """The less likely half of the next group; what is not available is tested later."""
+        """Return the less likely half of the next positive group. Unavailable requests are tested later."""
         while self._positive:
             keys = self._positive.pop()
             found = [key for key in keys if key in available]
@@ -349,5 +365,5 @@ class Quarantine:
             self._rest = []
 
     def _by_likelihood(self, keys: Iterable[str]) -> list[str]:
-        """The most likely ones last."""
+        """Sort by likelihood, the most likely request last."""
         return sorted(keys, key=lambda key: self._records[key].likelihood)

@@ -1,4 +1,4 @@
-"""Contents of requests that crashed engines: they are refused for a while."""
+"""Contents of requests that crashed engines. They are rejected for a limited time."""
 
 import hashlib
 from collections import OrderedDict
@@ -9,11 +9,11 @@ from engine.api.messages import Submit
 
 REFUSED_S = 3600.0
 MOST = 1024
-"""Contents that are remembered; the oldest go first."""
+"""Maximum number of remembered contents. The oldest are dropped first."""
 
 
 class RefusedContents:
-    """Times are seconds of one clock."""
+    """Rejected contents with their expiry. All times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[str, float] = OrderedDict()
@@ -26,14 +26,14 @@ class RefusedContents:
             self._until.popitem(last=False)
 
     def seconds_left(self, submit: Submit, now: float) -> float:
-        """How long a request with this content is still refused; 0.0 if it is not."""
+        """Return how long a request with this content is still rejected, or 0.0 if it is not."""
         if not self._until:
             return 0.0
         return max(0.0, self._until.get(content_hash(submit), now) - now)
 
 
 def content_hash(submit: Submit) -> str:
-    """SHA-256 of the content of a request, whoever sends it and with whatever seed."""
+    """Return the SHA-256 of a request's content, ignoring its sender and its seed."""
     sampling = msgspec.structs.replace(submit.sampling, seed=0)
     content = (
         submit.prompt,

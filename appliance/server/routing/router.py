@@ -1,8 +1,8 @@
-"""Requests to engines: the least loaded one takes the next, unless a request names its engine or its session.
+"""Routing of requests to the least loaded engine, or to the engine that a request's header or session selects.
 
-The gateway owns a request, the engine is disposable: a `Generation` keeps its Submit and the ids it was given, which is
-all that another engine needs to go on (`Submit.emitted`). Requests whose engine died wait in the hall, with new ones
-that come meanwhile, until an engine serves; `Quarantine` says which of them may go at once and which have to be tried.
+The gateway owns a request and engines are disposable: a `Generation` keeps its Submit and the token IDs so far, which
+is all that another engine needs to resume (`Submit.emitted`). Requests of a crashed engine are queued together with new
+ones until an engine is ready. `Quarantine` decides which of them may be placed at once and which have to be tested.
 """
 
 import asyncio
@@ -34,17 +34,20 @@ log = logging.getLogger(__name__)
 
 SELF_TEST_CODES = (SelfTestFailed.code, Drift.code)
 GONE_RETRY_AFTER_S = 3
-SWAP_S = 30.0  # in which an engine that is told to end has ended
-PARKED_RETRY_AFTER_S = 60  # somebody has to come
+SWAP_S = 30.0  # maximum time for an engine to exit after it was asked to
+PARKED_RETRY_AFTER_S = 60  # an operator has to intervene
 
-# Word for word what the reference engine says: gateways in front of it tell the two apart by these.
+# Identical to the reference engine's messages: gateways in front of it tell the two cases apart by this text.
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 BACKLOG = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a request wants to run: on the engine of a number, or on that of its session. Else on the least loaded."""
+    """Placement constraint of a request: an engine index, or a session.
+
+    Without either, the least loaded engine is used.
+    """
 
     rank: int | None = None
     session: str = ""
@@ -52,8 +55,8 @@ class Placement:
 
 ANYWHERE = Placement()
 
-# By policy, whether the first of two that wait may go before the second, which comes later. Under fair shares others
-# do as well, as long as they had less; how many, only the engine knows.
+# By scheduling policy: True if the first of two queued requests may run before the second, which arrived later. Under
+# fair shares other owners' requests may do so too, while they have used less; only the engine knows how many.
 GOES_BEFORE: dict[str, Callable[[Submit, Submit], bool]] = {
     "fcfs": lambda one, other: True,
     "priority": lambda one, other: one.priority <= other.priority,
@@ -63,14 +66,17 @@ GOES_BEFORE: dict[str, Callable[[Submit, Submit], bool]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """Of all serving engines: the used share of their KV blocks, 0 to 1, and the requests that wait in them."""
+    """Load over all ready engines."""
 
-    kv_cache_usage: float
-    waiting: int
+    kv_cache_usage: float  # used share of the KV blocks, 0 to 1
+    waiting: int  # requests that are queued in engines
 
 
 class Router:
-    """The engines and every open request. Runs in one event loop; `start` connects, `stop` lets go."""
+    """The engines and every open request.
+
+    Runs in one event loop; `start` connects to the engines, `stop` disconnects.
+    """
 
     def __init__(
         self,
@@ -87,12 +93,16 @@ class Router:
         spend: Callable[[str, int], None] = lambda owner, tokens: None,
         begins: tuple[int, ...] = (),
     ) -> None:
-        """`hold_s`: new requests wait for engines that come back within it. `pardon(program, crashes,
-        kind)` tells the restart monitor which crashes of an engine count. `stories` of so many sequences are kept.
-        `policy` is the engines' order of requests. `tell_open(program, requests)`: an engine is gone, and was computing
-        these.
-        `spend(owner, tokens)`: so many were computed for it. `begins`: with what replies begin to a prompt that an
-        encoder reads; empty where they go on with it.
+        """Create a router that is not connected yet.
+
+        Args:
+            hold_s: new requests wait for engines that come back within this time.
+            pardon: called with (program, crashes, kind) to inform the restart monitor which crashes of an engine count.
+            stories: number of sequences whose timelines are kept.
+            policy: scheduling policy of the engines.
+            tell_open: called with (program, requests) when an engine is gone that was computing these requests.
+            spend: called with (owner, tokens) when tokens were computed for an owner.
+            begins: first decoder tokens of an encoder-decoder model; empty for other models.
         """
         self.metrics = metrics
         self.stories = Stories(stories)
@@ -131,32 +141,34 @@ class Router:
         return Engine[Generation](index, client, now())
 
     def start(self) -> None:
-        """Connects to the engines, again and again; needs a running event loop."""
+        """Connect to the engines and reconnect when a connection ends. Needs a running event loop."""
         self._tasks = [asyncio.create_task(engine.client.run()) for engine in self.engines]
 
     async def broken(self) -> None:
-        """Until a connection to an engine is given up by an error of ours: nothing would ever reach that engine again.
-        Raises that error."""
+        """Wait until the task of an engine connection fails and raise its error.
+
+        Nothing would reach that engine after such a failure.
+        """
         await asyncio.gather(*self._tasks)
 
     def reconfigure(self, config: GatewayConfig) -> None:
-        """Other limits from now on."""
+        """Apply new limits."""
         self.admission.allow(config.max_waiting)
         self.backlog.allow(config.max_waiting_tokens)
         self.stories.keep(config.stories)
         self._hold_s = config.hold_s
 
     def expect_end(self, index: int) -> None:
-        """This engine is about to be ended on purpose."""
+        """Record that this engine is about to be stopped on purpose."""
         self.engines[index].ends_by_s = now() + SWAP_S
 
     def has_swapped(self, index: int) -> bool:
-        """Whether an engine whose end was expected has ended, and its successor has answered its first requests."""
+        """Return if an engine has exited as expected and its successor has answered its first requests."""
         engine = self.engines[index]
         return self._answers(engine) and not engine.ends_by_s
 
     def park(self, why: str) -> None:
-        """No engine comes back: what waits for one gets an error, and nothing is taken any more."""
+        """Halt: no engine will come back. Queued requests fail and no new ones are accepted."""
         self.parked = why
         log.error("parked: %s", why)
         for generation in list(self._hall.values()):
@@ -201,8 +213,10 @@ class Router:
             self._died(engine)
 
     def _count_step(self, engine: Engine[Generation], output: Output) -> None:
-        """Count tokens of a step as vLLM does: a prompt counts whole, with its first token. Also tell the tests of
-        requests what was gained, before a slow client has read it."""
+        """Count the tokens of a step as vLLM does: the whole prompt counts together with its first token.
+
+        Also pass the gains to the quarantine tests, before a slow client has read them.
+        """
         tokens = 0
         for delta in output.deltas:
             generation = engine.open.get(delta.id)
@@ -225,7 +239,7 @@ class Router:
 
     @property
     def answers(self) -> bool:
-        """Whether an engine serves that has answered its first requests, where these are asked."""
+        """At least one ready engine has answered its first requests, if first requests are configured."""
         return not self.parked and any(self._answers(engine) for engine in self.engines)
 
     def _answers(self, engine: Engine[Generation]) -> bool:
@@ -233,7 +247,7 @@ class Router:
 
     @property
     def accepts(self) -> bool:
-        """Whether a new request would be served, now or when an engine is back."""
+        """A new request would be served, either now or when an engine is back."""
         return not self.parked and any(engine.serves or engine.returns_within(self._hold_s) for engine in self.engines)
 
     @property
@@ -242,7 +256,7 @@ class Router:
 
     @property
     def held(self) -> int:
-        """Requests that wait for an engine to come back."""
+        """Number of requests that are queued until an engine comes back."""
         return len(self._hall)
 
     def _generations(self) -> list[Generation]:
@@ -251,34 +265,47 @@ class Router:
 
     @property
     def waiting(self) -> int:
-        """Requests without a first token that no engine reported as running, an estimate at most a step old."""
+        """Number of requests without a first token that no engine reports as running.
+
+        The estimate is at most one step old.
+        """
         unstarted = sum(not generation.started for generation in self._generations())
         running = sum(engine.client.stats.running for engine in self.engines if engine.serves)
         return min(unstarted, max(0, self.open - running))
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of all requests without a first token. Each choice of a request counts its prompt; what a
-        running one has computed of it, or will find in the prefix cache, only its engine knows."""
+        """Prompt tokens of all requests without a first token.
+
+        Each choice of a request counts its prompt. Only the engine knows how much of a running prompt it has computed
+        or will find in the prefix cache.
+        """
         return sum(len(each.submit.prompt) for each in self._generations() if not each.started)
 
     def generate(self, submit: Submit, where: Placement = ANYWHERE) -> Generation:
-        """Gives the request to an engine. Raises Unavailable when none serves or is coming back, or not the one it
-        wants, Overloaded when too much waits, Quarantined for what ended engines before, RequestError for an engine
-        that does not exist. `submit.id` need not be unique."""
+        """Submit a request to an engine. `submit.id` need not be unique.
+
+        Raises:
+            Unavailable: no engine, or not the selected one, is ready or coming back.
+            Overloaded: the queue is full.
+            Quarantined: the same content crashed engines before.
+            RequestError: the selected engine does not exist.
+        """
         return self.generate_all([submit], where)[0]
 
     def generate_all(
         self, submits: Sequence[Submit], where: Placement = ANYWHERE, past: Sequence[Past] = ()
     ) -> list[Generation]:
-        """The same for several sequences of one request: all are admitted or none. `past`: of each what it was given
-        before, if they go on."""
+        """Submit several sequences of one request: either all are admitted or none.
+
+        `past` has the earlier output of each sequence if they are resumed. Raises the same errors as `generate`.
+        """
         self._check_rank(where.rank)
         self.admit()
         refused_s = max(self.isolation.refused.seconds_left(submit, now()) for submit in submits)
         if refused_s:
             raise Quarantined(refused_s)
-        if not past:  # else the client was given a part of it
+        if not past:  # a resumed request has already returned a part of its reply
             self._refuse_late(submits)
         return [self._open(submit, where, before) for submit, before in zip_longest(submits, past)]
 
@@ -288,7 +315,7 @@ class Router:
         return Load(used / max(1, total), sum(each.waiting for each in stats))
 
     def abort_all(self) -> None:
-        """Ends every open request: its stream gets a last delta with finish "abort"."""
+        """End every open request: its stream gets a last delta with finish "abort"."""
         for engine in self.engines:
             engine.client.abort(list(engine.open))
         for generation in list(self._hall.values()):
@@ -310,26 +337,26 @@ class Router:
         self._count_held()
 
     def _interrupt(self, engine: Engine[Generation]) -> None:
-        """Queue the requests of an engine that is gone, whether or not their clients read."""
+        """Queue the requests of an engine that is gone, whether or not their clients are reading."""
         for generation in list(engine.open.values()):
             if not generation.is_settled:
                 self._queue(generation)
 
     def ended(self, generation: Generation) -> None:
-        """It is over, whyever; nothing of it is kept."""
+        """Drop the state of a request that has ended for any reason."""
         self._hall.pop(generation.key, None)
         if generation.engine is not None:
             generation.engine.open.pop(generation.key, None)
         self.isolation.ended(generation.key)
         self._count_held()
 
-    # The hall
+    # Pending requests
 
     def _count_held(self) -> None:
         self.metrics.set("requests_held", len(self._hall))
 
     def _release(self) -> None:
-        """Gives engines to those that wait, as far as there are some and the quarantine lets them go."""
+        """Place queued requests on engines, as far as engines are free and the quarantine allows it."""
         if self._letting_go or not self._hall:
             return
         self.isolation.start_next(self._hold_s)
@@ -345,14 +372,14 @@ class Router:
         self._count_held()
 
     def _choose(self, generation: Generation) -> Engine[Generation] | None:
-        """The engine that it wants and that can take it now."""
+        """Return an engine that satisfies the request's placement and can take it now, or None."""
         free = [engine for engine in self.engines if engine.serves and not engine.reserved]
         if generation.rank is not None:
             free = [engine for engine in free if engine.index == generation.rank]
         if not free:
             return None
         if generation.session and generation.rank is None:
-            # The highest of one draw an engine: when one goes, only its own sessions move, and they come back to it.
+            # Rendezvous hashing: when an engine is gone, only its own sessions move, and they return to it later.
             return max(free, key=lambda engine: _draw(generation.session, engine.index))
         return min(free, key=lambda engine: len(engine.open))
 
@@ -384,14 +411,14 @@ class Router:
                 each.refuse(Quarantined(refused.seconds_left(each.submit, now()), tokens))
 
     def refuse_if_parked(self) -> None:
-        """Raises Unavailable in a parked appliance."""
+        """Raise Unavailable in a halted appliance."""
         if self.parked:
             raise Unavailable(
                 f"The service has failed and does not come back by itself: {self.parked}", PARKED_RETRY_AFTER_S
             )
 
     def admit(self) -> None:
-        """Raises Unavailable or Overloaded where a request could not be taken now."""
+        """Raise Unavailable or Overloaded if a request could not be accepted now."""
         self.refuse_if_parked()
         if not self.accepts:
             raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
@@ -404,7 +431,7 @@ class Router:
             self._refuse("max_num_queued_tokens", BACKLOG, seconds, f"{tokens} tokens wait, limit {self.backlog.limit}")
 
     def _refuse_late(self, submits: Sequence[Submit]) -> None:
-        """Raises Overloaded for a request whose deadlines cannot be met."""
+        """Raise Overloaded for a request whose deadlines cannot be met."""
         timed = [submit for submit in submits if submit.ttft_deadline is not None or submit.deadline is not None]
         if not timed:
             return
@@ -422,7 +449,7 @@ class Router:
         raise Overloaded(message, retry_after_s(seconds))
 
     def _check_rank(self, rank: int | None) -> None:
-        """A pinned request is pinned: no other engine serves it."""
+        """Check the engine that a request selects. No other engine serves such a request."""
         if rank is None:
             return
         name, last = "X-data-parallel-rank", len(self.engines) - 1
@@ -463,5 +490,5 @@ class Router:
 
 
 def _draw(session: str, engine: int) -> bytes:
-    """A number by session and engine, the same in every process."""
+    """Return a pseudorandom value for a session and an engine, equal in every process."""
     return hashlib.blake2b(session.encode(), salt=engine.to_bytes(8, "big")).digest()

@@ -1,6 +1,7 @@
-"""Why a request took as long as it did: what happened to it, in the gateway and in engines, on one clock.
+"""Timelines of requests: events of a request in the gateway and in engines, on one clock.
 
-An engine tells of a sequence by the router's key; gateway and engines read the same monotonic clock of the machine.
+Engines report events of a sequence under the router's key. Gateway and engines read the same monotonic clock of the
+machine.
 """
 
 from collections import OrderedDict
@@ -12,15 +13,15 @@ import msgspec
 
 from engine.api.events import Admitted, Blocked, Event, Finish, Outgrown, Preempted, Queued, Told, counted
 
-MOST_EVENTS = 200  # of one sequence; more leave out the middle
+MOST_EVENTS = 200  # of one sequence; longer timelines omit events in the middle
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
-    """`open` other sequences were under way; `emitted` tokens it had from before."""
+    """The request arrived."""
 
     prompt: int
-    emitted: int
-    open: int
+    emitted: int  # tokens that it already had
+    open: int  # other sequences that were running
 
     def __str__(self) -> str:
         others = f"; {counted(self.open, 'other')} under way" if self.open else ""
@@ -29,7 +30,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
 
 
 class Held(msgspec.Struct, frozen=True, tag="held"):
-    """No engine could take it."""
+    """No engine could take the request; it is queued in the router."""
 
     def __str__(self) -> str:
         return "no engine serves: it is held"
@@ -44,7 +45,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed"):
 
 
 class Interrupted(msgspec.Struct, frozen=True, tag="interrupted"):
-    """Its engine is gone, at `emitted` tokens."""
+    """The request's engine is gone, after `emitted` tokens."""
 
     engine: str
     why: str
@@ -55,7 +56,7 @@ class Interrupted(msgspec.Struct, frozen=True, tag="interrupted"):
 
 
 class Tried(msgspec.Struct, frozen=True, tag="tried"):
-    """It is a suspect: engines died under it."""
+    """The request is a quarantine candidate: engines crashed while they computed it."""
 
     alone: bool
 
@@ -78,7 +79,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
 
 Happening = Event | Arrived | Held | Placed | Interrupted | Tried | FirstToken | Over
 
-# The state that a sequence is in from then on; what is not here changes none.
+# State of a sequence after each event. Other events do not change the state.
 _STATES = {
     Arrived: "gateway",
     Held: "held",
@@ -95,12 +96,11 @@ _STATES = {
 
 @dataclass
 class Story:
-    """What happened to one sequence, (monotonic seconds, what) in order of time. `left_out` events are missing behind
-    the first half of MOST_EVENTS."""
+    """Timeline of one sequence."""
 
     id: str
-    events: list[tuple[float, Happening]] = field(default_factory=list)
-    left_out: int = 0
+    events: list[tuple[float, Happening]] = field(default_factory=list)  # (monotonic seconds, event), in order of time
+    left_out: int = 0  # number of events that are missing after the first half of MOST_EVENTS
 
     def add(self, at: float, what: Happening) -> None:
         if len(self.events) == MOST_EVENTS:
@@ -109,7 +109,7 @@ class Story:
         self.events.append((at, what))
 
     def told(self) -> dict[str, Any]:
-        """As JSON: times in milliseconds since its arrival, and how long it was in each state."""
+        """Return the timeline as JSON: times in milliseconds since arrival, and the time in each state."""
         events = sorted(self.events, key=lambda event: event[0])
         start = events[0][0]
         shown = [
@@ -120,8 +120,11 @@ class Story:
         return {"id": self.id, "spent_ms": self._spent(events), "events": shown, **left_out}
 
     def summary(self, now: float) -> dict[str, Any]:
-        """In short: its state (`over` with `finish`, or where it is), tokens, and milliseconds: since it came, to its
-        first token and to its end, null for what has not been."""
+        """Return a short form: state (`over` with `finish`, or the current one), tokens and times.
+
+        Times are milliseconds since arrival, to the first token and to the end, or null for an event that has not
+        happened.
+        """
         events = sorted(self.events, key=lambda event: event[0])
         start, state = events[0][0], "gateway"
         told: dict[str, Any] = {"prompt_tokens": None, "tokens": None, "finish": None, "ttft_ms": None}
@@ -145,7 +148,10 @@ class Story:
         return {"id": self.id, "state": state, **told, **times}
 
     def _spent(self, events: list[tuple[float, Happening]]) -> dict[str, float]:
-        """Milliseconds by state. Behind its first token a sequence that runs again decodes, whatever it computes."""
+        """Return milliseconds by state.
+
+        After its first token a resumed sequence counts as decoding, even while its prompt is recomputed.
+        """
         found: dict[str, float] = {}
         state, since, started = "", 0.0, False
         for at, what in events:
@@ -162,7 +168,7 @@ class Story:
 
 
 class Stories:
-    """Those of the last `most` sequences, by the router's keys (`<id>#<number>`)."""
+    """Timelines of the last `most` sequences, by the router's keys (`<id>#<number>`)."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -174,7 +180,7 @@ class Stories:
             self._trim()
 
     def keep(self, most: int) -> None:
-        """So many from now on."""
+        """Set the number of timelines that are kept."""
         self._most = most
         self._trim()
 
@@ -188,7 +194,7 @@ class Stories:
             story.add(at, what)
 
     def told(self, told: Told) -> None:
-        """What an engine tells."""
+        """Add events that an engine reports."""
         for key, at, event in told.events:
             match event:
                 case Blocked():
@@ -199,16 +205,19 @@ class Stories:
             self.add(key, at, event)
 
     def newest(self) -> Iterator[Story]:
-        """All that have begun, the newest first."""
+        """Return all non-empty timelines, the newest first."""
         return (story for story in reversed(self._stories.values()) if story.events)
 
     def of(self, request: str) -> Iterator[Story]:
-        """The sequences of a request, by its id or that of one of them, the newest request of several last."""
+        """Return the sequences of a request, by the request's ID or the ID of one sequence.
+
+        The newest request comes last.
+        """
         for story in self._stories.values():
             if story.id == request or story.id.rpartition("-")[0] == request:
                 yield story
 
 
 def public(key: str) -> str:
-    """The id of a sequence, which its request's client knows, from the router's key."""
+    """Return the ID of a sequence as its client knows it, from the router's key."""
     return key.rpartition("#")[0] or key

@@ -1,4 +1,4 @@
-"""The body of POST /v1/chat/completions. Messages stay as the client wrote them: templates read any field."""
+"""Body of POST /v1/chat/completions. Messages stay as the client wrote them, since templates may read any field."""
 
 from typing import Annotated, Any, Literal
 
@@ -31,14 +31,14 @@ class CustomDefinition(Wire):
 
 
 class CustomTool(Wire):
-    """A tool whose calls have a text and no arguments."""
+    """A tool whose calls have one text input instead of arguments."""
 
     type: Literal["custom"]
     custom: CustomDefinition
 
 
 class TemplateOptions(Wire):
-    """What a chat template is given beside the messages."""
+    """Inputs of the chat template other than the messages."""
 
     tools: list[Annotated[Tool | CustomTool, Field(discriminator="type")]] | None = None
     documents: list[dict[str, Any]] | None = None
@@ -51,7 +51,7 @@ class TemplateOptions(Wire):
 
 
 class Conversation(TemplateOptions):
-    """What becomes a prompt through the chat template."""
+    """Fields that the chat template renders to a prompt."""
 
     model: str | None = None
     messages: list[dict[str, Any]]
@@ -64,9 +64,9 @@ class ChatRequest(Conversation, GenerationRequest):
     top_logprobs: Int | None = None
     tool_choice: Any = None
     functions: list[FunctionDefinition] | None = None
-    """The older form of `tools`; replies to it have `function_call` in place of `tool_calls`."""
+    """Legacy form of `tools`. Replies to it have `function_call` instead of `tool_calls`."""
     function_call: str | dict[str, Any] | None = None
-    """The older form of `tool_choice`."""
+    """Legacy form of `tool_choice`."""
     parallel_tool_calls: Flag | None = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: Flag = True

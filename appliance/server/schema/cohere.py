@@ -1,4 +1,4 @@
-"""The body of POST /v2/embed, Cohere's."""
+"""Body of POST /v2/embed of Cohere's API."""
 
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ class Contents(Wire):
 
 
 class EmbedRequest(Wire):
-    """Exactly one of `texts`, `images` and `inputs`."""
+    """Requires exactly one of `texts`, `images` and `inputs`."""
 
     model: str | None = None
     texts: list[str] | None = None

@@ -1,6 +1,8 @@
-"""What chat and text completions have in common on the wire. Fields outside a schema are read by
-`appliance.server.http.fields`; ranges with a message of their own are checked by `appliance.server.chat.sampling`,
-so that one error names one field."""
+"""Fields shared by chat and text completions.
+
+`appliance.server.http.fields` handles fields outside a schema. `appliance.server.chat.sampling` checks ranges that have
+their own error message, so that each error names one field.
+"""
 
 from typing import Annotated, Any, Literal, Protocol
 
@@ -16,7 +18,7 @@ class Wire(BaseModel):
 
 
 def _json_schema(value: Any) -> Any:
-    """PHP writes an empty object as an empty list."""
+    """Accept empty lists for empty objects, as PHP encodes them."""
     if value == []:
         return {}
     if isinstance(value, dict) and value.get("properties") == []:
@@ -28,7 +30,7 @@ JsonSchema = Annotated[dict[str, Any], BeforeValidator(_json_schema)]
 
 
 class Streamed(Protocol):
-    """Any body that says whether its reply is a stream."""
+    """A body with a `stream` field."""
 
     @property
     def stream(self) -> bool | None: ...
@@ -41,8 +43,11 @@ class StreamOptions(Wire):
 
 
 class StructuredOutputs(Wire):
-    """Exactly one language; `json` is a schema or its text, `structural_tag` a tag or its text. The others say how JSON
-    may be written."""
+    """Constraints on the reply. Exactly one language is allowed.
+
+    `json` is a schema and `structural_tag` a tag, as an object or as text. The other fields restrict how JSON is
+    written.
+    """
 
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -65,14 +70,14 @@ class JsonSchemaFormat(Wire):
 class ResponseFormat(Wire):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    # Of a structural tag, in its present and its older form
+    # Fields of a structural tag, in its current and its older form
     format: dict[str, Any] | None = None
     structures: list[Any] | None = None
     triggers: list[Any] | None = None
 
 
 class SamplingFields(Wire):
-    """How tokens are chosen and where the reply ends."""
+    """Options for sampling tokens and for ending the reply."""
 
     n: Int | None = None
     temperature: Float | None = None
@@ -99,7 +104,7 @@ class SamplingFields(Wire):
 
 
 class GenerationRequest(SamplingFields):
-    """Fields of every route that generates."""
+    """Fields of every route that generates text."""
 
     model: str | None = None
     stream: Flag | None = False
@@ -114,7 +119,7 @@ class GenerationRequest(SamplingFields):
     ttft_deadline_ms: Int | None = None
     deadline_ms: Int | None = None
     user: str | None = None
-    # Known, and refused where they ask for something: saying nothing would be a wrong answer.
+    # Rejected if they request something, because ignoring them would give a wrong reply.
     use_beam_search: Flag = False
     logprob_token_ids: list[TokenId] | None = None
     thinking_token_budget: Int | None = None

@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions."""
+"""Body of POST /v1/completions."""
 
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _checked_prompt(value: Any) -> Any:
-    """One look at each element: a union of lists would try every kind on a prompt of 100,000 ids."""
+    """Validate each element once. A union of lists would try every type on a prompt of 100,000 token IDs."""
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value:

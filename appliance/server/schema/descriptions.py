@@ -1,6 +1,6 @@
-"""What each field of a request body means, by its name, for /openapi.json and /docs.
+"""Descriptions of request body fields by name, for /openapi.json and /docs.
 
-Routes share most fields, so each name is described once. `(Schema, field)` describes a field that means something else
+Routes share most fields, so each name is described once. `(Schema, field)` describes a field with a different meaning
 in one schema.
 """
 
@@ -190,7 +190,7 @@ DESCRIPTIONS: dict[str | tuple[str, str], str] = {
 
 
 def describe_fields(name: str, schema: dict[str, Any]) -> None:
-    """Add descriptions to the properties of the JSON schema of one request body, where they have none."""
+    """Add descriptions to properties of a request body's JSON schema that have none."""
     for field, described in schema.get("properties", {}).items():
         text = DESCRIPTIONS.get((name, field), DESCRIPTIONS.get(field))
         if text is not None:

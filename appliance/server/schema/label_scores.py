@@ -1,4 +1,4 @@
-"""The body of POST /generative_scoring."""
+"""Body of POST /generative_scoring."""
 
 from typing import Annotated, Any
 
@@ -32,7 +32,7 @@ def _checked_items(value: Any) -> Any:
 
 
 class LabelScoresRequest(Wire):
-    """Prompts of a query and an item each; `label_token_ids` are what may come next."""
+    """Prompts that consist of a query and an item each. `label_token_ids` are the candidates for the next token."""
 
     model: str | None = None
     query: Annotated[Any, AfterValidator(_checked_query), WithJsonSchema(_SIDE_SCHEMA)]

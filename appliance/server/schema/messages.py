@@ -1,5 +1,7 @@
-"""The bodies of POST /v1/messages and POST /v1/messages/count_tokens, Anthropic's form of a conversation. Fields that
-change nothing here (cache_control, service_tier, container, citations, …) are unknown ones and ignored."""
+"""Bodies of POST /v1/messages and POST /v1/messages/count_tokens, in Anthropic's format.
+
+Fields without an effect here (cache_control, service_tier, container, citations, …) count as unknown and are ignored.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +17,7 @@ class TextBlock(Wire):
 
 
 class ThinkingBlock(Wire):
-    """`signature` holds the thinking where `thinking` is empty, as a reply with omitted thinking gave it."""
+    """A thinking block. If `thinking` is empty, `signature` contains it, as in a reply with omitted thinking."""
 
     type: Literal["thinking"]
     thinking: str
@@ -35,7 +37,7 @@ class ToolUseBlock(Wire):
 
 
 class OtherBlock(Wire):
-    """Known, and refused where it stands: the model takes text only, and runs no tools by itself."""
+    """A known but unsupported block: the model accepts text only, and the server does not run tools."""
 
     type: Literal[
         "image",
@@ -51,7 +53,7 @@ class OtherBlock(Wire):
 
 
 def _as_blocks(value: Any) -> Any:
-    """Text is short for one block of it."""
+    """Convert text to a list with one text block."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -81,7 +83,7 @@ class Message(Wire):
 
 
 class MessageTool(Wire):
-    """A function of the client's. `type` of a tool that Anthropic's service runs carries a date."""
+    """A function of the client. The `type` of a predefined tool of Anthropic's API contains a date."""
 
     type: str | None = None
     name: str = Field(min_length=1)
@@ -126,7 +128,7 @@ class ThinkingAdaptive(Wire):
 
 
 class ThinkingOther(Wire):
-    """`between_tools` leaves it to the chat template."""
+    """`between_tools` leaves the decision to the chat template."""
 
     type: Literal["disabled", "between_tools"]
 
@@ -149,7 +151,7 @@ class Metadata(Wire):
 
 
 class CountRequest(Wire):
-    """What becomes the prompt. `output_format` is the older name of output_config.format."""
+    """Fields that determine the prompt. `output_format` is the older name of output_config.format."""
 
     model: str = Field(min_length=1)
     messages: list[Message] = Field(min_length=1)
@@ -171,7 +173,7 @@ class MessagesRequest(CountRequest):
     top_p: Float | None = None
     top_k: Int64 | None = None
     metadata: Metadata | None = None
-    # Ours, as on the chat route.
+    # Extensions of this server, as on the chat route.
     seed: Int64 | None = None
     priority: Int64 = 0
     cache_salt: str | None = None

@@ -1,5 +1,8 @@
-"""Numbers and flags of a body. JSON's true and false are no numbers. A number or flag written as text is taken only
-where the validation context has `TEXT_NUMBERS`, as vLLM does."""
+"""Numbers and flags of a body.
+
+true and false are not accepted as numbers. Numbers and flags written as text are accepted only if the validation
+context has `TEXT_NUMBERS`, as in vLLM.
+"""
 
 from typing import Annotated, Any, Final
 
@@ -31,5 +34,5 @@ Int = Annotated[int, BeforeValidator(_number)]
 Float = Annotated[float, BeforeValidator(_number)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Int64 = Annotated[int, BeforeValidator(_number), Field(ge=-(2**63), le=2**63 - 1)]
-# Strict, as lists of ids are long and a validator in Python costs 0.2 µs for each element.
+# Strict, because lists of IDs are long and a Python validator costs 0.2 µs per element.
 TokenId = Annotated[int, Field(strict=True, le=2**63 - 1)]

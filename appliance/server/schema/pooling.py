@@ -1,4 +1,4 @@
-"""The bodies of routes that pool a prompt: what all share, and /v1/embeddings, /pooling and /classify."""
+"""Bodies of pooling routes: shared fields, and /v1/embeddings, /pooling and /classify."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,8 +15,10 @@ Endianness = Literal["native", "little", "big"]
 
 
 class PoolingFields(Wire):
-    """Fields of every route that pools. `use_activation` False asks for the numbers before unit length, softmax or
-    sigmoid."""
+    """Fields of every pooling route.
+
+    `use_activation` False requests the numbers before normalisation, softmax or sigmoid.
+    """
 
     model: str | None = None
     user: str | None = None
@@ -41,7 +43,7 @@ class PoolingFields(Wire):
 
 
 class Encoded(Wire):
-    """How vectors are written; `embed_dtype` and `endianness` concern base64 and bytes."""
+    """Format of vectors. `embed_dtype` and `endianness` apply to base64 and bytes."""
 
     encoding_format: EncodingFormat = "float"
     embed_dtype: EmbedDtype = "float32"
@@ -53,8 +55,10 @@ def _is_ids(value: Any) -> bool:
 
 
 def _checked_input(value: Any) -> Any:
-    """One look at each element, as for prompts of completions. An empty text may still have the tokens that begin and
-    end every text."""
+    """Validate each element once, as for completion prompts.
+
+    An empty text is valid, since special tokens may be added to it.
+    """
     if value is None or isinstance(value, str) or _is_ids(value):
         return value
     if isinstance(value, list) and value:
@@ -85,8 +89,10 @@ _MESSAGES_SCHEMA = {"anyOf": [_TALK, {"type": "array", "items": _TALK}]}
 
 
 class PromptRequest(PoolingFields, TemplateOptions):
-    """`input`, as texts or token ids, or `messages`, as one conversation or several. Special tokens are added to texts,
-    and to conversations only if it is said."""
+    """Requires `input` (texts or token ids) or `messages` (one conversation or several).
+
+    By default, special tokens are added to texts but not to conversations.
+    """
 
     input: Annotated[Any, AfterValidator(_checked_input), WithJsonSchema(_INPUT_SCHEMA)] = None
     messages: Annotated[Any, AfterValidator(_checked_messages), WithJsonSchema(_MESSAGES_SCHEMA)] = None
@@ -103,7 +109,7 @@ class PromptRequest(PoolingFields, TemplateOptions):
 
 
 class LateChunking(Wire):
-    """Vectors of parts of a text that each saw the whole: means over `chunk_size` tokens."""
+    """Vectors of chunks with the context of the complete text: means over `chunk_size` tokens."""
 
     chunk_size: Int = Field(ge=1)
 

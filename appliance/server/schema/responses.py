@@ -1,5 +1,7 @@
-"""The bodies of POST /v1/responses and POST /v1/responses/input_tokens. Items stay as the client wrote them: what they
-mean is `appliance.server.openai.responses.request_items`' affair."""
+"""Bodies of POST /v1/responses and POST /v1/responses/input_tokens.
+
+Items stay as the client wrote them. `appliance.server.openai.responses.request_items` interprets them.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -26,7 +28,7 @@ Metadata = Annotated[
 
 
 class ReasoningWish(Wire):
-    """How much to think. Summaries are not made: the thoughts themselves are in the reasoning item."""
+    """Amount of reasoning. Summaries are not generated: the reasoning item contains the reasoning itself."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -49,13 +51,13 @@ class TextWish(Wire):
 
 
 class ResponsesStreamOptions(Wire):
-    """`include_obfuscation` asks for padding against those who watch lengths; none is added."""
+    """`include_obfuscation` requests padding against observers of message lengths; none is added."""
 
     include_obfuscation: Flag | None = None
 
 
 class PromptRequest(Wire):
-    """What makes the prompt of a response, and how its reply is bound."""
+    """Fields that determine the prompt of a response and the constraints on its reply."""
 
     model: str | None = None
     input: str | list[dict[str, Any]] | None = None
@@ -67,11 +69,11 @@ class PromptRequest(Wire):
     reasoning: ReasoningWish | None = None
     text: TextWish | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    # vLLM's
+    # Extensions of vLLM
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
-    # Known, and refused where they ask for something: saying nothing would be a wrong answer.
+    # Rejected if they request something, because ignoring them would give a wrong reply.
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
@@ -101,7 +103,7 @@ class ResponsesRequest(PromptRequest):
     service_tier: str | None = None
     temperature: Float | None = None
     top_p: Float | None = None
-    # vLLM's
+    # Extensions of vLLM
     top_k: Int | None = None
     min_p: Float | None = None
     presence_penalty: Float | None = None

@@ -1,4 +1,4 @@
-"""The bodies of /score and /rerank. A side of a pair is a text, or an object with `content`: a text or its parts."""
+"""Bodies of /score and /rerank. One side of a pair is a text, or an object with `content`: a text or its parts."""
 
 from typing import Annotated, Any
 
@@ -10,11 +10,11 @@ from appliance.server.schema.numbers import Flag, Int
 from appliance.server.schema.pooling import PoolingFields
 
 PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-"""The names of the two sides, as clients say them."""
+"""Field names of the two sides."""
 
 
 class Parts(Wire):
-    """A text in parts."""
+    """A text that consists of parts."""
 
     content: str | list[dict[str, Any]]
 
@@ -24,7 +24,7 @@ Sides = Side | list[Side]
 
 
 class ScoringFields(PoolingFields):
-    """`max_tokens_per_query` and `max_tokens_per_doc` cut a side before it is joined; 0: it is not cut."""
+    """`max_tokens_per_query` and `max_tokens_per_doc` truncate a side before the pair is joined; 0: no limit."""
 
     max_tokens_per_query: Int = 0
     max_tokens_per_doc: Int = 0
@@ -50,12 +50,15 @@ class ScoreRequest(ScoringFields):
         return self
 
     def given(self) -> list[tuple[str, str]]:
-        """The pairs of names of which both are set."""
+        """Return the pairs of field names that are both set."""
         return [pair for pair in PAIRS if all(getattr(self, name) is not None for name in pair)]
 
 
 def _document(value: Any) -> Any:
-    """`{text}` is a document of Cohere's and Jina's; a part of a message is none, although it has a text, too."""
+    """Convert `{text}`, a document in Cohere's and Jina's APIs.
+
+    A message part also has a text but is not a document.
+    """
     if isinstance(value, dict) and isinstance(value.get("text"), str) and "type" not in value:
         return {"content": value["text"]}
     return value

@@ -1,4 +1,4 @@
-"""The bodies of POST /tokenize, in its two forms, and POST /detokenize."""
+"""Bodies of POST /tokenize, in its two forms, and POST /detokenize."""
 
 from typing import Annotated
 

@@ -1,8 +1,8 @@
-"""Output items of a response and the events that tell of them, made of what a chat reply's tokens come to.
+"""Output items of a response and their stream events, built from the tokens of a chat reply.
 
-One token is taken at a time, so that the events, and with them their numbers, follow from the tokens alone: a stream
-goes on behind any event, however the tokens come the second time. Items follow one another; each is opened, gains, and
-is closed when the next one begins or the reply ends.
+Tokens are taken one at a time, so that the events and their sequence numbers depend on the tokens only. A stream can
+therefore resume after any event, regardless of how the tokens are grouped the second time. Items follow one another:
+each is opened, extended, and closed when the next one begins or the reply ends.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class Item(Protocol):
-    """One output item. Events have no output_index and no sequence_number yet."""
+    """One output item. Its events do not have an output_index or a sequence_number yet."""
 
     id: str
 
@@ -110,7 +110,7 @@ class Call:
 
 
 class CustomCall:
-    """A call of a tool that takes a text: the one string of its arguments, read as it comes."""
+    """A call of a custom tool. Its input is the only string in the call's arguments, decoded while it streams."""
 
     def __init__(self, id: str, call_id: str, name: str) -> None:
         self.id = id
@@ -136,7 +136,10 @@ class CustomCall:
 
 
 class Output:
-    """All items of one response. `name` is what their ids are made from, `custom` the tools whose calls have a text."""
+    """All items of one response.
+
+    Item IDs are derived from `name`. `custom` has the names of custom tools, whose calls have a text input.
+    """
 
     def __init__(self, name: str, custom: frozenset[str], *, shows_reasoning: bool) -> None:
         self._name = name
@@ -144,12 +147,12 @@ class Output:
         self._shows_reasoning = shows_reasoning
         self._done: list[Fields] = []
         self._open: Item | None = None
-        self._held: list[Fields] = []  # logprobs of tokens whose text is still to come
+        self._held: list[Fields] = []  # logprobs of tokens whose text has not arrived yet
         self.calls = 0
         self.broken_calls = 0
 
     def take(self, events: list[Event], logprobs: list[Fields]) -> Iterator[Fields]:
-        """The events of the API for what one token came to."""
+        """Return the API events for the parsed output of one token."""
         self._held += logprobs
         for event in joined(events):
             if isinstance(event, Content):
@@ -162,7 +165,7 @@ class Output:
             elif isinstance(event, CallArguments):
                 yield from self._add(event.text)
             elif isinstance(event, CallBroken):
-                # It was told of: it stays, with what it had, and says that it is not whole.
+                # Clients have already seen this item: keep its partial content and mark it as incomplete.
                 self.broken_calls += 1
                 yield from self._close("incomplete")
             self._held = [] if isinstance(event, Content) else list(logprobs)
@@ -170,14 +173,17 @@ class Output:
             self._held = []
 
     def end(self, status: Status) -> Iterator[Fields]:
-        """Close what is open at the end of the reply. A reply without any item gets an empty message, so that its
-        `output` has the item whose status is `incomplete`, too."""
+        """Close the open item at the end of the reply.
+
+        A reply without any item gets an empty message, so that `output` has an item with status `incomplete` in that
+        case too.
+        """
         if not self._done and self._open is None:
             yield from self._begin(Message(self._id("msg")))
         yield from self._close(status)
 
     def close(self) -> Iterator[Fields]:
-        """Close what is open where the reply has no end of its own."""
+        """Close the open item of a reply that did not end regularly."""
         yield from self._close("incomplete")
 
     def items(self) -> list[Fields]:

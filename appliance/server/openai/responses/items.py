@@ -1,4 +1,4 @@
-"""The items of a response before its reply: those of the response that it goes on from, and those that came with it."""
+"""Input items of a response: the items of the previous response, and the items of the request."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ NO_STORE = "This server keeps no responses (endpoints.responses.keep is 0s)"
 
 
 def context(store: ResponseStore | None, owner: str, previous: str | None) -> tuple[Fields, ...]:
-    """All items of the response before this one. Raises NotFound, InvalidRequest."""
+    """Return all items of the previous response. Raise NotFound or InvalidRequest."""
     if previous is None:
         return ()
     found = None if store is None else store.find(owner, previous)
@@ -32,8 +32,7 @@ def context(store: ResponseStore | None, owner: str, previous: str | None) -> tu
 def own_items(
     store: ResponseStore | None, owner: str, body: PromptRequest, salt: str, before: Sequence[Fields]
 ) -> tuple[Fields, ...]:
-    """The items that came with a request, each with an id that no other one has: lists are paged by ids. Raises
-    InvalidRequest."""
+    """Return the items of a request, each with a unique ID, because lists are paged by ID. Raise InvalidRequest."""
     given = body.input if body.input is not None else []
     if isinstance(given, str):
         given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]

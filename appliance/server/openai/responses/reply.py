@@ -1,4 +1,4 @@
-"""A response under way: its object, its events in order, and how it ends (docs/http.md, Responses)."""
+"""A running response: its object, its events in order, and its end (docs/http.md, Responses)."""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -27,22 +27,21 @@ TERMINAL: dict[str, str] = {
     "completed": "response.completed",
     "incomplete": "response.incomplete",
     "failed": "response.failed",
-    "cancelled": "response.incomplete",  # the API has no event of its own for it; the status tells
+    "cancelled": "response.incomplete",  # the API has no event for cancellation; the status field shows it
 }
 _CODES = {422: "invalid_prompt", 400: "invalid_prompt"}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What one response is about: the request, all items before its reply, of which those from `own` on came with it,
-    and whether it can be asked for later. `owner` is a name for the API key."""
+    """The request behind one response."""
 
     body: ResponsesRequest
     identity: Identity
-    items: tuple[Fields, ...]
-    own: int
-    owner: str
-    stored: bool
+    items: tuple[Fields, ...]  # all items before the reply
+    own: int  # index of the first item that came with this request
+    owner: str  # name for the API key
+    stored: bool  # the response can be retrieved later
 
     @property
     def id(self) -> str:
@@ -54,7 +53,7 @@ class Asked:
 
 
 def tokens_of(delta: Delta) -> Iterator[Delta]:
-    """The delta token by token, its end with the last one."""
+    """Split a delta into single tokens. The last one carries the finish reason."""
     if len(delta.ids) < 2:
         yield delta
         return
@@ -79,7 +78,7 @@ def _logprob(token: Scored, count: int) -> Fields:
 
 
 class ResponseReply:
-    """One response over a source of deltas."""
+    """One response, generated from a source of deltas."""
 
     def __init__(self, service: Service, subject: Subject, asked: Asked, plan: ChatPlan, source: Source) -> None:
         self.service = service
@@ -102,7 +101,7 @@ class ResponseReply:
     # Generating
 
     async def pieces(self) -> AsyncIterator[list[Fields]]:
-        """Events of one token after the other, to the end of the last item."""
+        """Yield the events of each token, up to the end of the last item."""
         try:
             async for _, delta in self.source.deltas():
                 self._ending_log.take(delta)
@@ -147,17 +146,17 @@ class ResponseReply:
             found = self._output.calls > self._output.broken_calls
             self.service.metrics.tool_calls(bool(self.asked.body.stream), found)
 
-    # The whole of it
+    # The final object
 
     def end(self) -> Fields:
-        """The object of a reply whose deltas are at their end. One that was aborted says so."""
+        """Return the object of a reply whose deltas have ended. An aborted reply is reported as failed."""
         if self._finish not in ("stop", "length"):
             return self.fail(Unavailable("The service is shutting down; repeat the request.", DRAIN_RETRY_AFTER_S))
         self._completed_at = int(time.time()) if self.state == "completed" else None
         return self.document()
 
     def closings(self) -> list[Fields]:
-        """The events that close an item which has no end of its own: the reply ended otherwise."""
+        """Return the events that close an item that was still open when the reply ended."""
         return list(self._output.close())
 
     def fail(self, error: Exception) -> Fields:
@@ -171,7 +170,7 @@ class ResponseReply:
         return self.document()
 
     def document(self) -> Fields:
-        """The response object as it stands."""
+        """Return the current response object."""
         body, defaults = self.asked.body, self.service.config.sampling
         over = self.state in TERMINAL
 
@@ -198,7 +197,7 @@ class ResponseReply:
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": _reasoning(body),
             "safety_identifier": body.safety_identifier,
-            "service_tier": "default",  # there is one
+            "service_tier": "default",  # the only tier
             "store": self.asked.stored,
             "temperature": chosen(body.temperature, defaults.temperature),
             "text": _text(body),
@@ -228,13 +227,13 @@ class ResponseReply:
         }
 
     def openings(self) -> list[Fields]:
-        """The events before the first token."""
+        """Return the events before the first token."""
         kinds = ["response.created", "response.queued" if self.asked.background else "response.in_progress"]
         return [{"type": kind, "response": self.document()} for kind in kinds]
 
 
 def with_prompt(plan: ChatPlan, ids: tuple[int, ...]) -> ChatPlan:
-    """The plan over the prompt that was submitted: a template may tell the time."""
+    """Return the parsed request with the original prompt, since a chat template may render the current time."""
     return replace(plan, prompts=(replace(plan.prompts[0], ids=ids),))
 
 

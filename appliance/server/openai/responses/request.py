@@ -1,5 +1,8 @@
-"""A request of the Responses API as the chat request that it is: its items become messages, its tools functions, its
-text format a response format. What chat then refuses is told in the words of this API."""
+"""Conversion of a Responses API request to a chat request.
+
+Items become messages, tools become functions, and the text format becomes a response format. Errors from the chat route
+are reported with the field names of this API.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +82,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def custom_tools(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
-    """Names of the tools whose calls have a text, and no arguments."""
+    """Return the names of custom tools, whose calls have a text input instead of arguments."""
     return frozenset(str(tool.get("name")) for tool in tools or () if tool.get("type") == "custom")
 
 
@@ -137,7 +140,7 @@ def _text_fields(body: PromptRequest) -> dict[str, Any]:
 
 
 def chat_request(body: PromptRequest, items: Sequence[Any], served: Served) -> ChatRequest:
-    """The conversation of `items`, which are all there are, with the instructions before them. Raises RequestError."""
+    """Return a chat request with all `items` as its conversation, after the instructions. Raise RequestError."""
     _check(body)
     messages = messages_of(items, served.text.output_format.reasoning)
     if body.instructions is not None:
@@ -169,7 +172,11 @@ def chat_request(body: PromptRequest, items: Sequence[Any], served: Served) -> C
 
 
 def plan_response(body: PromptRequest, items: Sequence[Any], served: Served) -> ChatPlan:
-    """Raises RequestError for what cannot be served; `truncation: auto` leaves out what the window cannot hold."""
+    """Return the parsed request.
+
+    With `truncation: auto`, drop messages that do not fit the context window. Raise RequestError for a request that
+    cannot be served.
+    """
     try:
         request = chat_request(body, items, served)
         plan = _fitting(request, served) if body.truncation == "auto" else plan_chat(request, served)
@@ -179,9 +186,11 @@ def plan_response(body: PromptRequest, items: Sequence[Any], served: Served) -> 
 
 
 def _fitting(request: ChatRequest, served: Served) -> ChatPlan:
-    """The plan with the most messages, of the last ones, that leave room for a reply: of its own length, or of an
-    eighth of the window where it names none. System messages stay, and so does the last message. Results of calls go
-    with their calls."""
+    """Return the parsed request with as many of the latest messages as leave room for the reply.
+
+    The room is the reply's maximum length, or an eighth of the context window if the request does not set one. System
+    messages and the last message are always kept. Call results are dropped together with their calls.
+    """
     window = served.config.max_context
     room = request.max_completion_tokens or window // 8
 
@@ -214,7 +223,7 @@ def _first_that(
     low: int,
     high: int,
 ) -> ChatPlan | RequestError:
-    """By halving: leaving out more never needs more room."""
+    """Return the first fitting plan by binary search: dropping more messages never needs more room."""
     found = plan(high)
     while low < high:
         middle = (low + high) // 2

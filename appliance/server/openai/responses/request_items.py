@@ -1,5 +1,7 @@
-"""Items of the Responses API to messages of chat: one assistant message holds what one turn of the model came to, its
-reasoning, its text and its calls, in that order."""
+"""Conversion of Responses API items to chat messages.
+
+One assistant message holds the reasoning, the text and the calls of one model turn, in that order.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -21,7 +23,7 @@ def _refused(message: str) -> RequestError:
 
 
 def kind_of(item: Item) -> str:
-    """Its type; what has a role and no type is a message."""
+    """Return an item's type. An item with a role and without a type is a message."""
     kind = item.get("type")
     return kind if isinstance(kind, str) else "message" if kind is None and "role" in item else ""
 
@@ -60,7 +62,7 @@ def _string(item: Item, name: str, where: str) -> str:
 
 
 def reasoning_text(item: Item, where: str) -> str:
-    """The thoughts of a reasoning item, or their summary where it has nothing else."""
+    """Return the text of a reasoning item, or its summary if it has no text."""
     if item.get("encrypted_content") is not None:
         raise _refused(
             f"{where}.encrypted_content: this server encrypts no reasoning and reads none; send the item's content."
@@ -78,14 +80,14 @@ def reasoning_text(item: Item, where: str) -> str:
 
 
 class Turns:
-    """Messages of items, one after the other."""
+    """Builds chat messages from a sequence of items."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._turn: Message | None = None  # of the assistant, still open
+        self._turn: Message | None = None  # open message of the assistant
 
     def take(self, item: Any, where: str) -> None:
-        """Raises RequestError for what is no item, or of a kind that is not possible here."""
+        """Add an item. Raise RequestError for an invalid item or an unsupported type."""
         kind = kind_of(item) if isinstance(item, dict) else ""
         take = self._kinds().get(kind)
         if take is None:
@@ -161,7 +163,7 @@ class Turns:
 
 
 def goes_on(items: Sequence[Any]) -> bool:
-    """Whether the reply continues the last item: a message or thought of the assistant that is not finished."""
+    """Return if the reply continues the last item: an unfinished message or reasoning item of the assistant."""
     last = items[-1] if items else None
     if not isinstance(last, dict) or last.get("status") not in UNFINISHED:
         return False
@@ -170,8 +172,11 @@ def goes_on(items: Sequence[Any]) -> bool:
 
 
 def messages_of(items: Sequence[Any], reasoning: Reasoning | None) -> list[Message]:
-    """The conversation as chat has it. `reasoning`: how the model marks its thoughts; one that goes on stands in the
-    text behind its mark, which is how the model itself began it. Raises RequestError that names the item."""
+    """Return the conversation as chat messages. Raise RequestError that names the invalid item.
+
+    `reasoning` is the model's reasoning format. Unfinished reasoning is placed in the text after the start marker, as
+    the model itself generated it.
+    """
     turns = Turns()
     for at, item in enumerate(items):
         turns.take(item, f"input[{at}]")

@@ -1,4 +1,4 @@
-"""/v1/responses: create, retrieve, cancel, delete, its input items, and the count of its input (docs/http.md)."""
+"""Routes of /v1/responses: create, retrieve, cancel, delete, input items and input token count (docs/http.md)."""
 
 import asyncio
 import re
@@ -40,15 +40,18 @@ _HIDDEN = {"input", "instructions", "tools", "text", "metadata", "chat_template"
 
 @dataclass(frozen=True)
 class Wish:
-    """A request that names its generation: `body` is a digest of it, `after` the number of the last event it has."""
+    """Idempotency options of a request."""
 
     request_id: str
-    body: bytes
-    after: int
+    body: bytes  # digest of the request
+    after: int  # number of the last event that the client has
 
 
 def _read_wish(request: Request, body: ResponsesRequest, store: ResponseStore | None) -> Wish | None:
-    """None without an Idempotency-Key. The id of the response follows from the key and its owner."""
+    """Return the idempotency options, or None without an Idempotency-Key.
+
+    The response's ID is derived from the key and its owner.
+    """
     key, after = request.headers.get(KEY), request.headers.get(LAST, "")
     if key is None or store is None:
         if after and store is not None:
@@ -64,7 +67,7 @@ def _read_wish(request: Request, body: ResponsesRequest, store: ResponseStore | 
 
 
 def _identity(request: Request, body: ResponsesRequest, store: ResponseStore | None, wish: Wish | None) -> Identity:
-    """Ids of clients become the response's if they can stand in a path and are not taken."""
+    """Return the response's identity. A client's ID is used if it is valid in a URL path and not taken."""
     given = (body.request_id or request.state.request_id).removeprefix(PREFIX)
     name = given if _ID.fullmatch(given) else uuid.uuid4().hex
     if wish is not None:
@@ -91,7 +94,7 @@ async def _planned(service: Service, request: Request, asked: Asked) -> ChatPlan
 
 
 def _check_json(body: ResponsesRequest) -> None:
-    """Raises InvalidRequest for what cannot be told back."""
+    """Raise InvalidRequest for a body that cannot be serialized to JSON again."""
     try:
         orjson.dumps(body.model_dump(mode="json", by_alias=True, exclude_unset=True))
     except TypeError as error:
@@ -106,7 +109,10 @@ def _check_background(body: ResponsesRequest, store: ResponseStore | None) -> No
 
 
 def _where(request: Request, body: ResponsesRequest) -> Placement:
-    """Requests of one session, or with one prompt_cache_key, run where their prefixes are."""
+    """Return the placement of a request.
+
+    Requests of one session or prompt_cache_key run on the same engine and share its prefix cache.
+    """
     asked = placement(request)
     session = asked.session or body.session_id or body.prompt_cache_key or ""
     return Placement(asked.rank, session)
@@ -131,9 +137,11 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
     asked = Asked(body, identity, items, len(before), owner, stored)
     plan = await _planned(service, request, asked)
     if wish is not None and store is not None and (joined := _joined(store, owner, wish)) is not None:
-        return await _reply_of_key(service, request, body, joined, wish)  # another one came meanwhile
+        # another request with this key arrived in the meantime
+        return await _reply_of_key(service, request, body, joined, wish)
     if store is not None and wish is None and store.find_any(owner, identity.request_id) is not None:
-        identity = Identity(uuid.uuid4().hex, identity.created, identity.salt)  # another one with its id came meanwhile
+        # another request with its ID arrived in the meantime
+        identity = Identity(uuid.uuid4().hex, identity.created, identity.salt)
         asked = replace(asked, identity=identity)
     _log_request(service, request, body)
     if store is None or not (stored or wish is not None):
@@ -151,7 +159,7 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
 
 
 def _joined(store: ResponseStore, owner: str, wish: Wish) -> Stored | None:
-    """The response of a key, if it was not in vain. Raises Unprocessable."""
+    """Return the existing response for an idempotency key, unless it failed. Raise Unprocessable."""
     found = store.find_any(owner, wish.request_id)
     if found is None:
         return None
@@ -183,7 +191,10 @@ async def _reply(
     after: int = -1,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """What the client of a kept response gets: its events, itself once it is over, or at once if it may wait."""
+    """Return the HTTP response for a stored response.
+
+    A streaming request gets the events, a background request gets the current object, and all others wait for the end.
+    """
     store, headers = _store_if_any(request), headers or {}
     assert store is not None, "it is kept there"
     if stored.asked.background:
@@ -278,8 +289,10 @@ async def input_tokens(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/responses/{response_id}", summary="A response as it stands, or its events")
 async def retrieve(request: Request, response_id: str) -> Response:
-    """`stream=true` gives its events, those behind number `starting_after`. One that was left without a client, or
-    without a gateway, is gone on with."""
+    """Return a response. `stream=true` returns its events, after number `starting_after`.
+
+    Retrieving a response that lost its client or its gateway resumes it.
+    """
     service, store = service_of(request), _store(request)
     stored = store.get(request.state.owner, response_id)
     after = _number(request, "starting_after", -1, 0, 10**9)
@@ -296,7 +309,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
         return _stream(service, request, told, after, {})
     if not background and stored.entry.state == "running":
         async with (await store.follow(stored, service.config.linger_s)).reply.source:
-            pass  # who asks for it wants its end, for a while
+            pass  # keep it running for a while, because this client waits for its end
     return JSONResponse(await store.snapshot(stored))
 
 
@@ -318,7 +331,10 @@ async def cancel(request: Request, response_id: str) -> JSONResponse:
 
 @router.get("/v1/responses/{response_id}/input_items", summary="The items that a response was made from")
 async def input_items(request: Request, response_id: str) -> JSONResponse:
-    """Those of the responses before it first; `order` is desc, the newest first, or asc."""
+    """Return the input items of a response, including those of previous responses.
+
+    `order` is desc (the newest first) or asc.
+    """
     stored = _store(request).get(request.state.owner, response_id)
     order, after = request.query_params.get("order", "desc"), request.query_params.get("after")
     if order not in ("asc", "desc"):

@@ -1,7 +1,7 @@
-"""Responses that are kept: found by id and API key, generated on without a client where they are in the background,
-gone on with by whoever asks, cancelled, deleted, and told from across gateways.
+"""Stored responses: found by ID and API key, resumed on request, cancelled and deleted, also after a gateway restart.
 
-An entry of the ledger is one response: what it is about (`Asked`), its deltas, and the object that it came to.
+Background responses are generated without a client. One store entry is one response: its request (`Asked`), its deltas
+and its final object.
 """
 
 import asyncio
@@ -31,24 +31,24 @@ from engine.api.messages import Submit
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # between two looks at what nobody generates
+LOOK_S = 0.5  # interval between two searches for responses that have to be resumed
 
 
 class InvalidRequest(BadRequest):
-    """What the Responses API itself refuses."""
+    """Error of the Responses API itself."""
 
     type = "invalid_request_error"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A response that is kept."""
+    """A stored response."""
 
     entry: Entry
     asked: Asked
 
     def document(self) -> Fields | None:
-        """What it came to, once it is over."""
+        """Return the final object, or None while the response is unfinished."""
         return orjson.loads(self.entry.document) if self.entry.state == "ended" else None
 
 
@@ -66,13 +66,13 @@ def _read(entry: Entry) -> Asked:
 
 
 class ResponseStore:
-    """The kept responses of a gateway. `live` are the replies of those that are being generated, by entry."""
+    """The stored responses of a gateway."""
 
     def __init__(self, service: Service, ledger: Ledger) -> None:
         self.ledger = ledger
         self._service = service
         self._asked: dict[int, Asked] = {}
-        self._live: dict[int, ResponseReply] = {}
+        self._live: dict[int, ResponseReply] = {}  # replies that are being generated, by entry
         self._plans: dict[int, ChatPlan] = {}
         self._items: dict[tuple[str, str], bytes] = {}  # owner and id of an item → key of a response that has it
         for entry in ledger.entries():
@@ -82,24 +82,24 @@ class ResponseStore:
     # Finding
 
     def find(self, owner: str, id: str) -> Stored | None:
-        """Of another owner there is nothing."""
+        """Return a response, or None if it does not exist or has another owner."""
         stored = self.find_any(owner, id)
         return stored if stored is not None and stored.asked.stored else None
 
     def find_any(self, owner: str, id: str) -> Stored | None:
-        """Those too that are only kept for an Idempotency-Key."""
+        """Return a response, also if it is only kept for an Idempotency-Key."""
         entry = self.ledger.find(digest("responses", owner, id.removeprefix(PREFIX)))
         return None if entry is None else Stored(entry, self._about(entry))
 
     def get(self, owner: str, id: str) -> Stored:
-        """Raises NotFound."""
+        """Return a response. Raise NotFound."""
         found = self.find(owner, id)
         if found is None:
             raise NotFound(f"Response with id '{id[:200]}' not found.", "response_id")
         return found
 
     def item(self, owner: str, id: str) -> Fields | None:
-        """An item of a response that is kept, one that was sent or one that was made."""
+        """Return an input or output item of a stored response."""
         key = self._items.get((owner, id))
         entry = None if key is None else self.ledger.find(key)
         if entry is None:
@@ -125,11 +125,13 @@ class ResponseStore:
     async def open(
         self, asked: Asked, body: bytes, plan: ChatPlan, subject: Subject, where: Placement, *, safe: bool
     ) -> Stored:
-        """Begins it. `safe`: waits until it is on the disk, as it is promised. Raises JournalFull, and what the router
-        refuses."""
+        """Start a response. Raise JournalFull, and the router's admission errors.
+
+        With `safe`, wait until the entry is on disk, because the client was promised that it is durable.
+        """
         submit = plan.prompts[0].submits[0]
         race = Race(self._service.router.generate_all([submit], where))
-        kept = msgspec.structs.replace(submit, ttft_deadline=None, deadline=None)  # times of this boot
+        kept = msgspec.structs.replace(submit, ttft_deadline=None, deadline=None)  # deadlines are on this boot's clock
         key = digest("responses", asked.owner, asked.identity.request_id)
         try:
             entry = self.ledger.open(key, body, asked.identity, (kept,), _written(asked))
@@ -157,7 +159,10 @@ class ResponseStore:
         entry.run(self._generate(stored, reply), self.ledger.over)
 
     async def _generate(self, stored: Stored, reply: ResponseReply) -> None:
-        """Reads the reply to its end and writes down what it came to. What engines cannot take now can go on later."""
+        """Generate the reply to its end and store the result.
+
+        An interrupted or unavailable reply can be resumed later.
+        """
         entry = stored.entry
         try:
             async for _ in reply.pieces():
@@ -165,7 +170,7 @@ class ResponseStore:
             document = reply.end()
         except (Suspended, Unavailable):
             raise
-        except Exception as error:  # how the response ended; every follower is told
+        except Exception as error:  # becomes the end of the response, which is reported to every subscriber
             if is_unexpected(error):
                 self._service.log.unexpected(reply.subject, error)
             entry.failure, document = error, reply.fail(error)
@@ -179,7 +184,7 @@ class ResponseStore:
         self._index(stored, document)
 
     async def resume(self, stored: Stored) -> None:
-        """Sees to it that one which is not over is generated. Raises what the router refuses."""
+        """Resume an unfinished response that is not being generated. Raise the router's admission errors."""
         if stored.entry.state != "paused":
             return
         if not self.ledger.goes_on(stored.entry):
@@ -191,11 +196,11 @@ class ResponseStore:
             return
         self._service.router.admit()
         plan = await self._planned(stored)
-        if stored.entry.state == "paused":  # still, after the time that the plan took
+        if stored.entry.state == "paused":  # check again, because building the plan took time
             self._run(stored, plan, None, _nobody(stored))
 
     async def _planned(self, stored: Stored) -> ChatPlan:
-        """The plan of one that is kept, over the prompt that it had."""
+        """Return the parsed request of a stored response, with its original prompt."""
         known = self._plans.get(stored.entry.opened.entry)
         if known is not None:
             return known
@@ -207,7 +212,7 @@ class ResponseStore:
         return with_prompt(plan, stored.entry.opened.submits[0].prompt)
 
     async def keep_going(self) -> None:
-        """For ever: what is in the background and nobody generates, be it for a restart, is gone on with."""
+        """Resume paused background responses, for example after a restart. Runs forever."""
         while True:
             service = self._service
             if service.has_text and service.router.accepts and not service.draining:
@@ -216,7 +221,7 @@ class ResponseStore:
             await asyncio.sleep(LOOK_S)
 
     def _forget(self) -> None:
-        """What is known of entries that the ledger has forgotten."""
+        """Drop the state of entries that the store no longer has."""
         entries = self.ledger.entries()
         if len(self._asked) > len(entries):
             numbers = {entry.opened.entry for entry in entries}
@@ -235,20 +240,20 @@ class ResponseStore:
                 await self.resume(stored)
             except Unavailable:
                 return  # later
-            except Exception as error:  # it can never go on: that is its end
+            except Exception as error:  # it can never be resumed: store the error as its end
                 log.warning("response %s cannot go on: %s", stored.asked.id, error)
                 self._end(stored, (await self._at(stored)).fail(error))
 
-    # Telling
+    # Reading
 
     async def follow(self, stored: Stored, linger_s: float | None) -> Kept:
-        """Reads it along, from its start; whoever is the last to leave lets go of it after so long."""
+        """Return the response from its start. It is paused `linger_s` after its last reader has left."""
         plan = await self._planned(stored)
         source = Follower(stored.entry, None, linger_s)
         return Kept(ResponseReply(self._service, _nobody(stored), stored.asked, plan, source), stored.entry)
 
     async def snapshot(self, stored: Stored) -> Fields:
-        """The object as it stands."""
+        """Return the current response object."""
         document = stored.document()
         if document is not None:
             return document
@@ -256,7 +261,7 @@ class ResponseStore:
         return (await self._at(stored) if live is None else live).document()
 
     async def _at(self, stored: Stored) -> ResponseReply:
-        """A reply that has read what there is."""
+        """Return a reply that has read all stored deltas."""
         return await self._read(stored, await self._planned(stored))
 
     async def _read(self, stored: Stored, plan: ChatPlan) -> ResponseReply:
@@ -268,13 +273,13 @@ class ResponseStore:
     # Ending
 
     async def cancel(self, stored: Stored) -> Fields:
-        """Stops it; one that is over stays what it is."""
+        """Cancel a response. A finished one does not change."""
         entry = stored.entry
         if entry.state != "ended":
             plan = await self._planned(stored)
             await entry.abandon()
             reply = await self._read(stored, plan)
-            if stored.document() is None:  # it did not end meanwhile, and nobody else cancelled it
+            if stored.document() is None:  # it did not end in the meantime and no other request cancelled it
                 self._end(stored, reply.cancel())
         return await self.snapshot(stored)
 
@@ -293,7 +298,7 @@ class ResponseStore:
 
 
 class _Written:
-    """What is written down of a response, and no more."""
+    """Source of only those deltas of a response that are already stored."""
 
     seen = counts = skips_opening = skips_usage = False
 
@@ -318,5 +323,5 @@ class _Written:
 
 
 def _nobody(stored: Stored) -> Subject:
-    """For log lines of a response without a request of its own."""
+    """Return a log subject for a response without a request of its own."""
     return Subject(stored.asked.identity.request_id)

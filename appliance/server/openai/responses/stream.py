@@ -1,7 +1,7 @@
-"""A response as server-sent events, numbered from 0 without gaps, and as one object.
+"""A response as server-sent events, numbered from 0 without gaps, or as one object.
 
-A response that is written down is told from its start, whoever asks, and what the client has is left out: the same
-tokens make the same events with the same numbers. How it ended is told as it was written down.
+A stored response is always replayed from its start, and events that the client already has are skipped: the same tokens
+produce the same events with the same numbers. Its end is read from the store.
 """
 
 import itertools
@@ -21,7 +21,7 @@ LET_GO = "The service lets go of this response; ask for the rest of it with star
 
 
 class Told(Protocol):
-    """A reply and how its end is known. `cause`: what it failed with."""
+    """A reply together with access to its end."""
 
     reply: ResponseReply
 
@@ -36,7 +36,7 @@ class Told(Protocol):
 
 
 class Live:
-    """A response that nobody writes down: it ends with its client."""
+    """A response that is not stored. It ends with its client's connection."""
 
     def __init__(self, reply: ResponseReply, on_error: Callable[[Exception], None]) -> None:
         self.reply = reply
@@ -60,7 +60,7 @@ class Live:
 
 
 class Kept:
-    """A response that is written down, read along."""
+    """A stored response that is read while it is generated."""
 
     def __init__(self, reply: ResponseReply, entry: Entry) -> None:
         self.reply = reply
@@ -74,7 +74,7 @@ class Kept:
         return await self.end()
 
     async def end(self) -> Fields:
-        """Its document. Raises Unavailable if it is left without an end."""
+        """Return the final object. Raise Unavailable if generation stopped without an end."""
         entry = self._entry
         while entry.state == "running" or (entry.abandoned and entry.state != "ended" and entry.failure is None):
             await entry.change()
@@ -84,7 +84,7 @@ class Kept:
         return document
 
     def failed(self, error: Exception) -> Fields:
-        """Raises the error of one that did not end with it."""
+        """Return the final object of an ended response, else raise the error."""
         if self._entry.state != "ended" or not self._entry.document:
             raise error
         document: Fields = orjson.loads(self._entry.document)
@@ -100,7 +100,7 @@ async def _events(told: Told) -> AsyncIterator[Fields]:
             for event in events:
                 yield event
         closings, document = reply.closings(), await told.end()
-    except Exception as error:  # the one border of a stream: whatever fails is how the response ended
+    except Exception as error:  # outermost handler of the stream: any failure becomes the response's end
         closings, document = reply.closings(), told.failed(error)
     for event in closings:
         yield event
@@ -108,7 +108,7 @@ async def _events(told: Told) -> AsyncIterator[Fields]:
 
 
 async def records(told: Told, after: int = -1, *, with_ids: bool = False) -> AsyncIterator[bytes]:
-    """The events behind number `after`. Raises what does not end the response, only its stream."""
+    """Yield the events after number `after`. Raise errors that end the stream but not the response."""
     numbers = itertools.count()
     async for event in _events(told):
         number = next(numbers)
@@ -118,8 +118,8 @@ async def records(told: Told, after: int = -1, *, with_ids: bool = False) -> Asy
 
 
 async def whole(told: Told) -> Fields:
-    """The object of a response that was waited for. Raises what it failed with."""
-    async with told.reply.source:  # until it is written down: whoever leaves a kept one before ends it
+    """Return the final object of a response that the client waits for. Raise the error that it failed with."""
+    async with told.reply.source:  # until it is stored: leaving a stored response earlier stops it
         document = await told.whole()
     if told.cause is not None:
         raise told.cause
@@ -129,16 +129,16 @@ async def whole(told: Told) -> Fields:
 async def closed(
     records: AsyncIterator[bytes], describe: Callable[[Exception], dict[str, Any]]
 ) -> AsyncIterator[bytes]:
-    """The records; an error that is not the response's own is a bare record, at which clients raise."""
+    """Yield the records. An error outside the response becomes a bare error record, on which clients raise."""
     try:
         async for each in records:
             yield each
-    except Exception as error:  # the one border of a stream: whatever fails is told and ends it
+    except Exception as error:  # outermost handler of the stream: report any failure and end the stream
         yield named_record("error", describe(error))
 
 
 def listed(items: Iterable[Fields], *, after: str | None, limit: int, newest_first: bool) -> Fields:
-    """One page of items, behind the item of an id. Raises KeyError if there is no such item."""
+    """Return one page of items, starting after the item with ID `after`. Raise KeyError if there is no such item."""
     ordered = list(items)[::-1] if newest_first else list(items)
     if after is not None:
         ordered = ordered[_place(ordered, after) + 1 :]

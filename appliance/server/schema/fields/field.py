@@ -6,30 +6,30 @@ from typing import Any
 
 Body = Mapping[str, Any]
 ANY: tuple[Any, ...] = (object(),)
-"""`neutral` of a field that asks for nothing by itself, such as the parameter of a sampler that is off."""
+"""`neutral` of a field that has no effect by itself, such as the parameter of a disabled sampler."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field is accepted without effect, read as another field, or refused. Null is always accepted."""
+    """A field is accepted without effect, read as another field, or rejected. Null is always accepted."""
 
     reason: str = ""
-    """Why other values than the neutral ones are refused, as a sentence that says what to use instead."""
+    """Why values other than the neutral ones are rejected, as a sentence that names an alternative."""
 
     neutral: tuple[Any, ...] = ()
-    """Values that ask for nothing, or `ANY`."""
+    """Values without an effect, or `ANY`."""
 
     same_as: str = ""
-    """Another field of the request: its value is neutral as well."""
+    """Another field of the request, whose value is neutral as well."""
 
     alias: str = ""
-    """The field that it is read as; `a.b` is member `b` of `a`."""
+    """The field as which it is read; `a.b` is member `b` of `a`."""
 
     convert: Callable[[Any], dict[str, Any]] | None = None
-    """Several fields that it is read as, by name in the form of `alias`. Raises ValueError for a wrong value."""
+    """Returns the fields as which it is read, by name in the form of `alias`. Raises ValueError for a wrong value."""
 
     error_code: str = ""
-    """Code of the refusal in the details of an error, for clients that branch on it."""
+    """Error code of the rejection, in the details of the error, for clients that branch on it."""
 
     def is_neutral(self, value: Any, body: Body) -> bool:
         if value is None or self.neutral is ANY:
@@ -48,4 +48,4 @@ def read_as(alias: str, *neutral: Any) -> Field:
 
 
 LABEL = Field(neutral=ANY)
-"""A field without influence on the output: names of users, cache hints, timings."""
+"""A field without influence on the output, such as user names, cache hints or timings."""

@@ -9,7 +9,7 @@ Table = dict[str, Field]
 _SAMPLER: Final = "the sampler is not implemented; leave the field out."
 
 SAMPLERS: Final[Table] = {
-    # llama.cpp, KoboldCpp, text-generation-webui, TabbyAPI: off at the neutral value
+    # llama.cpp, KoboldCpp, text-generation-webui, TabbyAPI: disabled at the neutral value
     "mirostat": refused(_SAMPLER, 0),
     "mirostat_mode": refused(_SAMPLER, 0),
     "typical_p": refused(_SAMPLER, 1, 0),
@@ -47,7 +47,7 @@ SAMPLERS: Final[Table] = {
     "stop_regex": refused("use stop with fixed strings.", [], ""),
     "no_stop_trim": refused("use include_stop_str_in_output.", False),
     "spaces_between_special_tokens": refused("special tokens are always separated by spaces.", True),
-    # Parameters of samplers that are off
+    # Parameters of disabled samplers
     "mirostat_tau": Field(neutral=ANY),
     "mirostat_eta": Field(neutral=ANY),
     "xtc_threshold": Field(neutral=ANY),
@@ -73,7 +73,7 @@ STRUCTURED: Final[Table] = {
     "guided_json_object": read_as("structured_outputs.json_object", False),
     "guided_whitespace_pattern": read_as("structured_outputs.whitespace_pattern"),
     "guided_decoding_backend": refused("there is one backend; leave the field out.", "auto"),
-    # SGLang; json_schema and grammar (GBNF) are llama.cpp's as well
+    # SGLang; json_schema and grammar (GBNF) exist in llama.cpp too
     "json_schema": read_as("structured_outputs.json", ""),
     "regex": read_as("structured_outputs.regex", ""),
     "ebnf": read_as("structured_outputs.grammar", ""),
@@ -111,14 +111,14 @@ BEST_OF: Final = Field("the server draws as many choices as it returns; use n.",
 
 
 def thinking_switch(value: Any) -> dict[str, Any]:
-    """`enable_thinking` as variables of the chat template, which families call by two names."""
+    """Return `enable_thinking` as chat template variables; model families use two names for it."""
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return {"chat_template_kwargs.enable_thinking": value, "chat_template_kwargs.thinking": value}
 
 
 def reasoning_options(value: Any) -> dict[str, Any]:
-    """OpenRouter's `reasoning` object as fields of chat completions."""
+    """Return OpenRouter's `reasoning` object as fields of chat completions."""
     if not isinstance(value, dict):
         raise ValueError("must be an object with effort, enabled, exclude or max_tokens")
     known = {"effort": "reasoning_effort", "max_tokens": "thinking_token_budget"}
@@ -137,7 +137,7 @@ def reasoning_options(value: Any) -> dict[str, Any]:
 
 
 def verbosity(value: Any) -> dict[str, Any]:
-    """`verbosity` as a variable of the chat template."""
+    """Return `verbosity` as a chat template variable."""
     if value not in ("low", "medium", "high"):
         raise ValueError("must be low, medium or high")
     return {"chat_template_kwargs.verbosity": value}

@@ -1,5 +1,8 @@
-"""The table of each API. A field that is neither in the schema nor in the table is unknown, and
-`endpoints.unknown_fields` says what becomes of it."""
+"""Field tables of each API.
+
+A field that is neither in the schema nor in the table is unknown, and `endpoints.unknown_fields` determines its
+handling.
+"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -83,7 +86,7 @@ COMPLETION: Final[Table] = {
 
 
 def _of_chat(schema: type[BaseModel]) -> Table:
-    """Sampling fields of chat completions that this schema does not have: refused unless they have their default."""
+    """Return chat sampling fields that a schema does not have. They are rejected unless they have their default."""
     reason = "it is a field of /v1/chat/completions, not of this route."
     return {
         name: refused(reason, field.get_default(), *((1,) if name in ("n", "repetition_penalty") else (0, [], {}, "")))
@@ -160,7 +163,7 @@ TABLES: Final[Mapping[type[BaseModel], Mapping[str, Field]]] = {
     schema: {name: field for name, field in table.items() if name not in schema.model_fields}
     for schema, table in _BY_SCHEMA
 }
-"""By schema, without the fields that the schema itself has."""
+"""Tables by schema, without the fields of the schema itself."""
 
 
 def table_of(schema: type[BaseModel]) -> Mapping[str, Field]:
