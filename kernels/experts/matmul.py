@@ -1,13 +1,13 @@
 """Products of routed rows by the matrices of their experts: y[p] = W[expert of p] x[p // each].
 
-p is a pair of a token and an expert (work.py). With `each` pairs to a row of x these are its tokens, up to which all
-experts project; with 1 they are the pairs themselves, which are projected down. The matrices of a layer's experts lie
-one behind another, and only those of tiles that there are get read, each once a tile.
+p is a pair of a token and an expert (work.py). With `each` pairs to a row of x, the rows are tokens, as in the up
+projection; with `each` = 1 the rows are the pairs themselves, as in the down projection. The matrices of a layer's
+experts are stored one after another. Only matrices of experts that have a tile are read, once for each tile.
 
-A tile's outputs stand where a matrix instruction has its rows and the pairs where it has its columns, of which it may
-have few: a step of one token multiplies by 16 columns of which one is real, which costs less than reading the weights.
-Inputs are added up in order, STEP at a time, in tiles of any size, and by the same instruction, of which only the
-number of columns changes: a pair's sums do not depend on the pairs beside it.
+The outputs of a tile take the rows of a matrix instruction and the pairs its columns, because few columns are cheap: a
+step of one token multiplies by 16 columns, one of them real, which costs less than reading the weights. Inputs are
+added up in order, STEP at a time, by the same instruction for every size of tile; only its number of columns changes.
+The sums of a pair therefore do not depend on the other pairs.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ STEP = 64  # inputs at a time
 
 
 def _reference(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, each: int, rows: int) -> Tensor:
-    """x: [tokens or pairs, inputs]; weight: [experts, outputs, inputs] of x's type, contiguous; pairs, tiles: of
-    expert_work with tiles of so many rows → [pairs, outputs] of x's type."""
+    """x: [tokens or pairs, inputs]; weight: [experts, outputs, inputs] of x's type, contiguous; pairs, tiles: from
+    expert_work with tiles of `rows` rows → [pairs, outputs] of x's type."""
     y = torch.empty((pairs.shape[0], weight.shape[1]), dtype=x.dtype, device=x.device)
     for expert, first, end in tiles.tolist():
         own = pairs[first:end].long()
