@@ -20,7 +20,7 @@ _PART = re.compile(r"(\d*)q(\d+k?)(?:s(\d+k?))?")
 
 
 def batch(text: str) -> Rows:
-    """Raises ValueError with what is possible."""
+    """Parse a batch such as 8q1s4096+q512. Raise ValueError that describes the syntax if `text` is invalid."""
     rows: list[tuple[int, int]] = []
     for part in text.split("+"):
         found = _PART.fullmatch(part)
@@ -38,8 +38,8 @@ def _count(text: str) -> int:
 
 
 def kind(rows: Sequence[tuple[int, int]]) -> Kind:
-    """What all rows are: a prompt, one token each, a few tokens after others (a guess to be checked), more of them (a
-    later chunk of a prompt); or mixed."""
+    """Return the kind that all rows have: prefill (a whole prompt), decode (one token), spec (a few tokens after
+    others, such as drafted ones), extend (a later chunk of a prompt); or mixed if kinds differ."""
     kinds = {_row_kind(*row) for row in rows}
     return kinds.pop() if len(kinds) == 1 else "mixed"
 

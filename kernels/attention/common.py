@@ -1,16 +1,16 @@
-"""What the attention operations share: their meaning in torch, and pieces of their Triton bodies.
+"""Definition of the attention operations in torch, and parts that their Triton bodies share.
 
     out = softmax(c · tanh(scale · q kᵀ / c) + mask) v      (without `softcap` c: softmax(scale · q kᵀ + mask) v)
 
-Position p sees positions max(begin, p - window + 1) … p, where `begin` is 0 or of its row (`begins`: what lies before
-belongs to another attention, as the source's keys do that stand before those of a decoder). A head's sink is a logit
-more in the denominator, whose value is zero (arXiv:2309.17453, learned as in gpt-oss). Query heads come in groups of
-heads / kv_heads that share keys and values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in float8_e4m3fn
-they hold x / k_scale and x / v_scale.
+Position p sees positions max(begin, p - window + 1) … p, where `begin` is 0 or the row's element of `begins`. Earlier
+keys belong to another attention: in a decoder with cross-attention, the keys of the encoder input precede the decoder's
+own keys. A head's sink is an additional logit in the denominator with value zero (arXiv:2309.17453, learned as in
+gpt-oss). Query heads come in groups of heads / kv_heads that share keys and values. Pages: [blocks, layers, 2,
+block_tokens, kv_heads, dim]; in float8_e4m3fn they hold x / k_scale and x / v_scale.
 
-In Triton a softmax under way is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is the score times
-log2(e) and `top` the largest so far. Before the first key top is -1e30 and not -inf, whose differences are NaN. All
-products and sums that must come out the same in several kernels are written as one `fma`, so that no compiler chooses.
+In Triton the state of an unfinished softmax is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is
+the score times log2(e) and `top` the largest so far. The initial top is -1e30, because differences of -inf are NaN. All
+products and sums that must be equal in several kernels are written as one `fma`, which leaves the compiler no choice.
 """
 
 import math
@@ -79,7 +79,7 @@ def check_options(window: int | None, softcap: float | None, scale: float) -> No
 
 
 def check_heads(x: Tensor, name: str) -> int:
-    """Elements from one row of x to the next. Raises ValueError unless the heads of a row lie together."""
+    """Return the row stride of x in elements. Raise ValueError unless the heads of a row are contiguous."""
     if x.shape[0] and (x.stride(2) != 1 or x.stride(1) != x.shape[2]):
         raise ValueError(f"{name}: the heads of a row must lie together, not at strides {x.stride()[1:]}")
     return x.stride(0)
@@ -148,7 +148,7 @@ def reach(lengths: Tensor, begins: Tensor | None) -> Tensor:
 
 
 def read_keys(query_start: Tensor, lengths: Tensor, window: int | None, single: bool) -> int:
-    """Keys that the rows of one token, or those of several, read. lengths: see `reach`."""
+    """Return the number of keys that rows of one token (`single`) or of several tokens read. lengths: see `reach`."""
     keys = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
         if count and (count == 1) == single:
@@ -170,8 +170,8 @@ def paged_traffic(
 @jit
 def halves(x):
     """Two e4m3 in each int16 → the first and the second of each pair, in half precision."""
-    if cuda_capability_geq(8, 9):  # it has an instruction for this
-        # bytes 0 1 2 3 → 0 2 1 3: the firsts of two pairs, then the seconds, two of which are converted at once
+    if cuda_capability_geq(8, 9):  # it has an instruction for the conversion
+        # Bytes 0 1 2 3 → 0 2 1 3: the firsts of two pairs, then the seconds. Each cvt converts two numbers.
         first, second = tl.inline_asm_elementwise(
             """{
             .reg .b32 sorted;
@@ -211,8 +211,8 @@ def capped(scores, scale, softcap):
 
 @jit
 def weighed(scores, top, scale, SOFTCAP: tl.constexpr):
-    """Scores of one more tile, -inf where masked → its weights, the new top and what the sums so far are multiplied
-    with. A masked tile and one that has no mask come out alike: each weight is one `fma`."""
+    """Scores of one more tile, -inf where masked → its weights, the new top and the factor for the previous sums. A
+    tile with a mask that hides nothing gives the same result as one without a mask: each weight is one `fma`."""
     if SOFTCAP:
         scale = 1.0
     best = tl.maximum(top, tl.max(scores, 1) * scale)
@@ -227,7 +227,7 @@ def joined(acc, keep, more, add):
 
 @jit
 def normalised(top, total, sink, v_scale, SINKS: tl.constexpr):
-    """What each row of acc is multiplied with at the end."""
+    """Return the factor by which each row of acc is multiplied at the end."""
     if SINKS:
         sink *= 1.4426950408889634
         best = tl.maximum(top, sink)
@@ -238,8 +238,7 @@ def normalised(top, total, sink, v_scale, SINKS: tl.constexpr):
 
 @jit
 def row_of(block, query_start, rows, BLOCK_Q: tl.constexpr):
-    """The row that this block of queries is for: each row has one block more than the whole ones that its tokens
-    touch."""
+    """Return the row r that this block of queries belongs to. Its first block is query_start[r] // BLOCK_Q + r."""
     low = 0
     high = rows
     while high - low > 1:

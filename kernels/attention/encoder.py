@@ -1,8 +1,8 @@
-"""Attention of whole sequences over their own keys and values, which nothing keeps: encoders, embedding models, image
-towers. See kernels/attention/common.py for what it computes.
+"""Attention of whole sequences over their own keys and values, without a cache: encoders, embedding models, image
+towers. kernels/attention/common.py defines the result.
 
-Without `causal` a position sees those before and after it, with a window those at a distance below it on either side.
-A program computes a block of tokens for one KV head with its whole group of query heads.
+Without `causal` a position sees positions before and after it; a window limits the distance on both sides. A program
+computes a block of tokens for one KV head with its whole group of query heads.
 """
 
 from collections.abc import Callable, Sequence
@@ -155,7 +155,7 @@ def encoder_attention_kernel(
 
     member = tl.arange(0, BLOCK)
     live = (member < BLOCK_Q * GROUP) & (low + member // GROUP < count)
-    position = tl.minimum(low + member // GROUP, high - 1)  # what is no token sees what the last one does
+    position = tl.minimum(low + member // GROUP, high - 1)  # padding sees the keys of the last token
     dim = tl.arange(0, WIDE)
     mask = live[:, None] & (dim < DIM)[None, :]
     spot = (kv_head * GROUP + member % GROUP)[:, None] * DIM + dim[None, :]
@@ -322,7 +322,7 @@ def _peer(
     window: int | None,
     *_,
 ) -> Tensor:
-    """torch's attention where all rows are alike. Raises ValueError where it has none."""
+    """Compute with torch's attention. Raise ValueError for rows of different lengths and for windows."""
     rows = query_start.shape[0] - 1
     count = q.shape[0] // rows
     if window or not bool((query_start.diff() == count).all()):

@@ -100,7 +100,7 @@ def _(q: Tensor, *_: Any) -> Tensor:
 
 
 def flash_arguments(op: str, args: Args) -> Args | None:
-    """Convert the arguments of one of our operations to arguments of `flash_attention` that compute the same. Return None
+    """Convert the arguments of our operation to arguments of `flash_attention` that compute the same. Return None
     for an operation that FlashAttention lacks. Waits for the device. Raises ValueError for unsupported options."""
     match op:
         case "decode_attention":
