@@ -1,13 +1,15 @@
-// Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v, with a sink a logit more of each head.
+// Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v. A sink is an additional logit of
+// each head.
 //
-// A piece of work is a run of a row's queries × one KV head, with all query heads that share it: keys and values are read
-// once for all of them. Keys come in chunks of CHUNK positions, chunks in splits of SPLIT; both lie at multiples of their
-// sizes, so what is added up in which order depends on a query's position and window alone. A row with one query gives its
-// splits to several threads and puts their results together afterwards, in order, as the others do on the way. Sinks come
-// in at the very end.
+// A piece of work is a run of a row's queries × one KV head, with all query heads that share it: keys and values are
+// read once for all of them. Keys come in chunks of CHUNK positions, chunks in splits of SPLIT. Both start at multiples
+// of their sizes, so the order of additions depends on a query's position and window alone. A row with one query
+// distributes its splits among several threads, which merge their results afterwards, in order; other rows merge them
+// while they compute, in the same order. Sinks are added at the very end.
 //
-// A score adds up the dims in order in a lane of its own, an output the positions, whatever the number of queries: a few
-// read the pages as they are (pages.h), many read a chunk that was widened for all of them.
+// The sum of a score over the dims takes one lane, in order; so does the sum of an output over the positions. This
+// holds for any number of queries: a few read the pages directly (pages.h), many read a chunk that is widened once for
+// them.
 #pragma once
 
 #include <limits>
@@ -18,7 +20,7 @@
 namespace attention {
 
 constexpr int64_t CHUNK = 64, SPLIT = 512, RUN_VECTORS = 64;
-// Sums of a product that are held in registers beside what they are made of, and queries of them at most.
+// SUMS: vectors of sums of a product that fit in the registers next to its operands. TILE: maximum number of queries.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int SUMS = 16, TILE = 8;
 #else
@@ -62,7 +64,7 @@ static Plan plan(const Step& step, int64_t window, int64_t share, bool causal) {
     return made;
 }
 
-// Of one query head: the largest score, the sum of e^(score - largest), and the weighted values.
+// State of one query head: the largest score and the sum of e^(score - largest). The weighted values are separate.
 struct Sum {
     float top = -std::numeric_limits<float>::infinity(), weight = 0;
 };
@@ -79,8 +81,8 @@ static inline void join(Sum& sum, float* values, const Sum& more, const float* m
 
 static inline int64_t padded(int64_t dim) { return (dim + W - 1) / W * W; }
 
-// Where a chunk's keys and values lie: dim d of the keys of vector n from keys[n] + d · apart on; the value of position j
-// from values[j] on. Positions [from, to) of the chunk are read. Scales: those of 8-bit pages.
+// Addresses of a chunk's keys and values. Dim d of the keys of vector n starts at keys[n] + d · apart, the value of
+// position j at values[j]. Positions [from, to) of the chunk are read. Only 8-bit pages have scales.
 template <class T> struct Chunk {
     const T *keys[CHUNK / W], *values[CHUNK];
     int64_t apart, from, to;
@@ -89,7 +91,7 @@ template <class T> struct Chunk {
     int64_t last() const { return (to + W - 1) / W; }
 };
 
-// Vector n of row k of the matrix that q, or the weights, are multiplied with.
+// Vector n of row k of the matrix by which q, or the weights, are multiplied.
 struct Keys {
     template <class T> static const T* at(const Chunk<T>& chunk, int64_t k, int64_t n) { return chunk.keys[n] + k * chunk.apart; }
 };
@@ -97,8 +99,8 @@ struct Values {
     template <class T> static const T* at(const Chunk<T>& chunk, int64_t k, int64_t n) { return chunk.values[k] + n * W; }
 };
 
-// c[r][n] (+)= Σ_k a[r][k] · b[k][n] for vectors n in [first, last), k in [begin, end) in order. AHEAD: the same place of
-// the next chunk is called from memory.
+// c[r][n] (+)= Σ_k a[r][k] · b[k][n] for vectors n in [first, last), k in [begin, end) in order. AHEAD: prefetch the
+// same place of the next chunk.
 template <class B, int R, bool AHEAD, bool MORE, class T>
 static inline void product_rows(const Chunk<T>& b, const Chunk<T>& next, int64_t begin, int64_t end, int64_t first, int64_t last,
                                 const float* a, int64_t a_row, float* c, int64_t c_row) {
@@ -147,7 +149,7 @@ struct Room {  // one thread's working memory for a piece
     }
 };
 
-// Calls f(keys, values, token, at, count) for each run of the positions [low, high) that lies in one block: `count` tokens
+// Calls f(keys, values, token, at, count) for each run of the positions [low, high) within one block: `count` tokens
 // from `token` of the block on, which are positions `at` … of the chunk.
 template <class T, class F> static inline void runs(const Attend& op, const Step& step, const Piece& piece, int64_t head,
                                                     int64_t low, int64_t high, F f) {
@@ -160,7 +162,7 @@ template <class T, class F> static inline void runs(const Attend& op, const Step
     }
 }
 
-// The chunk as it lies in the pages, whose blocks are whole vectors of positions, as its heads are of dims.
+// The chunk in the pages, without a copy. Blocks are whole vectors of positions, heads are whole vectors of dims.
 template <class T> static Chunk<T> found(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
                                          int64_t high) {
     Chunk<T> chunk{};

@@ -1,6 +1,6 @@
-"""Compiled bodies of the operations in kernels/sampling: one call of a team for one operation, on float32 of a CPU.
+"""Compiled bodies of the operations in kernels/sampling: a team of threads runs one operation on float32 of a CPU.
 
-As in bodies.py each has the signature of its `Op` behind a Team. The sampler of a CPU calls these very functions.
+As in bodies.py, each has the signature of its `Op` after a first argument of type Team. The CPU sampler calls them.
 """
 
 import torch
