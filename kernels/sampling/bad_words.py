@@ -92,7 +92,7 @@ def _triton(
 
 
 def _inputs(make: Make, rows: int, words: int, longest: int, vocab: int, width: int) -> Args:
-    """Of few different tokens, so that many words are complete, with prompts that end within some of them."""
+    """Sequences of few different tokens, so that many words are complete, with prompts that end within some of them."""
     slots = rows + 2
     tokens = make.integers(0, 2, slots, width)
     lengths = make.integers(0, width, rows)

@@ -1,8 +1,8 @@
 """The exact border of a row among its candidates: key and id of the last token that min_p, top_k and top_p keep.
 
-Candidates lie in any order; what is counted and weighed are whole numbers, so the order does not matter. A search looks
-at eight keys at once: their range falls to a ninth in each turn, and takes few turns where the bracket is narrow. If
-there was no place for all of a bracket's tokens, the candidates are the row's own logits.
+Candidates come in any order. Counts and masses are integers, so the order does not matter. A search tests eight keys at
+once: each iteration reduces their range to a ninth, and a narrow bracket takes few iterations. If the tokens of a
+bracket exceed the capacity, the candidates are the row's own logits.
 """
 
 from kernels.jit import jit, tl
@@ -12,7 +12,7 @@ from kernels.sampling.float_order import key_value, order_key
 
 @jit
 def candidates(logits, values, tokens, at, keep, is_row, t):
-    """s and id of some candidates, or of some of a whole row's logits."""
+    """Load s and id of some candidates, or of some logits of a whole row."""
     token = at
     if is_row:
         s = scaled(tl.load(logits + at, keep, float("-inf")).to(tl.float32), t)

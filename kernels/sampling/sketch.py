@@ -29,7 +29,7 @@ def sketch_kernel(
     t = tl.load(temperature + line)
     p, drop = float64_at(top_p_low, top_p_high, line), float64_at(log_min_p_low, log_min_p_high, line)
     if is_cut(t, tl.load(top_k + line), p, drop):
-        # a block's logits lie BLOCKS apart, so that each thread has whole columns
+        # The logits of a block have a stride of BLOCKS, so that each thread has whole columns.
         block = tl.arange(0, BLOCKS)
         at = tile * TILE + tl.arange(0, TILE // BLOCKS)[:, None] * BLOCKS + block[None, :]
         x = tl.load(logits + row * logits_row + at, at < VOCAB, float("-inf")).to(tl.float32)
@@ -112,9 +112,9 @@ def plan_kernel(
                 x_all, x_none = tl.where(enough, middle, x_all), tl.where(enough, x_none, middle)
             x_p = tl.where(p_holds, best + y_all / unit, float("-inf"))
             x_first = tl.maximum(best + drop * t, tl.where((k > 0) & k_holds, x_all, float("-inf")))
-            # top_p takes its part of what the first two cuts leave, so all of that must be in the bracket
+            # top_p takes its share of the mass that the first two cuts keep, so all of that must be in the bracket.
             border = tl.where(first, x_first, x_p)
-            # different logits may be equal after the division: a few units in the last place more
+            # Different logits may be equal after the division: extend by a few units in the last place.
             tile = tl.arange(0, TILES_UP)
             end = tl.min(tl.load(least + row * TILES + tile, tile < TILES, float("inf")), 0)
             border = tl.maximum(border - 4e-6 * (tl.abs(best) + tl.abs(best - border)), end)

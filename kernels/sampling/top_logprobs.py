@@ -1,10 +1,10 @@
-"""Log probabilities of the rows that ask: of the token drawn, its rank, and the most likely tokens.
+"""Log probabilities for rows that request them: of the drawn token, with its rank, and of the most likely tokens.
 
     logprob = (x - largest x) - log Σ exp(x - largest x)
 
-x is a logit as the model gave it, or, processed, s = logit / temperature of the tokens that the cuts kept and -∞ of the
-others. No softmax of the vocabulary is written: a tile finds its largest x, its sum, how many x lie above the drawn
-token's, and its `top` most likely tokens one after another; a second launch joins the tiles. Equal x: the lower id.
+x is the model's logit, or for processed logprobs s = logit / temperature of the kept tokens and -∞ of the others. No
+softmax of the vocabulary is written: a tile finds its largest x, its sum, the number of x above the drawn token's, and
+its `top` most likely tokens one after another; a second launch merges the tiles. Between equal x the lower id wins.
 """
 
 import torch
