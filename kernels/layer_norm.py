@@ -46,7 +46,7 @@ def layer_norm_kernel(
     BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row."""
+    """One program for each row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     keep = at < SIZE

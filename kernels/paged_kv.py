@@ -27,5 +27,5 @@ def write_kv(pages: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return keys or values as pages of this type hold them: rounded to nearest, ties to even, what is not finite 0."""
+    """Return keys or values in the type of the pages: rounded to nearest, ties to even. NaN and infinity become 0."""
     return torch.nan_to_num(x.to(dtype), 0.0, 0.0, 0.0)

@@ -59,7 +59,7 @@ def rms_norm_kernel(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row."""
+    """One program for each row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     keep = at < SIZE

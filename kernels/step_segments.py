@@ -26,7 +26,7 @@ def _reference(starts: Tensor, slot: Tensor, first: Tensor, query_start: Tensor,
 def step_segments_kernel(
     starts, slot, first, query_start, segments, rows, total, MORE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program a row, and one for the padding behind them."""
+    """One program for each row, and one for the padding after them."""
     row = tl.program_id(0)
     start = tl.load(query_start + row)
     is_row = row < rows

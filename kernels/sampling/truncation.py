@@ -15,9 +15,9 @@ refine   for wide rows: number and mass of the tokens at or above the six values
 finish   in sample.py: the exact border among the tokens of the bracket. If these are more than `CAPACITY` (thousands of
          equal logits), it reads the row itself, which is slow and equally exact.
 
-Counts and masses are integers. A weight is exp2 of an fp32 difference, exact to 3e-7: the border equals that in float64
-unless a prefix's mass is within 1e-6 of the limit of top_p. Blocks and parts divide the vocabulary independently of the
-batch.
+Counts and masses are integers. A weight is exp2 of an fp32 difference, exact to 3e-7. The result equals the float64
+reference unless a prefix's mass is within 1e-6 of the limit of top_p. Blocks and parts divide the vocabulary
+independently of the batch.
 """
 
 from dataclasses import dataclass
