@@ -27,7 +27,7 @@ class Rounding:
     """Method of rounding rows."""
 
     group: int  # inputs that share a scale, which may be all
-    given: Tensor | None = None  # [1] float32, one scale for all rows; by default each scale follows from its own numbers
+    given: Tensor | None = None  # [1] float32, one scale for all rows; by default it follows from their numbers
 
 
 @dataclass(frozen=True)
