@@ -78,7 +78,7 @@ def to_codes(x):
         magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x7F800000)
         # 3 of the 23 bits of mantissa stay; the exponent counts from 7 and not from 127
         normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
-        # below 2^-6 all are multiples of 2^-9, which is the last place of floats next to 2^14
+        # below 2^-6 all are multiples of 2^-9, the last place of floats next to 2^14
         small = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
         whole = tl.minimum(tl.where(magnitude < 0x3C800000, small, normal), 0x7E)
         whole = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7F, whole)

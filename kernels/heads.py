@@ -263,7 +263,7 @@ def _inputs(
     angles = make.normal(tokens, half, dtype=torch.float32, scale=3.0) if half else None
     qkv = make.normal(tokens, heads + 2 * kv_heads, dim)
     if pages is not None and not half:
-        # Numbers that 8 bits hold, some too large for them: the interpreter does not round to 8 bits as a GPU does.
+        # Numbers that fit into 8 bits, and some too large: the interpreter does not round to 8 bits as a GPU does.
         qkv = qkv.mul_(8).to(pages).to(make.dtype)
     if spoiled:
         qkv[0, heads, 0], qkv[-1, heads + kv_heads, 1], qkv[-1, -1, -1] = torch.nan, torch.inf, -torch.inf

@@ -1,4 +1,4 @@
-"""Layer norm, with the residual add in front of it, over the last axis, in fp32.
+"""Layer norm after the residual add, over the last axis, in fp32.
 
     r ← r + a · x;  y = (r - mean) / sqrt(var + eps) · w (+ b)        (without r: of x)
 

@@ -20,7 +20,7 @@ from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
 def pack(weight: Tensor) -> Tensor:
-    """The weight [outputs, inputs] in the memory order that `linear` multiplies fastest; drop the given one."""
+    """Return the weight [outputs, inputs] in the memory order that `linear` multiplies fastest; drop the original."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         return weight.t().contiguous().t()
     return weight

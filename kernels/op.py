@@ -28,7 +28,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Make:
-    """Random inputs of one type on one device, from a seed. On the `meta` device nothing is drawn or allocated."""
+    """Random inputs of one type on one device, from a seed. The `meta` device draws and allocates nothing."""
 
     device: torch.device
     dtype: torch.dtype

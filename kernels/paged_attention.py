@@ -246,7 +246,7 @@ _Single = tuple[int, int, int, int, int, int]  # blocks, row, token, first block
 
 
 def _span(row: int, first: int, count: int, token: int, low: int, begin: int, window: int | None, sizes: Sizes) -> Span:
-    """`low`: the first block that is read, `begin`: the first position, but for the window."""
+    """low: the first block that is read. begin: the first position that is read without a window."""
     stop, device = token + count, sizes.device
     if first == begin:
         masked = window is not None and window < count
@@ -275,8 +275,8 @@ def _bias(query: Tensor, key: Tensor, window: int | None, begin: Tensor | int) -
 
 
 def _similar(singles: list[_Single], most: int) -> list[list[_Single]]:
-    """Cuts rows into buckets of at most `most` padded blocks in which no row is less than three quarters as long as the
-    longest, a few blocks aside."""
+    """Group rows into buckets of at most `most` padded blocks. The shortest row of a bucket has at least three quarters
+    of the blocks of the longest, minus four."""
     buckets: list[list[_Single]] = []
     longest = 0
     for single in sorted(singles, key=lambda one: (-one[0], one[1])):
@@ -293,6 +293,6 @@ def _bucket(members: list[_Single], window: int | None, sizes: Sizes) -> Bucket:
     width = max(member[0] for member in members)
     low, position, begin = (place.unsqueeze(1) for place in places)
     key = low * sizes.block_tokens + torch.arange(width * sizes.block_tokens, device=sizes.device)
-    # Past its own end a row reads the last column again; the bias hides it.
+    # After its own end a row reads the last column again; the bias masks it.
     reached = (low + torch.arange(width, device=sizes.device)).clamp_(max=sizes.columns - 1)
     return Bucket(tokens, rows.unsqueeze(1), reached, _bias(position, key, window, begin).unsqueeze(1))

@@ -15,7 +15,7 @@ from kernels.op import Args, Case, Make, Op, nbytes
 
 
 def rope_angles(positions: Tensor, frequencies: Tensor, attention: float, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """cos and sin for `rotate_`, each [tokens, 1, dim] fp32; sin carries the sign of its place in the pair.
+    """Return cos and sin for `rotate_`, each [tokens, 1, dim] fp32; sin includes the sign for its place in the pair.
 
     positions: [tokens] int64; frequencies: [dim / 2], or [tokens, dim / 2] where they depend on the token's sequence;
     attention multiplies both (yarn, longrope).
@@ -46,9 +46,9 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 def _reference(
     positions: Tensor, frequencies: Tensor, attention: float, axes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """positions: [tokens] integers, or [tokens, several] with axes: [half] int32, which of them each pair turns by;
-    frequencies: [half] fp32, or [tokens, half] where each token has its own → cos and sin, [tokens, half] fp32, one a
-    pair."""
+    """positions: [tokens] integers, or [tokens, several] with axes: [half] int32, which of these positions rotates each
+    pair; frequencies: [half] fp32, or [tokens, half] if each token has its own → cos and sin, [tokens, half] fp32, one
+    for each pair."""
     turned = positions.unsqueeze(1) if axes is None else positions[:, axes.long()]
     angles = turned.float() * frequencies
     return angles.cos() * attention, angles.sin() * attention

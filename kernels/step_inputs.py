@@ -141,7 +141,7 @@ def _triton(
 def _inputs(
     make: Make, counts: list[int], slots: int, width: int, block_tokens: int = 4, groups: int = 1, padding: int = 0
 ) -> Args:
-    """Each row computes `counts` of its positions, the last of them at its end."""
+    """Each row computes `counts` of its positions, up to its end."""
     ends = [0]
     for count in counts:
         ends.append(ends[-1] + count)

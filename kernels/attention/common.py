@@ -58,13 +58,13 @@ def _attend(
 
 
 def gathered(pages: Tensor, layer: int, blocks: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, Tensor]:
-    """Keys and values of these blocks, [tokens, kv_heads, dim] fp32."""
+    """Return keys and values of these blocks, [tokens, kv_heads, dim] fp32."""
     planes = pages[blocks.long(), layer].float()  # [blocks, 2, block_tokens, kv_heads, dim]
     return planes[:, 0].flatten(0, 1) * k_scale, planes[:, 1].flatten(0, 1) * v_scale
 
 
 def causal(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """Which of the positions `key` each of the positions `query` sees, [queries, keys]."""
+    """Return which of the positions `key` each of the positions `query` sees, [queries, keys]."""
     distance = query.unsqueeze(1) - key
     return (distance >= 0) & (distance < (SEEN_ALL if window is None else window))
 
@@ -104,7 +104,7 @@ def check_group(heads: int, kv_heads: int) -> None:
 
 
 def compute_type(q: Tensor, pages: Tensor) -> object:
-    """The type in which products are taken. Each 8-bit float is a half, exactly, and so is a weight more precise."""
+    """Return the type of the operands of products. float16 represents each 8-bit float exactly, and weights better."""
     types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
     return tl.float16 if pages.dtype.itemsize == 1 and q.dtype.itemsize == 2 else types[q.dtype]
 
@@ -143,7 +143,7 @@ def paged_inputs(
 
 
 def reach(lengths: Tensor, begins: Tensor | None) -> Tensor:
-    """Positions of each row that its last token reads where there is no window."""
+    """Return the number of positions that the last token of each row reads without a window."""
     return lengths if begins is None else lengths - begins
 
 
@@ -159,8 +159,8 @@ def read_keys(query_start: Tensor, lengths: Tensor, window: int | None, single: 
 def paged_traffic(
     q: Tensor, pages: Tensor, query_start: Tensor, lengths: Tensor, window: int | None, single: bool
 ) -> int:
-    """Bytes of the keys and values that rows read, of q and of the output. lengths: see `reach`; not known on the meta
-    device, where it is all pages of the layer."""
+    """Return the bytes of the keys and values that rows read, of q and of the output. lengths: see `reach`; on the meta
+    device, which has no values, all pages of the layer count."""
     if lengths.is_meta:
         return pages.nbytes // pages.shape[1] + 2 * q.nbytes
     token = 2 * pages[0, 0, 0, 0].nbytes
@@ -196,7 +196,7 @@ def halves(x):
 
 @jit
 def narrowed(x, TYPE: tl.constexpr):
-    """x in the type of products. A bf16 beyond the range of a half becomes its largest number."""
+    """Convert x to the type of products. A bf16 beyond the range of float16 becomes its largest number."""
     if TYPE == tl.float16:  # noqa: SIM300
         x = tl.clamp(x.to(tl.float32), -65504.0, 65504.0)
     return x.to(TYPE)

@@ -89,7 +89,8 @@ def _reference(
 
 @jit
 def _load(place, seen, ELEMENTS: tl.constexpr, PAIRS: tl.constexpr, TYPE: tl.constexpr):
-    """Both halves of a head's dims for each key, in the type of products. ELEMENTS: how many there are to load."""
+    """Load both halves of a head's dims for each key, in the type of products. ELEMENTS: numbers of a loaded
+    element."""
     HALF: tl.constexpr = place.shape[1]
     half = tl.arange(0, HALF)[None, :]
     keep = seen[:, None]
@@ -177,7 +178,7 @@ def decode_attention_kernel(
             part_top = tl.full([GROUP], -1.0e30, tl.float32)
             weights = tl.zeros([GROUP, TILE], tl.float32)  # summed over the tiles, and over their keys at the end
             key = start + tl.arange(0, TILE)
-            # Block ids are loaded one tile ahead: then the pages of several tiles can be on their way.
+            # Block ids are loaded one tile ahead, so that the loads of several tiles can overlap.
             block = tl.load(line + key // BLOCK_TOKENS, key < stop, 0)
             for tile in range(start, stop, TILE):
                 key = tile + tl.arange(0, TILE)
@@ -204,7 +205,7 @@ def decode_attention_kernel(
             acc_2 = joined(acc_2, keep, part_2, add)
             total = tl.fma(total, keep, tl.sum(weights, 1) * add)
             top = best
-        # Loaded again: kept in registers until here they push others out to memory.
+        # Loaded again, because keeping these values in registers until here would spill others.
         row = tl.load(entry, volatile=True)
         keys = tl.load(entry + 2, volatile=True) - tl.load(entry + 1, volatile=True)
         token = tl.load(query_start + row).to(tl.int64)
@@ -243,7 +244,8 @@ def decode_reduce_kernel(
     WIDE: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """Sums up, for rows of several items, the splits of each chunk in their order, all chunks at once, then these."""
+    """Sum up rows of several items: first the splits of each chunk in order, for all chunks at once, then the
+    chunks."""
     chunk = tl.arange(0, CHUNKS)
     dim = tl.arange(0, WIDE)
     live = dim < DIM
@@ -404,7 +406,7 @@ def _inputs(
     sinks: bool = False,
     begins: Sequence[int] = (),
 ) -> tuple:
-    """begins: of each row, or of none."""
+    """begins: first position of each row; empty: no begins."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, window
     )

@@ -94,7 +94,7 @@ def _reference(
 
 @jit
 def _load(place, mask, PAIRS: tl.constexpr, TYPE: tl.constexpr):
-    """Keys or values in the type of products; of 8-bit ones the even and the odd dims."""
+    """Load keys or values in the type of products; for 8-bit pages the even and the odd dims."""
     if PAIRS:
         first, second = halves(tl.load(place, mask, 0))
         return first.to(TYPE), second.to(TYPE)
@@ -142,7 +142,7 @@ def _tiles(
     PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * DIM // ELEMENTS
     dim = tl.arange(0, WIDE)[None, :]
     key = begin + tl.arange(0, TILE)
-    # Block ids are loaded one tile ahead: then the pages of several tiles can be on their way.
+    # Block ids are loaded one tile ahead, so that the loads of several tiles can overlap.
     block = tl.load(line + key // BLOCK_TOKENS, key < length, 0)
     for tile in range(begin, end, TILE):
         key = tile + tl.arange(0, TILE)
@@ -213,7 +213,8 @@ def prefill_attention_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A program a block of tokens and KV head, the last blocks of a step first: they tend to see the most keys."""
+    """One program for each block of tokens and KV head. The last blocks of a step start first: they tend to see the
+    most keys."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK // GROUP
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -249,7 +250,7 @@ def prefill_attention_kernel(
         lowest = tl.load(begins + row)
         begin = tl.maximum(begin, lowest)
     begin = begin // TILE * TILE
-    # Between these all of the block see all keys; every bound is where a tile begins.
+    # Between these bounds, all tokens of the block see all keys. Every bound is the start of a tile.
     full = tl.maximum(tl.cdiv(tl.maximum(high - WINDOW, lowest), TILE) * TILE, begin)
     full_end = tl.maximum((low + 1) // TILE * TILE, full)
 
@@ -319,8 +320,8 @@ def prefill_attention_kernel(
 
 
 def _settings(q: Tensor, pages: Tensor, window: int | None) -> dict[str, Any]:
-    """A tile of 128 keys where that leaves registers and shared memory: each tile multiplies all of the sums so far
-    once."""
+    """Use tiles of 128 keys if registers and shared memory suffice, because each tile multiplies all previous sums once
+    more."""
     dim = power_of_2(q.shape[2])
     size = pages.dtype.itemsize
     roomy = shared_memory(q.device) >= LARGE_TILES
@@ -420,7 +421,7 @@ def _inputs(
     spans: Sequence[tuple[int, int, int]] = (),
     begins: Sequence[int] = (),
 ) -> tuple:
-    """spans: row, begin and end of each. begins: of each row, or of none."""
+    """spans: row, begin and end of each. begins: first position of each row; empty: no begins."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, None if spans else window
     )
@@ -448,7 +449,7 @@ def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], t
 
 
 def scored(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
-    """Pairs of a token and a key that it sees, of the rows of several tokens. lengths: see `reach`."""
+    """Return the number of pairs of a token and a key that it sees, in rows of several tokens. lengths: see `reach`."""
     pairs = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
         most = min(length, window or SEEN_ALL)  # of the last token
@@ -558,5 +559,5 @@ PREFILL_ATTENTION = Op(
     strided=(0, 7),
     peer=_peer,
     tunable={"block": (64, 128), "tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3)},
-    may_spill=True,  # some bytes at a few sizes, where a smaller tile would cost more
+    may_spill=True,  # a few bytes at a few sizes, where a smaller tile would be slower
 )

@@ -30,7 +30,7 @@ COUNTED = 256  # rows that are counted at once
 
 
 def _base(kv_heads: int, device: torch.device) -> int:
-    """Keys of the shortest splits: fewer where few KV heads must keep a GPU busy with one row."""
+    """Return the number of keys of the shortest splits. It is lower if few KV heads must occupy a GPU with one row."""
     return settings("decode_work", {"base": 256 if kv_heads > 2 else 128}, device, kv_heads=kv_heads)["base"]
 
 
@@ -108,7 +108,7 @@ def _reference(
 
 @jit
 def _ends(query_start, lengths, row, rows):
-    """Where the keys of these rows end, 0 for one without an item."""
+    """Return where the keys of these rows end, or 0 for rows without an item."""
     real = row < rows
     start = tl.load(query_start + row, real, 0)
     count = tl.load(query_start + row + 1, real, 0) - start
@@ -117,7 +117,7 @@ def _ends(query_start, lengths, row, rows):
 
 @jit
 def _keys(ends, begins, row, rows, WINDOW: tl.constexpr, BEGINS: tl.constexpr):
-    """How many keys rows read that end there."""
+    """Return the number of keys that rows with these ends read."""
     if BEGINS:
         return tl.maximum(tl.minimum(ends - tl.load(begins + row, row < rows, 0), WINDOW), 0)
     else:
@@ -260,7 +260,7 @@ def _inputs(
         return make.tensor([0] * (rows + 1)), make.tensor([1] * rows), kv_heads, window, first
     draw = random.Random(make.seed)
     counts = [draw.choice((0, 2)) if other and row % other == 0 else 1 for row in range(rows)]
-    # as many short rows as long ones, on a scale of powers
+    # as many short rows as long ones, on a logarithmic scale
     lengths = [int(shortest * (longest / shortest) ** draw.random()) + 1 for _ in range(rows)]
     start, first = make.tensor(list(accumulate(counts, initial=0))), None
     if begins:

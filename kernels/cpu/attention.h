@@ -69,7 +69,7 @@ struct Sum {
     float top = -std::numeric_limits<float>::infinity(), weight = 0;
 };
 
-// result = result and more, both relative to their own largest score.
+// Merges `more` into the result. Both are relative to their own largest score.
 static inline void join(Sum& sum, float* values, const Sum& more, const float* more_values, int64_t dim) {
     if (more.weight == 0) return;
     const float top = std::max(sum.top, more.top);
@@ -176,7 +176,7 @@ template <class T> static Chunk<T> found(const Attend& op, const Step& step, con
     return chunk;
 }
 
-// The chunk widened into `room`, scales left apart.
+// Widens the chunk into `room`, with scales separate.
 template <class T> static Chunk<float> widened(const Attend& op, const Step& step, const Piece& piece, int64_t head,
                                                int64_t low, int64_t high, const Room& room, int64_t size) {
     Chunk<float> chunk{};
@@ -214,8 +214,8 @@ template <class T, class Any> static void find_scales(const Attend& op, const St
     }
 }
 
-// Scores of one chunk into weights, in place, and the sums scaled to the new largest score. Positions [from, to) of the
-// chunk are seen. weight: Σ of the weights so far, in lanes.
+// Converts scores of one chunk to weights, in place, and scales the sums to the new largest score. Positions [from, to)
+// of the chunk are seen. weight: Σ of the weights so far, in lanes.
 static inline void soften(const Attend& op, const float* key_scales, const float* value_scales, float* scores, float& top_so_far,
                           float* weight, float* values, int64_t size, int64_t from, int64_t to) {
     constexpr int V = CHUNK / W;
@@ -247,7 +247,7 @@ static inline void soften(const Attend& op, const float* key_scales, const float
     store(weight, total);
 }
 
-// One chunk more for the split's sums.
+// Adds one chunk to the split's sums.
 template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Piece& piece, const Chunk<T>& chunk,
                                                                const Chunk<T>& next, int64_t start, Room& room) {
     const int64_t share = op.heads / op.kv_heads, vectors = piece.count * share, size = padded(op.dim);
@@ -264,7 +264,7 @@ template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op,
     product<Values, AHEAD, true>(vectors, chunk, next, chunk.from, chunk.to, 0, size / W, room.scores, CHUNK, room.split_sums, size);
 }
 
-// One split of a piece: room.split and room.split_sums become its sums.
+// Computes one split of a piece into room.split and room.split_sums.
 template <class T> static void attend_split(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
                                             int64_t high, Room& room) {
     const int64_t share = op.heads / op.kv_heads, vectors = piece.count * share, size = padded(op.dim);
@@ -293,7 +293,7 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
     for (int64_t i = 0; i < vectors; i++) room.split[size_t(i)].weight = ::sum(load(room.weights + i * W));
 }
 
-// A sink takes its part of the weights and adds nothing.
+// Adds the weight of a sink, which has no value.
 static inline void finish(const Attend& op, int64_t head, const Sum& sum, const float* values, float* out) {
     float scale = 1.f / sum.weight;
     if (op.sinks) {
@@ -338,7 +338,7 @@ template <class T> static void attend_piece(const Attend& op, const Step& step, 
                op.out + (piece.token + i / share) * op.out_stride + (head * share + i % share) * op.dim);
 }
 
-// Puts the splits of a row with one query together.
+// Merges the splits of a row with one query.
 static void join_row(const Attend& op, const Plan& plan, int64_t token, float* partials, Scratch& scratch) {
     if (plan.first_partial[size_t(token)] < 0) return;
     const int64_t size = padded(op.dim);

@@ -212,7 +212,7 @@ def _home(pages: Tensor | Arranged) -> Tensor:
 
 
 def _paired(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """[tokens, half] of pairs → [tokens, 2 · half] of elements, as the compiled kernels read them."""
+    """[tokens, half] of pairs → [tokens, 2 · half] of elements, the order of the compiled kernels."""
     if interleaved:
         return cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)
     return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
@@ -289,7 +289,7 @@ def _rows_of(
     step: tuple[Tensor, ...],
     *options: Any,
 ) -> tuple[Tensor]:
-    """Attention of the chosen rows alone. step: slot, query_start, lengths, out."""
+    """Compute attention of the chosen rows only. step: slot, query_start, lengths, out."""
     slot, query_start, lengths, out = step
     count = query_start.diff()
     tokens = torch.repeat_interleave(chosen, count)

@@ -100,7 +100,7 @@ def top_logprobs(
 
 
 def _rows(logits: Tensor) -> tuple[Tensor, int, int]:
-    """Address, stride and width, as functions on rows of logits take them."""
+    """Return address, stride and width, the first arguments of functions on rows of logits."""
     assert logits.dtype == torch.float32 and logits.device.type == "cpu", "compiled kernels change float32 of the CPU"
     return logits, _stride(logits), logits.shape[1]
 

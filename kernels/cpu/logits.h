@@ -23,7 +23,8 @@ template <class Work> void each_row(Runner& runner, int64_t count, Work work) {
 
 extern "C" {
 
-// The best token of each of these rows of logits, [.., vocab], and its score. keys: two words a row, or null for none.
+// Draws the best token of each of these rows of logits, [.., vocab]. keys: two words for each row, or null for no
+// noise.
 void slipway_draw(void* runner, const float* logits, int64_t vocab, const int64_t* rows, int64_t count,
                   const uint32_t* keys, int64_t* tokens, float* scores) {
     each_row(*static_cast<Runner*>(runner), count, [&](int64_t i, int) {
@@ -77,7 +78,7 @@ void slipway_scores(void* runner, const float* logits, int64_t stride, int64_t v
     });
 }
 
-// The edits of edits.h. logits: rows of `vocab`, `stride` apart; rows: those that are edited, all different.
+// Logit processors of edits.h. logits: rows of `vocab` with this stride; rows: different rows to change.
 
 void slipway_mask(void* runner, float* logits, int64_t stride, int64_t vocab, const int32_t* rows, int64_t count,
                   const uint32_t* words, int64_t words_stride) {

@@ -36,7 +36,7 @@ class Packed:
     group: int = 0  # inputs that share a scale, which is then stored within `data`; 0: none
     zeros: bool = False  # whether 4-bit weights have zero points
     scale_type: torch.dtype = torch.float16  # of the scales within `data`
-    order: Tensor | None = None  # [inputs] int32, the input that each column multiplies; None: column i is input i
+    order: Tensor | None = None  # [inputs] int32, the input that each column multiplies; default: column i is input i
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +58,7 @@ def form_for(weight: Weight, tiling: Tiling) -> str:
 
 
 def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
-    """weight: [outputs, inputs]. `form` None: the best one."""
+    """Pack a weight, [outputs, inputs]. `form` None: the best form for it."""
     form = form or form_for(weight, tiling)
     match weight:
         case Int8Weight():

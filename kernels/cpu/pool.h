@@ -60,7 +60,7 @@ class Team {
     }
     ~Team() { end(); }
 
-    // Calls work(id) on every thread of the team, the caller being thread 0, and returns when all are done.
+    // Calls work(id) on every thread of the team and returns when all are done. The caller is thread 0.
     template <class Work> void run(Work& work) {
         call = [](void* it, int id) { (*static_cast<Work*>(it))(id); };
         what = &work;

@@ -21,7 +21,7 @@ struct Embed {
     float scale;
 };
 
-// Each of `groups` neighbouring pieces of `size` is normed by itself; piece g uses weight + g · weight_stride.
+// Norm of each of `groups` adjacent pieces of `size`; piece g uses weight + g · weight_stride.
 struct Norm {
     const float *x, *weight, *bias;  // bias may be null
     float* y;

@@ -135,7 +135,7 @@ class Experts(Structure):
 
 def experts(weights: Sequence[Packed], x: Tensor, y: Tensor, k: int, *, gathered: bool) -> Experts:
     """weights: of each expert, all of one form and size. y: [tokens · k, outputs]; x: [tokens · k, inputs], or [tokens,
-    inputs] where it is `gathered`."""
+    inputs] if it is `gathered`."""
     assert len({(weight.form, weight.outputs, weight.inputs, weight.group, weight.zeros) for weight in weights}) == 1
     linears = (Linear * len(weights))(*(linear(weight, None, x, y) for weight in weights))
     made = Experts(linears=ctypes.addressof(linears), count=len(weights), k=k, gathered=gathered)
@@ -162,7 +162,7 @@ class Share(Structure):
 
 
 def share(meeting: Meeting, x: Tensor, y: Tensor, *, joins: bool) -> Share:
-    """x: [rows, this rank's columns or all]; y: [rows, all columns], of all ranks joined or summed."""
+    """x: [rows, this rank's columns or all]; y: [rows, all columns], of all ranks concatenated or summed."""
     return Share(
         x=x.data_ptr(),
         y=y.data_ptr(),

@@ -18,7 +18,7 @@ static void embed_row(const Embed& op, int64_t token, const Step& step) {
     else embed_row<fp16>(op, id, out);
 }
 
-// Σ f(x): in W lanes, then the rest, so that the order depends on the size alone.
+// Σ f(x): in W lanes, then the rest. The order depends on the size alone.
 template <class F> static inline float total(const float* x, int64_t size, F f) {
     vf lanes[4] = {};
     int64_t i = 0;

@@ -78,9 +78,9 @@ def expert_matmul_kernel(
 
 
 def _default(rows: int, outputs: int, row_bytes: int, element_bytes: int) -> dict[str, int]:
-    """Few rows wait for memory: many programs, each with much on its way. Many rows wait for the matrix units, which
-    want large tiles; there is no room for those where numbers have 4 bytes, or come through registers, as they do where
-    rows do not begin at multiples of 16 bytes."""
+    """Return settings by the number of rows. With few rows the kernel waits for memory: many programs, each with many
+    loads in flight. With many rows it waits for the matrix units, which need large tiles. Large tiles do not fit if
+    numbers have 4 bytes, or if loads pass through registers, as with rows that are not aligned to 16 bytes."""
     if element_bytes == 4 or row_bytes % 16:
         return {"columns": 32, "warps": 4 if rows < 128 else 8, "stages": 2}
     if rows == 16:
@@ -132,7 +132,7 @@ def _inputs(
     down: bool = False,
     only: int | None = None,
 ) -> Args:
-    """down: a row of x for each pair. only: an expert that every token takes. rows: of a tile, if not as served."""
+    """down: a row of x for each pair. only: an expert that every token takes. rows: of a tile (default: as served)."""
     numbers = drawn_numbers(make, tokens, count, chosen, only)
     rows = rows or tile_rows(tokens, chosen, count)
     pairs, tiles = (empty_work if make.meta else EXPERT_WORK.reference)(numbers, count, rows)
@@ -152,8 +152,8 @@ def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], t
 
 
 def _traffic(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, each: int, rows: int) -> int:
-    """The weights of experts that some pair takes; where tiles have no numbers (meta), of as many as even draws would
-    take."""
+    """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
+    experts."""
     count, outputs, _ = weight.shape
     if tiles.device.type == "meta":
         used = count * (1 - (1 - 1 / count) ** len(pairs))
@@ -197,7 +197,7 @@ EXPERT_MATMUL = Op(
     flops=lambda x, weight, pairs, *rest: 2 * len(pairs) * weight.shape[1] * weight.shape[2],
     alone=_alone,
     strided=(0,),
-    # Fewer columns would go through another matrix instruction, and then the sums of tiles of several sizes may differ.
+    # Fewer columns would use another matrix instruction, and sums of tiles of different sizes might then differ.
     tunable={"columns": (64, 128, 256), "warps": (4, 8), "stages": (2, 3, 4, 6)},
     near=("outputs", "inputs"),
 )

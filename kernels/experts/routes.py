@@ -50,7 +50,7 @@ def expert_routes_kernel(
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """One program a token. Key and number of an expert are one whole number, so that no two are equal."""
+    """One program for each token. Key and number of an expert form one integer, so that no two are equal."""
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     real = expert < COUNT

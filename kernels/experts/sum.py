@@ -118,8 +118,8 @@ def _inputs(
     dtype: torch.dtype | None = None,
     steep: bool = False,
 ) -> Args:
-    """gate: the column of the shared expert's. steep: the first and the last expert cancel, and between them the others
-    vanish: every order gives another sum."""
+    """gate: the column of the shared expert's logit. steep: the first and the last expert cancel, and the others vanish
+    between them, so that every order gives a different sum."""
     weights = make.normal(tokens, chosen, dtype=torch.float32)
     order = make.normal(tokens, chosen, dtype=torch.float32).argsort(1).int()
     own = make.normal(tokens, size) if shared else None

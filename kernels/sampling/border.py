@@ -40,9 +40,9 @@ def _search(
     TIES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The largest key at or above which the candidates' amount (mass, or their number) reaches the target, with the
-    amount above that key and the amount at or above it. Known: at `start` it does, with this amount; at `end` not.
-    TIES: of candidates whose key is `tied`, by falling ids."""
+    """Find the largest key at or above which the candidates' amount (mass or number) reaches the target. Return it with
+    the amount above that key and the amount at or above it. At `start` the target is reached, with the given amount; at
+    `end` it is not. TIES: search candidates whose key is `tied`, by descending ids."""
     pivot = tl.arange(0, 8)
     above = tl.full((), 0, tl.int64)
     while end - start > 1:
@@ -86,8 +86,8 @@ def border_of(
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Key and id of the last candidate that is kept. Kept already are count_high tokens of mass_high, at or above
-    `high`; if none of the candidates is, the border is there."""
+    """Return key and id of the last kept candidate. count_high tokens of mass_high, at or above `high`, are already
+    kept; if no candidate is kept, the border is at `high`."""
     lowest = order_key(least_kept(peak, log_min_p)).to(tl.int64)
     tau, end = order_key(high).to(tl.int64), order_key(peak).to(tl.int64) + 1
     count, mass = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
@@ -101,7 +101,7 @@ def border_of(
         count += tl.sum(passes.to(tl.int64), 0)
         mass += tl.sum(tl.where(passes, mass_of(s, peak), 0), 0)
         tau = tl.minimum(tau, tl.min(tl.where(passes, key, nothing), 0))
-    room = tl.full((), 1 << 62, tl.int64)  # how many of the candidates equal to the last one are kept
+    room = tl.full((), 1 << 62, tl.int64)  # number of kept candidates among those equal to the last one
     tied = tl.full((), 0, tl.int64)
     left = mass
     if (k > 0) & (count_high + count > k):

@@ -46,7 +46,7 @@ def _reference(
 
 
 def _kept(s: Tensor, line: Tensor, columns: DeviceColumns) -> Tensor:
-    """By sorting, in float64. s: [rows, vocab] → bool."""
+    """Compute the kept tokens by sorting, in float64. s: [rows, vocab] → bool."""
     values, order = s.sort(dim=1, descending=True, stable=True)
     wide = values.double()
     p, border = _cuts(line, columns)
@@ -215,7 +215,7 @@ def sample(
 
 
 def _cuts(line: Tensor, columns: DeviceColumns) -> tuple[Tensor, Tensor]:
-    """top_p and log min_p of rows, float64."""
+    """Return top_p and log min_p of rows, float64."""
     return (
         joined(columns.top_p_low[line], columns.top_p_high[line]),
         joined(columns.log_min_p_low[line], columns.log_min_p_high[line]),
@@ -268,7 +268,7 @@ def _inputs(
 
 
 def _peer(logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool) -> Tensor:
-    """With torch's own operations, for rows that all have the same parameters."""
+    """Draw with torch's own operations, for rows that all have the same parameters."""
     p = (logits.float() / columns.temperature[slot.long()].clamp(min=0.01)[:, None]).softmax(1)
     if cuts:
         values, order = p.sort(1, descending=True)

@@ -1,4 +1,4 @@
-"""First two steps of the cuts (see truncation.py): a sketch of each row, and the bracket that it allows."""
+"""First two passes of truncation (see truncation.py): a sketch of each row, and the bracket derived from it."""
 
 from kernels.jit import jit, tl
 from kernels.sampling.cuts import float64_at, is_cut, least_kept, scaled
@@ -74,7 +74,7 @@ def plan_kernel(
     SIZE: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """One program a row: COUNT blocks of SIZE logits."""
+    """One program for each row: COUNT blocks of SIZE logits."""
     row = tl.program_id(0)
     line = tl.load(slot + row)
     t, k = tl.load(temperature + line), tl.load(top_k + line)
@@ -98,7 +98,8 @@ def plan_kernel(
             mass = w * own
             whole = tl.sum(mass, 0)
             first = (k > 0) | (drop > float("-inf"))
-            # by bisection: the largest y at which surely p of the mass, and the largest logit at which k tokens are
+            # By bisection: the largest y with certainly a share p of the mass, and the largest logit with k tokens, at
+            # or above it.
             y_none, y_all = 0.0, -64.0
             x_none, x_all = best, tl.min(tl.where(m == float("-inf"), best, m), 0)
             p_holds = _mass_at(y, w, mass, y_all, SIZE) >= p * whole
@@ -143,7 +144,7 @@ def plan_kernel(
 
 @jit
 def _guess(logits, t, start, peak, tail, VOCAB: tl.constexpr):
-    """Six values around the one below which the mass is `tail`, by a sample of 64 pieces of 16 tokens."""
+    """Guess six values around the value below which the mass is `tail`, from a sample of 64 pieces of 16 tokens."""
     at = tl.arange(0, 1024)
     s = scaled(tl.load(logits + (at // 16) * (VOCAB // 64) + at % 16).to(tl.float32), t)
     w = tl.exp2((s - peak) * 1.4426950408889634) * (VOCAB / 1024)
@@ -161,6 +162,6 @@ def _guess(logits, t, start, peak, tail, VOCAB: tl.constexpr):
 
 @jit
 def _mass_at(y, w, mass, t, SIZE: tl.constexpr):
-    """A lower bound of the mass at or above t, of blocks whose largest is at y and weighs w."""
+    """Return a lower bound of the mass at or above t, for blocks whose largest is at y and has weight w."""
     below = mass - (SIZE - 1) * tl.exp2(t)
     return tl.sum(tl.where(y >= t, tl.maximum(w, below), 0.0), 0)

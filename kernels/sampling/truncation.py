@@ -56,9 +56,9 @@ class Brackets:
 
 @jit
 def bracket(pivots, counts, masses, ends, base, at, parts, total, peak, k, p, log_min_p, PARTS_UP: tl.constexpr):
-    """The bracket after a round of `refine` (`at`: round · rows + row): its ends, count and mass at or above the upper
-    one, and count at or above the lower one. At or above `inner` all tokens pass min_p and top_k, and all that pass are
-    at or above `outer`."""
+    """Compute the bracket after a round of `refine` (`at`: round · rows + row): its ends, count and mass at or above
+    the upper one, and count at or above the lower one. All tokens at or above `inner` pass min_p and top_k, and all
+    tokens that pass are at or above `outer`."""
     pivot, part = tl.arange(0, 8), tl.arange(0, PARTS_UP)
     value = tl.load(pivots + at * 8 + pivot)
     there = (at * parts + part)[:, None] * 8 + pivot[None, :]

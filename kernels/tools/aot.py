@@ -175,7 +175,7 @@ def _nvidia(target: Target, kernel: Any, seconds: float) -> Compiled:
         kernel.metadata.name,
         target.name,
         int(match[1]),
-        stack if used else 0,  # a stack that nothing writes to is no spill
+        stack if used else 0,  # a stack without writes is no spill
         kernel.metadata.shared,
         kernel.metadata.num_warps,
         seconds,

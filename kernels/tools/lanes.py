@@ -1,4 +1,4 @@
-"""Work in a few processes of its own, where a piece may crash, hang or change its process for good."""
+"""Run work in a few separate processes, where a piece may crash, hang or change its process permanently."""
 
 import multiprocessing
 import threading

@@ -38,8 +38,8 @@ def functions() -> list[str]:
 
 
 def stand_in(folder: Path, body: str = "") -> Path:
-    """libcuda.so.1 in this folder. body: C text of functions that do more than return 0. Raises CalledProcessError,
-    FileNotFoundError without a C compiler."""
+    """Build the stub of libcuda.so.1 in this folder. body: C text of functions that do more than return 0. Raises
+    CalledProcessError, or FileNotFoundError without a C compiler."""
     folder.mkdir(parents=True, exist_ok=True)
     given = set(re.findall(r"\b(cu[A-Z]\w*)\s*\(", body))
     source = body + "".join(f"int {name}(void) {{ return 0; }}\n" for name in functions() if name not in given)
@@ -48,19 +48,19 @@ def stand_in(folder: Path, body: str = "") -> Path:
         file.write_text(source)
         compiler = shutil.which("gcc") or shutil.which("clang") or "cc"
         subprocess.run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{NAME}", "-o", str(made), str(file)], check=True)
-        return made.rename(folder / NAME)  # at once, as several processes may do this
+        return made.rename(folder / NAME)  # atomic, because several processes may do this
 
 
 class Launchers:
-    """Fills the cache with these modules for kernels that were compiled. With the library of `folder`, which is made if
-    it is not there; for a process of its own, in which no other libcuda.so.1 is loaded."""
+    """Fill the cache with these modules for compiled kernels. They are linked with the library in `folder`, which is
+    built if it is missing. Use a separate process that has loaded no other libcuda.so.1."""
 
     def __init__(self, folder: Path) -> None:
         library = folder / NAME
         if not library.exists():
             stand_in(folder)
         triton.knobs.nvidia.libcuda_path = str(folder)
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # importing a module wants its functions
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # importing a module requires its functions
         from triton.backends.nvidia import driver
 
         self._launcher = driver.CudaLauncher
@@ -69,7 +69,7 @@ class Launchers:
             self._utils = driver.CudaUtils()
 
     def add(self, kernel: Any) -> None:
-        """kernel: what Triton compiled while a driver of kernels.tools.aot was active."""
+        """kernel: the object that Triton compiled while a driver of kernels.tools.aot was active."""
         triton.runtime.driver.active.utils = self._utils
         for linkage in LINKAGES:
             _use_linkage(linkage)

@@ -88,7 +88,7 @@ def flash_attention(
         "softcap": softcap,
         "block_table": table,
     }
-    if library.version is None:  # the package reads the lengths of paged keys from where they would begin
+    if library.version is None:  # the package reads the lengths of paged keys from the argument for their starts
         return library.attend(cu_seqlens_k=key_start, **asked)
     keys = {"cu_seqlens_k": key_start} if table is None else {"seqused_k": lengths}
     return library.attend(fa_version=library.version, **keys, **asked)

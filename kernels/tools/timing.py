@@ -66,7 +66,7 @@ def sets_for(make: Callable[[int], Args], traffic: Callable[..., int], device: t
 
 
 def sampler(function: Callable[..., Any], sets: Sequence[Args], device: torch.device) -> Sample:
-    """Prepares the calls and warms the device up."""
+    """Prepare the calls and warm up the device."""
     if device.type != "cuda":
         function(*sets[0])
         return lambda: _by_clock(function, sets[0])
@@ -113,7 +113,7 @@ def _timed(run: Callable[[], Any], device: torch.device) -> float:
 
 def _turns(function: Callable[..., Any], sets: Sequence[Args], turns: int) -> None:
     for _ in range(turns):
-        kept = [tensors(function(*args)) for args in sets]  # outputs of a turn stay, so that each has its own memory
+        kept = [tensors(function(*args)) for args in sets]  # keeps the outputs, so that each has its own memory
     del kept
 
 
@@ -174,7 +174,7 @@ def lost(device: torch.device) -> bool:
 
 @cache
 def copy_rate(device: torch.device, rounds: int = 20) -> float:
-    """Bytes a second that a copy of 1 GiB reads and writes (of 64 MiB on a CPU)."""
+    """Return the bytes per second that a copy of 1 GiB reads and writes (64 MiB on a CPU)."""
     count = (1 << 30 if device.type == "cuda" else 1 << 26) // 2
     source = torch.ones(count, dtype=torch.bfloat16, device=device)
     target = torch.empty_like(source)
@@ -184,7 +184,7 @@ def copy_rate(device: torch.device, rounds: int = 20) -> float:
 
 @cache
 def matmul_rate(device: torch.device, size: int = 8192, rounds: int = 20) -> float:
-    """bf16 operations a second in a product of two random matrices; of zeros it would be faster."""
+    """Return the bf16 operations per second in a product of two random matrices; zeros would be faster."""
     draw = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, generator=draw, device=device).bfloat16() for _ in range(2))
     sample = sampler(lambda: left @ right, [()], device)
