@@ -21,7 +21,7 @@ from torch import Tensor
 FARTHEST = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0, 7.5, 8.0, 8.5, 6.5)
 ROWS_AT_ONCE = 4096
 SMALL_BLOCK, LARGE_BLOCK = 32, 64  # activations with one scale
-# At most MOST_OUTLIERS activations of a block stay in float: those more than OUTLIER times larger than the next one.
+# At most so many activations of a block stay in float: those that are OUTLIER times larger than the next one.
 MOST_OUTLIERS, OUTLIER = 2, 1.5
 
 
