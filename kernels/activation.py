@@ -44,7 +44,7 @@ def _reference(x: Tensor, act: str, has_gate: bool, limit: float | None = None) 
 
 @jit
 def activated(value, ACT: tl.constexpr):
-    """The function of each number, in float32."""
+    """Apply the function to each number, in float32."""
     if ACT == "silu":
         result = value / (1.0 + tl.exp(-value))
     elif ACT == "gelu":

@@ -1,5 +1,5 @@
-"""Times every operation at its bench cases, beside torch's own operation for the same arguments, and attention beside
-FlashAttention where that is installed.
+"""Time every operation at its bench cases, next to torch's own operation for the same arguments, and attention next to
+FlashAttention if it is installed.
 
     python -m kernels.bench                              all of them
     python -m kernels.bench rms_norm --case decode       operations and cases whose names contain these texts
@@ -7,9 +7,9 @@ FlashAttention where that is installed.
     python -m kernels.bench --kernels avx512             the compiled kernels of a CPU (kernels/bench_cpu.py)
     python -m kernels.bench --batch 8q1s4k q512s4k       their attention on these steps (kernels/attention/batches.py)
 
-The share is of this device's measured copy rate, or of its measured rate of bf16 products where a kernel is nearer to
-that one. `x torch`, `x flash`: how many times as fast as the other it is; all take turns. Without a GPU the compiled
-kernels are timed, and where none are, the torch references at the small cases.
+The share relates to this device's measured copy rate, or to its measured rate of bf16 products if a kernel is closer to
+that rate. `x torch`, `x flash`: speedup over torch and FlashAttention; all take turns. Without a GPU the compiled
+kernels are timed, and without compiled kernels the torch references at the small cases.
 """
 
 import argparse
@@ -52,22 +52,20 @@ HEAD = ("op", "case", "us", "GB/s", "TFLOP/s", "share", "torch us", "x torch", "
 
 @dataclass(frozen=True)
 class Measured:
-    """`bytes` and `flops` are those of a perfect kernel. `of_copy`, `of_matmul`: shares of what the device was seen to
-    do. `flash`: what FlashAttention took. `cold`: the inputs did not lie in its cache. `error`: why there is no time.
-    """
+    """Times and rates of one case."""
 
     op: str
     case: str
     dtype: str
     time: Time | None = None
-    peer: Time | None = None
-    flash: Time | None = None
-    bytes: int = 0
-    flops: int = 0
-    of_copy: float = 0.0
-    of_matmul: float = 0.0
-    cold: bool = True
-    error: str = ""
+    peer: Time | None = None  # of torch's own operation
+    flash: Time | None = None  # of FlashAttention
+    bytes: int = 0  # of a perfect kernel
+    flops: int = 0  # of a perfect kernel
+    of_copy: float = 0.0  # share of the device's measured copy rate
+    of_matmul: float = 0.0  # share of the device's measured rate of products
+    cold: bool = True  # whether the inputs were not in the device's cache
+    error: str = ""  # reason for a missing time
 
     def cells(self) -> tuple[str, ...]:
         if self.time is None:
@@ -86,7 +84,7 @@ class Measured:
 def chosen(
     names: Sequence[str], ids: Sequence[str], *, small: bool, fp8: bool, ops: Sequence[Op] | None = None
 ) -> Iterator[tuple[Op, Case]]:
-    """Bench cases, or the small ones with anything in them, whose names contain one of the texts."""
+    """Yield the bench cases, or the small cases that are not empty, whose names contain one of the texts."""
     for op in OPS if ops is None else ops:
         for case in op.cases:
             named = (not names or any(text in op.name for text in names)) and (
@@ -98,7 +96,7 @@ def chosen(
 
 
 def measure(op: Op, case: Case, dtype: torch.dtype, device: torch.device, rounds: int = ROUNDS) -> Measured:
-    """Raises nothing: what a case raises is in the result."""
+    """Time one case. Exceptions of the case are returned in `error`, not raised."""
     found = Measured(op.name, case.id, str(dtype).removeprefix("torch."))
     try:
         sets, cold = sets_for(lambda seed: op.inputs(Make(device, dtype, seed), **case.sizes), op.traffic, device)
@@ -108,7 +106,7 @@ def measure(op: Op, case: Case, dtype: torch.dtype, device: torch.device, rounds
         if op.peer is not None:
             try:
                 sides["peer"] = sampler(op.peer, sets, device)
-            except Exception as reason:  # torch's own operation may want more memory, or lack a type
+            except Exception as reason:  # torch's own operation may require more memory, or lack a type
                 error = f"torch: {one_line(reason)}"
         try:
             if flash() is not None and (theirs := [flash_arguments(op.name, args) for args in sets])[0] is not None:
@@ -116,7 +114,7 @@ def measure(op: Op, case: Case, dtype: torch.dtype, device: torch.device, rounds
         except Exception as reason:
             error = error or one_line(reason)
         times = dict(zip(sides, alternating(list(sides.values()), rounds), strict=True))
-    except Exception as reason:  # a case that fails costs no other; the table and the exit code tell
+    except Exception as reason:  # a failed case does not affect others; the table and the exit code report it
         return replace(found, error=one_line(reason))
     traffic, flops, seconds = op.traffic(*sets[0]), op.flops(*sets[0]), times["time"].us / 1e6
     return replace(
@@ -138,7 +136,7 @@ def one_line(error: Exception) -> str:
 
 
 def reference_times(names: Sequence[str], ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Of the torch references, at the small cases, on this CPU in float32."""
+    """Time the torch references at the small cases, on this CPU in float32."""
     device = torch.device("cpu")
     for op, case in chosen(names, ids, small=True, fp8=False):
         args = op.inputs(Make(device, torch.float32), **case.sizes)
@@ -172,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def on_cpu(variant: str, options: argparse.Namespace) -> int:
-    """The exit code: 2 for what cannot be had."""
+    """Run the benchmark. Return the exit code: 2 for options that this machine does not support."""
     if options.tune:
         print("kernels.bench: --tune: there is nothing to choose in compiled kernels", file=sys.stderr)
         return 2
@@ -198,7 +196,7 @@ def on_cpu(variant: str, options: argparse.Namespace) -> int:
 
 
 def bench(cases: Sequence[tuple[Op, Case]], device: torch.device, options: argparse.Namespace) -> int:
-    """The exit code: 1 if a case has no time."""
+    """Time the cases on a GPU. Return the exit code: 1 if a case has no time."""
     facts = device_facts(device)
     facts |= {"copy": copy_rate(device), "matmul": matmul_rate(device) if device.type == "cuda" else 0.0}
     library = flash()
@@ -216,7 +214,7 @@ def bench(cases: Sequence[tuple[Op, Case]], device: torch.device, options: argpa
         row = measure(op, case, DTYPES[options.dtype], device, options.rounds)
         rows.append(asdict(row))
         lines.append(row.cells())
-        if options.json is not None:  # as it goes: what is cut short keeps what it has
+        if options.json is not None:  # after each case, so that an interrupted run keeps its results
             options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
         if lost(device):
             print(table([HEAD, *lines], left=2), flush=True)
@@ -249,7 +247,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="of the compiled kernels, and of torch beside them")
     parser.add_argument("--batch", nargs="+", default=(), metavar="SPEC", help="steps such as 8q1s4k or q512+8q1s2k")
     parser.add_argument("--pages", choices=bench_cpu.PAGES, default="float16", help="type of the pages on a CPU")
-    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # the case to go on with
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # the case to continue with
     # with TRITON_INTERPRET=1, cpu: by the interpreter
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cpu: the compiled kernels of a CPU")
     return parser.parse_args(arguments)

@@ -1,8 +1,8 @@
-"""Times of the compiled kernels of a CPU, beside torch's own operations with as many threads.
+"""Time the compiled kernels of a CPU, next to torch's own operations with the same number of threads.
 
 Operations are timed at their `cpu_cases` and attention on batches of whole steps (kernels/attention/batches.py), with
-weights packed and pages arranged as a model has them. Both sides take turns. The least time is what the kernels can do;
-mean and deviation also tell what else the machine did.
+packed weights and arranged pages, as in a model. Both sides take turns. The minimum time measures the kernels; mean and
+deviation also include the effect of other processes.
 """
 
 import json
@@ -57,7 +57,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Work:
-    """A call of the compiled kernels, and the one of torch that gives the same."""
+    """A call of the compiled kernels, and the call of torch that computes the same."""
 
     op: str
     case: str
@@ -95,7 +95,7 @@ def bench(
     rounds: int,
     json_file: Path | None = None,
 ) -> int:
-    """Prints the table, in the order of the operations, and gives the exit code. Raises ValueError for what is no
+    """Print the table, in the order of the operations, and return the exit code. Raise ValueError for an invalid
     batch."""
     texts = batches or BATCHES
     parsed = [(text, batch(text)) for text in texts]
@@ -119,7 +119,7 @@ def bench(
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """torch with so many threads, and afterwards with as many as before."""
+    """Set the number of torch's threads, and restore it on exit."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -153,7 +153,7 @@ def of_batches(team: Team, batches: Sequence[tuple[str, Rows]], pages: str) -> I
 
 
 def attention_of(team: Team, rows: Rows, shape: tuple[int, int, int], pages: str, case: str) -> Work:
-    """One layer's attention. torch has the keys and values of each row in one piece, in float32."""
+    """Yield the attention of one layer. For torch, the keys and values of each row are contiguous, in float32."""
     heads, kv_heads, dim = shape
     q, wide, table, slot, start, lengths, out = paged_inputs(Make(CPU, torch.float32), rows, heads, kv_heads, dim)
     kept = eight_bits(wide) if pages == "int8" else wide.to(PAGES[pages])
@@ -173,8 +173,8 @@ Dense = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 def dense(q: Tensor, pages: Tensor, table: Tensor, rows: Rows) -> list[Dense]:
-    """Rows that are alike go together: q [rows, heads, tokens, dim], k and v [rows, kv_heads, length, dim], and which
-    keys each token sees, where it is not all of them."""
+    """Group adjacent rows of equal size: q [rows, heads, tokens, dim], k and v [rows, kv_heads, length, dim], and a
+    mask of the keys that each token sees, or None if it sees all."""
     found: list[Dense] = []
     at = row = 0
     for (count, length), alike in groupby(rows):

@@ -1,4 +1,4 @@
-"""Copies of whole blocks of the KV cache: all layers of a block lie together, so a copy is one run of bytes."""
+"""Copies of whole blocks of the KV cache: all layers of a block are contiguous, so a copy is one range of bytes."""
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ _WORDS = 2048  # 32-bit words that a program copies
 
 
 def _reference(pages: Tensor, pairs: Tensor) -> Tensor:
-    """pages: [blocks, …]; pairs: [copies, 2] int32, from and to; a block that is written is read by no other copy.
-    → pages, changed in place."""
+    """pages: [blocks, …]; pairs: [copies, 2] int32, from and to; no other copy reads a block that is written. → pages,
+    changed in place."""
     source, target = pairs.long().unbind(1)
     pages.view(torch.uint8)[target] = pages.view(torch.uint8)[source]
     return pages

@@ -1,12 +1,12 @@
-"""float8_e4m3fn: rows of numbers rounded to it by a scale, and its numbers back, in torch and in Triton.
+"""float8_e4m3fn: rows of numbers rounded to it with a scale, and converted back, in torch and in Triton.
 
     scale = largest |x| / 448 of a row, or of each group of its inputs;  q = round(x / scale);  x ≈ scale · q
 
-Rounded to the nearest, ties to even; what lies beyond 448 becomes 448, NaN stays NaN and has no part in the scale.
-There is no infinity: one in a row becomes NaN, and the scale infinite. Source: arXiv:2209.05433.
+Rounding is to nearest, ties to even. Values beyond 448 become 448. NaN stays NaN and does not affect the scale. The
+format has no infinity: an infinity in a row becomes NaN, and the scale infinite. Source: arXiv:2209.05433.
 
-Kernels see the codes as uint8: not every target has the type. NVIDIA GPUs of compute capability 8.9 and newer convert
-by an instruction, all others, and the interpreter, by whole numbers.
+Kernels read the codes as uint8, because some targets lack the type. NVIDIA GPUs of compute capability 8.9 and newer
+convert by an instruction; other targets and the interpreter use integer arithmetic.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,15 @@ from kernels.jit import cuda_capability_geq, jit, tl
 
 LARGEST = 448.0
 GROUP = 128  # inputs that share a scale where a row has several
-LEAST = 2.0**-100  # what a largest number counts as at least: zeros get a scale with a finite inverse
+LEAST = 2.0**-100  # lower bound of a row's largest number: zeros get a scale with a finite inverse
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How rows are rounded. `group`: inputs that share a scale, which may be all. `given`: one scale for all rows, [1]
-    float32; None: each is the one of its own numbers."""
+    """Method of rounding rows."""
 
-    group: int
-    given: Tensor | None = None
+    group: int  # inputs that share a scale, which may be all
+    given: Tensor | None = None  # [1] float32, one scale for all rows; by default it follows from their numbers
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,8 @@ class Rounded:
 
 
 def to_e4m3(x: Tensor) -> Tensor:
-    """Any floating type → float8_e4m3fn. Some releases of torch make NaN of what is too large."""
+    """Any floating type → float8_e4m3fn. Clamp first, because some releases of torch convert too large values to
+    NaN."""
     return x.float().clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
 
 
@@ -63,7 +63,7 @@ def rounded_rows(x: Tensor, group: int, given: Tensor | None = None) -> tuple[Te
 
 
 def empty_rounded(rows: int, size: int, group: int, device: torch.device) -> Rounded:
-    """Memory for rows to be rounded to."""
+    """Allocate memory for rounded rows."""
     values = torch.empty((rows, size), dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
     return Rounded(values, torch.empty((rows, groups_of(size, group)), dtype=torch.float32, device=device))
 
@@ -78,7 +78,7 @@ def to_codes(x):
         magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x7F800000)
         # 3 of the 23 bits of mantissa stay; the exponent counts from 7 and not from 127
         normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
-        # below 2^-6 all are multiples of 2^-9, which is the last place of floats next to 2^14
+        # below 2^-6 all are multiples of 2^-9, the last place of floats next to 2^14
         small = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
         whole = tl.minimum(tl.where(magnitude < 0x3C800000, small, normal), 0x7E)
         whole = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7F, whole)
@@ -88,7 +88,7 @@ def to_codes(x):
 
 @jit
 def from_codes(codes, TYPE: tl.constexpr):
-    """Codes of e4m3 in uint8 → their numbers, which every wider type has exactly."""
+    """Codes of e4m3 in uint8 → their numbers, which every wider type represents exactly."""
     if cuda_capability_geq(8, 9):
         half = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
@@ -101,7 +101,7 @@ def from_codes(codes, TYPE: tl.constexpr):
 
 @jit
 def for_products(codes):
-    """Codes in uint8 as products of tiles take them: e4m3 where the target multiplies it, halves elsewhere."""
+    """Convert codes in uint8 to operands of tile products: e4m3 if the target multiplies it, else halves."""
     if cuda_capability_geq(8, 9):
         taken = codes.to(tl.float8e4nv, bitcast=True)
     else:
@@ -115,7 +115,7 @@ def rounded_tile(x, given, GIVEN: tl.constexpr):
     if GIVEN:
         scale = tl.load(given) + tl.zeros([x.shape[0]], tl.float32)
     else:
-        # A row that nobody reads may be all NaN. 2^-100 and 1 / 448.
+        # An unused row may be all NaN. The constants are 2^-100 and 1 / 448.
         largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)
         scale = tl.maximum(largest, 7.888609052210118e-31) * 0.002232142857142857
     inverse = tl.div_rn(tl.full([x.shape[0]], 1.0, tl.float32), scale)

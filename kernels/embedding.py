@@ -1,5 +1,5 @@
-"""Rows of the embedding matrix, in the wanted type, times a factor (Gemma √hidden, Granite its multiplier), and with
-them the learned rows of the tokens' positions and segments (BERT): added up in fp32 and rounded once.
+"""Rows of the embedding matrix, in the requested type, times a factor (Gemma √hidden, Granite its multiplier), plus the
+learned rows of the tokens' positions and segments (BERT): added in fp32 and rounded once.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Which rows of a step came out as NaN or infinity, any token of a row counting."""
+"""Detection of rows with a NaN or infinity in any of their tokens."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from kernels.op import Args, Case, Make, Op, nbytes
 
 
 def _reference(hidden: Tensor, query_start: Tensor) -> Tensor:
-    """hidden: [tokens, size]; query_start: [rows + 1] int32 → [rows] int32, 1 where some token of the row is not finite
-    in some element. Tokens behind the last row do not count."""
+    """hidden: [tokens, size]; query_start: [rows + 1] int32 → [rows] int32, 1 if any element of any token of the row is
+    not finite. Tokens after the last row are ignored."""
     bad = (~hidden.isfinite()).any(1)
     starts = query_start.tolist()
     rows = [bool(bad[a:b].any()) for a, b in zip(starts, starts[1:], strict=False)]
@@ -18,7 +18,7 @@ def _reference(hidden: Tensor, query_start: Tensor) -> Tensor:
 
 @jit
 def finite_tokens_kernel(hidden, bad, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a token."""
+    """One program for each token."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     value = tl.load(hidden + token * stride + at, at < SIZE, 0.0).to(tl.float32)
@@ -28,7 +28,7 @@ def finite_tokens_kernel(hidden, bad, stride, SIZE: tl.constexpr, BLOCK: tl.cons
 
 @jit
 def finite_rows_kernel(bad, query_start, found, BLOCK: tl.constexpr):
-    """One program a row."""
+    """One program for each row."""
     row = tl.program_id(0)
     start, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     worst = tl.zeros((BLOCK,), tl.int32)

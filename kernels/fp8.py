@@ -1,9 +1,9 @@
-"""Weights in float8_e4m3fn, and the products by them that a device has.
+"""Weights in float8_e4m3fn, and their products on the available device.
 
-rows and channels  a scale for each row and each output: torch's own product where there is one, else kernels/fp8_matmul
+rows and channels  a scale for each row and each output: torch's own product if it exists, else kernels/fp8_matmul
 blocks             a scale for each row and group of 128 inputs, and for each block of the weight: kernels/fp8_matmul
-widened            activations stay as they are: kernels/fp8_matmul, on what multiplies no e4m3 and where a checkpoint
-                   rounds no activations
+widened            activations are not rounded: kernels/fp8_matmul, on devices without products of e4m3 and for
+                   checkpoints that round no activations
 """
 
 from dataclasses import dataclass
@@ -16,25 +16,24 @@ from kernels.fp8_matmul import FP8_MATMUL, library_product
 from kernels.quantisation import ROWS_AT_ONCE
 from kernels.quantize_rows import QUANTIZE_ROWS
 
-PRODUCTS = (8, 9)  # the first compute capability of NVIDIA GPUs that multiplies e4m3
-LIBRARY = (9, 10)  # major ones for which torch has the product with scales of rows and outputs in all its releases
+PRODUCTS = (8, 9)  # first compute capability of NVIDIA GPUs that multiplies e4m3
+LIBRARY = (9, 10)  # major versions for which all torch releases have the product with scales of rows and outputs
 ALIGNED = 16  # inputs and outputs of torch's product are multiples of this
 
 
 @dataclass(frozen=True)
 class Fp8Weight:
-    """`unit` outputs share a scale; of several groups each has GROUP inputs. `rounds`: activations are to be rounded,
-    by the scale `given`, [1] float32, or else by their own."""
+    """Weight in e4m3 with its scales. Groups consist of GROUP inputs if there are several."""
 
     values: Tensor  # [outputs, inputs] float8_e4m3fn
     scales: Tensor  # [outputs / unit, groups] float32, rounded up
-    unit: int = 1
-    rounds: bool = True
-    given: Tensor | None = None
+    unit: int = 1  # outputs that share a scale
+    rounds: bool = True  # whether activations are to be rounded
+    given: Tensor | None = None  # [1] float32, scale of the activations; by default it follows from their numbers
 
     @property
     def blocks(self) -> bool:
-        """Whether inputs have scales of their own, or outputs share one: else torch's product could serve."""
+        """Return whether inputs have scales of their own, or outputs share one, which rules out torch's product."""
         return self.scales.shape[1] > 1 or self.unit > 1
 
     @property
@@ -42,7 +41,7 @@ class Fp8Weight:
         return (self.values, self.scales) if self.given is None else (self.values, self.scales, self.given)
 
     def restored(self) -> Tensor:
-        """[outputs, inputs] float32."""
+        """Return the weight as [outputs, inputs] float32."""
         (outputs, inputs), groups = self.values.shape, self.scales.shape[1]
         rows = self.scales.repeat_interleave(self.unit, 0)[:outputs]
         return self.values.float() * rows.repeat_interleave(inputs if groups == 1 else GROUP, 1)[:, :inputs]
@@ -50,20 +49,19 @@ class Fp8Weight:
 
 @dataclass(frozen=True)
 class Fp8Products:
-    """How a device multiplies by such weights. `rounded`: it has products of e4m3, else weights are widened.
-    `library`: torch's own product is taken where it has one; else no row's sums depend on the rows beside it."""
+    """Method by which a device multiplies by weights in e4m3."""
 
-    rounded: bool = True
-    library: bool = False
+    rounded: bool = True  # whether the device has products of e4m3; otherwise weights are widened
+    library: bool = False  # use torch's own product if it exists; otherwise a row's sums do not depend on other rows
 
     def rounding(self, weight: Fp8Weight) -> Rounding | None:
-        """How rows that are multiplied by this weight are rounded; None: they stay as they are."""
+        """Return how to round rows before multiplication by this weight, or None if they must not be rounded."""
         if not (self.rounded and weight.rounds):
             return None
         return Rounding(GROUP if weight.scales.shape[1] > 1 else weight.values.shape[1], weight.given)
 
     def multiply(self, x: Tensor | Rounded, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """x: [rows, inputs], or the same rounded as `rounding` says → [rows, outputs] of `dtype`, plus the bias."""
+        """x: [rows, inputs], or the result of rounding by `rounding` → [rows, outputs] of `dtype`, plus the bias."""
         rounding = self.rounding(weight)
         if rounding is None:
             assert isinstance(x, Tensor), "rows that are rounded belong to a product of rounded rows"
@@ -76,7 +74,7 @@ class Fp8Products:
 
 
 def products_of(capability: tuple[int, int] | None, *, invariant: bool) -> Fp8Products:
-    """capability: of an NVIDIA GPU; None: another maker's, whose type is another one (fnuz)."""
+    """capability: of an NVIDIA GPU. GPUs of other vendors, None, have a different e4m3 format (fnuz)."""
     if capability is None or capability < PRODUCTS:
         return Fp8Products(rounded=False)
     return Fp8Products(library=capability[0] in LIBRARY and not invariant)
@@ -89,7 +87,7 @@ def _library_has(weight: Fp8Weight, dtype: torch.dtype) -> bool:
 
 
 def to_fp8(weight: Tensor) -> Fp8Weight:
-    """weight: [outputs, inputs] of any floating type, rounded with a scale for each output."""
+    """Round a weight, [outputs, inputs] of any floating type, with a scale for each output."""
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     scales = torch.empty((len(weight), 1), device=weight.device)
     for at in range(0, len(weight), ROWS_AT_ONCE):

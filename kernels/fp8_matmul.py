@@ -1,11 +1,11 @@
 """y = x Wᵀ (+ b) by a weight in float8_e4m3fn with its scales.
 
     y = Σ over groups of inputs: (q_x · q_Wᵀ) · scale_x · scale_W          x in e4m3 with its scales
-    y = Σ over groups of inputs: (x · q_Wᵀ) · scale_W                      x as it is: e4m3 is widened in registers
+    y = Σ over groups of inputs: (x · q_Wᵀ) · scale_W                      x not rounded: e4m3 is widened in registers
 
-Sums are float32. A group is all inputs, where scales belong to a row and an output, or 128 of them, where blocks of the
-weight have scales: then each group's sum is multiplied by itself (arXiv:2412.19437, 3.3.2). Where a target does not
-multiply e4m3, products are taken of halves, which hold it exactly.
+Sums are float32. A group is all inputs if scales belong to a row and an output, or 128 of them if blocks of the weight
+have scales: then each group's sum is multiplied separately (arXiv:2412.19437, 3.3.2). If a target does not multiply
+e4m3, products use float16, which represents e4m3 exactly.
 """
 
 import torch
@@ -67,7 +67,7 @@ def fp8_matmul_kernel(
                 factor = factor * tl.load(left_scales + k // STEP, keep_rows, 0.0)[:, None]
             total = tl.fma(part, factor + tl.zeros((ROWS, COLUMNS), tl.float32), total)
         else:
-            # Hopper's sums of e4m3 have 14 bits: so many products at most before they go to float32
+            # Hopper's sums of e4m3 have 14 bits: add at most STEP products before they go to float32.
             total = tl.dot(a, b, total, input_precision="ieee", max_num_imprecise_acc=STEP)
     if GROUPS == 1:
         total *= tl.load(right_scales, keep_columns, 0.0)[None, :]
@@ -92,7 +92,7 @@ def _triton(
     _check(x, x_scales, weight, scales, unit)
     y = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
     rounded = x_scales is not None
-    # Few rows leave a GPU's processors idle unless there are many tiles; how wide a tile is changes no sum.
+    # With few rows, many tiles are needed to occupy a GPU; the width of a tile affects no sum.
     narrow = rounded or x.dtype.itemsize == 2
     columns = 128 if rows > 64 and outputs >= 2048 and narrow else 32
     warps = 4 if rounded or (columns == 32 and narrow) else 8  # widened weights take registers
@@ -127,7 +127,8 @@ def _triton(
 def library_product(
     x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """torch's own, of rounded rows with scales of rows and outputs; its sums go to float32 every 128 inputs."""
+    """Compute torch's product of rounded rows with scales of rows and outputs. Its sums go to float32 every 128
+    inputs."""
     return torch._scaled_mm(
         x, weight.t(), scale_a=x_scales, scale_b=scales.t(), bias=bias, out_dtype=dtype, use_fast_accum=False
     )
@@ -142,7 +143,8 @@ def _peer(
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Where torch has no product with these scales: one of weights that are widened before, without scales."""
+    """Compute with torch. If it has no product with these scales, use a weight that was widened before, without
+    scales."""
     wanted = dtype or x.dtype
     if x_scales is not None and scales.shape[1] == unit == 1:
         return library_product(x, x_scales, weight, scales, bias, wanted)
@@ -236,7 +238,7 @@ FP8_MATMUL = Op(
         ),
         Case("wide-blocks-up-32", {"rows": 32, "inputs": 4096, "outputs": 28672, **BLOCKS, **WIDE}, bench=True),
     ),
-    # float32: products of e4m3 on a GPU's matrix units; the interpreter is held to more in tests/kernels/test_fp8.py
+    # float32: products of e4m3 on a GPU's matrix units; tests/kernels/test_fp8.py checks the interpreter more strictly
     tolerance={torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2},
     traffic=lambda x, x_scales, weight, scales, unit, bias=None, dtype=None: (
         nbytes(x, x_scales, weight, scales, bias) + x.shape[0] * weight.shape[0] * (dtype or x.dtype).itemsize

@@ -1,11 +1,12 @@
-"""What happens to queries, keys and values between their projection and attention, in one pass:
+"""Norm, rotary positions and KV cache write between the projection of queries, keys and values and attention:
 
-    q, k ← rope(norm(q), norm(k)), v as it is;  k and v into their pages, q in place
+    q, k ← rope(norm(q), norm(k));  k and v into their pages, q in place
 
-Without pages, as where attention reads both ways and nothing is kept: q and k in place, and v is left alone.
+Without pages (attention that reads in both directions and keeps nothing), q and k are changed in place, and v is left
+unchanged.
 
-The norm is a root mean square or layer norm of each head, if the model has one (`kind`); rope turns the first 2 · half
-elements of a head (kernels/rope.py). One rounding at the end, none between.
+The norm is a root mean square or layer norm of each head, if the model has one (`kind`); rope rotates the first 2 ·
+half elements of a head (kernels/rope.py). All is one pass with one rounding at the end.
 """
 
 from typing import Literal
@@ -37,12 +38,12 @@ def _reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """qkv: [tokens, heads + 2 · kv_heads, dim], changed in place where it is q (heads may be 0: a source has keys and
-    values alone); pages: [blocks, layers, 2, block_tokens, kv_heads, dim], of any type; slots: [tokens] int32, block ·
-    block_tokens + offset, negative where nothing is to be written; weight: [heads + kv_heads, dim] fp32 or None; cos,
-    sin: [tokens, half] fp32 or None. Pages hold k / k_scale and v / v_scale; what is not finite is written as 0, as a
-    later owner of the block reads its rest with weight 0. Pages and slots None: k is changed in place too.
-    → qkv and pages, or qkv alone."""
+    """qkv: [tokens, heads + 2 · kv_heads, dim], whose q is changed in place (heads may be 0: cross-attention projects
+    only keys and values of the encoder input); pages: [blocks, layers, 2, block_tokens, kv_heads, dim], of any type;
+    slots: [tokens] int32, block · block_tokens + offset, negative for tokens that are not written; weight: [heads +
+    kv_heads, dim] fp32 or None; cos, sin: [tokens, half] fp32 or None. Pages hold k / k_scale and v / v_scale. Values
+    that are not finite are written as 0, because a later owner of the block reads the rest with weight 0. Pages and
+    slots None: k is changed in place too. → qkv and pages, or qkv alone."""
     turned = _turned_heads(qkv, heads)
     wide = qkv.float()
     qk, v = wide[:, :turned], wide[:, turned:]
@@ -70,7 +71,7 @@ def _reference(
 
 
 def _turned_heads(qkv: Tensor, heads: int) -> int:
-    """Heads of queries and of keys."""
+    """Return the number of query heads plus key heads."""
     return heads + (qkv.shape[1] - heads) // 2
 
 
@@ -116,8 +117,8 @@ def heads_kernel(
     PAIRS: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """One program for a few heads of one token. Elements are held as pairs a, b that are turned together, PAIRS wide
-    (without rope: the two halves of a head), and the rest of the head, REST wide, that rope leaves."""
+    """One program for a few heads of one token. Elements that rope rotates together are pairs a, b, PAIRS wide (without
+    rope: the two halves of a head). The rest of the head, which rope leaves unchanged, is REST wide."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
@@ -262,7 +263,7 @@ def _inputs(
     angles = make.normal(tokens, half, dtype=torch.float32, scale=3.0) if half else None
     qkv = make.normal(tokens, heads + 2 * kv_heads, dim)
     if pages is not None and not half:
-        # Numbers that 8 bits hold, some too large for them: the interpreter does not round to 8 bits as a GPU does.
+        # Numbers that fit into 8 bits, and some too large: the interpreter does not round to 8 bits as a GPU does.
         qkv = qkv.mul_(8).to(pages).to(make.dtype)
     if spoiled:
         qkv[0, heads, 0], qkv[-1, heads + kv_heads, 1], qkv[-1, -1, -1] = torch.nan, torch.inf, -torch.inf
@@ -284,8 +285,8 @@ def _inputs(
 
 
 def _traffic(qkv: Tensor, pages: Tensor | None, layer: int, slots: Tensor | None, heads: int, *rest: object) -> int:
-    """q is read and written, k and v are read, and written in the pages' type; without pages k is like q, and v is
-    left."""
+    """q is read and written, k and v are read, and written in the pages' type. Without pages k is read and written, and
+    v is not touched."""
     head, turned = qkv[:, :1].nbytes, _turned_heads(qkv, heads)
     if pages is None:
         return 2 * turned * head + nbytes(*rest[3:5])
@@ -294,7 +295,7 @@ def _traffic(qkv: Tensor, pages: Tensor | None, layer: int, slots: Tensor | None
 
 
 def _alone(args: Args, row: int):
-    """A token writes q of its own and one place of the pages."""
+    """A token writes its own q and one place of the pages."""
     own = tuple(arg[row : row + 1] if at in (0, 3, 8, 9) and arg is not None else arg for at, arg in enumerate(args))
     if args[1] is None:
         return own, lambda outputs: (outputs[0][row : row + 1],)

@@ -1,11 +1,11 @@
-"""Triton where it is installed, and the one way in which kernels are launched.
+"""Triton, if it is installed, and the common function that launches kernels.
 
-A file that holds a kernel imports `jit` and `tl` from here; without Triton its torch body still serves. Every launch
-goes through `launch`, so that the launches of a step can be written down instead of made (`recorded`): from tensors on
-the `meta` device the compiler then learns each kernel's exact signature without a GPU (kernels/tools/aot.py).
+A file with a kernel imports `jit` and `tl` from here; without Triton its torch body still works. Every launch goes
+through `launch`, so that the launches of a step can be recorded instead of executed (`recorded`). From tensors on the
+`meta` device the compiler then gets each kernel's exact signature without a GPU (kernels/tools/aot.py).
 
-With TRITON_INTERPRET=1 in the environment before the first import, kernels run on a CPU in Triton's interpreter. It
-keeps bf16 as whole numbers: kernels therefore widen what they load before they compute with it.
+With TRITON_INTERPRET=1 in the environment before the first import, kernels run on a CPU in Triton's interpreter. The
+interpreter represents bf16 by integers, so kernels widen loaded values before they compute with them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +28,13 @@ except ImportError:
     tl = SimpleNamespace(constexpr=object)
 
 Kernel = Any  # what `jit` returns
-# a · b + c is one rounding: said here, as the default differs between Triton's releases.
+# Round a · b + c once. The option is explicit because its default differs between Triton's releases.
 OPTIONS = {"enable_fp_fusion": True}
 
 
 def jit(function: Callable[..., Any] | None = None, *, varying: Sequence[str] = ()) -> Kernel:
-    """`@jit`, or `@jit(varying=("tokens",))` with the whole numbers that differ from step to step: of others it is
-    compiled in whether they are 1 or a multiple of 16, and a new answer would compile while requests wait."""
+    """Decorate a kernel: `@jit`, or `@jit(varying=("tokens",))` with the integers that differ from step to step. Triton
+    specializes on whether other integers are 1 or a multiple of 16; a new case would compile while requests wait."""
     if function is None:
         return partial(jit, varying=varying)
     return function if triton is None else triton.jit(function, do_not_specialize=list(varying))
@@ -45,14 +45,14 @@ def installed() -> bool:
 
 
 def interpreted() -> bool:
-    """Whether kernels run on a CPU in the interpreter."""
+    """Return whether kernels run on a CPU in the interpreter."""
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
 if triton is None or interpreted():
 
     def cuda_capability_geq(major: int, minor: int) -> bool:
-        """Whether a kernel is compiled for such an NVIDIA GPU."""
+        """Return whether a kernel is compiled for an NVIDIA GPU of at least this compute capability."""
         return False
 else:
     from triton.language.target_info import cuda_capability_geq as cuda_capability_geq
@@ -60,7 +60,7 @@ else:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch as written down. `constants` are the kernel's compile-time arguments."""
+    """One recorded launch. `constants` are the kernel's compile-time arguments."""
 
     kernel: Kernel
     grid: tuple[int, ...]
@@ -76,7 +76,7 @@ _written: ContextVar[list[Launch] | None] = ContextVar("written", default=None)
 def launch(
     kernel: Kernel, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 2, **constants: Any
 ) -> None:
-    """Runs one program for each point of the grid; an empty grid is nothing."""
+    """Run one program for each point of the grid. An empty grid is no error."""
     if 0 in grid:
         return
     written = _written.get()
@@ -88,7 +88,7 @@ def launch(
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Inside, launches are written down and not made."""
+    """Record launches instead of executing them within the context."""
     launches: list[Launch] = []
     token = _written.set(launches)
     try:
@@ -98,24 +98,25 @@ def recorded() -> Iterator[list[Launch]]:
 
 
 def power_of_2(n: int) -> int:
-    """The least power of two that is at least n."""
+    """Return the least power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def row_warps(block: int) -> int:
-    """Warps of a program that has one row of so many elements in registers: 16 elements a thread."""
+    """Return the warps of a program that has a row of `block` elements in registers: 16 elements for each thread."""
     return min(16, max(1, block // 512))
 
 
 def programs(device: torch.device, each: int = 4) -> int:
-    """Programs of a launch that takes its work from a list: `each` for every multiprocessor of the device."""
+    """Return the programs of a launch that takes its work from a list: `each` for every multiprocessor of the
+    device."""
     if device.type == "cuda":
         return each * torch.cuda.get_device_properties(device).multi_processor_count
     return 132 * each if device.type == "meta" else 3
 
 
 def rows_of(x: Tensor, name: str) -> int:
-    """Elements from one row of x to the next. Raises ValueError unless the elements of a row lie together."""
+    """Return the row stride of x in elements. Raise ValueError unless the elements of a row are contiguous."""
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise ValueError(
             f"{name}: the elements of a row must lie together, not {x.stride(-1)} apart; use .contiguous()"

@@ -1,4 +1,4 @@
-"""Layer norm, with the residual add in front of it, over the last axis, in fp32.
+"""Layer norm after the residual add, over the last axis, in fp32.
 
     r ← r + a · x;  y = (r - mean) / sqrt(var + eps) · w (+ b)        (without r: of x)
 
@@ -46,7 +46,7 @@ def layer_norm_kernel(
     BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row."""
+    """One program for each row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     keep = at < SIZE

@@ -20,7 +20,7 @@ from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
 def pack(weight: Tensor) -> Tensor:
-    """The weight [outputs, inputs] in the memory order that `linear` multiplies fastest; drop the given one."""
+    """Return the weight [outputs, inputs] in the memory order that `linear` multiplies fastest; drop the original."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         return weight.t().contiguous().t()
     return weight
@@ -32,7 +32,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_fp32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same with fp32 outputs, which the sums are not rounded before, where the library can (CUDA)."""
+    """Compute `linear` with fp32 outputs. CUDA libraries do not round the sums first; others round them to x's type."""
     if x.device.type == "cuda" and x.dtype != torch.float32:
         y = torch.mm(x, weight.t(), out_dtype=torch.float32)
         return y if bias is None else y + bias
@@ -75,12 +75,12 @@ def matmul_kernel(
 
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x: [rows, inputs]; weight: [outputs, inputs] row-major; bias: [outputs] → [rows, outputs] of `dtype` (default:
-    x's). A row's sums never depend on the rows beside it: the tile has as many rows and as many inputs at a time for
-    any number of rows, which a library that picks kernels by size does not promise."""
+    x's). A row's sums never depend on the other rows: the number of rows and inputs of a tile is the same for any
+    number of rows, unlike in libraries that choose kernels by size."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     y = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
-    # Few rows leave a GPU's processors idle unless there are many tiles; how wide a tile is changes no sum.
+    # With few rows, many tiles are needed to occupy a GPU; the width of a tile affects no sum.
     columns = 128 if rows > 64 and outputs >= 2048 else 32
     stages = 4 if x.dtype.itemsize == 2 or shared_memory(x.device) >= LARGE_TILES else 3
     default = {"columns": columns, "warps": 4, "stages": stages}
@@ -119,7 +119,7 @@ def _inputs(
     return make.normal(rows, inputs), weight, make.normal(outputs) if bias else None, dtype
 
 
-# One shape of tile for every number of rows: the matrix units of Hopper take 64 rows, of which few may be real.
+# Shape of the tile for every number of rows: Hopper's matrix units take 64 rows, possibly with padding.
 TILE_ROWS, TILE_INPUTS = 64, 64
 
 MATMUL = Op(

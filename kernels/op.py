@@ -1,4 +1,4 @@
-"""An operation: what it means (torch), what makes it fast (Triton), and how both are checked and measured.
+"""Definition of an operation: its reference in torch, its Triton body, and the cases that test and measure both.
 
 Each file of an operation ends with its `Op`; `kernels/ops.py` lists them. One test file runs all of
 them (tests/kernels/test_ops.py), `python -m kernels.bench` times them, `python -m kernels.report` compiles them.
@@ -16,19 +16,19 @@ Args = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of one call. `id` names it in tests and tables. `bench`: of the size that is served on a GPU, timed and
-    compiled ahead of time, too large for the interpreter; the others are run by the tests. `needs`: a type that not
-    every GPU has."""
+    """Sizes of one call."""
 
-    id: str
+    id: str  # name in tests and tables
     sizes: Mapping[str, Any]
     bench: bool = False
-    needs: Literal["fp8"] | None = None
+    """A size that is served on a GPU: timed and compiled ahead of time, too large for the interpreter. Tests run the
+    other cases."""
+    needs: Literal["fp8"] | None = None  # a type that some GPUs lack
 
 
 @dataclass(frozen=True)
 class Make:
-    """Random inputs of one type on one device, from a seed. On the `meta` device nothing is drawn or allocated."""
+    """Random inputs of one type on one device, from a seed. The `meta` device draws and allocates nothing."""
 
     device: torch.device
     dtype: torch.dtype
@@ -43,7 +43,7 @@ class Make:
         return self.device.type == "meta"
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
-        """Of this `dtype` (default: the inputs')."""
+        """Draw normally distributed numbers of this `dtype` (default: the inputs')."""
         wanted = dtype or self.dtype
         if self.device.type != "cpu":
             if self.meta:
@@ -53,7 +53,7 @@ class Make:
         return torch.randn(shape, generator=self._draw).mul_(scale).to(wanted)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        """From [low, high)."""
+        """Draw integers from [low, high)."""
         if self.meta:
             return torch.empty(shape, dtype=dtype, device="meta")
         return torch.randint(low, high, shape, generator=self._draw).to(self.device, dtype)
@@ -76,53 +76,52 @@ Alone = Callable[[Args, int], tuple[Args, Callable[[tuple[Tensor, ...]], tuple[T
 
 @dataclass(frozen=True)
 class Op:
-    """`op(*args)` launches the Triton body. Bodies have one signature and give a tensor or a tuple of tensors; what
-    they change in place is among these.
+    """An operation. `op(*args)` launches the Triton body.
 
-    tolerance: by type of the inputs, the largest error allowed relative to the root mean square of the reference.
-    alone(args, i): the arguments that compute row i by itself, and what picks the same row out of the whole result.
-    rows(args): how many rows there are. strided: arguments whose rows may lie apart. traffic: bytes a perfect kernel
-    moves; flops: of matrix products, 0 where there are none. peer: torch's own operation for the same arguments, for
-    benchmarks. compiled: the body for a CPU, which takes a team of threads first (kernels/cpu/bodies.py), and the
-    cases that it does not serve; cpu_cases: those that it is timed at; at_home(team, args): its arguments in the order
-    in which a model keeps them, weights packed and pages arranged, as they are timed. tunable: settings of the Triton
-    body (see kernels/tuning.py) and the values worth trying; near: which of the sizes that the body asks with may
-    differ from those of a tuned entry, which must equal all others. may_spill: registers of a thread may go to memory
-    on sm_90 and sm_100.
+    All bodies have the same signature and return a tensor or a tuple of tensors, which include the tensors that they
+    change in place.
     """
 
     name: str
-    reference: Callable[..., Any]
+    reference: Callable[..., Any]  # body in torch
     triton: Callable[..., Any]
     inputs: Inputs
     cases: tuple[Case, ...]
     tolerance: Mapping[torch.dtype, float]
-    traffic: Callable[..., int]
-    flops: Callable[..., int] = lambda *args: 0
+    """Maximum error relative to the root mean square of the reference, by type of the inputs."""
+    traffic: Callable[..., int]  # bytes that a perfect kernel moves
+    flops: Callable[..., int] = lambda *args: 0  # of matrix products, 0 if there are none
     alone: Alone | None = None
-    rows: Callable[[Args], int] = lambda args: args[0].shape[0]
-    strided: tuple[int, ...] = ()
-    peer: Callable[..., Any] | None = None
+    """alone(args, i) returns the arguments that compute row i by itself, and a function that selects the same row from
+    the outputs for all rows."""
+    rows: Callable[[Args], int] = lambda args: args[0].shape[0]  # number of rows
+    strided: tuple[int, ...] = ()  # arguments whose rows need not be contiguous
+    peer: Callable[..., Any] | None = None  # torch's own operation for the same arguments, for benchmarks
     compiled: Callable[..., Any] | None = None
-    compiled_lacks: tuple[str, ...] = ()
-    cpu_cases: tuple[Case, ...] = ()
+    """Body for a CPU, with a team of threads as an additional first argument (kernels/cpu/bodies.py)."""
+    compiled_lacks: tuple[str, ...] = ()  # cases that `compiled` does not support
+    cpu_cases: tuple[Case, ...] = ()  # cases at which `compiled` is timed
     at_home: Callable[[Any, Args], Args] = lambda team, args: args
+    """at_home(team, args) returns the arguments in the native layout of `compiled`, with packed weights and arranged
+    pages, as in a model. They are also the arguments that are timed."""
     tunable: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Settings of the Triton body (see kernels/tuning.py) and the values to try."""
     near: tuple[str, ...] = ()
-    may_spill: bool = False
+    """Sizes in the query of the Triton body that may differ from a tuned entry. All other sizes must be equal."""
+    may_spill: bool = False  # whether registers may spill to memory on sm_90 and sm_100
 
     def __call__(self, *args: Any) -> Any:
         return self.triton(*args)
 
 
 def tensors(result: Any) -> tuple[Tensor, ...]:
-    """The outputs of a body as a tuple."""
+    """Return the outputs of a body as a tuple."""
     return result if isinstance(result, tuple) else (result,)
 
 
 def sliced(*positions: int) -> Alone:
-    """For operations on independent rows: these arguments have one row each along their first axis, and so have all
-    outputs."""
+    """Return `alone` for operations on independent rows. The arguments at these positions and all outputs have one row
+    each along their first axis."""
 
     def alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
         own = tuple(
@@ -134,5 +133,5 @@ def sliced(*positions: int) -> Alone:
 
 
 def nbytes(*values: Any) -> int:
-    """Bytes of all tensors among the values, each counted once."""
+    """Return the bytes of all tensors among the values, each counted once."""
     return sum(value.nbytes for value in values if isinstance(value, Tensor))

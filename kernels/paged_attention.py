@@ -1,13 +1,14 @@
 """Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v, grouped heads, no copy of K or V
 per query head.
 
-What a step reads is planned once, for each window (`cut_rows`) and each group of layers (`plan_reads`), and used by all
-of its layers. Rows with one new token go together in buckets of similar length, as one padded gather and two batched
-products for each KV head; each longer row is one call of torch's fused attention over its own gathered pages, or over
-the step's own keys where nothing precedes them. Position p reads positions max(0, p - window + 1) … p. `softcap` c:
-scores become c · tanh(s / c). `sinks`: one logit more of each head, whose value is zero (kernels/attention/common.py).
+The reads of a step are planned once, for each window (`cut_rows`) and each group of layers (`plan_reads`), and used by
+all of its layers. Rows with one new token are grouped in buckets of similar length, as one padded gather and two
+batched products for each KV head. Each longer row is one call of torch's fused attention over its own gathered pages,
+or over the step's own keys if no token precedes them. Position p reads positions max(0, p - window + 1) … p. `softcap`
+c: scores become c · tanh(s / c). `sinks`: an additional logit of each head, whose value is zero
+(kernels/attention/common.py).
 
-A masked score is -inf, so its weight is exactly 0; pages are finite (see paged_kv), so what it weighs does not matter.
+A masked score is -inf, so its weight is exactly 0; pages are finite (see paged_kv), so masked values have no effect.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ SCORE_ELEMENTS = 1 << 23
 class Bucket:
     """Rows with one token each, padded to the same number of blocks."""
 
-    tokens: Tensor  # [rows] int64, where the row's token stands in the step
+    tokens: Tensor  # [rows] int64, index of the row's token in the step
     rows: Tensor  # [rows, 1] int64, the row of the block table
     columns: Tensor  # [rows, blocks] int64, which of its blocks are read
     bias: Tensor  # [rows, 1, blocks * block_tokens] fp32, 0 or -inf
@@ -37,7 +38,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Span:
-    """A row of several tokens. `columns` None: nothing precedes it, the step's own keys and values are all it reads.
+    """A row of several tokens. `columns` None: no token precedes it, so it reads only the step's own keys and values.
     `mask` None: plain causal."""
 
     start: int
@@ -50,7 +51,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Cuts:
-    """How a step's rows are read under one window; groups with the same window share it."""
+    """Reads of a step's rows under one window. Groups of layers with the same window share them."""
 
     buckets: tuple[Bucket, ...]
     spans: tuple[Span, ...]
@@ -58,8 +59,8 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Reads:
-    """The same with the pages of one group: planes of the flat view, [layers, 2, blocks] int64, for each bucket and for
-    each span that reads pages."""
+    """Reads of the pages of one group: planes of the flat view, [layers, 2, blocks] int64, for each bucket and for each
+    span that reads pages."""
 
     cuts: Cuts
     buckets: tuple[Tensor, ...]
@@ -68,12 +69,11 @@ class Reads:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of the pages and tables that a step reads. columns: blocks in a row of the tables; page_elements: those in one
-    layer's K of one block."""
+    """Sizes of the pages and tables that a step reads."""
 
     block_tokens: int
-    columns: int
-    page_elements: int
+    columns: int  # blocks in a row of the tables
+    page_elements: int  # elements in one layer's K of one block
     device: torch.device
 
 
@@ -85,8 +85,8 @@ def cut_rows(
     window: int | None,
     begins: Sequence[int] | None = None,
 ) -> Cuts:
-    """Row i computes `count[i]` positions from `first[i]`, and reads none before `begins[i]`, which are all 0 where
-    nothing is said."""
+    """Plan the reads of rows: row i computes `count[i]` positions from `first[i]`, and reads none before `begins[i]`
+    (default: 0)."""
     singles: list[_Single] = []
     spans = []
     token = 0
@@ -101,7 +101,8 @@ def cut_rows(
 
 
 def cut_sources(lengths: Sequence[int], count: Sequence[int], sizes: Sizes) -> Cuts:
-    """Each of the `count[i]` tokens of row i reads the first `lengths[i]` positions of its table, all of them."""
+    """Plan reads without a causal mask: each of the `count[i]` tokens of row i reads the first `lengths[i]`
+    positions."""
     singles: list[_Single] = []
     spans = []
     token = 0
@@ -167,7 +168,7 @@ def paged_attention(
         if planes is None:
             assert k is not None and v is not None, "a row that reads no pages reads its own keys"
             keys, values = k[own], v[own]
-            if pages.dtype != q.dtype:  # a prompt gives the same numbers however it is cut
+            if pages.dtype != q.dtype:  # the result of a prompt does not depend on its chunks
                 keys, values = (stored(x, pages.dtype).to(q.dtype) for x in (keys, values))
         else:
             keys, values = (
@@ -208,8 +209,8 @@ def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """q: [tokens, heads, dim]; k, v: [length, kv_heads, dim]. A KV head is a batch entry, its query heads its heads, so
-    that K and V are shared by a stride of 0 and not repeated."""
+    """q: [tokens, heads, dim]; k, v: [length, kv_heads, dim]. A KV head is a batch entry with its query heads as heads,
+    so that K and V are shared by a stride of 0 instead of a copy."""
     kv_heads = k.shape[1]
     grouped = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     shape = (kv_heads, grouped.shape[1], k.shape[0], k.shape[2])
@@ -224,7 +225,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
 def _by_scores(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """The same with softcap or sinks, in slices of the queries so that the scores stay small."""
+    """Compute attention with softcap or sinks, in slices of the queries that limit the size of the scores."""
     tokens, heads, _ = q.shape
     if mask is None:
         mask = _mask(tokens, 0, 0, tokens, None, 0, q.device)
@@ -245,7 +246,7 @@ _Single = tuple[int, int, int, int, int, int]  # blocks, row, token, first block
 
 
 def _span(row: int, first: int, count: int, token: int, low: int, begin: int, window: int | None, sizes: Sizes) -> Span:
-    """`low`: the first block that is read, `begin`: the first position, but for the window."""
+    """low: the first block that is read. begin: the first position that is read without a window."""
     stop, device = token + count, sizes.device
     if first == begin:
         masked = window is not None and window < count
@@ -265,7 +266,8 @@ def _mask(
 
 
 def _bias(query: Tensor, key: Tensor, window: int | None, begin: Tensor | int) -> Tensor:
-    """0 where the position `query` reads the position `key`, else -inf; none reads one before `begin`."""
+    """Return 0 where the position `query` reads the position `key`, else -inf. Positions before `begin` are not
+    read."""
     hidden = (key > query) | (key < begin)
     if window is not None:
         hidden |= key <= query - window
@@ -273,8 +275,8 @@ def _bias(query: Tensor, key: Tensor, window: int | None, begin: Tensor | int) -
 
 
 def _similar(singles: list[_Single], most: int) -> list[list[_Single]]:
-    """Cuts rows into buckets of at most `most` padded blocks in which no row is less than three quarters as long as the
-    longest, a few blocks aside."""
+    """Group rows into buckets of at most `most` padded blocks. The shortest row of a bucket has at least three quarters
+    of the blocks of the longest, minus four."""
     buckets: list[list[_Single]] = []
     longest = 0
     for single in sorted(singles, key=lambda one: (-one[0], one[1])):
@@ -291,6 +293,6 @@ def _bucket(members: list[_Single], window: int | None, sizes: Sizes) -> Bucket:
     width = max(member[0] for member in members)
     low, position, begin = (place.unsqueeze(1) for place in places)
     key = low * sizes.block_tokens + torch.arange(width * sizes.block_tokens, device=sizes.device)
-    # Past its own end a row reads the last column again; the bias hides it.
+    # After its own end a row reads the last column again; the bias masks it.
     reached = (low + torch.arange(width, device=sizes.device)).clamp_(max=sizes.columns - 1)
     return Bucket(tokens, rows.unsqueeze(1), reached, _bias(position, key, window, begin).unsqueeze(1))

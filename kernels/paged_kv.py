@@ -1,7 +1,7 @@
-"""Writing keys and values of a step's tokens into their pages.
+"""Writes of keys and values of a step's tokens to their pages.
 
-Pages are [blocks, layers, 2, block_tokens, kv_heads, head_dim]. Seen flat, [all before, kv_heads · head_dim], each
-token of each layer has one row for its key and one for its value, and a write is one indexed copy.
+Pages are [blocks, layers, 2, block_tokens, kv_heads, head_dim]. In the flat view [.., kv_heads · head_dim], each token
+of each layer has one row for its key and one for its value, and a write is one indexed copy.
 """
 
 import torch
@@ -9,17 +9,20 @@ from torch import Tensor
 
 
 def write_rows(slots: Tensor, layers: int, block_tokens: int) -> Tensor:
-    """Rows of the flat view for all layers, [layers, 2, tokens]. slots: [tokens], block · block_tokens + offset."""
+    """Return rows of the flat view for all layers, [layers, 2, tokens]. slots: [tokens], block · block_tokens +
+    offset."""
     block, offset = slots // block_tokens, slots % block_tokens
     plane = torch.arange(2 * layers, device=slots.device).view(layers, 2, 1)
     return (block * (2 * layers) + plane) * block_tokens + offset
 
 
 def write_kv(pages: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
-    """rows: [2, tokens] of one layer; k, v: [tokens, kv_heads, head_dim], cast to the pages' type.
+    """Write keys and values. rows: [2, tokens] of one layer; k, v: [tokens, kv_heads, head_dim], cast to the pages'
+    type.
 
-    Values that are not finite are written as 0: a later owner of the block reads its stale rest with weight 0, and
-    0 · NaN would spoil an innocent request. The row that made them stays NaN through its residual and is found there.
+    Values that are not finite are written as 0: a later owner of the block reads the rest of its old contents with
+    weight 0, and 0 · NaN would corrupt its result. The request that produced them stays NaN through its residual and is
+    detected there.
     """
     flat = pages.view(-1, pages.shape[-2] * pages.shape[-1])
     for at, x in ((rows[0], k), (rows[1], v)):
@@ -27,5 +30,5 @@ def write_kv(pages: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return keys or values as pages of this type hold them: rounded to nearest, ties to even, what is not finite 0."""
+    """Return keys or values in the type of the pages: rounded to nearest, ties to even. NaN and infinity become 0."""
     return torch.nan_to_num(x.to(dtype), 0.0, 0.0, 0.0)

@@ -1,8 +1,8 @@
-"""What is done last to pooled numbers, over the first `width` of each row, in fp32:
+"""Final operation on pooled numbers, over the first `width` columns of each row, in fp32:
 
     normalize  x / max(‖x‖, 1e-12)       softmax  e^(x - max) / Σ e^(x - max)       sigmoid  1 / (1 + e^-x)
 
-A row is one program's alone: torch's own sums are taken in another order where there are more rows.
+Each row has a program of its own: the order of torch's own sums depends on the number of rows.
 """
 
 from typing import Literal
@@ -18,7 +18,7 @@ LEAST_NORM = 1e-12
 
 
 def _reference(x: Tensor, width: int, end: End) -> Tensor:
-    """x: [rows, size] fp32, of which the first `width` columns count → [rows, width] fp32."""
+    """x: [rows, size] fp32; columns after the first `width` are ignored → [rows, width] fp32."""
     x = x[:, :width]
     match end:
         case "normalize":
@@ -31,7 +31,7 @@ def _reference(x: Tensor, width: int, end: End) -> Tensor:
 
 @jit(varying=("width",))
 def pool_end_kernel(x, y, x_row, width, LEAST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a row."""
+    """One program for each row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     keep = at < width

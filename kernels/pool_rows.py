@@ -1,11 +1,11 @@
-"""What the tokens of each row of a step are pooled to, together with those of the row's earlier steps:
+"""Pooling of the tokens of each row of a step, combined with the row's earlier steps:
 
-    first  the state of the prompt's first token          last  that of its last one so far
+    first  the state of the prompt's first token          last  the state of its last token so far
     mean   the sum of all states by their number          max   the largest of each element
 
-A row computes positions first[r] … of the prompt in line slot[r] of `states`, where what was gathered of positions
-before it is kept: so a prompt may come in pieces. Sums are taken in float64, tile by tile from the row's first token
-on, so that a vector rounded to float32 does not tell where its prompt was cut.
+A row computes positions first[r] … of a prompt. Line slot[r] of `states` keeps the intermediate result of earlier
+positions, so a prompt may be computed in chunks. Sums are taken in float64, tile by tile from the row's first token on,
+so that a vector rounded to float32 does not depend on the chunks.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits: rounded here, or as a checkpoint has them; and back.
+"""Weights in 8 or 4 bits: quantized here or in the checkpoint, and dequantized.
 
 int8    w ≈ scale · q of each output, |q| ≤ 128; rounded here: |q| ≤ 127, scale = largest |w| / 127
 groups  w ≈ scale · q of each output and group of inputs, |q| ≤ 128
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 # Integers to which the weight farthest from 0 is scaled. It is clipped beyond -8 and 7, which reduces the error of the
-# others. On matrices of SmolLM2-135M the square error is 8 % below that of five negative integers without refinement.
+# other weights. On matrices of SmolLM2-135M the square error is 8 % lower than with five negative integers without
+# refinement.
 FARTHEST = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0, 7.5, 8.0, 8.5, 6.5)
 ROWS_AT_ONCE = 4096
 SMALL_BLOCK, LARGE_BLOCK = 32, 64  # activations with one scale
@@ -66,7 +67,7 @@ def _wide(of_groups: Tensor, weight: Int8Groups | Int4Weight) -> Tensor:
 
 
 def _in_order(columns: Tensor, order: Tensor | None) -> Tensor:
-    """Each column at the place of its input."""
+    """Reorder each column to the place of its input."""
     if order is None:
         return columns
     inputs = torch.empty_like(columns)
@@ -75,7 +76,7 @@ def _in_order(columns: Tensor, order: Tensor | None) -> Tensor:
 
 
 def to_int8(weight: Tensor) -> Int8Weight:
-    """weight: [outputs, inputs] of any floating type."""
+    """Quantize a weight, [outputs, inputs] of any floating type."""
     scales = weight.abs().amax(1).float() / 127
     inverse = torch.where(scales > 0, 1 / scales, 0.0)
     values = torch.empty(weight.shape, dtype=torch.int8)
@@ -86,8 +87,8 @@ def to_int8(weight: Tensor) -> Int8Weight:
 
 
 def to_int4(weight: Tensor, group: int) -> Int4Weight:
-    """Round without zero points. The scale of each group is searched for the least square error (`FARTHEST`), and each
-    candidate is refined once: to the least-squares scale of the integers that it gives."""
+    """Round without zero points. A search over `FARTHEST` minimizes the square error of each group's scale, and each
+    candidate is refined once: to the least-squares scale for its integers."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -inputs % group)) if inputs % group else weight
     values = torch.empty((outputs, inputs), dtype=torch.uint8)
@@ -118,7 +119,7 @@ def _groups_to_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounded_by(groups: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and square error [outputs, groups] of groups with these scales."""
+    """Return the values, and the square error [outputs, groups], of groups with these scales."""
     wide = scales.float().unsqueeze(2)
     values = (groups * torch.where(wide != 0, 1 / wide, 0.0)).round_().clamp_(-8, 7)
     return values, (values * wide).sub_(groups).square_().sum(2)

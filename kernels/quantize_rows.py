@@ -2,7 +2,7 @@
 
     scale = max |x| / 448;  q = round(x / scale)          (with a given scale: q = round(x / scale) alone)
 
-What that means at the edges is said in kernels/e4m3.py. Source: arXiv:2209.05433.
+kernels/e4m3.py describes rounding and special values. Source: arXiv:2209.05433.
 """
 
 import torch

@@ -1,11 +1,11 @@
-"""Compiles every kernel without a GPU and prints what each takes of the device.
+"""Compile every kernel without a GPU and print the resources that each takes.
 
     python -m kernels.report --target sm_90 --op rms_norm
     python -m kernels.report --check                     exits 1 if a kernel spills that must not, or is too large
     python -m kernels.report --cache DIR --target sm_90  fills a folder that a process on such a device finds complete
 
-Compiled are the launches of all operations at their bench cases, or of `--launches MODULE:FUNCTION`: a function that
-gets a Target and gives a list of Wanted. Launches that share a kernel are one line.
+It compiles the launches of all operations at their bench cases, or of `--launches MODULE:FUNCTION`: a function that
+takes a Target and returns a list of Wanted. Launches that share a kernel are one line.
 """
 
 import argparse
@@ -37,7 +37,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True)
 class Wanted:
-    """A launch, and whom it belongs to."""
+    """A launch with its operation and case."""
 
     op: str
     case: str
@@ -45,20 +45,20 @@ class Wanted:
     may_spill: bool = False
 
 
-Source = Callable[[Target], list[Wanted]]  # gives the same each time; picklable
+Source = Callable[[Target], list[Wanted]]  # returns the same launches each time; picklable
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. `cases` share this kernel. `error`: why there is none."""
+    """A line of the table."""
 
     op: str
-    cases: tuple[str, ...]
+    cases: tuple[str, ...]  # cases that share this kernel
     target: str
     device: str
     may_spill: bool
     compiled: Compiled | None = None
-    error: str = ""
+    error: str = ""  # reason for a missing kernel
 
     def faults(self) -> Iterator[str]:
         target = TARGETS[self.target]
@@ -83,7 +83,8 @@ def op_launches(
     dtypes: Sequence[str] = ("bfloat16",),
     small: bool = False,
 ) -> list[Wanted]:
-    """Of operations and cases whose names contain one of these texts, or all. small: of the test cases too."""
+    """Return the launches of operations and cases whose names contain one of these texts (default: all). small: include
+    the test cases."""
     found = []
     for op in OPS:
         for case in op.cases:
@@ -109,20 +110,21 @@ def _named(name: str, wanted: Sequence[str]) -> bool:
 
 
 def named_source(text: str) -> Source:
-    """MODULE:FUNCTION."""
+    """Return the source that MODULE:FUNCTION names."""
     module, _, name = text.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-# -- compiling, in processes of their own ------------------------------------------------------------------------------
+# -- compiling, in separate processes ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a compiling process: Triton's cache folder, or its usual one, and whether only what is launched is kept there,
-    with the modules that a first launch needs."""
+    """Settings of a compiling process."""
 
     cache: Path | None = None
+    """Folder for Triton's cache. It receives only files that a launch needs, and the modules of a first launch. The
+    default is Triton's usual folder."""
 
     @property
     def libcuda(self) -> Path | None:
@@ -131,7 +133,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Piece:
-    """Launch number `number` of a source, with the settings of this device."""
+    """Launch number `number` of source number `source`, with the settings of this device."""
 
     source: int
     target: str
@@ -140,7 +142,7 @@ class Piece:
 
 
 def _begin(sources: Sequence[Source], settings: Settings) -> Callable[[Piece], Compiled | str]:
-    """In each process; what compiles a piece there, or says why not."""
+    """Prepare a process and return the function that compiles a piece there, or returns an error message."""
     if settings.cache is not None:
         triton.knobs.cache.dir = str(settings.cache)
     launchers = None if settings.libcuda is None else Launchers(settings.libcuda)
@@ -154,18 +156,18 @@ def _begin(sources: Sequence[Source], settings: Settings) -> Callable[[Piece], C
         target = TARGETS[piece.target]
         launch = wanted(piece.source, piece.target, piece.device)[piece.number].launch
         nvidia = launchers is not None and target.backend == "cuda"
-        triton.knobs.compilation.store_binary_only = nvidia  # what is known of AMD's kernels stands in the assembly
+        triton.knobs.compilation.store_binary_only = nvidia  # facts about AMD kernels are in the assembly
         each = launchers.add if launchers is not None and nvidia else _nothing
         try:
             return compile_for(target, [launch], each)[0]
-        except Exception as error:  # whatever a compiler raises belongs to this kernel
+        except Exception as error:  # exceptions of a compiler are results of this kernel
             return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
     return work
 
 
 def _nothing(kernel: Any) -> None:
-    """For targets whose launches need nothing more."""
+    """Do nothing, for targets whose launches require no other modules."""
 
 
 def compile_all(
@@ -177,8 +179,8 @@ def compile_all(
     processes: int = 1,
     brief: bool = False,
 ) -> Iterator[Row]:
-    """Every kernel of the sources' launches, once for each target, with the settings of its tuned devices or of those
-    named. brief: of targets that are not gated only the first launch of each function."""
+    """Compile every kernel of the sources' launches, once for each target, with the settings of its tuned devices or of
+    the named devices. brief: for targets that are not gated, compile only the first launch of each function."""
     pieces: list[Piece] = []
     rows: list[Row] = []
     for target in targets:
@@ -223,7 +225,8 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[tuple[str, ...]], left: int) -> str:
-    """Columns of one width each; the first `left` and empty-headed ones flush left. The first row is the head."""
+    """Format columns of one width each; the first `left` and empty-headed ones flush left. The first row is the
+    head."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -251,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `report` wants to know, for every command that has launches to compile."""
+    """Add the options of `report` to the parser of a command that has launches to compile."""
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures")
     parser.add_argument("--device", nargs="+", default=(), help="names of devices whose tuned settings are compiled")
     parser.add_argument("--brief", action="store_true", help="one launch of a kernel where spills are no fault")
@@ -262,7 +265,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def report(sources: Sequence[Source], options: argparse.Namespace) -> int:
-    """Compiles, prints the table and writes what `add_options` asks for; the exit code."""
+    """Compile, print the table and write the files that `add_options` defines. Return the exit code."""
     if not installed() or interpreted():
         why = "TRITON_INTERPRET is set: kernels run in the interpreter" if installed() else "Triton is not installed"
         print(f"nothing can be compiled: {why}", file=sys.stderr)

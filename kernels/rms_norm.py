@@ -1,4 +1,4 @@
-"""Root mean square norm, with the residual add in front of it.
+"""Root mean square norm after the residual add.
 
     r ← r + a · x;  y = r / sqrt(mean(r²) + eps) · w        (without r: y = x / sqrt(mean(x²) + eps) · w)
 
@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_shared(x: Tensor, weight: Tensor, eps: float, square_sum: Tensor, size: int) -> Tensor:
-    """The norm of a piece of longer rows. square_sum: [..., 1] fp32, of the whole row, which has `size` elements."""
+    """Compute the norm of a part of longer rows. square_sum: [..., 1] fp32, of the whole row of `size` elements."""
     return (x.float() * torch.rsqrt(square_sum / size + eps)).mul_(weight).to(x.dtype)
 
 
@@ -59,7 +59,7 @@ def rms_norm_kernel(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row."""
+    """One program for each row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     keep = at < SIZE

@@ -1,4 +1,4 @@
-"""Root mean square norm with the residual add in front of it, rounded to float8_e4m3fn for the projections behind it.
+"""Root mean square norm after the residual add, rounded to float8_e4m3fn for the projections that follow.
 
     r ← r + a · x;  y = r / sqrt(mean(r²) + eps) · w in float32;  scale = max |y| / 448 of a row or group;
     q = round(y / scale)                                                       (without r: y of x)
@@ -53,7 +53,7 @@ def rms_norm_quantized_kernel(
     TILE_GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One program a row, a tile's row of WIDTH for each group of GROUP elements."""
+    """One program for each row, with a tile's row of WIDTH for each group of GROUP elements."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, TILE_GROUPS)
     inside = tl.arange(0, WIDTH)[None, :]

@@ -1,10 +1,10 @@
-"""Rotary positions: pairs of each head's first `dim` elements are turned by position · frequency.
+"""Rotary positions: pairs of each head's first `dim` elements are rotated by position · frequency.
 
 Pair i is (x[i], x[i + dim/2]), or (x[2i], x[2i+1]) where interleaved. With c = cos and s = sin of the pair's angle:
 (a, b) → (a·c - b·s, b·c + a·s). Source: arXiv:2104.09864.
 
-A token of an image has several positions (its time, height and width), and each pair turns by one of them; those of a
-text are equal, and its angles those of one position. Source: arXiv:2409.12191 (there called M-RoPE).
+A token of an image has several positions (its time, height and width), and each pair is rotated by one of them. The
+positions of a text token are equal, so its angles match ordinary RoPE. Source: arXiv:2409.12191 (there called M-RoPE).
 """
 
 import torch
@@ -15,7 +15,7 @@ from kernels.op import Args, Case, Make, Op, nbytes
 
 
 def rope_angles(positions: Tensor, frequencies: Tensor, attention: float, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """cos and sin for `rotate_`, each [tokens, 1, dim] fp32; sin carries the sign of its place in the pair.
+    """Return cos and sin for `rotate_`, each [tokens, 1, dim] fp32; sin includes the sign for its place in the pair.
 
     positions: [tokens] int64; frequencies: [dim / 2], or [tokens, dim / 2] where they depend on the token's sequence;
     attention multiplies both (yarn, longrope).
@@ -30,7 +30,7 @@ def rope_angles(positions: Tensor, frequencies: Tensor, attention: float, interl
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
-    """Turns the first `dim` elements of x: [tokens, heads, head_dim] in place."""
+    """Rotate the first `dim` elements of x: [tokens, heads, head_dim] in place."""
     part = x[..., : cos.shape[-1]]
     if interleaved:
         swapped = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
@@ -46,9 +46,9 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 def _reference(
     positions: Tensor, frequencies: Tensor, attention: float, axes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """positions: [tokens] integers, or [tokens, several] with axes: [half] int32, which of them each pair turns by;
-    frequencies: [half] fp32, or [tokens, half] where each token has its own → cos and sin, [tokens, half] fp32, one a
-    pair."""
+    """positions: [tokens] integers, or [tokens, several] with axes: [half] int32, which of these positions rotates each
+    pair; frequencies: [half] fp32, or [tokens, half] if each token has its own → cos and sin, [tokens, half] fp32, one
+    for each pair."""
     turned = positions.unsqueeze(1) if axes is None else positions[:, axes.long()]
     angles = turned.float() * frequencies
     return angles.cos() * attention, angles.sin() * attention
@@ -69,7 +69,7 @@ def rope_angles_kernel(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a token."""
+    """One program for each token."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     keep = at < HALF

@@ -1,9 +1,9 @@
-"""What a step computes, from what the device knows of its requests: ids, positions and places of its tokens.
+"""Inputs of a step from the request table on the device: ids, positions and slots of its tokens.
 
 Row r computes positions first[r] … of the request in line slot[r] of the persistent tables; its tokens are
 query_start[r] … query_start[r + 1] - 1 of the step. A token at position p of group g goes to block table[g][slot][p //
-block_tokens]. Tokens behind the last row (a step padded to the size of a captured graph) are token 0 at position 0, and
-their keys go nowhere.
+block_tokens]. Tokens after the last row (a step padded to the size of a captured graph) are token 0 at position 0, and
+their keys are not written.
 """
 
 import torch
@@ -67,7 +67,7 @@ def step_inputs_kernel(
     NOWHERE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row, and one for the padding behind them."""
+    """One program for each row, and one for the padding after them."""
     row = tl.program_id(0)
     start = tl.load(query_start + row)
     is_row = row < rows
@@ -141,7 +141,7 @@ def _triton(
 def _inputs(
     make: Make, counts: list[int], slots: int, width: int, block_tokens: int = 4, groups: int = 1, padding: int = 0
 ) -> Args:
-    """Each row computes `counts` of its positions, the last of them at its end."""
+    """Each row computes `counts` of its positions, up to its end."""
     ends = [0]
     for count in counts:
         ends.append(ends[-1] + count)
@@ -190,8 +190,8 @@ STEP_INPUTS = Op(
 
 
 def _written(tensor: Tensor, runs: Tensor, count: int) -> Tensor:
-    """tensor: int32 of any shape; runs: int32, `count` triples (place in the tensor, length, place in `runs` itself of
-    the values) and behind them the values → the tensor, changed in place."""
+    """tensor: int32 of any shape; runs: int32, `count` triples (place in the tensor, length, place of the values in
+    `runs` itself), then the values → the tensor, changed in place."""
     flat = tensor.view(-1)
     for place, length, source in runs[: 3 * count].view(-1, 3).tolist():
         flat[place : place + length] = runs[source : source + length]
@@ -200,7 +200,7 @@ def _written(tensor: Tensor, runs: Tensor, count: int) -> Tensor:
 
 @jit
 def staged_writes_kernel(tensor, runs, BLOCK: tl.constexpr):
-    """One program a run."""
+    """One program for each run."""
     run = runs + tl.program_id(0) * 3
     place, length, source = tl.load(run), tl.load(run + 1), tl.load(run + 2)
     for at in range(0, length, BLOCK):
@@ -242,7 +242,7 @@ STAGED_WRITES = Op(
 
 @jit
 def next_tokens_kernel(tokens, slot, lengths, ids, WIDTH: tl.constexpr):
-    """One program a row."""
+    """One program for each row."""
     row = tl.program_id(0)
     length = tl.load(lengths + row)
     if length > 0:

@@ -1,4 +1,4 @@
-"""The number of the segment that each token of a step belongs to, for models with a learned row for each (BERT).
+"""Segment of each token of a step, for models with a learned row for each segment (BERT).
 
 A token at position p of the request in line s is in segment Σ (p ≥ starts[s]), where `starts` are the first positions
 of the segments 1, 2 …; rows and padding are as in kernels/step_inputs.py, and padding is in segment 0.
@@ -26,7 +26,7 @@ def _reference(starts: Tensor, slot: Tensor, first: Tensor, query_start: Tensor,
 def step_segments_kernel(
     starts, slot, first, query_start, segments, rows, total, MORE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program a row, and one for the padding behind them."""
+    """One program for each row, and one for the padding after them."""
     row = tl.program_id(0)
     start = tl.load(query_start + row)
     is_row = row < rows

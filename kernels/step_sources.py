@@ -1,8 +1,8 @@
-"""What the tokens of a decoder read of sources, for encoder-decoder models.
+"""Reads of the decoder's tokens in encoder-decoder models: self-attention and cross-attention.
 
-The sequence of the request in line s begins with its source, sources[s] positions; a decoder's own tokens stand behind
-it, count from there, and read no key before it where they attend to themselves. Where they attend to the source they
-read all of it, and each token is a row of its own (kernels/attention/decode.py). Rows and padding are as in
+The sequence of the request in line s begins with its encoder input, sources[s] positions. The decoder's own tokens
+follow, count positions from there, and in self-attention read no earlier key. In cross-attention they read the whole
+encoder input, and each token is a row of its own (kernels/attention/decode.py). Rows and padding are as in
 kernels/step_inputs.py; padding reads nothing.
 """
 
@@ -14,10 +14,10 @@ from kernels.op import Args, Case, Make, Op, nbytes
 
 
 def _reference(sources: Tensor, positions: Tensor, slot: Tensor, query_start: Tensor) -> tuple[Tensor, ...]:
-    """sources: [slots] int32, tokens of each; positions: [tokens] int32, in the sequence, padding among them; slot:
-    [rows] int32; query_start: [rows + 1] int32 → begins: [rows] int32, the position of a row's first own token;
-    positions, changed in place: those behind the source; and of each token as a row of its own slots and lengths:
-    [tokens] int32, and starts: [tokens + 1] int32, which are 0, 1, …"""
+    """sources: [slots] int32, tokens of each encoder input; positions: [tokens] int32, in the sequence, including
+    padding; slot: [rows] int32; query_start: [rows + 1] int32 → begins: [rows] int32, the position of a row's first own
+    token; positions, changed in place to count from the end of the encoder input; slots and lengths of each token as a
+    row of its own, [tokens] int32; and starts: [tokens + 1] int32, which are 0, 1, …"""
     begins = sources[slot.long()]
     owner = torch.repeat_interleave(torch.arange(len(slot), device=slot.device), query_start.diff().long())
     total, real = len(positions), len(owner)
@@ -31,7 +31,7 @@ def _reference(sources: Tensor, positions: Tensor, slot: Tensor, query_start: Te
 def step_sources_kernel(
     sources, positions, slot, query_start, begins, slots, lengths, starts, rows, total, BLOCK: tl.constexpr
 ):
-    """One program a row, and one for the padding behind them."""
+    """One program for each row, and one for the padding after them."""
     row = tl.program_id(0)
     is_row = row < rows
     start = tl.load(query_start + row)

@@ -1,8 +1,8 @@
-"""Tries the settings that an operation declares as tunable, and keeps what is faster on this device.
+"""Try the settings that an operation declares as tunable, and keep those that are faster on this device.
 
-A candidate must give the reference's result within the operation's tolerance, must not spill where it may not, and must
-be faster than the default by more than noise, in the mean of the cases that its entry is for, and slower in none:
-otherwise the default stays. All are compiled first, side by side.
+A candidate must match the reference's result within the operation's tolerance and must not spill registers unless that
+is allowed. It must be faster than the default by more than noise, in the mean of the cases of its entry, and slower in
+none. Otherwise the default remains. All candidates are compiled first, in parallel.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from kernels.report import Wanted, compile_all
 from kernels.tools.aot import TARGETS, Target
 from kernels.tools.timing import Sample, alternating, architecture, device_facts, figure, lost, sampler, sets_for
 
-GAIN = 0.03  # what a candidate must be faster by
+GAIN = 0.03  # minimum gain of a candidate
 FIRST_ROUNDS, FINALISTS = 5, 3
 
 Candidate = dict[str, Any]
@@ -34,7 +34,7 @@ Candidate = dict[str, Any]
 def tune(
     cases: Sequence[tuple[Op, Case]], dtype: torch.dtype, device: torch.device, rounds: int, file: Path | None
 ) -> int:
-    """Writes what it found as it goes; the exit code."""
+    """Tune the cases and write each entry immediately. Return the exit code."""
     facts = device_facts(device)
     name = facts.get("device", "cpu")
     file = file or tuning.FOLDER / f"{name.lower().replace(' ', '-')}.json"
@@ -42,7 +42,7 @@ def tune(
     for op, group in groups(cases, dtype):
         try:
             entry = tuned(op, group, dtype, device, rounds)
-        except Exception as error:  # cases that fail cost no others
+        except Exception as error:  # failing cases do not affect others
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             print(f"{op.name} {', '.join(case.id for case in group)}: {reason}", flush=True)
             failed = 1
@@ -60,7 +60,7 @@ def tune(
 
 
 def groups(cases: Sequence[tuple[Op, Case]], dtype: torch.dtype) -> list[tuple[Op, list[Case]]]:
-    """Cases that ask with the same sizes: one entry of a table is for all of them."""
+    """Group cases that query the table with the same sizes: one entry serves all of them."""
     found: dict[str, tuple[Op, list[Case]]] = {}
     for op, case in cases:
         if op.tunable:
@@ -70,7 +70,7 @@ def groups(cases: Sequence[tuple[Op, Case]], dtype: torch.dtype) -> list[tuple[O
 
 
 def question(op: Op, case: Case, dtype: torch.dtype) -> tuning.Question:
-    """What the body asks for. Raises ValueError for one that asks not at all, or in several ways."""
+    """Return the body's query of the table. Raise ValueError unless it makes exactly one."""
     with tuning.forced(op.name, {}), tuning.asked() as asked, recorded():
         op(*op.inputs(Make(torch.device("meta"), dtype), **case.sizes))
     mine = [one for one in asked if one.op == op.name]
@@ -80,7 +80,7 @@ def question(op: Op, case: Case, dtype: torch.dtype) -> tuning.Question:
 
 
 def write(file: Path, device: str, architecture: str, op: str, entry: dict[str, Any]) -> None:
-    """Puts the entry in the place of the one for the same sizes."""
+    """Write the entry, in place of an entry for the same sizes."""
     if file.exists():
         value = json.loads(file.read_text())
     else:
@@ -92,7 +92,7 @@ def write(file: Path, device: str, architecture: str, op: str, entry: dict[str, 
 
 
 class Trial:
-    """A case on the device, with its reference's result. Raises ValueError if the default gives another."""
+    """A case on the device, with its reference's result. Raises ValueError if the default's result differs."""
 
     def __init__(self, op: Op, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         self._op, self._dtype, self._device = op, dtype, device
@@ -104,19 +104,19 @@ class Trial:
         self.default = default
 
     def side(self, candidate: Candidate) -> Sample | None:
-        """None for one that cannot run here, or computes something else."""
+        """Return a timing function, or None if the candidate cannot run here or its result differs."""
         with tuning.forced(self._op.name, candidate):
             try:
                 if not close(self._op, self._dtype, self._wanted, tensors(self._op(*copied(self._sets[0])))):
                     return None
                 return _forced(self._op.name, candidate, sampler(self._op, self._sets, self._device))
-            except Exception:  # more memory than there is, tiles that do not fit: it is no candidate here
+            except Exception:  # too little memory or tiles that do not fit: not a candidate here
                 return None
 
 
 def tuned(op: Op, cases: Sequence[Case], dtype: torch.dtype, device: torch.device, rounds: int) -> dict[str, Any]:
-    """The entry for cases that ask with the same sizes; its settings are empty where the default stays, so that no
-    other entry takes its place."""
+    """Return the entry for cases that query with the same sizes. Its settings are empty if the default remains, so that
+    no other entry takes its place."""
     asked = [question(op, case, dtype) for case in cases]
     tried = candidates(op.tunable)
     alive = _compiled(op, cases, dtype, device, tried)
@@ -148,8 +148,8 @@ def tuned(op: Op, cases: Sequence[Case], dtype: torch.dtype, device: torch.devic
 
 
 def _best(times: Sequence[Sequence[float]]) -> int:
-    """Which column of the cases' times is fastest by their geometric mean, unless it is no faster than the first by
-    more than noise, or slower in some case."""
+    """Return the fastest column of the cases' times by their geometric mean; or the first column, unless the fastest is
+    faster by more than noise, and slower in no case."""
     columns = range(1, len(times[0]))
     ratio = {at: math.prod(row[at] / row[0] for row in times) ** (1 / len(times)) for at in columns}
     worst = {at: max(row[at] / row[0] for row in times) for at in columns}
@@ -158,7 +158,7 @@ def _best(times: Sequence[Sequence[float]]) -> int:
 
 
 def candidates(tunable: Mapping[str, Sequence[Any]]) -> list[Candidate]:
-    """Every combination."""
+    """Return every combination."""
     return [dict(zip(tunable, values, strict=True)) for values in itertools.product(*tunable.values())]
 
 
@@ -167,12 +167,12 @@ def copied(args: Args) -> Args:
 
 
 def close(op: Op, dtype: torch.dtype, wanted: Sequence[Tensor], given: Sequence[Tensor]) -> bool:
-    """Within the operation's tolerance of the reference; whole numbers must be equal."""
+    """Return whether the result is within the operation's tolerance of the reference. Integers must be equal."""
     return all(_error(want, got) <= op.tolerance[dtype] for want, got in zip(wanted, given, strict=True))
 
 
 def _error(want: Tensor, got: Tensor) -> float:
-    """Largest difference relative to the reference's own size and its root mean square."""
+    """Return the largest difference relative to the reference's own size and its root mean square."""
     if want.shape != got.shape or want.dtype != got.dtype:
         return math.inf
     if not want.is_floating_point() or want.numel() == 0:
@@ -184,7 +184,7 @@ def _error(want: Tensor, got: Tensor) -> float:
 
 
 def _forced(name: str, candidate: Candidate, sample: Sample) -> Sample:
-    """A graph has its settings already; what runs call by call needs them each time."""
+    """Return a sample that sets the candidate's settings. A graph has them already; other calls need them each time."""
 
     def run() -> float:
         with tuning.forced(name, candidate):
@@ -193,13 +193,13 @@ def _forced(name: str, candidate: Candidate, sample: Sample) -> Sample:
     return run
 
 
-# -- compiling all candidates side by side -----------------------------------------------------------------------------
+# -- compiling all candidates in parallel ------------------------------------------------------------------------------
 
 
 def candidate_launches(
     target: Target, *, op: str, cases: Sequence[str], dtype: torch.dtype, tried: Sequence[Candidate]
 ) -> list[Wanted]:
-    """Launches of each candidate, whose number is the case."""
+    """Return the launches of each candidate, whose number is the case."""
     (one,) = [one for one in OPS if one.name == op]
     wanted = []
     for case in one.cases:
@@ -214,7 +214,7 @@ def candidate_launches(
 def _compiled(
     op: Op, cases: Sequence[Case], dtype: torch.dtype, device: torch.device, tried: list[Candidate]
 ) -> list[int]:
-    """Numbers of those that compile and keep their registers; all where that cannot be known beforehand."""
+    """Return the numbers of the candidates that compile without spills; all candidates if that cannot be determined."""
     everyone = set(range(len(tried)))
     if device.type != "cuda" or architecture(device) not in TARGETS:
         return sorted(everyone)

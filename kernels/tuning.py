@@ -1,8 +1,7 @@
 """Settings of kernels by device and size, as data: `kernels/tuned/*.json`, written by `python -m kernels.bench --tune`.
 
-Nothing is tuned while serving: a kernel asks for its settings and gets the entry of its device whose sizes are nearest,
-or its own default, which may depend on the device's `shared_memory`. A file names the devices that it is for by what
-their names begin with:
+There is no tuning while serving: a kernel queries its settings and gets the entry of its device with the nearest sizes,
+or its own default, which may depend on the device's `shared_memory`. A file lists prefixes of the names of its devices:
 
     {"devices": ["NVIDIA H200"], "architecture": "sm_90", "ops": {"rms_norm": [
         {"sizes": {"=size": 4096, "rows": 32}, "settings": {"warps": 8}, "us": {CASE: [of the default, …], …}}]}}
@@ -28,13 +27,13 @@ _assumed: ContextVar["Assumed | None"] = ContextVar("assumed", default=None)
 _asked: ContextVar[list["Question"] | None] = ContextVar("asked", default=None)
 
 
-SHARED = 227 << 10  # bytes of shared memory, of a device that is none or not known: a Hopper's
-LARGE_TILES = 160 << 10  # from so many on kernels have room for the tiles that Hopper is fed with
+SHARED = 227 << 10  # bytes of shared memory of Hopper, assumed for unknown devices and without a device
+LARGE_TILES = 160 << 10  # bytes of shared memory from which kernels use the tiles of Hopper
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """A device that is not there: its name and the bytes of shared memory that a program can have."""
+    """A device to compile for: its name and the maximum bytes of shared memory of a program."""
 
     name: str
     shared: int
@@ -42,7 +41,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Question:
-    """What a kernel asked for."""
+    """Query of a kernel for its settings."""
 
     op: str
     default: Settings
@@ -50,9 +49,9 @@ class Question:
 
 
 def settings(op: str, default: Settings, device: torch.device, **sizes: int) -> dict[str, Any]:
-    """`default` with what the device's table has for this operation at the nearest sizes: of the entries that name most
-    of them, as a table may have one for all sizes. Sizes of an entry that begin with = must be equal; of the others the
-    sum of |log2| ratios decides."""
+    """Return `default` with the settings of the device's table for this operation at the nearest sizes. Entries
+    that name more of the sizes precede entries that name fewer: a table may have a fallback for all sizes. Sizes of an
+    entry that begin with = must be equal; the sum of |log2| ratios of the other sizes decides."""
     chosen = dict(default)
     questions = _asked.get()
     if questions is not None:
@@ -85,7 +84,7 @@ def _distance(wanted: Mapping[str, int], given: Mapping[str, int]) -> float | No
 
 @contextmanager
 def forced(op: str, values: Settings) -> Iterator[None]:
-    """Inside, this operation runs with these settings, for whoever measures them."""
+    """Run this operation with these settings within the context, for measurements."""
     token = _forced.set((_forced.get() or {}) | {op: values})
     try:
         yield
@@ -95,7 +94,7 @@ def forced(op: str, values: Settings) -> Iterator[None]:
 
 @contextmanager
 def asked() -> Iterator[list[Question]]:
-    """Inside, what kernels ask for is written down."""
+    """Record the queries of kernels within the context."""
     questions: list[Question] = []
     token = _asked.set(questions)
     try:
@@ -106,7 +105,7 @@ def asked() -> Iterator[list[Question]]:
 
 @contextmanager
 def assumed(device: str, shared: int = SHARED) -> Iterator[None]:
-    """Inside, settings are those of a device of this name and shared memory, for whoever compiles ahead of time."""
+    """Use the settings of a device of this name and shared memory within the context, to compile ahead of time."""
     token = _assumed.set(Assumed(device, shared))
     try:
         yield
@@ -115,8 +114,8 @@ def assumed(device: str, shared: int = SHARED) -> Iterator[None]:
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes of it that a program can have on this device: 227 KiB on Hopper, 163 on an A100, 99 on GPUs of compute
-    capability 8.6, 8.9 and 12.0, 64 on AMD's."""
+    """Return the maximum bytes of shared memory of a program on this device: 227 KiB on Hopper, 163 on an A100, 99 on
+    GPUs of compute capability 8.6, 8.9 and 12.0, 64 on AMD GPUs."""
     there = _assumed.get()
     return _shared_memory(device) if there is None else there.shared
 
@@ -135,7 +134,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def devices(architecture: str) -> tuple[str, ...]:
-    """Names of the devices of this architecture that have a table."""
+    """Return the names of the devices of this architecture that have a table."""
     tables = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     return tuple(name for table in tables if table["architecture"] == architecture for name in table["devices"])
 

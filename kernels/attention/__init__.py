@@ -1,1 +1,1 @@
-"""Attention over paged keys and values, and without pages."""
+"""Attention over paged keys and values, and over keys and values without pages."""

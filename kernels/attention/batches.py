@@ -1,12 +1,12 @@
-"""Batches of a step, written in a line: what attention is timed on.
+"""Text notation for batches of a step, on which attention is timed.
 
     8q1s4096          8 rows of 1 new token each, which read 4,096 positions
     q512              one prompt of 512 tokens
     q2ks32k           the last 2,048 tokens of 32,768
     q512+8q1s2k       both of these in one step
 
-The number of rows, q and the new tokens of each, s and the positions up to its last one (no more than the new ones if
-it is not said); k is 1,024.
+A part consists of the number of rows (default: 1), q and the new tokens of each, s and the number of positions up to
+its last one (default: the new tokens); k is 1,024.
 """
 
 import re
@@ -15,12 +15,12 @@ from typing import Literal
 
 Rows = tuple[tuple[int, int], ...]  # tokens to compute, and length, of each
 Kind = Literal["prefill", "decode", "spec", "extend", "mixed"]
-FEW = 8  # tokens of a row that a draft may have guessed; more of them are a chunk of a prompt
+FEW = 8  # maximum number of drafted tokens of a row; a row with more new tokens is a chunk of a prompt
 _PART = re.compile(r"(\d*)q(\d+k?)(?:s(\d+k?))?")
 
 
 def batch(text: str) -> Rows:
-    """Raises ValueError with what is possible."""
+    """Parse a batch such as 8q1s4096+q512. Raise ValueError that describes the syntax if `text` is invalid."""
     rows: list[tuple[int, int]] = []
     for part in text.split("+"):
         found = _PART.fullmatch(part)
@@ -38,8 +38,8 @@ def _count(text: str) -> int:
 
 
 def kind(rows: Sequence[tuple[int, int]]) -> Kind:
-    """What all rows are: a prompt, one token each, a few tokens after others (a guess to be checked), more of them (a
-    later chunk of a prompt); or mixed."""
+    """Return the kind that all rows have: prefill (a whole prompt), decode (one token), spec (a few tokens after
+    others, such as drafted ones), extend (a later chunk of a prompt); or mixed if kinds differ."""
     kinds = {_row_kind(*row) for row in rows}
     return kinds.pop() if len(kinds) == 1 else "mixed"
 

@@ -1,16 +1,16 @@
-"""What the attention operations share: their meaning in torch, and pieces of their Triton bodies.
+"""Definition of the attention operations in torch, and parts that their Triton bodies share.
 
     out = softmax(c · tanh(scale · q kᵀ / c) + mask) v      (without `softcap` c: softmax(scale · q kᵀ + mask) v)
 
-Position p sees positions max(begin, p - window + 1) … p, where `begin` is 0 or of its row (`begins`: what lies before
-belongs to another attention, as the source's keys do that stand before those of a decoder). A head's sink is a logit
-more in the denominator, whose value is zero (arXiv:2309.17453, learned as in gpt-oss). Query heads come in groups of
-heads / kv_heads that share keys and values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in float8_e4m3fn
-they hold x / k_scale and x / v_scale.
+Position p sees positions max(begin, p - window + 1) … p, where `begin` is 0 or the row's element of `begins`. Earlier
+keys belong to another attention: in a decoder with cross-attention, the keys of the encoder input precede the decoder's
+own keys. A head's sink is an additional logit in the denominator with value zero (arXiv:2309.17453, learned as in
+gpt-oss). Query heads come in groups of heads / kv_heads that share keys and values. Pages: [blocks, layers, 2,
+block_tokens, kv_heads, dim]; in float8_e4m3fn they hold x / k_scale and x / v_scale.
 
-In Triton a softmax under way is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is the score times
-log2(e) and `top` the largest so far. Before the first key top is -1e30 and not -inf, whose differences are NaN. All
-products and sums that must come out the same in several kernels are written as one `fma`, so that no compiler chooses.
+In Triton the state of an unfinished softmax is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is
+the score times log2(e) and `top` the largest so far. The initial top is -1e30, because differences of -inf are NaN. All
+products and sums that must be equal in several kernels are written as one `fma`, which leaves the compiler no choice.
 """
 
 import math
@@ -58,13 +58,13 @@ def _attend(
 
 
 def gathered(pages: Tensor, layer: int, blocks: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, Tensor]:
-    """Keys and values of these blocks, [tokens, kv_heads, dim] fp32."""
+    """Return keys and values of these blocks, [tokens, kv_heads, dim] fp32."""
     planes = pages[blocks.long(), layer].float()  # [blocks, 2, block_tokens, kv_heads, dim]
     return planes[:, 0].flatten(0, 1) * k_scale, planes[:, 1].flatten(0, 1) * v_scale
 
 
 def causal(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """Which of the positions `key` each of the positions `query` sees, [queries, keys]."""
+    """Return which of the positions `key` each of the positions `query` sees, [queries, keys]."""
     distance = query.unsqueeze(1) - key
     return (distance >= 0) & (distance < (SEEN_ALL if window is None else window))
 
@@ -79,7 +79,7 @@ def check_options(window: int | None, softcap: float | None, scale: float) -> No
 
 
 def check_heads(x: Tensor, name: str) -> int:
-    """Elements from one row of x to the next. Raises ValueError unless the heads of a row lie together."""
+    """Return the row stride of x in elements. Raise ValueError unless the heads of a row are contiguous."""
     if x.shape[0] and (x.stride(2) != 1 or x.stride(1) != x.shape[2]):
         raise ValueError(f"{name}: the heads of a row must lie together, not at strides {x.stride()[1:]}")
     return x.stride(0)
@@ -104,7 +104,7 @@ def check_group(heads: int, kv_heads: int) -> None:
 
 
 def compute_type(q: Tensor, pages: Tensor) -> object:
-    """The type in which products are taken. Each 8-bit float is a half, exactly, and so is a weight more precise."""
+    """Return the type of the operands of products. float16 represents each 8-bit float exactly, and weights better."""
     types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
     return tl.float16 if pages.dtype.itemsize == 1 and q.dtype.itemsize == 2 else types[q.dtype]
 
@@ -143,12 +143,12 @@ def paged_inputs(
 
 
 def reach(lengths: Tensor, begins: Tensor | None) -> Tensor:
-    """Positions of each row that its last token reads where there is no window."""
+    """Return the number of positions that the last token of each row reads without a window."""
     return lengths if begins is None else lengths - begins
 
 
 def read_keys(query_start: Tensor, lengths: Tensor, window: int | None, single: bool) -> int:
-    """Keys that the rows of one token, or those of several, read. lengths: see `reach`."""
+    """Return the number of keys that rows of one token (`single`) or of several tokens read. lengths: see `reach`."""
     keys = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
         if count and (count == 1) == single:
@@ -159,8 +159,8 @@ def read_keys(query_start: Tensor, lengths: Tensor, window: int | None, single: 
 def paged_traffic(
     q: Tensor, pages: Tensor, query_start: Tensor, lengths: Tensor, window: int | None, single: bool
 ) -> int:
-    """Bytes of the keys and values that rows read, of q and of the output. lengths: see `reach`; not known on the meta
-    device, where it is all pages of the layer."""
+    """Return the bytes of the keys and values that rows read, of q and of the output. lengths: see `reach`; on the meta
+    device, which has no values, all pages of the layer count."""
     if lengths.is_meta:
         return pages.nbytes // pages.shape[1] + 2 * q.nbytes
     token = 2 * pages[0, 0, 0, 0].nbytes
@@ -170,8 +170,8 @@ def paged_traffic(
 @jit
 def halves(x):
     """Two e4m3 in each int16 → the first and the second of each pair, in half precision."""
-    if cuda_capability_geq(8, 9):  # it has an instruction for this
-        # bytes 0 1 2 3 → 0 2 1 3: the firsts of two pairs, then the seconds, two of which are converted at once
+    if cuda_capability_geq(8, 9):  # it has an instruction for the conversion
+        # Bytes 0 1 2 3 → 0 2 1 3: the firsts of two pairs, then the seconds. Each cvt converts two numbers.
         first, second = tl.inline_asm_elementwise(
             """{
             .reg .b32 sorted;
@@ -196,7 +196,7 @@ def halves(x):
 
 @jit
 def narrowed(x, TYPE: tl.constexpr):
-    """x in the type of products. A bf16 beyond the range of a half becomes its largest number."""
+    """Convert x to the type of products. A bf16 beyond the range of float16 becomes its largest number."""
     if TYPE == tl.float16:  # noqa: SIM300
         x = tl.clamp(x.to(tl.float32), -65504.0, 65504.0)
     return x.to(TYPE)
@@ -211,8 +211,8 @@ def capped(scores, scale, softcap):
 
 @jit
 def weighed(scores, top, scale, SOFTCAP: tl.constexpr):
-    """Scores of one more tile, -inf where masked → its weights, the new top and what the sums so far are multiplied
-    with. A masked tile and one that has no mask come out alike: each weight is one `fma`."""
+    """Scores of one more tile, -inf where masked → its weights, the new top and the factor for the previous sums. A
+    tile with a mask that hides nothing gives the same result as one without a mask: each weight is one `fma`."""
     if SOFTCAP:
         scale = 1.0
     best = tl.maximum(top, tl.max(scores, 1) * scale)
@@ -227,7 +227,7 @@ def joined(acc, keep, more, add):
 
 @jit
 def normalised(top, total, sink, v_scale, SINKS: tl.constexpr):
-    """What each row of acc is multiplied with at the end."""
+    """Return the factor by which each row of acc is multiplied at the end."""
     if SINKS:
         sink *= 1.4426950408889634
         best = tl.maximum(top, sink)
@@ -238,8 +238,7 @@ def normalised(top, total, sink, v_scale, SINKS: tl.constexpr):
 
 @jit
 def row_of(block, query_start, rows, BLOCK_Q: tl.constexpr):
-    """The row that this block of queries is for: each row has one block more than the whole ones that its tokens
-    touch."""
+    """Return the row r that this block of queries belongs to. Its first block is query_start[r] // BLOCK_Q + r."""
     low = 0
     high = rows
     while high - low > 1:

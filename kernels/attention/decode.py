@@ -1,17 +1,17 @@
-"""Attention of rows with one new token over their pages, see kernels/attention/common.py for what it computes.
+"""Attention of rows with one new token over their pages. kernels/attention/common.py defines the result.
 
-The keys that are read and how they are divided into items come from `decode_work`, made once for all layers with the
-same window. Rows of one sequence may share a line of the table: attention to a source reads so, with every token as a
-row of its own and the source's length as that of each.
+`decode_work` determines which keys are read and how they are divided into items, once for all layers with the same
+window. Rows of one sequence may share a line of the table: cross-attention makes each decoder token a row of its own,
+whose length is the number of tokens of the encoder input.
 
-A program takes items until there is none left, so a row's result depends neither on the other rows nor on how many
-programs there are; rows of several items are summed up by a second kernel. The tile of a program is the whole group of
-query heads of one KV head, padded to 16: keys and values are read once, in the order of memory by neighbouring
-programs, and multiplied by the small matrix instructions, which take less than a third of a Hopper's issue slots here
-(S = q kᵀ; kᵀ first, for the large ones, needs no fewer instructions and four times the memory of a tile).
+A program takes items until the list is empty, so a row's result depends neither on the other rows nor on the number of
+programs. A second kernel sums up rows of several items. The tile of a program is the whole group of query heads of one
+KV head, padded to 16: keys and values are read once, in the order of memory by neighbouring programs, and multiplied by
+the small matrix instructions, which take less than a third of a Hopper's issue slots here (S = q kᵀ; the transposed
+product k qᵀ, for the large ones, needs no fewer instructions and four times the memory of a tile).
 
-A head's dims are held as two halves: the lower and the upper one, or of 8-bit pages the even and the odd ones, which
-are loaded as pairs and converted in registers where they are.
+The dims of a head are split into two tensors: the lower and the upper half, or for 8-bit pages the even and the odd
+dims, which are loaded as pairs and converted within registers.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,10 +67,10 @@ def _reference(
     begins: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
-    table: [slots, blocks] int32, of which row i of the step has line slot[i]; slot, lengths: [rows] int32; query_start:
-    [rows + 1] int32; work: of decode_work for these rows, this window and these begins; sinks: [heads] fp32; begins:
-    [rows] int32, the first position that a row reads, None: 0 → out: [tokens, heads, dim], of which the rows of one
-    token that read a key are written."""
+    table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
+    query_start: [rows + 1] int32; work: from decode_work for these rows, this window and these begins; sinks: [heads]
+    fp32; begins: [rows] int32, the first position that a row reads, None: 0 → out: [tokens, heads, dim]. Only rows with
+    one token and at least one key are written."""
     bt = pages.shape[3]
     for row, (first, stop) in enumerate(zip(query_start.tolist(), query_start.tolist()[1:], strict=False)):
         if stop - first != 1:
@@ -89,7 +89,8 @@ def _reference(
 
 @jit
 def _load(place, seen, ELEMENTS: tl.constexpr, PAIRS: tl.constexpr, TYPE: tl.constexpr):
-    """Both halves of a head's dims for each key, in the type of products. ELEMENTS: how many there are to load."""
+    """Load both halves of a head's dims for each key, in the type of products. ELEMENTS: numbers of a loaded
+    element."""
     HALF: tl.constexpr = place.shape[1]
     half = tl.arange(0, HALF)[None, :]
     keep = seen[:, None]
@@ -139,8 +140,8 @@ def decode_attention_kernel(
     HALF: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Takes pairs of an item and a KV head until none is left."""
-    ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # of the pages in one that is loaded
+    """Take pairs of an item and a KV head until the list is empty."""
+    ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # numbers of the pages in each loaded element
     PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * DIM // ELEMENTS
     half = tl.arange(0, HALF)
     dim = half * ELEMENTS
@@ -177,7 +178,7 @@ def decode_attention_kernel(
             part_top = tl.full([GROUP], -1.0e30, tl.float32)
             weights = tl.zeros([GROUP, TILE], tl.float32)  # summed over the tiles, and over their keys at the end
             key = start + tl.arange(0, TILE)
-            # Block ids are loaded one tile ahead: then the pages of several tiles can be on their way.
+            # Block ids are loaded one tile ahead, so that the loads of several tiles can overlap.
             block = tl.load(line + key // BLOCK_TOKENS, key < stop, 0)
             for tile in range(start, stop, TILE):
                 key = tile + tl.arange(0, TILE)
@@ -204,7 +205,7 @@ def decode_attention_kernel(
             acc_2 = joined(acc_2, keep, part_2, add)
             total = tl.fma(total, keep, tl.sum(weights, 1) * add)
             top = best
-        # Loaded again: kept in registers until here they push others out to memory.
+        # Loaded again, because keeping these values in registers until here would spill others.
         row = tl.load(entry, volatile=True)
         keys = tl.load(entry + 2, volatile=True) - tl.load(entry + 1, volatile=True)
         token = tl.load(query_start + row).to(tl.int64)
@@ -243,7 +244,8 @@ def decode_reduce_kernel(
     WIDE: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """Sums up, for rows of several items, the splits of each chunk in their order, all chunks at once, then these."""
+    """Sum up rows of several items: first the splits of each chunk in order, for all chunks at once, then the
+    chunks."""
     chunk = tl.arange(0, CHUNKS)
     dim = tl.arange(0, WIDE)
     live = dim < DIM
@@ -404,7 +406,7 @@ def _inputs(
     sinks: bool = False,
     begins: Sequence[int] = (),
 ) -> tuple:
-    """begins: of each row, or of none."""
+    """begins: first position of each row; empty: no begins."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, window
     )

@@ -1,8 +1,8 @@
-"""Attention of whole sequences over their own keys and values, which nothing keeps: encoders, embedding models, image
-towers. See kernels/attention/common.py for what it computes.
+"""Attention of whole sequences over their own keys and values, without a cache: encoders, embedding models, image
+towers. kernels/attention/common.py defines the result.
 
-Without `causal` a position sees those before and after it, with a window those at a distance below it on either side.
-A program computes a block of tokens for one KV head with its whole group of query heads.
+Without `causal` a position sees positions before and after it; a window limits the distance on both sides. A program
+computes a block of tokens for one KV head with its whole group of query heads.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ def _tiles(
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The tiles from `begin` to `end` more. k, v: where the row and head begin."""
+    """Add the tiles from `begin` to `end`. k, v: addresses of the row and head."""
     dim = tl.arange(0, WIDE)[None, :]
     for tile in range(begin, end, TILE):
         key = tile + tl.arange(0, TILE)
@@ -130,7 +130,7 @@ def encoder_attention_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A program a block of tokens and KV head."""
+    """One program for each block of tokens and KV head."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK // GROUP
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -149,13 +149,13 @@ def encoder_attention_kernel(
         end = tl.minimum(high - 1 + WINDOW, count)
         full_end = tl.minimum(low + WINDOW, count)
     begin = tl.maximum(low - WINDOW + 1, 0) // TILE * TILE
-    # Between these all of the block see all keys; every bound is where a tile begins.
+    # Between these bounds, all tokens of the block see all keys. Every bound is the start of a tile.
     full = tl.maximum(tl.cdiv(tl.maximum(high - WINDOW, 0), TILE) * TILE, begin)
     full_end = tl.maximum(full_end // TILE * TILE, full)
 
     member = tl.arange(0, BLOCK)
     live = (member < BLOCK_Q * GROUP) & (low + member // GROUP < count)
-    position = tl.minimum(low + member // GROUP, high - 1)  # what is no token sees what the last one does
+    position = tl.minimum(low + member // GROUP, high - 1)  # padding sees the keys of the last token
     dim = tl.arange(0, WIDE)
     mask = live[:, None] & (dim < DIM)[None, :]
     spot = (kv_head * GROUP + member % GROUP)[:, None] * DIM + dim[None, :]
@@ -176,7 +176,7 @@ def encoder_attention_kernel(
         else:
             tile = full_end
             stop = end
-        if part != 0 or WINDOW < 1073741824:  # without a window all begins where nothing is masked
+        if part != 0 or WINDOW < 1073741824:  # without a window the first masked part is empty
             acc, top, total = _tiles(
                 acc,
                 top,
@@ -301,7 +301,7 @@ def _flops(
     window: int | None,
     *_,
 ) -> int:
-    """On the meta device, where lengths are not known, as if there was one row."""
+    """Return the operations of the products. On the meta device, without values, all tokens count as one row."""
     counts = [q.shape[0]] if q.is_meta else query_start.diff().tolist()
     pairs = 0
     for count in counts:
@@ -322,7 +322,7 @@ def _peer(
     window: int | None,
     *_,
 ) -> Tensor:
-    """torch's attention where all rows are alike. Raises ValueError where it has none."""
+    """Compute with torch's attention. Raise ValueError for rows of different lengths and for windows."""
     rows = query_start.shape[0] - 1
     count = q.shape[0] // rows
     if window or not bool((query_start.diff() == count).all()):
@@ -360,5 +360,5 @@ ENCODER_ATTENTION = Op(
     strided=(0, 1, 2, 4),
     peer=_peer,
     tunable={"block": (64, 128), "tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3)},
-    may_spill=True,  # some bytes at a few sizes, where a smaller tile would cost more
+    may_spill=True,  # a few bytes at a few sizes, where a smaller tile would be slower
 )

@@ -1,14 +1,14 @@
-"""Attention of rows with several new tokens over their pages, see kernels/attention/common.py for what it computes.
+"""Attention of rows with several new tokens over their pages. kernels/attention/common.py defines the result.
 
-Tokens before these are in the row's pages (a cached prefix, earlier chunks), and so are the new ones. Tokens of a span
-see each other in both directions besides (the patches of an image in a prefix language model): position p with the span
-(begin, end) sees positions begin … end - 1 of those computed so far, whatever the window, but none before the first one
-that its row reads.
+The pages of a row hold the earlier tokens (a cached prefix, earlier chunks) and the new ones. Tokens of a span also see
+each other in both directions (the patches of an image in a prefix language model): position p with the span (begin,
+end) sees all positions begin … end - 1 that are computed so far, regardless of the window, but none before the first
+position that its row reads.
 
 A program computes a block of tokens for one KV head with its whole group of query heads, over tiles of keys that begin
-at multiples of their size, in ascending order. A tile that a token does not see changes nothing of its sums, so its
+at multiples of their size, in ascending order. A tile that a token does not see leaves its sums unchanged, so its
 result depends neither on the other rows nor on how a prompt is cut into chunks. Tiles that all tokens of the block see
-go without a mask, in a loop of their own.
+are computed without a mask, in a separate loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,10 +64,10 @@ def _reference(
     begins: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
-    table: [slots, blocks] int32, of which row i of the step has line slot[i]; slot, lengths: [rows] int32; query_start:
-    [rows + 1] int32; sinks: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's span, equal for none;
-    begins: [rows] int32, the first position that a row reads, at most that of its first token, None: 0 → out: [tokens,
-    heads, dim], of which the rows of several tokens are written."""
+    table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
+    query_start: [rows + 1] int32; sinks: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's span,
+    equal for none; begins: [rows] int32, the first position that a row reads, not after the position of its first
+    token, None: 0 → out: [tokens, heads, dim]. Only rows of several tokens are written."""
     bt = pages.shape[3]
     starts = query_start.tolist()
     for row, (first, stop) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -94,7 +94,7 @@ def _reference(
 
 @jit
 def _load(place, mask, PAIRS: tl.constexpr, TYPE: tl.constexpr):
-    """Keys or values in the type of products; of 8-bit ones the even and the odd dims."""
+    """Load keys or values in the type of products; for 8-bit pages the even and the odd dims."""
     if PAIRS:
         first, second = halves(tl.load(place, mask, 0))
         return first.to(TYPE), second.to(TYPE)
@@ -137,12 +137,12 @@ def _tiles(
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The tiles from `begin` to `end`, multiples of TILE, more. Keys before `lowest` are not read."""
-    ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # of the pages in one that is loaded
+    """Add the tiles from `begin` to `end`, multiples of TILE. Keys before `lowest` are not read."""
+    ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # numbers of the pages in each loaded element
     PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * DIM // ELEMENTS
     dim = tl.arange(0, WIDE)[None, :]
     key = begin + tl.arange(0, TILE)
-    # Block ids are loaded one tile ahead: then the pages of several tiles can be on their way.
+    # Block ids are loaded one tile ahead, so that the loads of several tiles can overlap.
     block = tl.load(line + key // BLOCK_TOKENS, key < length, 0)
     for tile in range(begin, end, TILE):
         key = tile + tl.arange(0, TILE)
@@ -213,7 +213,8 @@ def prefill_attention_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A program a block of tokens and KV head, the last blocks of a step first: they tend to see the most keys."""
+    """One program for each block of tokens and KV head. The last blocks of a step start first: they tend to see the
+    most keys."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK // GROUP
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -231,7 +232,7 @@ def prefill_attention_kernel(
     live = (member < BLOCK_Q * GROUP) & (token < count)
     low = length - count + first
     high = tl.minimum(low + BLOCK_Q, length)  # of the positions of this block
-    position = tl.minimum(length - count + token, high - 1)  # what is no token sees what the last one does
+    position = tl.minimum(length - count + token, high - 1)  # padding sees the keys of the last token
     begin = tl.maximum(low - WINDOW + 1, 0)
     end = high
     if SPANS:
@@ -249,7 +250,7 @@ def prefill_attention_kernel(
         lowest = tl.load(begins + row)
         begin = tl.maximum(begin, lowest)
     begin = begin // TILE * TILE
-    # Between these all of the block see all keys; every bound is where a tile begins.
+    # Between these bounds, all tokens of the block see all keys. Every bound is the start of a tile.
     full = tl.maximum(tl.cdiv(tl.maximum(high - WINDOW, lowest), TILE) * TILE, begin)
     full_end = tl.maximum((low + 1) // TILE * TILE, full)
 
@@ -319,8 +320,8 @@ def prefill_attention_kernel(
 
 
 def _settings(q: Tensor, pages: Tensor, window: int | None) -> dict[str, Any]:
-    """A tile of 128 keys where that leaves registers and shared memory: each tile multiplies all of the sums so far
-    once."""
+    """Use tiles of 128 keys if registers and shared memory suffice, because each tile multiplies all previous sums once
+    more."""
     dim = power_of_2(q.shape[2])
     size = pages.dtype.itemsize
     roomy = shared_memory(q.device) >= LARGE_TILES
@@ -420,7 +421,7 @@ def _inputs(
     spans: Sequence[tuple[int, int, int]] = (),
     begins: Sequence[int] = (),
 ) -> tuple:
-    """spans: row, begin and end of each. begins: of each row, or of none."""
+    """spans: row, begin and end of each. begins: first position of each row; empty: no begins."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, None if spans else window
     )
@@ -448,7 +449,7 @@ def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], t
 
 
 def scored(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
-    """Pairs of a token and a key that it sees, of the rows of several tokens. lengths: see `reach`."""
+    """Return the number of pairs of a token and a key that it sees, in rows of several tokens. lengths: see `reach`."""
     pairs = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
         most = min(length, window or SEEN_ALL)  # of the last token
@@ -472,8 +473,8 @@ def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, 
 
 
 def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> Tensor:
-    """torch's attention where all rows are alike, over dense keys: the queries again, as what they are does not
-    matter. Raises ValueError where it has no such attention."""
+    """Compute with torch's attention over dense keys. The queries serve as keys, because only the time matters. Raise
+    ValueError for rows of different sizes and for options that torch lacks."""
     query_start, lengths, out, scale, window, softcap, sinks, spans, *_, begins = rest
     rows, kv_heads = lengths.shape[0], pages.shape[4]
     count, length = q.shape[0] // rows, int(lengths[0])
@@ -484,7 +485,7 @@ def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *re
     keys = query[:, :kv_heads]
     if length > count:
         keys = keys.repeat(1, 1, -(-length // count), 1)[:, :, :length]
-    # Not at the top: this module imports torch._dynamo, hence sympy, which would cost every engine 70 MB.
+    # Imported here because this module imports torch._dynamo, hence sympy, which would cost every engine 70 MB.
     from torch.nn.attention.bias import causal_lower_right
 
     mask = causal_lower_right(count, length)
@@ -558,5 +559,5 @@ PREFILL_ATTENTION = Op(
     strided=(0, 7),
     peer=_peer,
     tunable={"block": (64, 128), "tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3)},
-    may_spill=True,  # some bytes at a few sizes, where a smaller tile would cost more
+    may_spill=True,  # a few bytes at a few sizes, where a smaller tile would be slower
 )

@@ -1,6 +1,6 @@
-"""Attention of whole sequences over their own keys and values, both ways, where torch computes: one row after another.
+"""Bidirectional attention of whole sequences over their own keys and values in torch, one row after another.
 
-A window lets a position read those at a distance below it on either side. What a GPU's kernel computes at once is in
+A window limits the distance between positions on both sides. The GPU kernel for the same attention is
 kernels/attention/encoder.py.
 """
 
@@ -34,7 +34,7 @@ def whole_attention(
 
 
 def _seen(tokens: int, window: int | None, device: torch.device) -> Tensor | None:
-    """[tokens, tokens]: whether a position reads another; None where all read all."""
+    """Return which positions a position reads, [tokens, tokens], or None if each position reads all of them."""
     if window is None or window >= tokens:
         return None
     position = torch.arange(tokens, device=device)

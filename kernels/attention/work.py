@@ -1,16 +1,16 @@
-"""What decode attention reads in one step, as a list of items that programs take one by one.
+"""Schedule of decode attention for one step (split-KV): a list of items that programs take one by one.
 
-A row's keys are cut into splits by their number alone, and its splits into chunks, so that its result is the same in
-every step: the sum, in a fixed order, of its chunks, each the sum of its splits. What the step decides is only how much
-of them an item is:
+The cut of a row's keys into splits, and of its splits into chunks, depends on the number of keys alone. The result of a
+row is therefore the same in every step: the sum, in a fixed order, of its chunks, each the sum of its splits. The step
+only determines the size of an item:
 
     split    `base` keys in a row of up to 16 · base; in longer ones 2 · base, doubled until there are at most 128
     chunk    8 splits, or as many as leave a row with 8 chunks
-    item     a chunk, which is the whole row where there is no second one; or one split, where a chunk is more than half
-             of what the step's keys are for each program: so that few or unequally long rows keep all programs busy
+    item     a chunk, which is the whole row if there is no second chunk; or one split, if a chunk exceeds half of the
+             average number of the step's keys for each program: few or unequally long rows then keep all programs busy
 
-The keys of a row are those from its `begins` on, with a window the last `window` of these. Rows that compute any number
-of tokens but one have no item, nor have those without a key. One list serves all layers with the same window.
+The keys of a row are the keys from its `begins` on, or with a window the last `window` of these. Rows without a key and
+rows that compute no token or several have no item. One list serves all layers with the same window.
 """
 
 import random
@@ -30,23 +30,23 @@ COUNTED = 256  # rows that are counted at once
 
 
 def _base(kv_heads: int, device: torch.device) -> int:
-    """Keys of the shortest splits: fewer where few KV heads must keep a GPU busy with one row."""
+    """Return the number of keys of the shortest splits. It is lower if few KV heads must occupy a GPU with one row."""
     return settings("decode_work", {"base": 256 if kv_heads > 2 else 128}, device, kv_heads=kv_heads)["base"]
 
 
 def _busy(device: torch.device) -> int:
-    """Programs of decode attention that run at the same time, about."""
+    """Return about how many programs of decode attention run at the same time."""
     return programs(device, each=2)
 
 
 def _room(kv_heads: int, device: torch.device) -> int:
-    """Most items that are single splits. One row always has room; where some have none, a chunk is no more than what
-    the step's keys are for each program."""
+    """Return the maximum number of items that are single splits. It always suffices for one row. If it does not suffice
+    for all rows, a chunk has at most the average number of the step's keys for each program."""
     return max(SPLITS, 16 * _busy(device) // kv_heads)
 
 
 def decode_items(rows: int, kv_heads: int, device: torch.device) -> int:
-    """The most items of a step of so many rows: what decode attention has memory for."""
+    """Return the maximum number of items of a step, for which decode attention allocates memory."""
     return CHUNKS * rows + _room(kv_heads, device)
 
 
@@ -55,7 +55,7 @@ def empty_work(rows: int, kv_heads: int, device: torch.device) -> Tensor:
 
 
 def cut(keys: int, base: int) -> tuple[int, int, int]:
-    """Of a row with so many keys: keys of a split, splits of a chunk, splits."""
+    """Return how `keys` keys are cut: keys of a split, splits of a chunk, number of splits."""
     split = base if keys <= 16 * base else 2 * base
     while keys > SPLITS * split:
         split *= 2
@@ -108,7 +108,7 @@ def _reference(
 
 @jit
 def _ends(query_start, lengths, row, rows):
-    """Where the keys of these rows end, 0 for one without an item."""
+    """Return where the keys of these rows end, or 0 for rows without an item."""
     real = row < rows
     start = tl.load(query_start + row, real, 0)
     count = tl.load(query_start + row + 1, real, 0) - start
@@ -117,7 +117,7 @@ def _ends(query_start, lengths, row, rows):
 
 @jit
 def _keys(ends, begins, row, rows, WINDOW: tl.constexpr, BEGINS: tl.constexpr):
-    """How many keys rows read that end there."""
+    """Return the number of keys that rows with these ends read."""
     if BEGINS:
         return tl.maximum(tl.minimum(ends - tl.load(begins + row, row < rows, 0), WINDOW), 0)
     else:
@@ -162,7 +162,7 @@ def decode_work_kernel(
     BASE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program writes the items of one row, after it has counted those of the rows before it."""
+    """One program for each row: counts the items of all earlier rows, then writes the items of its own."""
     own = tl.program_id(0)
     limit = tl.full([], 0, tl.int64)
     for at in range(0, rows, BLOCK):
@@ -170,8 +170,8 @@ def decode_work_kernel(
         keys = _keys(_ends(query_start, lengths, row, rows), begins, row, rows, WINDOW, BEGINS)
         limit += tl.sum(keys.to(tl.int64), 0)
     limit *= KV_HEADS
-    # Of all rows so far: the splits of those that should be cut up, chunks that are items, splits that are, and rows of
-    # several items. Of the rows before the own one: the last three.
+    # Counts over all rows so far: splits of rows that should be cut up, chunks that are items, splits that are items,
+    # and rows of several items. The last three are also counted over the rows before the own one.
     asked = 0
     chunked = 0
     cut_up = 0
@@ -253,14 +253,14 @@ def _inputs(
     shortest: int = 1,
     begins: bool = False,
 ) -> tuple:
-    """`other`: each so many-th row computes 0 or 2 tokens. `begins`: of four rows one begins at 0, one with its last
-    key, one has none, and one begins anywhere."""
+    """other: every `other`-th row computes 0 or 2 tokens. begins: out of four rows one begins at 0, one with its last
+    key, one has no key, and one begins at a random position."""
     if make.meta:
         first = make.tensor([0] * rows) if begins else None
         return make.tensor([0] * (rows + 1)), make.tensor([1] * rows), kv_heads, window, first
     draw = random.Random(make.seed)
     counts = [draw.choice((0, 2)) if other and row % other == 0 else 1 for row in range(rows)]
-    # as many short rows as long ones, on a scale of powers
+    # as many short rows as long ones, on a logarithmic scale
     lengths = [int(shortest * (longest / shortest) ** draw.random()) + 1 for _ in range(rows)]
     start, first = make.tensor(list(accumulate(counts, initial=0))), None
     if begins:

@@ -1,13 +1,15 @@
-// Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v, with a sink a logit more of each head.
+// Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v. A sink is an additional logit of
+// each head.
 //
-// A piece of work is a run of a row's queries × one KV head, with all query heads that share it: keys and values are read
-// once for all of them. Keys come in chunks of CHUNK positions, chunks in splits of SPLIT; both lie at multiples of their
-// sizes, so what is added up in which order depends on a query's position and window alone. A row with one query gives its
-// splits to several threads and puts their results together afterwards, in order, as the others do on the way. Sinks come
-// in at the very end.
+// A piece of work is a run of a row's queries × one KV head, with all query heads that share it: keys and values are
+// read once for all of them. Keys come in chunks of CHUNK positions, chunks in splits of SPLIT. Both start at multiples
+// of their sizes, so the order of additions depends on a query's position and window alone. A row with one query
+// distributes its splits among several threads, which merge their results afterwards, in order; other rows merge them
+// while they compute, in the same order. Sinks are added at the very end.
 //
-// A score adds up the dims in order in a lane of its own, an output the positions, whatever the number of queries: a few
-// read the pages as they are (pages.h), many read a chunk that was widened for all of them.
+// The sum of a score over the dims takes one lane, in order; so does the sum of an output over the positions. This
+// holds for any number of queries: a few read the pages directly (pages.h), many read a chunk that is widened once for
+// them.
 #pragma once
 
 #include <limits>
@@ -18,7 +20,7 @@
 namespace attention {
 
 constexpr int64_t CHUNK = 64, SPLIT = 512, RUN_VECTORS = 64;
-// Sums of a product that are held in registers beside what they are made of, and queries of them at most.
+// SUMS: vectors of sums of a product that fit in the registers next to its operands. TILE: maximum number of queries.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int SUMS = 16, TILE = 8;
 #else
@@ -62,12 +64,12 @@ static Plan plan(const Step& step, int64_t window, int64_t share, bool causal) {
     return made;
 }
 
-// Of one query head: the largest score, the sum of e^(score - largest), and the weighted values.
+// State of one query head: the largest score and the sum of e^(score - largest). The weighted values are separate.
 struct Sum {
     float top = -std::numeric_limits<float>::infinity(), weight = 0;
 };
 
-// result = result and more, both relative to their own largest score.
+// Merges `more` into the result. Both are relative to their own largest score.
 static inline void join(Sum& sum, float* values, const Sum& more, const float* more_values, int64_t dim) {
     if (more.weight == 0) return;
     const float top = std::max(sum.top, more.top);
@@ -79,8 +81,8 @@ static inline void join(Sum& sum, float* values, const Sum& more, const float* m
 
 static inline int64_t padded(int64_t dim) { return (dim + W - 1) / W * W; }
 
-// Where a chunk's keys and values lie: dim d of the keys of vector n from keys[n] + d · apart on; the value of position j
-// from values[j] on. Positions [from, to) of the chunk are read. Scales: those of 8-bit pages.
+// Addresses of a chunk's keys and values. Dim d of the keys of vector n starts at keys[n] + d · apart, the value of
+// position j at values[j]. Positions [from, to) of the chunk are read. Only 8-bit pages have scales.
 template <class T> struct Chunk {
     const T *keys[CHUNK / W], *values[CHUNK];
     int64_t apart, from, to;
@@ -89,7 +91,7 @@ template <class T> struct Chunk {
     int64_t last() const { return (to + W - 1) / W; }
 };
 
-// Vector n of row k of the matrix that q, or the weights, are multiplied with.
+// Vector n of row k of the matrix by which q, or the weights, are multiplied.
 struct Keys {
     template <class T> static const T* at(const Chunk<T>& chunk, int64_t k, int64_t n) { return chunk.keys[n] + k * chunk.apart; }
 };
@@ -97,8 +99,8 @@ struct Values {
     template <class T> static const T* at(const Chunk<T>& chunk, int64_t k, int64_t n) { return chunk.values[k] + n * W; }
 };
 
-// c[r][n] (+)= Σ_k a[r][k] · b[k][n] for vectors n in [first, last), k in [begin, end) in order. AHEAD: the same place of
-// the next chunk is called from memory.
+// c[r][n] (+)= Σ_k a[r][k] · b[k][n] for vectors n in [first, last), k in [begin, end) in order. AHEAD: prefetch the
+// same place of the next chunk.
 template <class B, int R, bool AHEAD, bool MORE, class T>
 static inline void product_rows(const Chunk<T>& b, const Chunk<T>& next, int64_t begin, int64_t end, int64_t first, int64_t last,
                                 const float* a, int64_t a_row, float* c, int64_t c_row) {
@@ -147,7 +149,7 @@ struct Room {  // one thread's working memory for a piece
     }
 };
 
-// Calls f(keys, values, token, at, count) for each run of the positions [low, high) that lies in one block: `count` tokens
+// Calls f(keys, values, token, at, count) for each run of the positions [low, high) within one block: `count` tokens
 // from `token` of the block on, which are positions `at` … of the chunk.
 template <class T, class F> static inline void runs(const Attend& op, const Step& step, const Piece& piece, int64_t head,
                                                     int64_t low, int64_t high, F f) {
@@ -160,7 +162,7 @@ template <class T, class F> static inline void runs(const Attend& op, const Step
     }
 }
 
-// The chunk as it lies in the pages, whose blocks are whole vectors of positions, as its heads are of dims.
+// The chunk in the pages, without a copy. Blocks are whole vectors of positions, heads are whole vectors of dims.
 template <class T> static Chunk<T> found(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
                                          int64_t high) {
     Chunk<T> chunk{};
@@ -174,7 +176,7 @@ template <class T> static Chunk<T> found(const Attend& op, const Step& step, con
     return chunk;
 }
 
-// The chunk widened into `room`, scales left apart.
+// Widens the chunk into `room`, with scales separate.
 template <class T> static Chunk<float> widened(const Attend& op, const Step& step, const Piece& piece, int64_t head,
                                                int64_t low, int64_t high, const Room& room, int64_t size) {
     Chunk<float> chunk{};
@@ -212,8 +214,8 @@ template <class T, class Any> static void find_scales(const Attend& op, const St
     }
 }
 
-// Scores of one chunk into weights, in place, and the sums scaled to the new largest score. Positions [from, to) of the
-// chunk are seen. weight: Σ of the weights so far, in lanes.
+// Converts scores of one chunk to weights, in place, and scales the sums to the new largest score. Positions [from, to)
+// of the chunk are seen. weight: Σ of the weights so far, in lanes.
 static inline void soften(const Attend& op, const float* key_scales, const float* value_scales, float* scores, float& top_so_far,
                           float* weight, float* values, int64_t size, int64_t from, int64_t to) {
     constexpr int V = CHUNK / W;
@@ -245,7 +247,7 @@ static inline void soften(const Attend& op, const float* key_scales, const float
     store(weight, total);
 }
 
-// One chunk more for the split's sums.
+// Adds one chunk to the split's sums.
 template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Piece& piece, const Chunk<T>& chunk,
                                                                const Chunk<T>& next, int64_t start, Room& room) {
     const int64_t share = op.heads / op.kv_heads, vectors = piece.count * share, size = padded(op.dim);
@@ -262,7 +264,7 @@ template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op,
     product<Values, AHEAD, true>(vectors, chunk, next, chunk.from, chunk.to, 0, size / W, room.scores, CHUNK, room.split_sums, size);
 }
 
-// One split of a piece: room.split and room.split_sums become its sums.
+// Computes one split of a piece into room.split and room.split_sums.
 template <class T> static void attend_split(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
                                             int64_t high, Room& room) {
     const int64_t share = op.heads / op.kv_heads, vectors = piece.count * share, size = padded(op.dim);
@@ -291,7 +293,7 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
     for (int64_t i = 0; i < vectors; i++) room.split[size_t(i)].weight = ::sum(load(room.weights + i * W));
 }
 
-// A sink takes its part of the weights and adds nothing.
+// Adds the weight of a sink, which has no value.
 static inline void finish(const Attend& op, int64_t head, const Sum& sum, const float* values, float* out) {
     float scale = 1.f / sum.weight;
     if (op.sinks) {
@@ -336,7 +338,7 @@ template <class T> static void attend_piece(const Attend& op, const Step& step, 
                op.out + (piece.token + i / share) * op.out_stride + (head * share + i % share) * op.dim);
 }
 
-// Puts the splits of a row with one query together.
+// Merges the splits of a row with one query.
 static void join_row(const Attend& op, const Plan& plan, int64_t token, float* partials, Scratch& scratch) {
     if (plan.first_partial[size_t(token)] < 0) return;
     const int64_t size = padded(op.dim);

@@ -1,8 +1,8 @@
-"""Compiled bodies of the operations in this folder's parent: one call of a team for one operation, on float32 of a CPU.
+"""Compiled bodies of the operations in the parent folder: a team of threads runs one operation on float32 of a CPU.
 
 A model does not call them one by one; it writes all its operations into one program (engine/layers/compiled.py). These
-are the same functions of the same library with the signature of an `Op`, so that the cases, the tolerance and the
-benchmark that hold for a Triton body hold for them. Each takes a Team first.
+functions call the same library with the signature of an `Op`, with a Team as an additional first argument, so that they
+share the cases, the tolerance and the benchmark of the Triton bodies.
 """
 
 import math
@@ -20,18 +20,18 @@ from kernels.cpu.program import Program, StepData, Team
 
 @dataclass(frozen=True)
 class Arranged:
-    """Pages as the compiled kernels keep them, where others are given in the order of their shape."""
+    """Pages in the compiled kernels' own order. Plain tensors have the order of their shape."""
 
     pages: Tensor
 
 
 def at_home(team: Team, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of `heads` or of an attention with pages in the kernels' own order, as a model has them."""
+    """Return the arguments of `heads` or of an attention with pages in the kernels' own order, as in a model."""
     return tuple(Arranged(arranged(x)) if isinstance(x, Tensor) and x.ndim == 6 else x for x in args)
 
 
 def with_packed_weight(team: Team, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of `matmul` with the weight packed, as a model has it."""
+    """Return the arguments of `matmul` with a packed weight, as in a model."""
     return (args[0], pack(args[1], team.tiling), *args[2:])
 
 
@@ -174,7 +174,7 @@ def heads(
         raise NotImplementedError("compiled kernels lay keys and values into pages")
     home = _home(pages)
     kv_heads, dim = home.shape[4], qkv.shape[2]
-    given, qkv = qkv, qkv.clone()  # the compiled kernels turn k where it stands, too
+    given, qkv = qkv, qkv.clone()  # the compiled kernels also rotate k in place
     ops: list[cpu.Op] = []
     if weight is not None:
         norm = cpu.LAYER if kind == "layer" else cpu.RMS
@@ -212,7 +212,7 @@ def _home(pages: Tensor | Arranged) -> Tensor:
 
 
 def _paired(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """[tokens, half] of pairs → [tokens, 2 · half] of elements, as the compiled kernels read them."""
+    """[tokens, half] of pairs → [tokens, 2 · half] of elements, the order of the compiled kernels."""
     if interleaved:
         return cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)
     return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
@@ -245,8 +245,8 @@ def attention(
     *,
     causal: bool = True,
 ) -> Tensor:
-    """Attention of all rows that have tokens (kernels/attention/common.py), rows of one token and of several alike. Not
-    causal: rows that are there as a whole read both ways."""
+    """Compute attention of all rows that have tokens (kernels/attention/common.py), whether a row has one token or
+    several. Without `causal`, rows whose tokens are all present read in both directions."""
     home = _home(pages)
     count = (query_start[1:] - query_start[:-1]).to(torch.int64)
     real = count > 0
@@ -289,7 +289,7 @@ def _rows_of(
     step: tuple[Tensor, ...],
     *options: Any,
 ) -> tuple[Tensor]:
-    """Attention of the chosen rows alone. step: slot, query_start, lengths, out."""
+    """Compute attention of the chosen rows only. step: slot, query_start, lengths, out."""
     slot, query_start, lengths, out = step
     count = query_start.diff()
     tokens = torch.repeat_interleave(chosen, count)
@@ -321,7 +321,7 @@ def decode_attention(
     v_scale: float = 1.0,
     begins: Tensor | None = None,
 ) -> tuple[Tensor]:
-    """See kernels/attention/decode.py. What a row is split into is not `work`'s to say here."""
+    """See kernels/attention/decode.py. The compiled kernels ignore the splits in `work`."""
     if begins is not None:
         raise NotImplementedError("compiled attention reads a row from its first position on")
     step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks)

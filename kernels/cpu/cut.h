@@ -1,8 +1,8 @@
-// A token drawn among the most likely ones: min_p, top_k and top_p each keep a prefix of the tokens in descending order
-// of their logits, equal ones by their number (engine/sampling/candidates.py), so together they keep one prefix.
+// Draw of a token among the most likely ones: min_p, top_k and top_p each keep a prefix of the tokens in descending
+// order of their logits, equal ones by id (engine/sampling/candidates.py), so together they keep one prefix.
 //
-// The order is never made for the whole vocabulary: tokens are counted, and their weights e^(logit - largest) summed, in
-// bins of nearly equal logits; only the bin in which the prefix ends is sorted.
+// The vocabulary is never sorted as a whole. Tokens are counted, and their weights e^(logit - largest) summed, in bins
+// of nearly equal logits; only the bin in which the prefix ends is sorted.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Cuts {
     double top_p, drop;
 };
 
-// Kept are the tokens with a logit above `floor`, and those with this logit up to the token `last`.
+// The kept tokens have a logit above `floor`, or equal to it and an id up to `last`.
 struct Border {
     float floor;
     int64_t last;
@@ -33,7 +33,7 @@ struct Entry {
     double weight;
 };
 
-// The unsigned order of floats is theirs, -0 being 0.
+// Maps floats to unsigned integers in the same order; -0 becomes 0.
 static inline uint32_t order_of(float x) {
     uint32_t bits = float_to_bits(x + 0.f);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -65,7 +65,7 @@ class Row {
         }
     }
 
-    // How many tokens the cuts keep, at least one.
+    // Returns the number of tokens that the cuts keep, at least one.
     int64_t kept(const Cuts& cuts, float most) {
         int64_t keep = vocab;
         if (cuts.drop > -INFINITY) {
@@ -79,14 +79,14 @@ class Row {
         return std::max<int64_t>(keep, 1);
     }
 
-    // The best token of the first `keep`, by logit and noise; `border`: the last one of them.
+    // Returns the best of the first `keep` tokens, by logit and noise. `border` becomes the last of these tokens.
     draw::Best best(int64_t keep, const uint32_t* key, Border& border) {
         int bin = BINS - 1;
         int64_t before = 0;
         for (; before + it.counts[size_t(bin)] < keep; bin--) before += it.counts[size_t(bin)];
         draw::Best found{-INFINITY, 0};
         if (before) {
-            // All tokens of higher bins: their logits are above every one of this bin.
+            // Tokens of higher bins are all kept: their logits are above every logit of this bin.
             vi lane;
             for (int i = 0; i < W; i++) lane[i] = i;
             for (int64_t at = 0; at < vocab; at += W) {
@@ -131,7 +131,7 @@ class Row {
         for (; at < vocab; at++) it.weights[size_t(at)] = exp(splat(logits[at] - most))[0];
     }
 
-    // Tokens of a bin in descending order, equal ones by their number.
+    // Sorts the tokens of a bin in descending order, equal ones by id.
     void sort(int bin) {
         if (it.in_order == bin) return;
         it.in_order = bin;
@@ -143,7 +143,7 @@ class Row {
         });
     }
 
-    // Weight of the first `count` tokens.
+    // Returns the weight of the first `count` tokens.
     double mass_of(int64_t count) {
         double mass = 0;
         int bin = BINS - 1;
@@ -158,7 +158,7 @@ class Row {
         return mass;
     }
 
-    // Tokens of the shortest prefix whose weight reaches this much.
+    // Returns the number of tokens of the shortest prefix whose weight reaches this.
     int64_t reaching(double wanted) {
         double mass = 0;
         int64_t count = 0;
@@ -179,7 +179,7 @@ class Row {
     }
 };
 
-// The token and its score; a score that is not finite where a logit is NaN or none is possible.
+// Draws a token. The score is not finite if a logit is NaN or no token is possible.
 static draw::Best drawn(const float* logits, int64_t vocab, const uint32_t* key, const Cuts& cuts, Scratch& scratch,
                         Border& border) {
     const draw::Best top = draw::best(logits, vocab, nullptr);

@@ -1,7 +1,7 @@
-// One token a row: the one with the largest logit, or the largest logit + noise.
+// Draw of one token for each row: the token with the largest logit, or with the largest logit + noise.
 //
-// The noise is that of engine/sampling/noise.py, a function of the row's key and the token alone: the token's hash and
-// the key go through MurmurHash3's finaliser to a number u in (0, 1), and -log(-log(1 - u)) is Gumbel distributed.
+// The noise equals engine/sampling/noise.py, a function of the row's key and the token alone: the token's hash and the
+// key pass through MurmurHash3's finaliser to a number u in (0, 1), and -log(-log(1 - u)) is Gumbel distributed.
 #pragma once
 
 #include "simd.h"
@@ -18,7 +18,7 @@ static inline vu finalised(vu h) {
     return h ^ h >> 16;
 }
 
-// Natural logarithm of positive normal numbers: of the mantissa in [√½, √2) by a polynomial, plus exponent · ln 2.
+// Natural logarithm of positive normal numbers: a polynomial in the mantissa in [√½, √2), plus exponent · ln 2.
 // Source: Cephes, logf.
 static inline vf log(vf x) {
     vi bits = (vi)x;
@@ -38,7 +38,7 @@ static inline vf log(vf x) {
     return m + p + e * 0.693359375f;
 }
 
-// -log(1 - u) for 0 < u < 1, exact near 0 too: log(w) · u / (1 - w) makes up for the rounding of w = 1 - u.
+// -log(1 - u) for 0 < u < 1, also exact near 0: log(w) · u / (1 - w) compensates for the rounding of w = 1 - u.
 static inline vf exponential(vf u) {
     vf w = 1.f - u;
     vf gone = 1.f - w;
@@ -60,7 +60,7 @@ struct Best {
     int64_t token;
 };
 
-// The first of the largest, NaN being larger than all. key null: no noise.
+// Returns the first of the largest. NaN is larger than all numbers. key null: no noise.
 static Best best(const float* logits, int64_t vocab, const uint32_t* key) {
     vf top = splat(-INFINITY);
     vi where = {}, lane, spoiled = {};

@@ -1,7 +1,7 @@
-// What changes a row of logits before a token is drawn from it: the meanings of kernels/sampling/*.py, in place.
+// Logit processors: the operations of kernels/sampling/*.py, which change a row of logits in place before the draw.
 //
-// Rounding is that of the formulas there: a product is rounded before it is subtracted from anything, which a compiler
-// may not do on its own, so products go through double.
+// Rounding follows the formulas there: a product is rounded first and subtracted afterwards. A compiler may fuse the two,
+// so products are computed in double.
 #pragma once
 
 #include "simd.h"
@@ -27,7 +27,8 @@ static void mask(float* logits, int64_t vocab, const uint32_t* bits) {
     }
 }
 
-// Tokens that end a reply become impossible, unless nothing else is left. stops: `most` of them, -1 behind the last.
+// Makes tokens that end a reply impossible, unless no other token is possible. stops: [most], padded at the end with
+// -1.
 static void bar(float* logits, int64_t vocab, const int32_t* stops, int64_t most) {
     auto is_stop = [&](int64_t token) {
         for (int64_t i = 0; i < most; i++)
@@ -45,7 +46,7 @@ struct Strength {
     float repetition, frequency, presence;
 };
 
-// Of the known tokens, the first `prompt` of which are the prompt. counts: [vocab], zero before and after.
+// Applies penalties for the known tokens, `prompt` tokens of the prompt first. counts: [vocab], zero before and after.
 static void penalise(float* logits, int64_t vocab, const int32_t* tokens, int64_t length, int64_t prompt, Strength with,
                      int32_t* counts) {
     const bool repeats = with.repetition != 1.f;
@@ -69,7 +70,8 @@ static void penalise(float* logits, int64_t vocab, const int32_t* tokens, int64_
     }
 }
 
-// Whether the reply, the tokens from `prompt` to `length`, ends with these, of which the -1 in front count as equal.
+// Returns whether the reply, the tokens from `prompt` to `length`, ends with this prefix. Its leading -1 match
+// anything.
 static bool ends_with(const int32_t* tokens, int64_t length, int64_t prompt, const int32_t* prefix, int64_t longest) {
     for (int64_t i = 0; i < longest; i++) {
         if (prefix[i] < 0) continue;

@@ -1,6 +1,6 @@
-"""Compiled bodies of the operations in kernels/sampling: one call of a team for one operation, on float32 of a CPU.
+"""Compiled bodies of the operations in kernels/sampling: a team of threads runs one operation on float32 of a CPU.
 
-As in bodies.py each has the signature of its `Op` behind a Team. The sampler of a CPU calls these very functions.
+As in bodies.py, each has the signature of its `Op` after a first argument of type Team. The CPU sampler calls them.
 """
 
 import torch
@@ -100,7 +100,7 @@ def top_logprobs(
 
 
 def _rows(logits: Tensor) -> tuple[Tensor, int, int]:
-    """Address, stride and width, as functions on rows of logits take them."""
+    """Return address, stride and width, the first arguments of functions on rows of logits."""
     assert logits.dtype == torch.float32 and logits.device.type == "cpu", "compiled kernels change float32 of the CPU"
     return logits, _stride(logits), logits.shape[1]
 

@@ -1,8 +1,8 @@
-// Mixtures of experts: which experts a token takes, where its rows lie among those of an expert, and the weighted sum.
+// Mixtures of experts: choice of experts for each token, the sorted order of an expert's rows, and the weighted sum.
 //
-// The (token, expert) pairs of a step are put in order of the experts, and of the tokens within one: an expert's pairs are
-// then a linear of its own over neighbouring rows, by the code and the weights' layouts of every other linear. Each thread
-// finds that order for itself, which takes less than waiting for one that does.
+// The (token, expert) pairs of a step are sorted by expert, and by token within an expert. The pairs of an expert then
+// form an ordinary linear over adjacent rows, with the code and the weight layouts of all other linears. Each thread
+// computes that order for itself, which takes less time than waiting for another thread to do it.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 #include "program.h"
 #include "simd.h"
 
-// The experts with the largest logits, the first of equals; their weights in the same order, best first.
+// The experts with the largest logits, the first among equals, and their weights, both best first.
 static void route_row(const Route& op, int64_t token) {
     const float* logits = op.logits + token * op.logits_stride;
     int32_t* chosen = op.chosen + token * op.k;
     float* weights = op.weights + token * op.k;
     for (int32_t e = 0; e < op.count; e++) {
-        // Behind all that are not smaller. Where logits are no numbers some experts are taken, and weights are none.
+        // Insert after all that are not smaller. If logits are NaN, some experts are chosen and their weights are NaN.
         if (e >= op.k && !(logits[e] > logits[chosen[op.k - 1]])) continue;
         int64_t at = std::min<int64_t>(e, op.k - 1);
         for (; at > 0 && logits[e] > logits[chosen[at - 1]]; at--) chosen[at] = chosen[at - 1];
@@ -34,12 +34,12 @@ static void route_row(const Route& op, int64_t token) {
 
 namespace experts {
 
-// The order of a step's pairs (token · k + rank), and what one linear over them takes. Of one thread.
+// The order of a step's pairs (token · k + rank), and the sizes for the current linear over them. One for each thread.
 struct Order {
     std::vector<int64_t> begin;         // [count + 1] place of each expert's first pair
     std::vector<int32_t> pair, owner;   // [places] the pair there and its expert
     std::vector<int32_t> place;         // [pairs]
-    std::vector<int64_t> pieces, room;  // [count + 1] of the linear at hand: pieces of work and floats before each expert
+    std::vector<int64_t> pieces, room;  // [count + 1] of the current linear: work pieces and floats before each expert
 
     void sort(const Route& op, int64_t tokens) {
         const int64_t pairs = tokens * op.k;

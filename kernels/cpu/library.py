@@ -1,7 +1,7 @@
-"""The compiled kernels: which variants there are here, and loading one. Free of torch, so that a plan can ask.
+"""The compiled kernels: list of the usable variants, and loading of one. Free of torch, so that planning can import it.
 
-Each variant is the same source compiled for other instructions (setup.py); the first one of VARIANTS that is compiled
-and that this CPU can run is the one to take.
+Each variant is the same source compiled for another instruction set (setup.py). The preferred variant is the first one
+in VARIANTS that is compiled and that this CPU can run.
 """
 
 import ctypes
@@ -14,32 +14,32 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).parent
 CPU_FACTS = Path("/proc/cpuinfo")
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # that have a compiled body, in the order of ActKind in program.h
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # with a compiled body, in the order of ActKind in program.h
 
 
 class Tiling(NamedTuple):
-    """How a compiled variant cuts weights: floats of a vector, inputs of a word of 8-bit weights and of 4-bit ones."""
+    """Weight layout of a compiled variant."""
 
     variant: str
-    width: int
-    word8: int
-    word4: int
+    width: int  # floats of a vector
+    word8: int  # inputs of a word of 8-bit weights
+    word4: int  # inputs of a word of 4-bit weights
 
     @property
     def matrix(self) -> bool:
-        """The variant has matrix tiles."""
+        """Return whether the variant has matrix tiles (AMX)."""
         return self.variant == "amx"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`needs`: flags of /proc/cpuinfo, on ARM its features. `flags`: the compiler's. `cut`: the rest of its Tiling."""
+    """One set of instructions that the kernels are compiled for."""
 
     name: str
     machines: tuple[str, ...]
-    needs: frozenset[str]
-    flags: tuple[str, ...]
-    cut: tuple[int, int, int]
+    needs: frozenset[str]  # required flags of /proc/cpuinfo, on ARM its features
+    flags: tuple[str, ...]  # options of the compiler
+    cut: tuple[int, int, int]  # the numbers of its Tiling
 
     @property
     def tiling(self) -> Tiling:
@@ -62,8 +62,8 @@ VARIANTS = (
     Variant("base", (*_X86, *_ARM), frozenset(), (), (4, 1, 1)),
 )
 
-# Functions on rows of logits (logits.h) and their arguments: p for an address, n for a number of 64 bits. The first
-# is the team, then logits.
+# Functions on rows of logits (logits.h) and their arguments: p for an address, n for a 64-bit number. The first two
+# arguments are the team and the logits.
 SAMPLING = {
     "draw": "ppnpnppp",
     "draw_cut": "ppnpnpppppppp",
@@ -75,31 +75,31 @@ SAMPLING = {
     "penalise": "ppnnpnpppnpppp",
     "ban": "ppnnpnpppnpppn",
 }
-# Functions of a meeting of ranks (meeting.h): arguments and, behind the colon, what comes back.
+# Functions of a meeting of ranks (meeting.h): argument types and, after the colon, the type of the result.
 MEETING = {"meeting_bytes": "nn:n", "meeting": "pnnn:p", "leave": "p:", "abandon": "p:", "gather": "pppn:n"}
 
 
 class MissingKernels(Exception):
-    """No compiled kernels, or not those that were asked for; the message says which there are."""
+    """The requested compiled kernels do not exist; the message names the usable ones."""
 
 
 def tiling(name: str) -> Tiling | None:
-    """How the compiled kernels of this name cut weights, whether they run here or not; None for others."""
+    """Return the weight layout of the variant of this name, which need not run here, or None if there is none."""
     return next((one.tiling for one in VARIANTS if one.name == name), None)
 
 
 def usable() -> tuple[str, ...]:
-    """Names of the variants that are compiled and that this CPU can run, the fastest first."""
+    """Return the names of the variants that are compiled and that this CPU can run, the fastest first."""
     return _usable(FOLDER, _cpu_flags())
 
 
 def best() -> str:
-    """The fastest usable variant, or torch where there is none."""
+    """Return the fastest usable variant, or torch if there is none."""
     return next(iter(usable()), "torch")
 
 
 def load(name: str) -> ctypes.CDLL:
-    """The library of a variant, its functions declared. Raises MissingKernels."""
+    """Load the library of a variant and declare its functions. Raise MissingKernels."""
     names = usable()
     if name not in names:
         raise MissingKernels(
@@ -128,7 +128,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def cpu_name() -> str:
-    """What the system calls this CPU: on ARM its numbers."""
+    """Return the CPU's model name, on ARM its machine type and part numbers."""
     try:
         lines = CPU_FACTS.read_text().splitlines()
     except OSError:

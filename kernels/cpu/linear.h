@@ -1,5 +1,5 @@
-// y = x Wᵀ by fused multiply-add. Weights lie in tiles of NR outputs, [tile][input][NR], in their own type; rows of x in
-// panels of R, [panel][input][R]. A tile of outputs times a panel of rows is summed in registers.
+// y = x Wᵀ by fused multiply-add. Weights are stored in tiles of NR outputs, [tile][input][NR], in their own type; rows
+// of x in panels of R, [panel][input][R]. The product of a tile of outputs and a panel of rows is summed in registers.
 #pragma once
 
 #include <algorithm>
@@ -9,17 +9,17 @@
 #include "simd.h"
 
 constexpr int NR = 2 * W;
-// Rows whose sums fit in the registers beside two vectors of weights and one of x.
+// Number of rows whose sums fit in the registers together with two vectors of weights and one of x.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int MOST_ROWS = 12;
 #else
 constexpr int MOST_ROWS = 6;
 #endif
-constexpr int DEPTH = 256;          // inputs whose widened weights stay in the first-level cache
-constexpr int64_t FETCH = 2048;      // bytes of weights between fetching and using them, where they are used once
+constexpr int DEPTH = 256;          // inputs whose widened weights stay in the L1 cache
+constexpr int64_t FETCH = 2048;      // distance in bytes of the prefetch of weights that are used once
 constexpr int CHUNK_PANELS = 16;    // panels that share one pass over the weights
 
-// sums[r][v] += Σ_k x[k][r] · w[k][v], in the order of k. On the way, `ahead` bytes for each k are fetched from `next`.
+// sums[r][v] += Σ_k x[k][r] · w[k][v], in the order of k. Each k also prefetches `ahead` bytes from `next`.
 template <int R>
 static inline __attribute__((always_inline)) void
 multiply(int64_t depth, const float* x, const float* w, const char* next, int64_t ahead, vf (&sums)[R][2]) {
@@ -34,7 +34,7 @@ multiply(int64_t depth, const float* x, const float* w, const char* next, int64_
     }
 }
 
-// The compiler would gather all products of some words before it adds them, and put most of them into memory.
+// Without this barrier the compiler collects the products of several words first, and spills most of them to memory.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define IN_ORDER(sum) asm volatile("" : "+x"(sum))
 #else
@@ -60,7 +60,7 @@ static inline float* at_least(std::vector<float>& room, size_t size) {
     return room.data();
 }
 
-// Row `token` of x into its place; the last row also clears the places after it.
+// Packs row `token` of x; the last row also clears the padding after it.
 static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* packed) {
     Panels panels(tokens);
     const float* x = op.x + token * op.x_stride;
@@ -71,7 +71,7 @@ static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* pac
         for (int64_t k = 0; k < op.inputs; k++) out[k * panels.rows + row - token % panels.rows] = 0;
 }
 
-// Sums of one tile of outputs for the rows from `row` on, to y, with the bias; only outputs and rows that exist.
+// Writes the sums of one tile of outputs for the rows from `row` on to y, with the bias; skips padding.
 static inline void put(const Linear& op, int64_t tokens, int64_t row, int64_t rows, int64_t output, int64_t width,
                        const float* sums) {
     const int64_t outputs = std::min(width, op.outputs - output), vectors = outputs / W * W;
@@ -83,7 +83,7 @@ static inline void put(const Linear& op, int64_t tokens, int64_t row, int64_t ro
     }
 }
 
-// One panel, T neighbouring tiles at once: few rows need several sums in flight to hide the latency of an addition.
+// One panel, T adjacent tiles at once: with few rows, several independent sums hide the latency of an addition.
 template <int R, int T, class B>
 static void few_rows(const Linear& op, int64_t tokens, const float* x, int64_t tile) {
     const B* w = static_cast<const B*>(op.weight) + tile * op.inputs * NR;
@@ -140,7 +140,7 @@ static void many_panels(const Linear& op, int64_t tokens, const float* packed, i
             vf acc[R][2];
             UNROLL for (int r = 0; r < R; r++)
                 UNROLL for (int v = 0; v < 2; v++) acc[r][v] = k ? load(sum + r * NR + v * W) : vf{};
-            // The weights that come next arrive while this piece is multiplied: a share of them with each panel.
+            // The next weights are prefetched while this piece is multiplied: a share of them with each panel.
             const char* next = (const char*)(w + (k + depth) * NR) + p * depth * ahead;
             multiply<R>(depth, x, piece, next, ahead, acc);
             UNROLL for (int r = 0; r < R; r++)

@@ -1,4 +1,4 @@
-// A linear of any form: how its rows are packed, and into which pieces of work it is cut.
+// A linear of any form: the packing of its rows, and its division into pieces of work.
 #pragma once
 
 #include "linear.h"
@@ -7,7 +7,7 @@
 #include "linear_amx_groups.h"
 #include "linear_int.h"
 
-// What multiplies, which on CPUs with matrix tiles depends on how many rows there are.
+// Implementation of a product. On CPUs with matrix tiles it depends on the number of rows.
 enum class Way { VECTORS, WHOLE, FEW_BF16, FEW_INT8, TILES_BF16, TILES_INT8 };
 
 static inline Way way_of(const Linear& op, [[maybe_unused]] int64_t rows) {
@@ -19,7 +19,7 @@ static inline Way way_of(const Linear& op, [[maybe_unused]] int64_t rows) {
     return op.form >= TILES_INT8 ? Way::WHOLE : Way::VECTORS;
 }
 
-// Floats of packed rows.
+// Number of floats of the packed rows.
 static inline size_t packed_size(const Linear& op, int64_t rows) {
     switch (way_of(op, rows)) {
 #ifdef __AMX_BF16__
@@ -53,7 +53,7 @@ static inline void pack(const Linear& op, int64_t row, int64_t rows, float* pack
     }
 }
 
-// Pieces of work over so many rows, and how many of them a thread takes at once.
+// count: number of pieces of work over these rows. each: number of pieces that a thread takes at once.
 struct Pieces { int64_t count, each; };
 
 static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) {
@@ -83,13 +83,13 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
         default: {
             const Panels panels(rows);
             const int64_t pieces = linear_tiles(op) * panels.chunks;
-            // By fours, see few_rows.
+            // Four at a time, see few_rows.
             return {pieces, panels.chunks > 1 ? 1 : std::clamp<int64_t>(pieces / (threads * 8) / 4 * 4, 4, 32)};
         }
     }
 }
 
-// Pieces [begin, end) over so many packed rows.
+// Computes pieces [begin, end) over the packed rows.
 static inline void run_pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
     switch (way_of(op, rows)) {
 #ifdef __AMX_BF16__
@@ -108,7 +108,7 @@ static inline void run_pieces(const Linear& op, int64_t rows, const float* packe
     }
 }
 
-// Matrix tiles for so many rows, where they multiply, or the CPU's modes, where vectors do as tiles do.
+// Configures matrix tiles for this number of rows, or the CPU's float mode where vectors must round as tiles do.
 static inline void take_tiles([[maybe_unused]] const Linear& op, [[maybe_unused]] int64_t rows) {
 #ifdef __AMX_BF16__
     const Way way = way_of(op, rows);

@@ -1,5 +1,5 @@
-// What is called on rows of logits beside a step's program: edits, draws, scores. A part of program.cpp, whose Runner it
-// takes; kernels/cpu/library.py declares the functions to Python.
+// Functions on rows of logits outside of a step's program: logit processors, draws, scores. Part of program.cpp, whose
+// Runner they use; kernels/cpu/library.py declares them to Python.
 #pragma once
 
 #include "cut.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// work(row, id) for each row, id being that of the thread; without waking the team for one row.
+// Calls work(row, id) for each row, where id is the number of the thread. One row does not wake the team.
 template <class Work> void each_row(Runner& runner, int64_t count, Work work) {
     if (count == 1) return work(0, 0);
     auto all = [&](int id) {
@@ -23,7 +23,8 @@ template <class Work> void each_row(Runner& runner, int64_t count, Work work) {
 
 extern "C" {
 
-// The best token of each of these rows of logits, [.., vocab], and its score. keys: two words a row, or null for none.
+// Draws the best token of each of these rows of logits, [.., vocab]. keys: two words for each row, or null for no
+// noise.
 void slipway_draw(void* runner, const float* logits, int64_t vocab, const int64_t* rows, int64_t count,
                   const uint32_t* keys, int64_t* tokens, float* scores) {
     each_row(*static_cast<Runner*>(runner), count, [&](int64_t i, int) {
@@ -33,7 +34,8 @@ void slipway_draw(void* runner, const float* logits, int64_t vocab, const int64_
     });
 }
 
-// The same among the tokens that the cuts leave, with noise, and where they end. top_k, top_p, drop: [count], see cut.h.
+// Draws with noise among the tokens that the cuts keep, and returns where the cuts end. top_k, top_p, drop: [count],
+// see cut.h.
 void slipway_draw_cut(void* runner, const float* logits, int64_t vocab, const int64_t* rows, int64_t count,
                       const uint32_t* keys, const int64_t* top_k, const double* top_p, const double* drop,
                       int64_t* tokens, float* scores, float* floors, int64_t* lasts) {
@@ -51,8 +53,9 @@ void slipway_draw_cut(void* runner, const float* logits, int64_t vocab, const in
     });
 }
 
-// Of rows `at` of [.., vocab] the log probability and rank of one token, and the `count` most likely ones: [rows, count].
-// Of a row's logits / divisor only those within the border are possible; divisors null: all, as they are.
+// Returns for the rows `at` of [.., vocab] the log probability and rank of one token, and the `count` most likely
+// tokens: [rows, count]. Only tokens with logits / divisor within the border are possible. divisors null: all tokens,
+// undivided.
 void slipway_scores(void* runner, const float* logits, int64_t stride, int64_t vocab, const int64_t* at, int64_t rows,
                     const int64_t* chosen, int64_t count, const float* divisors, const float* floors,
                     const int64_t* lasts, float* logprobs, int64_t* ranks, int64_t* tokens, float* values) {
@@ -75,7 +78,7 @@ void slipway_scores(void* runner, const float* logits, int64_t stride, int64_t v
     });
 }
 
-// The edits of edits.h. logits: rows of `vocab`, `stride` apart; rows: those that are edited, all different.
+// Logit processors of edits.h. logits: rows of `vocab` with this stride; rows: different rows to change.
 
 void slipway_mask(void* runner, float* logits, int64_t stride, int64_t vocab, const int32_t* rows, int64_t count,
                   const uint32_t* words, int64_t words_stride) {
@@ -119,7 +122,8 @@ void slipway_penalise(void* runner, float* logits, int64_t stride, int64_t vocab
     });
 }
 
-// Of each word its row, its last token, and the others: [count, longest], -1 in front.
+// rows, lasts, prefixes: the row of each word, its last token, and its other tokens, [count, longest], padded with -1
+// at the start.
 void slipway_ban(void*, float* logits, int64_t stride, int64_t vocab, const int32_t* rows, int64_t count,
                  const int32_t* slots, const int32_t* lengths, const int32_t* tokens, int64_t tokens_stride,
                  const int32_t* prompts, const int32_t* lasts, const int32_t* prefixes, int64_t longest) {

@@ -1,9 +1,9 @@
-// Ranks of one model on one host, each a process, meet in memory that they share: every rank writes its rows to a place
-// of its own, says so, waits for the others, and reads theirs. Sums are added from rank 0 on, element by element, so that
-// no number depends on what else is summed.
+// All-reduce and all-gather in shared memory. The ranks of one model on one host are separate processes: every rank
+// writes its rows to its own place, announces them, waits for the others, and reads their rows. Sums are added from
+// rank 0 on, element by element, so no number depends on the other rows.
 //
-// There are two rooms, used in turns: a rank that is ahead writes to the other room than the one that is still read. It
-// cannot come back to the first before all ranks have arrived in the second, and they do so after they have read.
+// Two buffers alternate: a rank that is ahead writes to the buffer that the others do not read. It returns to the first
+// only after all ranks have arrived in the second, and each rank arrives there after it has read the first.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ struct Meeting {
     static_assert(std::atomic<uint64_t>::is_always_lock_free, "the words are shared by processes");
     static constexpr int64_t PAGE = 4096;
 
-    // memory: zeros at first, mapped by all ranks: word 0 is not 0 once the meeting is abandoned, word 1 + r counts how
-    // often rank r has arrived; then the rooms, [2][size][floats].
+    // memory: initially zero, mapped by all ranks: word 0 is not 0 once the meeting is abandoned, word 1 + r counts the
+    // arrivals of rank r; then the two buffers, [2][size][floats].
     Meeting(void* memory, int rank, int size, int64_t floats)
         : rank(rank), size(size), floats(floats), words(static_cast<Word*>(memory)),
           rooms(reinterpret_cast<float*>(static_cast<char*>(memory) + head(size))) {}
@@ -33,7 +33,8 @@ struct Meeting {
 
     float* place(int of, uint64_t turn) const { return rooms + (int64_t(turn % 2) * size + of) * floats; }
 
-    // Says that this rank has written for turn + 1, and waits until all have. False where one of them never will.
+    // Announces that this rank has written turn + 1, and waits for all ranks. Returns false if the meeting is
+    // abandoned.
     bool meet() {
         turn++;
         words[1 + rank].value.store(turn, std::memory_order_release);
@@ -47,7 +48,7 @@ struct Meeting {
                     nanosleep(&rest, nullptr);
                 }
             }
-        return !abandoned();  // who arrived before may be gone by now
+        return !abandoned();  // a rank may be lost after its arrival
     }
 
     bool abandoned() const { return words[0].value.load(std::memory_order_relaxed); }
@@ -59,7 +60,7 @@ struct Meeting {
     uint64_t turn = 0;  // of this rank
 };
 
-// What rank `of` has of the columns that ranks share.
+// The shared columns of rank `of`.
 static inline int64_t first_column(const Share& op, int of) { return op.joins ? op.total * of / op.meeting->size : 0; }
 static inline int64_t columns(const Share& op, int of) {
     return op.joins ? first_column(op, of + 1) - first_column(op, of) : op.total;
@@ -99,7 +100,7 @@ void slipway_abandon(void* meeting) {
     static_cast<Meeting*>(meeting)->words[0].value.store(1, std::memory_order_relaxed);
 }
 
-// out: [size][bytes], x of every rank. 1 where the meeting is abandoned, else 0.
+// out: [size][bytes], x of every rank. Returns 1 if the meeting is abandoned, else 0.
 int64_t slipway_gather(void* meeting, const char* x, char* out, int64_t bytes) {
     Meeting& it = *static_cast<Meeting*>(meeting);
     const int64_t room = it.floats * int64_t(sizeof(float));

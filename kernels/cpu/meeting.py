@@ -1,4 +1,4 @@
-"""Where the ranks of one model on one host meet: memory that their processes share. meeting.h says how."""
+"""Shared memory in which the ranks of one model on one host exchange data. meeting.h describes the protocol."""
 
 import mmap
 import os
@@ -10,15 +10,15 @@ from kernels.cpu.library import load
 
 
 class Abandoned(RuntimeError):
-    """Another rank will not come."""
+    """Another rank is lost."""
 
 
 class Meeting:
-    """One rank's view. All ranks take part in everything, in the same order, one call at a time."""
+    """One rank's side of the exchange. All ranks make the same calls in the same order, one at a time."""
 
     def __init__(self, variant: str, file: int, rank: int, size: int, floats: int) -> None:
-        """file: descriptor of the same empty file in every rank, such as one of memfd_create. floats: room for what a
-        rank brings at once, the same in every rank; memory is only taken for what is used of it."""
+        """file: descriptor of the same empty file in every rank, for example from memfd_create. floats: maximum size of
+        a rank's data in one exchange, the same in every rank. Unused parts take no memory."""
         self.rank, self.size, self.floats = rank, size, floats
         self._library = load(variant)
         length = self._library.slipway_meeting_bytes(size, floats)
@@ -30,7 +30,7 @@ class Meeting:
             raise MemoryError("no memory for a meeting of ranks")
 
     def gather(self, x: Tensor) -> Tensor:
-        """[size, ...]: x of every rank, which have equal shapes. Raises Abandoned."""
+        """Return x of every rank, [size, ...]. All ranks pass the same shape. Raise Abandoned."""
         x = x.contiguous()
         out = x.new_empty((self.size, *x.shape))
         if self._library.slipway_gather(self.handle, x.data_ptr(), out.data_ptr(), x.nbytes):
@@ -38,7 +38,7 @@ class Meeting:
         return out
 
     def abandon(self) -> None:
-        """From any thread: every rank that waits, or comes to wait, raises Abandoned."""
+        """Make every rank that waits now or later raise Abandoned. May be called from any thread."""
         self._library.slipway_abandon(self.handle)
 
     def __del__(self) -> None:

@@ -1,8 +1,8 @@
-"""Memory for weights that every step reads from one end to the other: in large pages, where the system has them.
+"""Memory for weights that every step reads sequentially: in large pages, if the system supports them.
 
-A page of 4 KiB costs a walk through the page tables every 4 KiB; in pages of 2 MiB the same reads reach 10 to 25 % more
-of the memory's bandwidth (docs/performance.md). Transparent huge pages are asked for; where there are none it is
-ordinary memory.
+Pages of 4 KiB cost a page table walk every 4 KiB; with pages of 2 MiB the same reads reach 10 to 25 % more of the
+memory bandwidth (docs/performance.md). The allocation requests transparent huge pages and falls back to ordinary
+memory.
 """
 
 import mmap
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 HUGE = 2 << 20  # bytes of a large page
-REGION = 64 << 20  # bytes that are asked for at once; what is never written takes no memory
-LINE = 64  # bytes to which every tensor is aligned
+REGION = 64 << 20  # bytes of one allocation; pages that are never written take no memory
+LINE = 64  # alignment of every tensor in bytes
 
 
 class Arena:
-    """Tensors one after another, which live as long as any of them is held."""
+    """Allocator that places tensors one after another. Their memory is freed when all tensors of a region are."""
 
     def __init__(self) -> None:
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """The same numbers, shape and type, contiguous."""
+        """Return a contiguous copy of the tensor in the arena."""
         size = -(-tensor.nbytes // LINE) * LINE
         if size > len(self._room):
             self._room = region(max(size, REGION))
@@ -32,7 +32,7 @@ class Arena:
 
 
 def region(size: int) -> Tensor:
-    """[at least size] uint8, zeros, from the start of a large page on."""
+    """Allocate at least `size` zero bytes as a uint8 tensor that starts at a large page."""
     memory = mmap.mmap(-1, -(-size // HUGE) * HUGE + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):

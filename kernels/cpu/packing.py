@@ -1,7 +1,7 @@
 """Weights in the order in which the compiled kernels read them (linear.h, linear_amx.h, linear_int.h).
 
-form         order                                                          taken for
-tiles_f32    [outputs / 2V][input][2V], V floats to a vector                float32, and what is rounded differently
+form         order                                                          used for
+tiles_f32    [outputs / 2V][input][2V], V floats to a vector                float32, and types that round differently
 tiles_bf16   the same in bf16: half the bytes, the same numbers             bf16 checkpoints
 amx_bf16     [outputs / 16][inputs / 32][pair of inputs][output][2]         bf16 checkpoints on CPUs with matrix tiles
 tiles_int8   [outputs / 2V][word][2V][inputs of a word], 128 for zero       8 bits
@@ -9,7 +9,7 @@ amx_int8     [outputs / 16][inputs / 64][four inputs][output][4], signed    8 bi
 tiles_int4   [outputs / V][group]{pairs of words, scales, zero points}      4 bits
 groups_int8  [outputs / V][group]{words, scales}, 128 for zero              8 bits in groups
 
-Outputs, and inputs to whole words, groups or blocks, are padded with what multiplies as zero.
+Outputs are padded, and inputs are padded to whole words, groups or blocks, with values that multiply as zero.
 """
 
 from dataclasses import dataclass
@@ -26,18 +26,17 @@ Weight = Tensor | Int8Weight | Int8Groups | Int4Weight
 
 @dataclass(frozen=True)
 class Packed:
-    """`scales`: of each output of 8-bit weights. `group`: inputs that share a scale, which then lies among the data and
-    is of `scale_type`. `order`: [inputs] int32, the input that each column multiplies; None: its own."""
+    """Packed weight of one linear."""
 
     data: Tensor
     form: str
     outputs: int
     inputs: int
-    scales: Tensor | None = None
-    group: int = 0
-    zeros: bool = False
-    scale_type: torch.dtype = torch.float16
-    order: Tensor | None = None
+    scales: Tensor | None = None  # of each output of 8-bit weights
+    group: int = 0  # inputs that share a scale, which is then stored within `data`; 0: none
+    zeros: bool = False  # whether 4-bit weights have zero points
+    scale_type: torch.dtype = torch.float16  # of the scales within `data`
+    order: Tensor | None = None  # [inputs] int32, the input that each column multiplies; default: column i is input i
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +44,7 @@ class Packed:
 
 
 def form_for(weight: Weight, tiling: Tiling) -> str:
-    """The fastest form that keeps every number of the weight."""
+    """Return the fastest form that keeps every number of the weight."""
     match weight:
         case Int8Weight():
             return "amx_int8" if tiling.matrix else "tiles_int8"
@@ -59,7 +58,7 @@ def form_for(weight: Weight, tiling: Tiling) -> str:
 
 
 def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
-    """weight: [outputs, inputs]. `form` None: the best one."""
+    """Pack a weight, [outputs, inputs]. `form` None: the best form for it."""
     form = form or form_for(weight, tiling)
     match weight:
         case Int8Weight():

@@ -1,11 +1,11 @@
-// How keys and values lie in their pages: for each KV head of a block's layer, its keys, and behind those of all heads its
+// Order of keys and values in pages: for each KV head of a block's layer, its keys, and after the keys of all heads the
 // values.
 //
-//     keys    [dim][token]    what a query is multiplied with lies in lanes of one position each, with no transposing
+//     keys    [dim][token]    the keys of different positions are in different lanes, without a transposition
 //     values  [token][dim]    a weight times a row adds to lanes of one output each
 //
-// Pages of 8 bits hold x / scale, with a scale of their own for each key and each value: [token] float behind the bytes.
-// kernels/cpu/pages.py brings pages of the common order into this one.
+// Pages of 8 bits hold x / scale, with a scale for each key and each value: [token] float after the bytes.
+// kernels/cpu/pages.py converts pages from the common order.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,11 @@ template <class T> struct Part {
         const int64_t number = ((block * step.layers + layer) * 2 + value) * step.page_kv_heads + head;
         data = (T*)((char*)step.pages + number * tokens * (dim * int64_t(sizeof(T)) + SCALE));
     }
-    char* scale(int64_t token) const { return (char*)(data + tokens * dim) + token * SCALE; }  // may lie unaligned
+    char* scale(int64_t token) const { return (char*)(data + tokens * dim) + token * SCALE; }  // may be unaligned
 };
 
-// Values that are not finite become 0 in the pages: a later owner of the block reads its stale rest with weight 0, and
-// 0 · NaN would spoil an innocent request.
+// Values that are not finite become 0 in the pages: a later owner of the block reads the rest of its old contents with
+// weight 0, and 0 · NaN would corrupt its result.
 static inline float finite(float x) { return std::isfinite(x) ? x : 0.f; }
 
 template <class T> static void write_page(const float* x, const Part<T>& part, int64_t token, int64_t value) {
@@ -39,7 +39,7 @@ template <class T> static void write_page(const float* x, const Part<T>& part, i
     }
 }
 
-// Rounded to 8 bits by the largest: to the nearest of 255 numbers, ties to even. A vector of nearly nothing is nothing.
+// Rounds to 8 bits, scaled by the largest: to the nearest of 255 numbers, ties to even. A nearly zero vector becomes 0.
 static void write_page(const float* x, const Part<int8_t>& part, int64_t token, int64_t value) {
     float most = 0;
     for (int64_t i = 0; i < part.dim; i++) most = std::max(most, std::fabs(finite(x[i])));

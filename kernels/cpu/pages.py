@@ -1,9 +1,9 @@
-"""Pages as the compiled kernels keep them (pages.h): a KV head's keys as [dim, token], its values as [token, dim].
+"""Pages in the order of the compiled kernels (pages.h): a KV head's keys as [dim, token], its values as [token, dim].
 
-A tensor of them is shaped like any other, [blocks, layers, 2, block_tokens, kv_heads, dim], and has as many bytes; only
-these kernels know what lies where in a plane [block_tokens, kv_heads, dim] of it. Pages of 8 bits are int8, dim + 4
-for each key and each value: x / scale to the nearest whole number, and its scale, largest |x| / 127, as 4 bytes of a
-float32, which lie behind the [dim, token] or [token, dim] of their head.
+The tensor has the usual shape, [blocks, layers, 2, block_tokens, kv_heads, dim], and the usual number of bytes. Only
+these kernels know the order within a plane [block_tokens, kv_heads, dim] of it. Pages of 8 bits are int8 with dim + 4
+bytes for each key and each value: x / scale to the nearest integer, and its scale, largest |x| / 127, as 4 bytes of a
+float32, which follow the [dim, token] or [token, dim] of their head.
 """
 
 import torch
@@ -13,13 +13,13 @@ SCALE_BYTES = 4  # of each key and each value in pages of 8 bits
 
 
 def head_dim(pages: Tensor) -> int:
-    """Of pages in either order."""
+    """Return the head dimension of pages in either order."""
     return int(pages.shape[-1]) - (SCALE_BYTES if pages.dtype == torch.int8 else 0)
 
 
 def arranged(pages: Tensor) -> Tensor:
-    """Pages in the order of their shape → a copy as compiled kernels keep them. Of 8-bit ones each key and each value
-    ends with its scale."""
+    """Copy pages from the order of their shape to the order of the compiled kernels. In 8-bit pages each key and each
+    value ends with its scale."""
     out = torch.empty_like(pages)
     dim = head_dim(pages)
     for value in (0, 1):
@@ -46,14 +46,14 @@ def restored(pages: Tensor) -> Tensor:
 
 
 def eight_bits(pages: Tensor) -> Tensor:
-    """Pages of finite numbers in the order of their shape → the same in 8 bits."""
+    """Quantize pages of finite numbers in the order of their shape to 8 bits."""
     scales = pages.abs().amax(-1, keepdim=True).float() / 127
     whole = torch.where(scales > 0, pages / scales, 0.0).round().clamp(-127, 127)
     return torch.cat((whole.to(torch.int8), scales.contiguous().view(torch.int8)), -1)
 
 
 def widened(pages: Tensor) -> Tensor:
-    """8-bit pages in the order of their shape → the numbers that they stand for, float32."""
+    """Dequantize 8-bit pages in the order of their shape to float32."""
     dim = head_dim(pages)
     scales = pages[..., dim:].contiguous().view(torch.float32)
     return pages[..., :dim].float() * scales

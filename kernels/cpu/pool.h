@@ -1,9 +1,9 @@
-// Threads that run one function together, its work handed out in small pieces from a counter.
+// Team of threads that run one function together. A counter hands out the work in small pieces.
 //
-// A thread that loses its core costs the one piece that it holds, not its half of a layer: the others take the rest. A
-// barrier spins for about as long as falling asleep and waking takes; then it yields, so that a process that wants the
-// core, or a thread of the team without one, gets it; then it sleeps. Where a piece waits for its thread to be given a
-// core again, which takes milliseconds, the others neither use up a quota nor lose their turn by yielding on and on.
+// A thread that loses its core delays only its current piece, not half of a layer: the other threads take the rest. A
+// barrier spins for about as long as falling asleep and waking takes. Then it yields, so that another process, or a
+// thread of the team without a core, can run; then it sleeps. A thread may wait milliseconds for a core in the middle
+// of its piece. While the other threads sleep, they neither use up a CPU quota nor lose priority by repeated yields.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ static inline void pause_cpu() {
 #if defined(__linux__)
 constexpr int MOST_CPUS = 1 << 14;
 
-// How many CPUs the calling thread may use, and letting it use one only; a CPU that is gone leaves it where it was.
+// Number of CPUs that the calling thread may use, and pinning to one of them; a missing CPU changes nothing.
 static inline int allowed_cpus() {
     cpu_set_t* set = CPU_ALLOC(MOST_CPUS);
     const size_t bytes = CPU_ALLOC_SIZE(MOST_CPUS);
@@ -45,7 +45,7 @@ static inline void pin(int) {}
 
 class Team {
   public:
-    // cpus: one for each thread, of which the caller of `run`, the first, is pinned by itself; or null.
+    // cpus: one for each thread, or null. The caller of `run` is the first thread and pins itself.
     explicit Team(int size, const int32_t* cpus = nullptr) : size(size), patient(size <= allowed_cpus()) {
         try {
             for (int id = 1; id < size; id++)
@@ -60,7 +60,7 @@ class Team {
     }
     ~Team() { end(); }
 
-    // Calls work(id) on every thread of the team, the caller being thread 0, and returns when all are done.
+    // Calls work(id) on every thread of the team and returns when all are done. The caller is thread 0.
     template <class Work> void run(Work& work) {
         call = [](void* it, int id) { (*static_cast<Work*>(it))(id); };
         what = &work;
@@ -68,10 +68,10 @@ class Team {
         turn.fetch_add(1, std::memory_order_release);
         if (size > 1) turn.notify_all();
         work(0);
-        wait();  // `work` lives on the caller's stack
+        wait();  // `work` is on the caller's stack
     }
 
-    // The next `step` of `count` pieces in [begin, end); false when there are none left.
+    // Takes the next `step` of `count` pieces, [begin, end). Returns false when all are taken.
     bool take(int64_t count, int64_t step, int64_t& begin, int64_t& end) {
         begin = next.fetch_add(step, std::memory_order_relaxed);
         if (begin >= count) return false;
@@ -79,14 +79,14 @@ class Team {
         return true;
     }
 
-    // All threads of the team come here; then pieces are counted from 0 again.
+    // Barrier for all threads of the team; then pieces are counted from 0 again.
     void wait() {
         if (size == 1) { next.store(0, std::memory_order_relaxed); return; }
         const int now = phase.load(std::memory_order_relaxed);
         if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
             arrived.store(0, std::memory_order_relaxed);
             next.store(0, std::memory_order_relaxed);
-            phase.store(now + 1);  // sequentially consistent: only then is it looked whether anybody sleeps
+            phase.store(now + 1);  // sequentially consistent: must precede the check for sleeping threads
             phase.notify_all();
             return;
         }
@@ -109,7 +109,7 @@ class Team {
     void serve(int id) {
         unsigned seen = 0;
         for (;;) {
-            // A step follows the last one within microseconds in steady decoding: worth a short wait before sleeping.
+            // In steady decoding the next step follows within microseconds, so spin for a short time before sleeping.
             for (int spins = 0; patient && spins < 4000 && turn.load(std::memory_order_acquire) == seen; spins++) pause_cpu();
             turn.wait(seen, std::memory_order_acquire);
             seen++;
@@ -119,7 +119,7 @@ class Team {
         }
     }
 
-    const bool patient;  // every thread can have a CPU: to spin takes none away from the others
+    const bool patient;  // every thread can have its own CPU, so spinning takes none from another
     std::vector<std::thread> threads;
     void (*call)(void*, int) = nullptr;
     void* what = nullptr;

@@ -1,6 +1,6 @@
-// Runs a list of descriptors as one parallel region. Neighbouring operations on rows go together, row by row, with one
-// barrier after them; a linear first packs its rows (an operation on rows), then hands out tiles. The linears of experts
-// do the same, with the pieces of all of them counted as one.
+// Runs a list of descriptors as one parallel region. Adjacent operations on rows run together, row by row, with one
+// barrier after them. A linear first packs its rows (an operation on rows), then hands out tiles. The linears of
+// experts do the same, with a common count of all their pieces.
 #include "program.h"
 
 #include <memory>
@@ -23,7 +23,7 @@ struct Runner {
     std::vector<std::vector<int32_t>> counts = std::vector<std::vector<int32_t>>(scratch.size());  // of tokens, zeros
     std::vector<float> packed, partials;
     std::vector<attention::Plan> plans;
-    bool abandoned = false;  // another rank will not come: what is computed from then on means nothing
+    bool abandoned = false;  // another rank is lost: all later results are invalid
 };
 
 const attention::Plan& plan_of(const Attend& op, const std::vector<attention::Plan>& plans) {
@@ -32,15 +32,15 @@ const attention::Plan& plan_of(const Attend& op, const std::vector<attention::Pl
     return plans[i];
 }
 
-// The most that rows of experts take packed, however the tokens choose. Of each expert that somebody took, the last tile
-// may lack rows, or each panel one; and it starts at a whole line.
+// Maximum size of the packed rows of experts for any choice of experts. For each chosen expert, the last tile or panel
+// may be incomplete, and its rows start at a cache line.
 size_t packed_size(const Experts& op, int64_t tokens) {
     const int64_t pairs = tokens * op.k, taken = std::min(pairs, op.count);
     const size_t row = std::max(packed_size(op.linears[0], 16) / 16, packed_size(op.linears[0], MOST_ROWS4) / MOST_ROWS4) + 1;
     return row * size_t(pairs + pairs / 4 + 16 * taken) + 16 * size_t(taken);
 }
 
-// What a region needs is made before it starts.
+// Allocates everything that a region needs.
 void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
     runner.plans.clear();
     size_t packed = 0, partials = 0;
@@ -62,7 +62,7 @@ void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
 
 float* aligned(std::vector<float>& room) { return (float*)((uintptr_t(room.data()) + 63) / 64 * 64); }
 
-// The linear of one expert over its own rows. y only: x is another row for every pair.
+// The linear of one expert over its own rows. Only y is set: x differs for every pair.
 Linear of_expert(const Experts& op, int64_t expert, const experts::Order& order) {
     Linear linear = op.linears[expert];
     linear.y += order.begin[size_t(expert)] * linear.y_stride;
@@ -109,7 +109,7 @@ void run_linear(const Linear& op, Runner& runner, const Step& step, Scratch& scr
     release_tiles(op, step.tokens);
 }
 
-// Where the rows and the pieces of each expert begin in this linear.
+// Computes where the rows and the pieces of each expert begin in this linear.
 void lay_out(const Experts& op, experts::Order& order, int64_t threads) {
     order.pieces.assign(1, 0), order.room.assign(1, 0);
     for (int64_t e = 0; e < op.count; e++) {
@@ -122,7 +122,7 @@ void lay_out(const Experts& op, experts::Order& order, int64_t threads) {
 
 void run_experts(const Experts& op, Runner& runner, const experts::Order& order, Scratch& scratch) {
     const int64_t pieces = order.pieces.back();
-    // Tiles of few rows go by fours, see few_rows; more at once would leave the last thread too much.
+    // Tiles of few rows are taken four at a time, see few_rows; larger portions would unbalance the threads.
     const int64_t each = std::clamp<int64_t>(pieces / (runner.team.size * 8) / 4 * 4, 1, 8);
     int64_t expert = 0, begin, end;
     while (runner.team.take(pieces, each, begin, end))
@@ -141,7 +141,7 @@ void run_experts(const Experts& op, Runner& runner, const experts::Order& order,
 template <class T> void run_attention(const Attend& op, Runner& runner, const Step& step, Scratch& scratch) {
     const attention::Plan& plan = plan_of(op, runner.plans);
     int64_t begin, end;
-    // The last pieces of a long row read most: they go first.
+    // The last pieces of a long row read the most keys, so they start first.
     const int64_t pieces = int64_t(plan.pieces.size()) * op.kv_heads;
     while (runner.team.take(pieces, 1, begin, end)) {
         const int64_t index = pieces - 1 - begin;
@@ -150,7 +150,7 @@ template <class T> void run_attention(const Attend& op, Runner& runner, const St
     }
 }
 
-// Rows of this rank go to where the others read them; they come back, with theirs, as an operation on rows.
+// Writes this rank's rows to shared memory. A later operation on rows reads the rows of all ranks.
 void run_share(const Share& op, Runner& runner, const Step& step, int id) {
     const int64_t each = std::clamp<int64_t>(step.tokens / (runner.team.size * 4), 1, 16);
     int64_t begin, end;
@@ -161,7 +161,7 @@ void run_share(const Share& op, Runner& runner, const Step& step, int id) {
     runner.team.wait();
 }
 
-// What begins with all rows at once, and goes on row by row.
+// Operations that start with all rows at once and continue row by row.
 bool opens(const Op& op) { return op.kind == ATTEND || op.kind == SHARE; }
 bool multiplies(const Op& op) { return op.kind == LINEAR || op.kind == EXPERTS; }
 bool gathers(const Op& op) { return op.kind == EXPERTS && static_cast<const Experts*>(op.what)->gathered; }
@@ -171,8 +171,9 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
     experts::Order& order = runner.orders[size_t(id)];
     int64_t begin, end;
     for (int64_t first = 0; first < count;) {
-        // Operations on rows up to and with the packing of the next linear; the joining of an attention comes first. What
-        // is gathered for experts is packed by other threads than made it: after a barrier, with all rows' choices known.
+        // Operations on rows up to and including the packing of the next linear; the merge of an attention comes first.
+        // Rows that are gathered for experts are packed by other threads than computed them, so the packing waits for a
+        // barrier, after which all choices are known.
         int64_t last = first;
         while (last < count && !multiplies(ops[last]) && (last == first || !opens(ops[last]))) last++;
         const bool packs = last < count && multiplies(ops[last]) && (last == first || !gathers(ops[last]));
@@ -207,7 +208,7 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
 
 extern "C" {
 
-// Sizes of the structures, for the other side to compare; their number.
+// Sizes of the structures, which Python compares with its own, and their number.
 int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     const int64_t found[] = {sizeof(Embed), sizeof(Norm), sizeof(Add), sizeof(Activate), sizeof(Heads), sizeof(Linear),
                              sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(Share), sizeof(Op),
@@ -217,14 +218,14 @@ int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     return count;
 }
 
-// How weights are tiled: floats of a vector, inputs of a word of 8-bit weights and of 4-bit ones.
+// Tiling of weights: floats of a vector, inputs of a word of 8-bit weights and of 4-bit weights.
 void slipway_tiling(int64_t* width, int64_t* word8, int64_t* word4) {
     *width = W;
     *word8 = WORD8;
     *word4 = WORD4;
 }
 
-// Whether matrix tiles can be used here; asks the kernel for them.
+// Requests permission to use matrix tiles from the operating system, and returns whether they can be used.
 int slipway_has_amx() {
 #ifdef __AMX_BF16__
     return amx::permitted();
@@ -233,7 +234,7 @@ int slipway_has_amx() {
 #endif
 }
 
-// cpus: one for each thread, of which all but the first are pinned here, or null. Null if the system has no more threads.
+// cpus: one for each thread, or null. All threads but the first are pinned here. Returns null if threads cannot start.
 void* slipway_start(int threads, const int32_t* cpus) {
     try {
         return new Runner(threads, cpus);
@@ -243,8 +244,8 @@ void* slipway_start(int threads, const int32_t* cpus) {
 }
 void slipway_stop(void* runner) { delete static_cast<Runner*>(runner); }
 
-// Runs the operations, in order, on all tokens of the step. One call at a time for each runner. 1 where another rank of
-// the model did not come, else 0.
+// Runs the operations, in order, on all tokens of the step. One call at a time for each runner. Returns 1 if another
+// rank of the model is lost, else 0.
 int64_t slipway_run(void* runner, const Op* ops, int64_t count, const Step* step) {
     if (step->tokens == 0) return 0;
     Runner& it = *static_cast<Runner*>(runner);

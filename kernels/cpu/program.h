@@ -1,4 +1,4 @@
-// What a step consists of: a flat list of descriptors, made once when a model is loaded, and the step's own data.
+// Program of a step: a flat list of descriptors, built once when a model is loaded, and the step's own data.
 //
 // kernels/cpu/program.py mirrors these structures; both sides compare their sizes when the library is loaded. Sizes and
 // strides count elements unless named otherwise; all activations are float; strides are between rows (tokens).
@@ -21,7 +21,7 @@ struct Embed {
     float scale;
 };
 
-// Each of `groups` neighbouring pieces of `size` is normed by itself; piece g uses weight + g · weight_stride.
+// Norm of each of `groups` adjacent pieces of `size`; piece g uses weight + g · weight_stride.
 struct Norm {
     const float *x, *weight, *bias;  // bias may be null
     float* y;
@@ -38,8 +38,8 @@ struct Add {
     float alpha;
 };
 
-// y = act(min(x[:inner], limit)) · clamp(x[inner:], -limit, limit), or act(min(x, limit)) where not gated; of each of
-// `groups` neighbouring pieces.
+// y = act(min(x[:inner], limit)) · clamp(x[inner:], -limit, limit), or act(min(x, limit)) without a gate, for each of
+// `groups` adjacent pieces.
 struct Activate {
     const float* x;
     float* y;
@@ -48,7 +48,7 @@ struct Activate {
     float limit;  // infinite where there is none
 };
 
-// Turns q and k by the positions' angles and writes k and v to their pages. qkv: q heads, then k heads, then v heads.
+// Rotates q and k by the positions' angles and writes k and v to their pages. qkv: q heads, then k heads, then v heads.
 struct Heads {
     float* qkv;
     int64_t stride, heads, kv_heads, dim, turned;  // turned: rotary dimensions, 0 without positions
@@ -84,7 +84,7 @@ struct Cap {
     float scale, cap;
 };
 
-// Which `k` of `count` experts a token takes and with which weights, best first: see experts.h.
+// The `k` of `count` experts that a token takes and their weights, best first: see experts.h.
 struct Route {
     const float* logits;  // [tokens][logits_stride]
     int32_t* chosen;      // [tokens][k]
@@ -93,8 +93,8 @@ struct Route {
     int32_t scores;
 };
 
-// One linear for each expert over the rows of the tokens that took it, as the last Route says. Those rows of y lie in
-// order of the experts; of x too, but where it is `gathered` from one row a token.
+// One linear for each expert over the rows of the tokens that the last Route assigned to it. Rows of y are sorted by
+// expert, and so are rows of x, unless they are `gathered` from one row for each token.
 struct Experts {
     const Linear* linears;  // [count], all of one form and size, with the x and y of the whole
     int64_t count, k;
@@ -110,8 +110,9 @@ struct Combine {
 
 struct Meeting;
 
-// Ranks of a model meet (meeting.h): y = Σ x of all of them, total columns; or, where it `joins`, their columns of y one
-// after another, of which rank r has those from total · r / ranks on. y may be x where it is a sum.
+// All-reduce or all-gather of the ranks of a model (meeting.h). Reduce: y = Σ x, with `total` columns. Gather
+// (`joins`): the columns of all ranks one after another; rank r has the columns from total · r / ranks on. y may be x
+// in a reduce.
 struct Share {
     const float* x;
     float* y;

@@ -1,6 +1,6 @@
-"""A list of operations as the compiled kernels read it, and the team of threads that runs it.
+"""Program of a step for the compiled kernels: a list of operations, and the team of threads that runs it.
 
-The structures mirror program.h, where their fields are explained; `Team` compares their sizes when it is made.
+The structures mirror program.h, which documents their fields; the constructor of `Team` compares their sizes.
 """
 
 import ctypes
@@ -135,7 +135,7 @@ class Experts(Structure):
 
 def experts(weights: Sequence[Packed], x: Tensor, y: Tensor, k: int, *, gathered: bool) -> Experts:
     """weights: of each expert, all of one form and size. y: [tokens · k, outputs]; x: [tokens · k, inputs], or [tokens,
-    inputs] where it is `gathered`."""
+    inputs] if it is `gathered`."""
     assert len({(weight.form, weight.outputs, weight.inputs, weight.group, weight.zeros) for weight in weights}) == 1
     linears = (Linear * len(weights))(*(linear(weight, None, x, y) for weight in weights))
     made = Experts(linears=ctypes.addressof(linears), count=len(weights), k=k, gathered=gathered)
@@ -162,7 +162,7 @@ class Share(Structure):
 
 
 def share(meeting: Meeting, x: Tensor, y: Tensor, *, joins: bool) -> Share:
-    """x: [rows, this rank's columns or all]; y: [rows, all columns], of all ranks joined or summed."""
+    """x: [rows, this rank's columns or all]; y: [rows, all columns], of all ranks concatenated or summed."""
     return Share(
         x=x.data_ptr(),
         y=y.data_ptr(),
@@ -217,7 +217,7 @@ MIRRORED = (
 
 
 class Program:
-    """Operations in order. The tensors that their addresses point into live as long as `holds`."""
+    """Operations in order. `holds` keeps the tensors alive that the operations' addresses point to."""
 
     def __init__(self, ops: Sequence[Op], holds: Sequence[Tensor]) -> None:
         self.ops, self.holds = tuple(ops), tuple(holds)
@@ -225,7 +225,7 @@ class Program:
 
 
 class StepData:
-    """A step's own tensors: all contiguous and on the CPU; counts and positions int64; pages: see pages.py."""
+    """Tensors of one step, contiguous and on the CPU. Counts and positions are int64; pages: see pages.py."""
 
     def __init__(
         self,
@@ -282,21 +282,21 @@ class Team:
             raise OSError(f"{threads} threads cannot be started: a limit of processes or of memory is reached")
 
     def run(self, program: Program, step: StepData) -> None:
-        """Raises Abandoned where another rank of the model is gone."""
+        """Run the program. Raise Abandoned if another rank of the model is lost."""
         if self._library.slipway_run(self._runner, program.array, len(program.ops), ctypes.byref(step.struct)):
             raise Abandoned("another rank of the model is gone")
 
     def call(self, function: str, *arguments: Tensor | int | None) -> None:
-        """A function of the library on rows of logits, see SAMPLING. Tensors are contiguous, but for the rows of those
-        whose stride is an argument."""
+        """Call a function of the library on rows of logits, see SAMPLING. Tensors must be contiguous, except for the
+        rows of tensors whose stride is an argument."""
         getattr(self._library, f"slipway_{function}")(
             self._runner, *(one.data_ptr() if isinstance(one, Tensor) else one for one in arguments)
         )
 
     def best(self, logits: Tensor, rows: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Of these rows of logits [.., vocab] float32: the token with the largest logit, or, with keys [rows, 2] int32,
-        logit + noise (see engine/sampling/noise.py), int64, and that sum, float32. The first of equals; NaN is larger
-        than all."""
+        """Return for each of these rows of logits [.., vocab] float32 the token with the largest logit, int64, and that
+        logit, float32. With keys, [rows, 2] int32, logit + noise decides (see engine/sampling/noise.py) and is
+        returned. The first of equals; NaN is larger than all numbers."""
         tokens, scores = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
         rows = rows.to(torch.int64).contiguous()
         keys = None if keys is None else keys.to(torch.int32).contiguous()
@@ -307,9 +307,10 @@ class Team:
     def best_of_cut(
         self, logits: Tensor, rows: Tensor, keys: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same with noise, among the tokens that min_p, then top_k, then top_p leave (0, 0 and 1 cut nothing): each
-        [rows]. A score that is not finite: a logit is NaN, or no token is possible. Then where the cuts end, floor
-        float32 and last int64: kept are logits above the floor, and of those equal to it the tokens up to `last`."""
+        """Draw with noise among the tokens that min_p, then top_k, then top_p keep (0, 0 and 1 cut nothing). Return
+        tokens and scores as `best` does, and where the cuts end, floor float32 and last int64: the kept tokens have a
+        logit above the floor, or equal to it and an id up to `last`. All are [rows]. A score is not finite if a logit
+        is NaN or no token is possible."""
         tokens, scores = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
         floors, lasts = torch.empty_like(scores), torch.empty_like(tokens)
         rows, keys = rows.to(torch.int64).contiguous(), keys.to(torch.int32).contiguous()
@@ -329,10 +330,10 @@ class Team:
         at: Tensor | None = None,
         kept: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """logits: [.., vocab] float32, of which the rows `at` are looked at (None: all); chosen: [rows] int64, one
-        token of each → its log probability [rows] float32, its rank [rows] int64, and the `count` most likely tokens
-        [rows, count] int64 with theirs, float32, descending, equal ones by id. kept: a divisor for each row, and the
-        floor and last of `best_of_cut`, outside of which logits / divisor are impossible."""
+        """Return log probabilities of the rows `at` (None: all) of logits, [.., vocab] float32. chosen: [rows] int64,
+        one token of each row → its log probability [rows] float32, its rank [rows] int64, and the `count` most likely
+        tokens [rows, count] int64 and their log probabilities, float32, descending, equal ones by id. kept: a divisor
+        for each row, and the floor and last of `best_of_cut`; logits / divisor outside of them are impossible."""
         at = torch.arange(len(logits)) if at is None else at.to(torch.int64).contiguous()
         rows, chosen = len(at), chosen.to(torch.int64).contiguous()
         own, ranks = torch.empty(rows), torch.empty(rows, dtype=torch.int64)

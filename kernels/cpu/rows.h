@@ -18,7 +18,7 @@ static void embed_row(const Embed& op, int64_t token, const Step& step) {
     else embed_row<fp16>(op, id, out);
 }
 
-// Σ f(x): in W lanes, then the rest, so that the order depends on the size alone.
+// Σ f(x): in W lanes, then the rest. The order depends on the size alone.
 template <class F> static inline float total(const float* x, int64_t size, F f) {
     vf lanes[4] = {};
     int64_t i = 0;
@@ -67,7 +67,7 @@ template <int ACT> static inline vf act(vf x) {
     return x > 0.f ? x : x != x ? x : vf{};
 }
 
-// Without a limit it is infinite; what is no number stays so.
+// limit is infinite if there is none. NaN stays NaN.
 static inline vf below(vf x, vf limit) { return x > limit ? limit : x; }
 static inline vf within(vf x, vf limit) { return below(x < -limit ? -limit : x, limit); }
 
@@ -98,7 +98,7 @@ static void activate_row(const Activate& op, int64_t token) {
     }
 }
 
-// cos and sin are as long as the turned part; sin carries the sign of its place in the pair (kernels/rope.py).
+// cos and sin have the length of the rotated part; sin includes the sign for its place in the pair (kernels/rope.py).
 static void turn(float* x, int64_t dim, const float* cos, const float* sin, bool interleaved) {
     if (interleaved) {
         for (int64_t i = 0; i < dim; i += 2) {

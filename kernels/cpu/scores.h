@@ -1,5 +1,5 @@
-// Log probabilities of a row for those who ask: of one token, its rank, and of the most likely ones. All come from one
-// largest logit and one sum, so a token has the same number wherever it appears.
+// Log probabilities of a row: of one token, with its rank, and of the most likely tokens. All use the same largest
+// logit and the same sum, so a token has the same log probability in every place.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ static Found row(const float* logits, int64_t vocab, int64_t token, int64_t coun
     for (int i = 0; i < W; i++) above += counts[i];
     for (; at < vocab; at++) above += logits[at] > own;
 
-    // The best so far as a heap whose top is the worst of them.
+    // The best tokens so far, as a heap with the worst of them at the top.
     typedef std::pair<float, int64_t> Entry;
     auto better = [](const Entry& a, const Entry& b) {
         return a.first != b.first ? a.first > b.first : a.second < b.second;

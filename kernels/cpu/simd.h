@@ -1,7 +1,7 @@
-// One source for every instruction set: vectors of the compiler's own vector extension, as wide as the target's registers.
+// One source for every instruction set, with the compiler's vector extension: vectors are as wide as the registers.
 //
-// Lanes never meet in a product's sum: a lane is one output, and what it adds up it adds in the order of the inputs. So a
-// row's result is the same bit for bit whatever stands beside it, and the same code serves SSE, NEON, AVX2 and AVX-512.
+// A sum never crosses lanes: a lane is one output, and it adds its products in the order of the inputs. A row's result
+// is therefore the same bit for bit whatever the other rows are, and the same code serves SSE, NEON, AVX2 and AVX-512.
 #pragma once
 
 #include <cmath>
@@ -32,7 +32,7 @@ typedef uint8_t vb __attribute__((vector_size(W)));
 typedef uint8_t vb_any __attribute__((vector_size(W), aligned(1), may_alias));
 typedef uint16_t vh_any __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
-// Loops over registers: all of their turns are written out.
+// For loops over registers, which must be unrolled completely.
 #define UNROLL _Pragma("GCC unroll 16")
 
 struct bf16 { uint16_t bits; };
@@ -74,7 +74,7 @@ static inline void store(float* p, vf x) { *(vf_any*)p = x; }
 static inline vi load(const int32_t* p) { vi x; std::memcpy(&x, p, sizeof(x)); return x; }
 static inline void store(int32_t* p, vi x) { std::memcpy(p, &x, sizeof(x)); }
 static inline vi load(const uint8_t* p) { return __builtin_convertvector(*(const vb_any*)p, vi); }
-static inline vf load(const int8_t* p) {  // what the compiler makes of a conversion goes byte by byte
+static inline vf load(const int8_t* p) {  // the compiler's own conversion works byte by byte
 #if defined(__AVX512F__)
     return (vf)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)p)));
 #elif defined(__AVX2__)
@@ -87,7 +87,7 @@ static inline vf load(const int8_t* p) {  // what the compiler makes of a conver
 }
 static inline vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
-// To nearest, ties to even, as torch casts.
+// Rounds to nearest, ties to even, as torch does.
 static inline void narrow(float x, float* out) { *out = x; }
 static inline void narrow(float x, bf16* out) {
     uint32_t bits = float_to_bits(x);
@@ -141,7 +141,7 @@ static inline vf exp(vf x) {
 }
 
 static inline vf tanh(vf x) {
-    // Near 0 the quotient would lose digits: an odd series serves there.
+    // Near 0 the quotient would lose digits, so an odd series replaces it.
     vf square = x * x;
     vf series = x + x * square * (-0.333333333f + square * (0.133333333f + square * -0.0539682540f));
     vf size = x < 0.f ? -x : x;

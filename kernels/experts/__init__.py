@@ -1,1 +1,1 @@
-"""Mixtures of experts: which experts a token takes, their matrix products, and the weighted sum of what they give."""
+"""Mixtures of experts: the choice of experts for each token, their matrix products, and the weighted sum."""

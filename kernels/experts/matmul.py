@@ -1,13 +1,13 @@
 """Products of routed rows by the matrices of their experts: y[p] = W[expert of p] x[p // each].
 
-p is a pair of a token and an expert (work.py). With `each` pairs to a row of x these are its tokens, up to which all
-experts project; with 1 they are the pairs themselves, which are projected down. The matrices of a layer's experts lie
-one behind another, and only those of tiles that there are get read, each once a tile.
+p is a pair of a token and an expert (work.py). With `each` pairs to a row of x, the rows are tokens, as in the up
+projection; with `each` = 1 the rows are the pairs themselves, as in the down projection. The matrices of a layer's
+experts are stored one after another. Only matrices of experts that have a tile are read, once for each tile.
 
-A tile's outputs stand where a matrix instruction has its rows and the pairs where it has its columns, of which it may
-have few: a step of one token multiplies by 16 columns of which one is real, which costs less than reading the weights.
-Inputs are added up in order, STEP at a time, in tiles of any size, and by the same instruction, of which only the
-number of columns changes: a pair's sums do not depend on the pairs beside it.
+The outputs of a tile take the rows of a matrix instruction and the pairs its columns, because few columns are cheap: a
+step of one token multiplies by 16 columns, one of them real, which costs less than reading the weights. Inputs are
+added up in order, STEP at a time, by the same instruction for every size of tile; only its number of columns changes.
+The sums of a pair therefore do not depend on the other pairs.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ STEP = 64  # inputs at a time
 
 
 def _reference(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, each: int, rows: int) -> Tensor:
-    """x: [tokens or pairs, inputs]; weight: [experts, outputs, inputs] of x's type, contiguous; pairs, tiles: of
-    expert_work with tiles of so many rows → [pairs, outputs] of x's type."""
+    """x: [tokens or pairs, inputs]; weight: [experts, outputs, inputs] of x's type, contiguous; pairs, tiles: from
+    expert_work with tiles of `rows` rows → [pairs, outputs] of x's type."""
     y = torch.empty((pairs.shape[0], weight.shape[1]), dtype=x.dtype, device=x.device)
     for expert, first, end in tiles.tolist():
         own = pairs[first:end].long()
@@ -78,9 +78,9 @@ def expert_matmul_kernel(
 
 
 def _default(rows: int, outputs: int, row_bytes: int, element_bytes: int) -> dict[str, int]:
-    """Few rows wait for memory: many programs, each with much on its way. Many rows wait for the matrix units, which
-    want large tiles; there is no room for those where numbers have 4 bytes, or come through registers, as they do where
-    rows do not begin at multiples of 16 bytes."""
+    """Return settings by the number of rows. With few rows the kernel waits for memory: many programs, each with many
+    loads in flight. With many rows it waits for the matrix units, which need large tiles. Large tiles do not fit if
+    numbers have 4 bytes, or if loads pass through registers, as with rows that are not aligned to 16 bytes."""
     if element_bytes == 4 or row_bytes % 16:
         return {"columns": 32, "warps": 4 if rows < 128 else 8, "stages": 2}
     if rows == 16:
@@ -132,7 +132,7 @@ def _inputs(
     down: bool = False,
     only: int | None = None,
 ) -> Args:
-    """down: a row of x for each pair. only: an expert that every token takes. rows: of a tile, if not as served."""
+    """down: a row of x for each pair. only: an expert that every token takes. rows: of a tile (default: as served)."""
     numbers = drawn_numbers(make, tokens, count, chosen, only)
     rows = rows or tile_rows(tokens, chosen, count)
     pairs, tiles = (empty_work if make.meta else EXPERT_WORK.reference)(numbers, count, rows)
@@ -152,8 +152,8 @@ def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], t
 
 
 def _traffic(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, each: int, rows: int) -> int:
-    """The weights of experts that some pair takes; where tiles have no numbers (meta), of as many as even draws would
-    take."""
+    """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
+    experts."""
     count, outputs, _ = weight.shape
     if tiles.device.type == "meta":
         used = count * (1 - (1 - 1 / count) ** len(pairs))
@@ -197,7 +197,7 @@ EXPERT_MATMUL = Op(
     flops=lambda x, weight, pairs, *rest: 2 * len(pairs) * weight.shape[1] * weight.shape[2],
     alone=_alone,
     strided=(0,),
-    # Fewer columns would go through another matrix instruction, and then the sums of tiles of several sizes may differ.
+    # Fewer columns would use another matrix instruction, and sums of tiles of different sizes might then differ.
     tunable={"columns": (64, 128, 256), "warps": (4, 8), "stages": (2, 3, 4, 6)},
     near=("outputs", "inputs"),
 )

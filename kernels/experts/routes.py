@@ -1,11 +1,11 @@
-"""Which experts each token takes and with what weights: those of the largest logits, the lowest numbers among equals.
+"""Choice and weights of each token's experts: the largest logits win, and the lowest number among equal logits.
 
     softmax          w_e = exp(l_e - L) / Σ over all experts of exp(l - L)
     softmax_chosen   w_e = exp(l_e - L) / Σ over the chosen ones of exp(l - L)
 
-L is the largest logit; all is computed in fp32. NaN is above all numbers, and makes weights NaN; the numbers are
-experts that there are, each once, whatever the logits. Nothing is sorted: a program takes the largest key that is left,
-as often as experts are chosen. Source: transformers modeling_qwen3_moe.py, modeling_mixtral.py.
+L is the largest logit; all is computed in fp32. NaN ranks above all numbers, and makes the weights NaN. The numbers are
+always valid and distinct experts, whatever the logits. The kernel does not sort: a program takes the largest remaining
+key, once for each chosen expert. Source: transformers modeling_qwen3_moe.py, modeling_mixtral.py.
 """
 
 from typing import Literal
@@ -31,8 +31,8 @@ def route(logits: Tensor, chosen: int, scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def _reference(logits: Tensor, count: int, chosen: int, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
-    """logits: [tokens, count or more] fp32, those of the experts first → numbers int32, weights fp32, best first, and
-    int32 which of these, from 0, has the lowest number, the next one …: [tokens, chosen] each."""
+    """logits: [tokens, count or more] fp32, experts in the first `count` columns → numbers int32 and weights fp32, best
+    first, and order int32, the places in `numbers` in ascending order of the expert's number: [tokens, chosen] each."""
     numbers, weights = route(logits[:, :count], chosen, scores)
     return numbers.int(), weights, numbers.argsort(1).int()
 
@@ -50,7 +50,7 @@ def expert_routes_kernel(
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """One program a token. Key and number of an expert are one whole number, so that no two are equal."""
+    """One program for each token. Key and number of an expert form one integer, so that no two are equal."""
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     real = expert < COUNT
@@ -117,8 +117,8 @@ def _inputs(
     step: float = 0.0,
     odd: bool = False,
 ) -> Args:
-    """more: logits behind those of the experts. step: logits are multiples of it, so that many are equal, and zeros of
-    both signs. odd: some are infinite and some no numbers."""
+    """more: number of logits after the logits of the experts. step: logits are multiples of it, so that many are equal,
+    and zeros of both signs. odd: some logits are infinite and some NaN."""
     logits = make.normal(tokens, count + more, dtype=torch.float32, scale=2.0)
     if step:
         logits = (logits / step).round() * step

@@ -1,4 +1,4 @@
-"""What a token's experts give, added up with their weights, and the shared expert's part.
+"""Weighted sum of the outputs of a token's experts, plus the output of the shared expert.
 
     y = Σ_e w_e · y_e (+ sigmoid(s) · shared, or + shared where it has no gate)
 
@@ -24,9 +24,9 @@ def _reference(
     gate: int = 0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """y: [tokens · chosen, size], the experts of each token best first; weights fp32, order int32: [tokens, chosen], of
-    expert_routes; shared: [tokens, size] of y's type; logits: [tokens, ..] fp32, of which column `gate` is the shared
-    expert's → [tokens, size] of `dtype` (default: y's)."""
+    """y: [tokens · chosen, size], the experts of each token best first; weights fp32, order int32: [tokens, chosen],
+    from expert_routes; shared: [tokens, size] of y's type; logits: [tokens, ..] fp32, with the logit of the shared
+    expert in column `gate` → [tokens, size] of `dtype` (default: y's)."""
     tokens, chosen = weights.shape
     given = y.view(tokens, chosen, y.shape[1]).float() * weights[:, :, None]
     total = torch.zeros((tokens, y.shape[1]), dtype=torch.float32, device=y.device)
@@ -118,8 +118,8 @@ def _inputs(
     dtype: torch.dtype | None = None,
     steep: bool = False,
 ) -> Args:
-    """gate: the column of the shared expert's. steep: the first and the last expert cancel, and between them the others
-    vanish: every order gives another sum."""
+    """gate: the column of the shared expert's logit. steep: the first and the last expert cancel, and the others vanish
+    between them, so that every order gives a different sum."""
     weights = make.normal(tokens, chosen, dtype=torch.float32)
     order = make.normal(tokens, chosen, dtype=torch.float32).argsort(1).int()
     own = make.normal(tokens, size) if shared else None

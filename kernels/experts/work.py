@@ -1,9 +1,9 @@
-"""Which tokens each expert computes in one step, as tiles that the products of all experts take one by one.
+"""Tokens that each expert computes in one step, as a list of tiles that the programs of all experts take one by one.
 
-A pair is a token and an expert that it takes: number token · chosen + rank. Pairs are put in order of the experts, and
-of the tokens within one; each expert's are cut into tiles of `rows`, of which only its last one may be shorter. How
-many tiles there can be depends on the number of tokens alone: so the list is made without waiting for the device, and a
-step with it can be captured. It serves both products of a layer. Which tile a pair is in changes none of its numbers.
+A pair is a token and one of its experts: number token · chosen + rank. Pairs are sorted by expert, and by token within
+an expert. The pairs of each expert are cut into tiles of `rows`; only the last tile may be shorter. The maximum number
+of tiles depends on the number of tokens alone, so the list is built without waiting for the device, and a step with it
+can be captured. One list serves both products of a layer. The tile of a pair does not affect its result.
 """
 
 import torch
@@ -12,23 +12,23 @@ from torch import Tensor
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
-FIELDS = 3  # of a tile
+FIELDS = 3  # numbers for each tile
 COUNTED = 2048  # pairs that are counted at once
-BINS = 128  # of a histogram, at least: one for each thread
-# Rows of a tile, by the pairs that an expert has on average at most. An expert's weights are read once for each of its
-# tiles, so most should have one; rows beyond its pairs cost little up to what a device multiplies by while it reads the
-# next weights: 125 rows at 600 TFLOP/s and 4.8 TB/s.
+BINS = 128  # minimum size of a histogram: one bin for each thread
+# Rows of a tile, by the maximum average number of pairs of an expert. An expert's weights are read once for each of its
+# tiles, so most experts should have one. Rows without a pair cost little up to the number of rows that a device
+# multiplies while it reads the next weights: 125 rows at 600 TFLOP/s and 4.8 TB/s.
 TILES = ((8, 16), (64, 64))
 MOST_ROWS = 128
 
 
 def tile_rows(tokens: int, chosen: int, count: int) -> int:
-    """Rows of the tiles of a step of so many tokens."""
+    """Return the number of rows of a tile for a step with this number of tokens."""
     return next((rows for pairs, rows in TILES if tokens * chosen <= pairs * count), MOST_ROWS)
 
 
 def most_tiles(pairs: int, count: int, rows: int) -> int:
-    """That there can be: one for each expert with a pair, one more for each `rows` pairs beyond these."""
+    """Return the maximum number of tiles: one for each expert with a pair, one more for each `rows` further pairs."""
     used = min(pairs, count)
     return used + (pairs - used) // rows
 
@@ -69,7 +69,7 @@ def expert_work_kernel(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program writes the pairs and the tiles of one expert, after it has counted those of all."""
+    """One program for each expert: counts the pairs of all experts, then writes its expert's pairs and tiles."""
     own = tl.program_id(0)
     expert = tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)
@@ -121,7 +121,7 @@ def _triton(numbers: Tensor, count: int, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def drawn_numbers(make: Make, tokens: int, count: int, chosen: int, only: int | None = None) -> Tensor:
-    """Experts of each token, no two alike. only: the first of them for every token."""
+    """Draw distinct experts for each token. only: the first expert of every token."""
     weights = make.normal(tokens, count, dtype=torch.float32)
     if only is not None and not make.meta:
         weights[:, only] = torch.inf

@@ -1,7 +1,7 @@
-"""The last token of a banned word becomes impossible where the reply ends with the word's other tokens.
+"""Forbid the last token of a banned word if the reply ends with the word's other tokens.
 
-Known tokens are read from the device's table, as the host does not know the latest ones yet. The prompt does not count:
-a word that only its end and the prompt make is not the reply's.
+Known tokens are read from the device's table, because the host does not know the latest ones yet. The prompt does not
+count: a word that begins in the prompt is not banned.
 """
 
 import torch
@@ -23,8 +23,8 @@ def _reference(
     prefixes: Tensor,
 ) -> Tensor:
     """logits: [rows, vocab] fp32; slot, lengths: [rows] int32; tokens: [slots, width] int32; prompt_tokens: [slots]
-    int32; of each word: rows, lasts: [words] int32, its row and last token; prefixes: [words, longest] int32, the other
-    tokens, right-aligned, -1 in front → logits, changed in place."""
+    int32; rows, lasts: [words] int32, row and last token of each word; prefixes: [words, longest] int32, its other
+    tokens, padded with -1 at the start → logits, changed in place."""
     row, longest = rows.long(), prefixes.shape[1]
     line = slot[row].long()
     places = lengths[row].long()[:, None] - longest + torch.arange(longest, device=logits.device)
@@ -92,7 +92,7 @@ def _triton(
 
 
 def _inputs(make: Make, rows: int, words: int, longest: int, vocab: int, width: int) -> Args:
-    """Of few different tokens, so that many words are complete, with prompts that end within some of them."""
+    """Sequences of few different tokens, so that many words are complete, with prompts that end within some of them."""
     slots = rows + 2
     tokens = make.integers(0, 2, slots, width)
     lengths = make.integers(0, width, rows)

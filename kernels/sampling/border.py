@@ -1,8 +1,8 @@
 """The exact border of a row among its candidates: key and id of the last token that min_p, top_k and top_p keep.
 
-Candidates lie in any order; what is counted and weighed are whole numbers, so the order does not matter. A search looks
-at eight keys at once: their range falls to a ninth in each turn, and takes few turns where the bracket is narrow. If
-there was no place for all of a bracket's tokens, the candidates are the row's own logits.
+Candidates come in any order. Counts and masses are integers, so the order does not matter. A search tests eight keys at
+once: each iteration reduces their range to a ninth, and a narrow bracket takes few iterations. If the tokens of a
+bracket exceed the capacity, the candidates are the row's own logits.
 """
 
 from kernels.jit import jit, tl
@@ -12,7 +12,7 @@ from kernels.sampling.float_order import key_value, order_key
 
 @jit
 def candidates(logits, values, tokens, at, keep, is_row, t):
-    """s and id of some candidates, or of some of a whole row's logits."""
+    """Load s and id of some candidates, or of some logits of a whole row."""
     token = at
     if is_row:
         s = scaled(tl.load(logits + at, keep, float("-inf")).to(tl.float32), t)
@@ -40,9 +40,9 @@ def _search(
     TIES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The largest key at or above which the candidates' amount (mass, or their number) reaches the target, with the
-    amount above that key and the amount at or above it. Known: at `start` it does, with this amount; at `end` not.
-    TIES: of candidates whose key is `tied`, by falling ids."""
+    """Find the largest key at or above which the candidates' amount (mass or number) reaches the target. Return it with
+    the amount above that key and the amount at or above it. At `start` the target is reached, with the given amount; at
+    `end` it is not. TIES: search candidates whose key is `tied`, by descending ids."""
     pivot = tl.arange(0, 8)
     above = tl.full((), 0, tl.int64)
     while end - start > 1:
@@ -86,8 +86,8 @@ def border_of(
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Key and id of the last candidate that is kept. Kept already are count_high tokens of mass_high, at or above
-    `high`; if none of the candidates is, the border is there."""
+    """Return key and id of the last kept candidate. count_high tokens of mass_high, at or above `high`, are already
+    kept; if no candidate is kept, the border is at `high`."""
     lowest = order_key(least_kept(peak, log_min_p)).to(tl.int64)
     tau, end = order_key(high).to(tl.int64), order_key(peak).to(tl.int64) + 1
     count, mass = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
@@ -101,7 +101,7 @@ def border_of(
         count += tl.sum(passes.to(tl.int64), 0)
         mass += tl.sum(tl.where(passes, mass_of(s, peak), 0), 0)
         tau = tl.minimum(tau, tl.min(tl.where(passes, key, nothing), 0))
-    room = tl.full((), 1 << 62, tl.int64)  # how many of the candidates equal to the last one are kept
+    room = tl.full((), 1 << 62, tl.int64)  # number of kept candidates among those equal to the last one
     tied = tl.full((), 0, tl.int64)
     left = mass
     if (k > 0) & (count_high + count > k):

@@ -1,4 +1,4 @@
-"""Logits scaled and soft-capped: y = a · x, then c · tanh(y / c) where there is a cap c (Gemma 2, arXiv:2408.00118).
+"""Scale and soft-cap logits: y = a · x, then c · tanh(y / c) if there is a cap c (Gemma 2, arXiv:2408.00118).
 
 tanh(z) is 1 - 2 / (exp(2z) + 1), and near 0, where that cancels, z - z³/3 + 2z⁵/15 - 17z⁷/315 + 62z⁹/2835.
 """

@@ -1,8 +1,8 @@
 """Sampling parameters on the device, by slot of the request table: written when a request enters, read by every step.
 
-They lie in one int32 tensor of a line a field, so that a step stages the values of its new requests in one upload; the
-lines of fractions hold their bits. Numbers of 64 bits take two lines: the seed, and what float64 decides on, the mass
-that top_p asks for and the border of min_p.
+One int32 tensor stores them, with a line for each field, so that a step stages the values of its new requests in one
+upload. The lines of floats contain their bits. 64-bit numbers take two lines: the seed, and the float64 values of top_p
+and log(min_p).
 """
 
 from dataclasses import dataclass, fields
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DeviceColumns:
-    """One element a slot. temperature 0 is greedy; top_k 0, top_p 1 and log_min_p -inf are off."""
+    """One element for each slot. temperature 0 is greedy; top_k 0, top_p 1 and log_min_p -inf are off."""
 
     temperature: Tensor  # fp32, 0 or at least 0.01
     top_k: Tensor  # int32, below the vocabulary
@@ -30,7 +30,7 @@ class DeviceColumns:
 
     @classmethod
     def of(cls, table: Tensor) -> "DeviceColumns":
-        """table: [FIELDS, slots] int32, which the columns are views of."""
+        """Return the columns as views of a table, [FIELDS, slots] int32."""
         lines = zip(fields(cls), table, strict=True)
         return cls(*(line.view(torch.float32) if field.name in FRACTIONS else line for field, line in lines))
 
@@ -40,11 +40,11 @@ FIELDS = tuple(field.name for field in fields(DeviceColumns))
 
 
 def words(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of 64 bits as two int32 words, the lower first."""
+    """Split 64-bit numbers into two int32 words, the lower first."""
     low, high = values.contiguous().view(torch.int32).view(-1, 2).unbind(1)
     return low.contiguous(), high.contiguous()
 
 
 def joined(low: Tensor, high: Tensor) -> Tensor:
-    """The float64 of such words."""
+    """Join two int32 words to a float64."""
     return torch.stack((low, high), 1).view(torch.float64)[:, 0]

@@ -1,7 +1,7 @@
-"""What the kernels that cut a row's tokens agree on: the order and the weights of tokens, and the border of min_p.
+"""Definitions that the truncation kernels share: the order and the weights of tokens, and the threshold of min_p.
 
-s = logit / temperature; the mass of a token is exp(s - largest s) in units of 2^-40: whole numbers, so that a sum does
-not depend on its order.
+s = logit / temperature. The mass of a token is exp(s - largest s) in units of 2^-40, an integer, so that a sum does not
+depend on its order.
 """
 
 from kernels.jit import jit, tl
@@ -10,7 +10,7 @@ from kernels.sampling.float_order import key_value, order_key
 
 @jit
 def float64_at(low, high, at):
-    """A float64 of which two int32 words lie in two lines."""
+    """Load a float64 whose two int32 words are in two lines."""
     lower = tl.load(low + at).to(tl.int64) & 0xFFFFFFFF
     return (lower | (tl.load(high + at).to(tl.int64) << 32)).to(tl.float64, bitcast=True)
 
@@ -22,7 +22,7 @@ def is_cut(temperature, top_k, top_p, log_min_p):
 
 @jit
 def scaled(x, temperature):
-    """s of fp32 logits: the division is exact, as equal s are told apart by their ids."""
+    """Return s for fp32 logits. The division is exact, because tokens with equal s are ordered by their ids."""
     if temperature != 1.0:
         x = tl.div_rn(x, temperature)
     return x
@@ -30,13 +30,13 @@ def scaled(x, temperature):
 
 @jit
 def mass_of(s, peak):
-    """int64 in units of 2^-40."""
+    """Return the mass as int64 in units of 2^-40."""
     return (tl.exp2((s - peak) * 1.4426950408889634) * 1099511627776.0).to(tl.int64)
 
 
 @jit
 def least_kept(peak, log_min_p):
-    """The least fp32 that is not below peak + log_min_p (float64)."""
+    """Return the smallest fp32 that is not below peak + log_min_p (float64)."""
     exact = peak.to(tl.float64) + log_min_p
     rounded = exact.to(tl.float32)
     return tl.where(rounded.to(tl.float64) < exact, key_value(order_key(rounded) + 1), rounded)

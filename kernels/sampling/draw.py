@@ -1,5 +1,5 @@
-"""The pass over all logits in which tokens are drawn: the best score of each tile of a row among tokens that are surely
-kept, and the tokens of which that is not known yet (see kernels/sampling/sample.py)."""
+"""The pass over all logits that draws tokens. It finds the best score of each tile of a row among tokens that are
+certainly kept, and writes down the tokens that may be kept (see kernels/sampling/sample.py)."""
 
 from kernels.jit import jit, tl
 from kernels.sampling.cuts import float64_at, scaled
@@ -25,8 +25,8 @@ def _collect(
     STRIP: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Writes down s and id of a tile's tokens from `start` to below `end` (of logits as they are where the bracket is
-    narrow), in strips, at the places from `at` on, forward or (step -1) backward."""
+    """Write down s and id of a tile's tokens from `start` to below `end` (compared to logits if the bracket is narrow,
+    else to s), in strips, at the places from `at` on, forward or (step -1) backward."""
     for strip in range(0, TILE, STRIP):
         token = tile * TILE + strip + tl.arange(0, STRIP)
         x = tl.load(logits + token, token < VOCAB, float("-inf")).to(tl.float32)
@@ -46,10 +46,11 @@ def _collect(
 def _noisy_best(
     logits, t, border, reached, low, high, tile, VOCAB: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr
 ):
-    """Key and id of the best token of a tile whose s is at or above the border, if it is the best of the row so far
-    (`reached`). Two logarithms a token cost several times what its logit does, so first it is asked what it takes to
-    come that far: noise is at most 22.2, and -log(-log(1 - u)) > x needs u < exp(-x). Mostly no token of a strip has
-    that, and what is skipped cannot be the best: the result is the same whatever was reached when."""
+    """Return key and id of the best token of a tile whose s is at or above the border, if it is the best of the row so
+    far (`reached`). The noise of a token takes two logarithms, which cost several times as much as reading its logit,
+    so a cheap bound comes first: noise is at most 22.2, and -log(-log(1 - u)) > x requires u < exp(-x). Usually no
+    token of a strip passes it. A token that fails it cannot be the best, so the result does not depend on the order of
+    tiles."""
     before = tl.load(reached, volatile=True)
     best, where = before, tl.full((), 0x7FFFFFFF, tl.int32)
     for strip in range(0, TILE, STRIP):
@@ -111,10 +112,10 @@ def draw_kernel(
     STRIP: tl.constexpr,
     CUTS: tl.constexpr,
 ):
-    """One program for each tile of a row. values, tokens: [rows, CAPACITY], of tokens in the bracket from the front
-    and, where there is place for all, of those above it from the back; else best, first: [rows, TILES] are of the best
-    of these. border: [rows], the bracket's upper end; above: [rows, 2], count and mass from there."""
-    # from the last tile to the first: what the sketch read last is still in the cache
+    """One program for each tile of a row. values, tokens: [rows, CAPACITY], tokens in the bracket from the front and,
+    if all fit, tokens above it from the back; otherwise best, first: [rows, TILES] are the best of the tokens above it.
+    border: [rows], the bracket's upper end; above: [rows, 2], count and mass at or above it."""
+    # From the last tile to the first: the sketch read the last tiles most recently, so they are in the cache.
     row, tile = tl.program_id(0), TILES - 1 - tl.program_id(1)
     line = tl.load(slot + row)
     t = tl.load(temperature + line)
@@ -128,7 +129,7 @@ def draw_kernel(
         if (of == 1) | (of == 2):
             token = tile * TILE + tl.arange(0, TILE)
             s = tl.load(own + token, token < VOCAB, float("-inf")).to(tl.float32)
-            if of == 1:  # a narrow bracket is of logits as they are
+            if of == 1:  # a narrow bracket is a range of logits
                 start, end = tl.load(low + row), float("inf")
                 high_count = tl.full((), 0, tl.int32)
             else:
@@ -145,7 +146,7 @@ def draw_kernel(
                     tl.store(above + row * 2, count_end)
                     tl.store(above + row * 2 + 1, mass_end)
                 high_count = tl.sum((s >= end).to(tl.int32), 0)
-                if count_start > CAPACITY:  # there is no place for those that are surely kept
+                if count_start > CAPACITY:  # tokens that are certainly kept would not fit
                     sure = high_count
                     high_count = 0
             some, theirs = values + row.to(tl.int64) * CAPACITY, tokens + row.to(tl.int64) * CAPACITY

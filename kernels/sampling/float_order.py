@@ -14,26 +14,26 @@ NAN_KEY = 0x7FFFFFFF
 
 @jit
 def order_key(x):
-    """fp32 -> int32."""
+    """Convert fp32 to its int32 key."""
     bits = tl.where(x == 0.0, 0, x.to(tl.int32, bitcast=True))
     return tl.where(x != x, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 
 @jit
 def key_value(key):
-    """int32 -> the fp32 whose key it is."""
+    """Convert an int32 key to its fp32."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @jit
 def best_of(score, token):
-    """The largest key of a block of scores and the first of the tokens that have it."""
+    """Return the largest key of a block of scores and the first token that has it."""
     key = order_key(score)
     best = tl.max(key, 0)
     return best, tl.min(tl.where(key == best, token, 0x7FFFFFFF), 0)
 
 
 def keys(x: Tensor) -> Tensor:
-    """The same with torch."""
+    """Compute keys with torch."""
     bits = torch.where(x == 0, 0, x.view(torch.int32))
     return torch.where(x.isnan(), NAN_KEY, bits ^ ((bits >> 31) & 0x7FFFFFFF))

@@ -1,7 +1,7 @@
 """Gumbel noise that is a function of (seed, position, token) and of nothing else: counter-based, without state.
 
-(seed, position) is mixed to 64 bits by splitmix64; these two 32-bit words and a hash of the token go through the
-finaliser of MurmurHash3, in wrapping 32-bit arithmetic that is the same everywhere. Of the 31 lowest bits h:
+splitmix64 mixes (seed, position) to 64 bits. Its two 32-bit words and a hash of the token pass through the finaliser of
+MurmurHash3, in wrapping 32-bit arithmetic that is the same on every device. h is the lowest 31 bits:
 
     u = (h + ½) / 2³¹ ≤ 1 - 2⁻²⁴;   noise = -log(-log(1 - u))
 
@@ -49,8 +49,8 @@ def noise_bits(token, low, high):
 
 @jit
 def noise_from(bits):
-    """h -> fp32. 1 - u is rounded; what it lost is made up for to first order, which is exact near 0, where the largest
-    noise comes from."""
+    """h -> fp32. 1 - u is rounded; a first-order correction compensates for the rounding error. It is exact near 0, the
+    origin of the largest noise."""
     u = tl.minimum((bits.to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.9999999403953552)
     left = 1.0 - u
     lost = (1.0 - left) - u
@@ -58,7 +58,7 @@ def noise_from(bits):
 
 
 def noise_of(seed_low: Tensor, seed_high: Tensor, position: Tensor, vocab: int) -> Tensor:
-    """The same with torch, for rows of int32 words and positions -> [rows, vocab] fp32."""
+    """Compute the noise with torch, for rows of int32 words and positions -> [rows, vocab] fp32."""
     seed = (seed_high.long() << 32) | (seed_low.long() & 0xFFFFFFFF)
     key = _mixed_torch(_mixed_torch(seed + _signed(_GOLDEN)) + (position.long() + 1) * _signed(_GOLDEN))
     low, high = (key & 0xFFFFFFFF)[:, None], _right(key, 32)[:, None]
@@ -73,7 +73,7 @@ def _signed(x: int) -> int:
 
 
 def _right(x: Tensor, count: int) -> Tensor:
-    """A logical shift of 64 bits."""
+    """Shift a 64-bit integer right logically."""
     return (x >> count) & ((1 << (64 - count)) - 1)
 
 
@@ -84,7 +84,7 @@ def _mixed_torch(x: Tensor) -> Tensor:
 
 
 def _finalised_torch(h: Tensor) -> Tensor:
-    """32 bits held in 64; products keep their lower half."""
+    """Finalise 32-bit numbers that are stored in int64; products keep their lower half."""
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
     return h ^ (h >> 16)

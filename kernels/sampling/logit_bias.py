@@ -1,4 +1,4 @@
-"""A number added to some logits: logits[row, token] += value, each pair at most once."""
+"""Add a number to some logits: logits[row, token] += value, each pair at most once."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
-"""End and stop tokens of replies that are too short for them become impossible, unless nothing else is left: a reply
-that ends early is better than one that cannot go on.
+"""Forbid end and stop tokens in replies below their minimum length, unless no other token is possible: a reply that
+ends early is better than a reply that cannot continue.
 """
 
 import torch
@@ -11,11 +11,11 @@ from kernels.op import Args, Case, Make, Op, nbytes
 
 
 def _reference(logits: Tensor, users: Tensor, stops: Tensor) -> Tensor:
-    """logits: [rows, vocab] fp32; users: [n] int32, different rows; stops: [n, most] int32, tokens, -1 behind the last.
-    → logits, changed in place."""
+    """logits: [rows, vocab] fp32; users: [n] int32, different rows; stops: [n, most] int32, tokens, padded with -1 at
+    the end → logits, changed in place."""
     chosen = users.long()
     barred = torch.zeros(len(users), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
-    barred.scatter_(1, stops.long() % (logits.shape[1] + 1), True)  # -1 is the place behind the vocabulary
+    barred.scatter_(1, stops.long() % (logits.shape[1] + 1), True)  # -1 becomes one past the vocabulary
     left = logits[chosen].masked_fill(barred[:, :-1], -torch.inf)
     stuck = (left == -torch.inf).all(1, keepdim=True)
     logits[chosen] = torch.where(stuck, logits[chosen], left)
@@ -24,7 +24,7 @@ def _reference(logits: Tensor, users: Tensor, stops: Tensor) -> Tensor:
 
 @jit(varying=("most", "stops_row"))
 def min_tokens_kernel(logits, users, stops, most, stops_row, logits_row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a user. It looks for another token that is possible, and mostly finds one in the first block."""
+    """One program for each user: looks for another possible token, and usually finds one in the first block."""
     user = tl.program_id(0)
     own, mine = logits + tl.load(users + user).to(tl.int64) * logits_row, stops + user * stops_row
     found, start = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
@@ -54,7 +54,7 @@ def _triton(logits: Tensor, users: Tensor, stops: Tensor) -> Tensor:
 
 
 def _inputs(make: Make, rows: int, users: int, most: int, vocab: int) -> Args:
-    """Of the users one has nothing but stop tokens left, one a token at the end, one fewer stop tokens."""
+    """Include a user with nothing but stop tokens left, one with a token at the end, and one with fewer stop tokens."""
     logits = make.normal(rows, vocab, dtype=torch.float32)
     chosen = make.permutation(rows)[:users].contiguous()
     stops = (torch.arange(most, device=make.device) * 7 % vocab).int().repeat(users, 1)

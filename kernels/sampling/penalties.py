@@ -1,13 +1,13 @@
 """Penalties on tokens that were seen: repetition over prompt and reply, then frequency and presence over the reply.
 
     logit ← logit / r if logit > 0 else logit · r              (Keskar et al. 2019, CTRL)
-    logit ← logit - frequency · count - presence               where count, of the reply, is not 0
+    logit ← logit - frequency · count - presence               where count, in the reply, is not 0
 
-Known tokens are read from the device's table. Each is counted in a line of whole numbers as wide as the vocabulary that
-is zero before and after: one launch counts, a second takes each count out again (atomically, so that of equal tokens
-one gets it) and changes that token's logit. Work grows with the sequence, not with the vocabulary; lines are needed
-only for the rows of a launch that have penalties, where counts kept from step to step would take one for each slot
-(156 MB for 256 slots of 152k) and be rebuilt whenever a request enters.
+Known tokens are read from the device's table. Each is counted in a line of integers as wide as the vocabulary, which is
+zero before and after: one launch counts, a second takes each count out again (atomically, so that only one of several
+equal tokens gets it) and changes that token's logit. Work grows with the sequence, not with the vocabulary. Only rows
+of a launch that have penalties need lines. Counts that persist between steps would need a line for each slot (156 MB
+for 256 slots of 152k), and a rebuild whenever a request enters.
 """
 
 import torch
@@ -17,8 +17,8 @@ from kernels.cpu import edits
 from kernels.jit import jit, launch, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
-CHUNK = 1024  # known tokens looked at together
-PROGRAMS = 16  # of a row
+CHUNK = 1024  # known tokens that a program reads at once
+PROGRAMS = 16  # for each row
 
 
 def _reference(
@@ -50,7 +50,7 @@ def _reference(
 
 @jit
 def _known(users, slot, lengths, prompt_tokens, repetition, frequency, presence):
-    """Row and line of a program's user, the piece of its tokens that has penalties, and these."""
+    """Return row and line of a program's user, its range of tokens with penalties, and the penalties."""
     row = tl.load(users + tl.program_id(0))
     line = tl.load(slot + row)
     r, f, p = tl.load(repetition + line), tl.load(frequency + line), tl.load(presence + line)
@@ -75,7 +75,7 @@ def count_kernel(
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Several programs a user: twice the number of times in the reply, plus 1 if in the prompt."""
+    """Several programs for each user. A count is twice the number of times in the reply, plus 1 if in the prompt."""
     row, line, begin, end, prompt, r, f, p = _known(
         users, slot, lengths, prompt_tokens, repetition, frequency, presence
     )
@@ -104,7 +104,7 @@ def penalties_kernel(
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Several programs a user."""
+    """Several programs for each user."""
     row, line, begin, end, prompt, r, f, p = _known(
         users, slot, lengths, prompt_tokens, repetition, frequency, presence
     )
@@ -114,10 +114,10 @@ def penalties_kernel(
         token = tl.load(tokens + line * tokens_row + at, at < end, VOCAB)
         # "and" with 0: Triton 3.6 cannot compile a masked exchange for gfx942
         count = tl.atomic_and(own + token, 0, token < VOCAB, sem="relaxed")
-        count = tl.where(token < VOCAB, count, 0)  # masked lanes bring anything
+        count = tl.where(token < VOCAB, count, 0)  # masked lanes return arbitrary values
         place = logits + row * logits_row + token
         x = tl.load(place, count > 0, 0.0)
-        # products by way of float64: rounded once, and not fused with the subtraction behind them
+        # Products use float64: they are rounded once, and not fused with the subtraction that follows.
         x = tl.where(x > 0.0, tl.div_rn(x, r), (x.to(tl.float64) * r.to(tl.float64)).to(tl.float32))
         times = count >> 1
         fall = (f.to(tl.float64) * times.to(tl.float64)).to(tl.float32)
@@ -167,7 +167,7 @@ def _inputs(make: Make, rows: int, users: int, lengths: list[int], prompt: int, 
 
 
 def _traffic(logits: Tensor, users: Tensor, slot: Tensor, lengths: Tensor, tokens: Tensor, *rest: Tensor) -> int:
-    """Of each known token its id, its count twice there and back, and its logit there and back."""
+    """For each known token: its id, reading and writing its count twice, and reading and writing its logit."""
     return users.shape[0] * tokens.shape[1] * 4 * 7 + nbytes(users)
 
 

@@ -1,10 +1,10 @@
-"""One token a row: the most likely one of greedy rows, argmax(logit / temperature + noise) of the others, among the
-tokens that min_p, top_k and top_p keep.
+"""Draw one token for each row: the most likely token of greedy rows, argmax(logit / temperature + noise) of other rows,
+among the tokens that min_p, top_k and top_p keep.
 
-`draw` looks at every logit once and finds the best of those that are surely kept; in rows with cuts it writes down the
-tokens of the bracket (see truncation.py), in any order. `finish` finds the border among these, and the best token of
-all. Equal scores: the lower id. A row is cut into tiles of the vocabulary, and nothing depends on the rows beside it.
-Logits are read once, in rows with cuts twice, in wide ones three or four times.
+`draw` reads every logit once and finds the best token among those that are certainly kept. In rows with cuts it writes
+down the tokens of the bracket (see truncation.py), in any order. `finish` finds the border among these, and the best
+token of all. The lower id wins between equal scores. A row is cut into tiles of the vocabulary, and its result does not
+depend on the other rows. Logits are read once, in rows with cuts twice, in wide rows three or four times.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from kernels.sampling.gumbel import noise_bits, noise_from, noise_key, noise_of
 from kernels.sampling.truncation import CAPACITY, PART, TILE, brackets
 
 STRIP = 2048  # logits whose noise is computed together
-CHUNK = 512  # candidates looked at together
+CHUNK = 512  # candidates that are compared together
 
 
 def _reference(
@@ -46,7 +46,7 @@ def _reference(
 
 
 def _kept(s: Tensor, line: Tensor, columns: DeviceColumns) -> Tensor:
-    """By sorting, in float64. s: [rows, vocab] → bool."""
+    """Compute the kept tokens by sorting, in float64. s: [rows, vocab] → bool."""
     values, order = s.sort(dim=1, descending=True, stable=True)
     wide = values.double()
     p, border = _cuts(line, columns)
@@ -155,11 +155,12 @@ def finish_kernel(
 def sample(
     logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """logits: [rows, vocab] of any float type, rows may lie apart; slot, lengths: [rows] int32, the line of each row's
-    parameters and its known tokens, which are the new one's position; cuts: whether some row may have min_p, top_k or
-    top_p. → by row: ids int32, scores fp32, kept int32 (tokens with a chance, all of a row without cuts), floor fp32
-    and last int32: kept are tokens above the floor (of logit / temperature), and at it those with ids up to `last`.
-    NaN: the row's logits are not finite; -inf: no token is possible (see `scores`)."""
+    """logits: [rows, vocab] of any float type, rows need not be contiguous; slot, lengths: [rows] int32, the line of
+    each row's parameters and its number of known tokens, which is the position of the new token; cuts: whether any row
+    may have min_p, top_k or top_p. → by row: ids int32, scores fp32, kept int32 (number of possible tokens, all of a
+    row without cuts), floor fp32 and last int32: tokens are kept if their logit / temperature is above the floor, or
+    equal to it and their id is at most `last`. Score NaN: the row's logits are not finite; -inf: no token is possible
+    (see `scores`)."""
     rows, vocab = logits.shape
     tiles, device = -(-vocab // TILE), logits.device
 
@@ -177,7 +178,7 @@ def sample(
     values, tokens = fresh(rows, places, dtype=torch.float32), fresh(rows, places)
     border, above = fresh(rows, dtype=torch.float32), fresh(rows, 2, dtype=torch.int64)
     if known is None:
-        found, sums = (slot,) * 5, (slot,) * 6  # of these nothing is read
+        found, sums = (slot,) * 5, (slot,) * 6  # placeholders that are never read
     else:
         found = known.kind, known.low, known.peak, known.total, known.found
         sums = known.rounds, known.pivots, known.counts, known.masses, known.ends, known.base
@@ -194,7 +195,7 @@ def sample(
         PARTS=parts,
         PARTS_UP=power_of_2(parts),
         STRIP=STRIP,
-        warps=4 if cuts else 8,  # with cuts more would have too few registers
+        warps=4 if cuts else 8,  # with cuts, more warps would have too few registers
         **sizes,
     )
     ids, kept, last = fresh(rows), fresh(rows), fresh(rows)
@@ -214,7 +215,7 @@ def sample(
 
 
 def _cuts(line: Tensor, columns: DeviceColumns) -> tuple[Tensor, Tensor]:
-    """top_p and log min_p of rows, float64."""
+    """Return top_p and log min_p of rows, float64."""
     return (
         joined(columns.top_p_low[line], columns.top_p_high[line]),
         joined(columns.log_min_p_low[line], columns.log_min_p_high[line]),
@@ -267,7 +268,7 @@ def _inputs(
 
 
 def _peer(logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool) -> Tensor:
-    """With torch's own operations, for rows that all have the same parameters."""
+    """Draw with torch's own operations, for rows that all have the same parameters."""
     p = (logits.float() / columns.temperature[slot.long()].clamp(min=0.01)[:, None]).softmax(1)
     if cuts:
         values, order = p.sort(1, descending=True)

@@ -1,4 +1,4 @@
-"""First two steps of the cuts (see truncation.py): a sketch of each row, and the bracket that it allows."""
+"""First two passes of truncation (see truncation.py): a sketch of each row, and the bracket derived from it."""
 
 from kernels.jit import jit, tl
 from kernels.sampling.cuts import float64_at, is_cut, least_kept, scaled
@@ -29,7 +29,7 @@ def sketch_kernel(
     t = tl.load(temperature + line)
     p, drop = float64_at(top_p_low, top_p_high, line), float64_at(log_min_p_low, log_min_p_high, line)
     if is_cut(t, tl.load(top_k + line), p, drop):
-        # a block's logits lie BLOCKS apart, so that each thread has whole columns
+        # The logits of a block have a stride of BLOCKS, so that each thread has whole columns.
         block = tl.arange(0, BLOCKS)
         at = tile * TILE + tl.arange(0, TILE // BLOCKS)[:, None] * BLOCKS + block[None, :]
         x = tl.load(logits + row * logits_row + at, at < VOCAB, float("-inf")).to(tl.float32)
@@ -74,7 +74,7 @@ def plan_kernel(
     SIZE: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """One program a row: COUNT blocks of SIZE logits."""
+    """One program for each row: COUNT blocks of SIZE logits."""
     row = tl.program_id(0)
     line = tl.load(slot + row)
     t, k = tl.load(temperature + line), tl.load(top_k + line)
@@ -98,7 +98,8 @@ def plan_kernel(
             mass = w * own
             whole = tl.sum(mass, 0)
             first = (k > 0) | (drop > float("-inf"))
-            # by bisection: the largest y at which surely p of the mass, and the largest logit at which k tokens are
+            # By bisection: the largest y with certainly a share p of the mass, and the largest logit with k tokens, at
+            # or above it.
             y_none, y_all = 0.0, -64.0
             x_none, x_all = best, tl.min(tl.where(m == float("-inf"), best, m), 0)
             p_holds = _mass_at(y, w, mass, y_all, SIZE) >= p * whole
@@ -112,9 +113,9 @@ def plan_kernel(
                 x_all, x_none = tl.where(enough, middle, x_all), tl.where(enough, x_none, middle)
             x_p = tl.where(p_holds, best + y_all / unit, float("-inf"))
             x_first = tl.maximum(best + drop * t, tl.where((k > 0) & k_holds, x_all, float("-inf")))
-            # top_p takes its part of what the first two cuts leave, so all of that must be in the bracket
+            # top_p takes its share of the mass that the first two cuts keep, so all of that must be in the bracket.
             border = tl.where(first, x_first, x_p)
-            # different logits may be equal after the division: a few units in the last place more
+            # Different logits may be equal after the division: extend by a few units in the last place.
             tile = tl.arange(0, TILES_UP)
             end = tl.min(tl.load(least + row * TILES + tile, tile < TILES, float("inf")), 0)
             border = tl.maximum(border - 4e-6 * (tl.abs(best) + tl.abs(best - border)), end)
@@ -143,7 +144,7 @@ def plan_kernel(
 
 @jit
 def _guess(logits, t, start, peak, tail, VOCAB: tl.constexpr):
-    """Six values around the one below which the mass is `tail`, by a sample of 64 pieces of 16 tokens."""
+    """Guess six values around the value below which the mass is `tail`, from a sample of 64 pieces of 16 tokens."""
     at = tl.arange(0, 1024)
     s = scaled(tl.load(logits + (at // 16) * (VOCAB // 64) + at % 16).to(tl.float32), t)
     w = tl.exp2((s - peak) * 1.4426950408889634) * (VOCAB / 1024)
@@ -161,6 +162,6 @@ def _guess(logits, t, start, peak, tail, VOCAB: tl.constexpr):
 
 @jit
 def _mass_at(y, w, mass, t, SIZE: tl.constexpr):
-    """A lower bound of the mass at or above t, of blocks whose largest is at y and weighs w."""
+    """Return a lower bound of the mass at or above t, for blocks whose largest is at y and has weight w."""
     below = mass - (SIZE - 1) * tl.exp2(t)
     return tl.sum(tl.where(y >= t, tl.maximum(w, below), 0.0), 0)

@@ -1,6 +1,6 @@
-"""Tokens that a bit mask excludes become impossible: logit ← -∞ where the token's bit is 0.
+"""Forbid tokens that a bit mask excludes: logit ← -∞ where the token's bit is 0.
 
-Bit i of a word is token 32 · word + i, as grammars write them. Logits are not read, and words without a 0 write
+Bit i of a word is token 32 · word + i, the format of grammars. Logits are not read, and words without a 0 write
 nothing.
 """
 
@@ -72,7 +72,7 @@ TOKEN_MASK = Op(
         Case("16x128256", {"rows": 256, "users": 16, "vocab": 128256}, bench=True),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
-    # of random words half the bits are 0
+    # half the bits of random words are 0
     compiled=edits.token_mask,
     cpu_cases=(Case("8x151936", {"rows": 8, "users": 8, "vocab": 151936}),),
     traffic=lambda logits, users, words: words.nbytes + users.shape[0] * logits.shape[1] * logits.element_size() // 2,

@@ -1,10 +1,10 @@
-"""Log probabilities of the rows that ask: of the token drawn, its rank, and the most likely tokens.
+"""Log probabilities for rows that request them: of the drawn token, with its rank, and of the most likely tokens.
 
     logprob = (x - largest x) - log Σ exp(x - largest x)
 
-x is a logit as the model gave it, or, processed, s = logit / temperature of the tokens that the cuts kept and -∞ of the
-others. No softmax of the vocabulary is written: a tile finds its largest x, its sum, how many x lie above the drawn
-token's, and its `top` most likely tokens one after another; a second launch joins the tiles. Equal x: the lower id.
+x is the model's logit, or for processed logprobs s = logit / temperature of the kept tokens and -∞ of the others. No
+softmax of the vocabulary is written: a tile finds its largest x, its sum, the number of x above the drawn token's, and
+its `top` most likely tokens one after another; a second launch merges the tiles. Between equal x the lower id wins.
 """
 
 import torch
@@ -54,7 +54,7 @@ def _reference(
 
 @jit
 def _values(logits, token, keep, t, border, last, PROCESSED: tl.constexpr):
-    """x of some tokens of a row."""
+    """Return x of some tokens of a row."""
     x = tl.load(logits + token, keep, float("-inf")).to(tl.float32)
     if PROCESSED:
         x = scaled(x, t)
@@ -84,7 +84,7 @@ def top_of_tile_kernel(
     LANES: tl.constexpr,
     PROCESSED: tl.constexpr,
 ):
-    """One program for each tile of a row that asks. found: [n, TILES, LANES] int64: key and id in one number."""
+    """One program for each tile of a requested row. found: [n, TILES, LANES] int64: key and id in one number."""
     asking, tile = tl.program_id(0), tl.program_id(1)
     user = tl.load(users + asking)
     t = tl.load(temperature + tl.load(slot + user))
@@ -132,7 +132,7 @@ def top_logprobs_kernel(
     LANES: tl.constexpr,
     PROCESSED: tl.constexpr,
 ):
-    """One program a row that asks."""
+    """One program for each requested row."""
     asking = tl.program_id(0)
     user = tl.load(users + asking)
     t = tl.load(temperature + tl.load(slot + user))
@@ -204,7 +204,7 @@ def _triton(
 
 
 def _inputs(make: Make, rows: int, n: int, vocab: int, top: int, processed: bool, step: float = 0.0) -> Args:
-    """step: logits are multiples of it, so that many are equal. Borders leave about half of the tokens."""
+    """step: logits are multiples of it, so that many are equal. Borders keep about half of the tokens."""
     logits = make.normal(rows, vocab, scale=2.0)
     if step:
         logits = (logits / step).round() * step

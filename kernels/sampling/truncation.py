@@ -1,21 +1,23 @@
-"""Where the tokens of a row end that min_p, top_k and top_p keep, without sorting: brackets that surely hold the end.
+"""Truncation by min_p, top_k and top_p without sorting: brackets that certainly contain the last kept token.
 
-Tokens stand in descending order of s = logit / temperature, equal ones by id; each cut keeps a prefix (min_p first,
-then top_k, then top_p of the mass that these two left), so together they are one border (s, id). It is found in passes
-of which each looks at less:
+Tokens are ordered by descending s = logit / temperature, equal ones by id. Each cut keeps a prefix (min_p first, then
+top_k, then top_p of the mass that these two keep), so together they are one border (s, id). Passes that each read less
+than the one before find it:
 
-sketch   of every 64 logits the largest and the sum of exp: one pass over the vocabulary. Of a block's mass m at least
-         max(w, m - 63 exp(t)) lies at or above t if its largest weight w = exp(s) does: what no bound reaches is cut.
-plan     by row: the least t that a cut could keep. Mostly few tokens are left above it: the row is narrow. Else it is
-         wide, and six values around the border are guessed from a sample: the mass below it is that of many tokens.
-refine   of wide rows: how many tokens and how much mass lie at or above the six values; once more where the guess was
-         bad. Rows that need none end at once.
-finish   in sample.py: the exact border among the tokens of the bracket. If these are more than `CAPACITY`
-         (thousands of equal logits), it reads the row itself instead: slow, and exact too.
+sketch   largest logit and sum of exp of every 64 logits, in one pass over the vocabulary. If a block of mass m has a
+         largest weight w = exp(s) with s at or above t, then at least max(w, m - 63 exp(t)) of its mass is at or above
+         t. If these bounds reach the target of a cut at some t, all tokens below that t are cut.
+plan     for each row: the lowest t that a cut could keep. Usually few tokens are above it: the row is narrow. Otherwise
+         the row is wide, and a sample gives six values around the border. This works because the mass below the border
+         is spread over many tokens.
+refine   for wide rows: number and mass of the tokens at or above the six values; a second time if the guess was bad.
+         Programs of other rows end at once.
+finish   in sample.py: the exact border among the tokens of the bracket. If these are more than `CAPACITY` (thousands of
+         equal logits), it reads the row itself, which is slow and equally exact.
 
-Counts are whole numbers, and so is mass. A weight is exp2 of an fp32 difference, 3e-7 exact: the border is the float64
-reference's except where a prefix's mass comes within 1e-6 of what top_p asks for. Blocks and parts are pieces of the
-vocabulary, whatever the batch.
+Counts and masses are integers. A weight is exp2 of an fp32 difference, exact to 3e-7. The result equals the float64
+reference unless a prefix's mass is within 1e-6 of the limit of top_p. Blocks and parts divide the vocabulary
+independently of the batch.
 """
 
 from dataclasses import dataclass
@@ -29,35 +31,34 @@ from kernels.sampling.cuts import float64_at, least_kept, scaled
 from kernels.sampling.sketch import plan_kernel, sketch_kernel
 
 TILE = 4096  # logits of one program
-BLOCKS = 64  # of a tile; each has TILE / BLOCKS logits
+BLOCKS = 64  # blocks of a tile; each has TILE / BLOCKS logits
 PART = 4 * TILE  # logits of one program of `refine`
-FEW = 4096  # tokens of a narrow bracket
-CAPACITY = 16384  # of any
+FEW = 4096  # maximum number of tokens of a narrow bracket
+CAPACITY = 16384  # maximum number of tokens of any bracket
 
 
 @dataclass(frozen=True)
 class Brackets:
-    """What is known of each row. Of wide rows two rounds: of the second, if there was one, and else of the first, the
-    draw makes the bracket. Lanes 6 and 7 of the pivots are infinite."""
+    """Results of the passes before the draw. The draw computes the bracket of a wide row from its last round."""
 
     kind: Tensor  # [rows] int32: 0 no cuts, 1 narrow, 2 wide, 3 failed
-    low: Tensor  # [rows] fp32: the least logit, as it is, of a narrow row's bracket
+    low: Tensor  # [rows] fp32: the lowest logit (not divided by the temperature) of a narrow row's bracket
     peak: Tensor  # [rows] fp32: the largest s; NaN or -inf: the row failed
     total: Tensor  # [rows] int64: mass of the vocabulary
-    found: Tensor  # [rows, 2] int32: zero; the draw counts in it what it writes down
+    found: Tensor  # [rows, 2] int32: zero; counters of the tokens that the draw writes down
     rounds: Tensor  # [rows] int32: the last round, 0 or 1
-    pivots: Tensor  # [2, rows, 8] fp32
+    pivots: Tensor  # [2, rows, 8] fp32; lanes 6 and 7 are infinite
     counts: Tensor  # [2, rows, parts, 8] int32: tokens at or above each pivot
     masses: Tensor  # [2, rows, parts, 8] int64
-    ends: Tensor  # [2, rows, 2] fp32: the bracket that the pivots lie in
+    ends: Tensor  # [2, rows, 2] fp32: the bracket of the pivots
     base: Tensor  # [2, rows, 2] int64: count and mass at or above its upper end
 
 
 @jit
 def bracket(pivots, counts, masses, ends, base, at, parts, total, peak, k, p, log_min_p, PARTS_UP: tl.constexpr):
-    """The bracket after a round of `refine` (`at`: round · rows + row): its ends, count and mass at or above the upper
-    one, and count at or above the lower one. At or above `inner` all tokens pass min_p and top_k, and all that pass are
-    at or above `outer`."""
+    """Compute the bracket after a round of `refine` (`at`: round · rows + row): its ends, count and mass at or above
+    the upper one, and count at or above the lower one. All tokens at or above `inner` pass min_p and top_k, and all
+    tokens that pass are at or above `outer`."""
     pivot, part = tl.arange(0, 8), tl.arange(0, PARTS_UP)
     value = tl.load(pivots + at * 8 + pivot)
     there = (at * parts + part)[:, None] * 8 + pivot[None, :]
@@ -74,7 +75,7 @@ def bracket(pivots, counts, masses, ends, base, at, parts, total, peak, k, p, lo
     outer = tl.where(first, tl.max(tl.where(is_outer, value, low), 0), low)
     new_low, new_high = outer, inner
     if p < 1.0:
-        # of the mass that the first cuts leave is known that it lies between these two
+        # The mass that the first cuts keep is between these two.
         least = tl.where(first, tl.max(tl.where(value >= inner, mass, mass_high), 0), total)
         most = tl.where(first, tl.max(tl.where(value >= outer, mass, mass_high), 0), total)
         most = tl.where(outer == low, total, most)
@@ -83,7 +84,7 @@ def bracket(pivots, counts, masses, ends, base, at, parts, total, peak, k, p, lo
         new_high = tl.where(first, tl.maximum(inner, upper), upper)
         new_low = tl.where(first, outer, lower)
     count_low = tl.max(tl.where(value == new_low, count, 0), 0)
-    count_low = tl.where(new_low == low, 0x7FFFFFFF, count_low)  # not known
+    count_low = tl.where(new_low == low, 0x7FFFFFFF, count_low)  # unknown
     above = value >= new_high
     count_high = tl.maximum(tl.max(tl.where(above, count, 0), 0), count_high)
     mass_high = tl.maximum(tl.max(tl.where(above, mass, 0), 0), mass_high)
@@ -164,7 +165,7 @@ def refine_kernel(
 
 
 def brackets(logits: Tensor, slot: Tensor, columns: DeviceColumns) -> Brackets:
-    """logits: [rows, vocab], rows may lie apart; slot: [rows] int32."""
+    """Compute the brackets. logits: [rows, vocab], rows need not be contiguous; slot: [rows] int32."""
     rows, vocab = logits.shape
     tiles, parts, row = -(-vocab // TILE), -(-vocab // PART), rows_of(logits, "logits")
 

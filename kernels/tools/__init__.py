@@ -1,1 +1,1 @@
-"""Compiling kernels ahead of time, timing and tuning them; nothing here is used while serving."""
+"""Tools that compile kernels ahead of time, time and tune them; serving uses none of these."""

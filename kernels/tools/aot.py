@@ -1,9 +1,9 @@
-"""Compiling kernels without a GPU: for a target architecture, from launches that were written down.
+"""Compile kernels for a target architecture without a GPU, from recorded launches.
 
-Triton's own just-in-time path runs up to the launch, with a driver that only says which device it pretends to be. So
-what it compiles is what a process on such a device would compile, and lands in Triton's cache under the same key: a
-first request there finds every kernel ready (launchers.py has the rest). For a process of its own: the driver
-stays replaced.
+Triton's own just-in-time path runs up to the launch. A replacement driver names the device to compile for. The compiled
+kernels therefore equal those that a process on such a device would compile, and Triton's cache stores them under the
+same key: the first request on the device finds every kernel ready. launchers.py compiles the remaining modules. Use a
+separate process, because the replacement driver stays installed.
 """
 
 import re
@@ -23,19 +23,17 @@ from kernels.jit import OPTIONS, Launch, interpreted, triton
 
 @dataclass(frozen=True)
 class Target:
-    """`devices` are names under which tuned settings are looked up. `shared`: the most bytes of shared memory that a
-    program can have, `columns` of tensor memory. `fp8`: whether it has e4m3 as torch spells it. `gated`: kernels must
-    keep their registers here."""
+    """GPU architecture to compile for."""
 
     name: str
     backend: str
     arch: int | str
     warp: int
-    devices: tuple[str, ...]
-    shared: int
-    fp8: bool = True
-    gated: bool = False
-    columns: int = 0
+    devices: tuple[str, ...]  # names under which tuned settings are looked up
+    shared: int  # maximum bytes of shared memory of a program
+    fp8: bool = True  # whether it multiplies torch.float8_e4m3fn
+    gated: bool = False  # whether register spills fail the check
+    columns: int = 0  # maximum columns of tensor memory of a program
 
 
 TARGETS: dict[str, Target] = {
@@ -55,23 +53,21 @@ TARGETS: dict[str, Target] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel takes of the device. `registers` of a thread; `spilled`: bytes of a thread's registers in memory;
-    `shared`: bytes of a program; `columns`: of tensor memory, which Blackwell has. `matrix`: the kinds of matrix
-    instructions, most frequent first, where its PTX is kept, which a cache of what is launched does not."""
+    """Resources that a compiled kernel takes on its target."""
 
     kernel: str
     target: str
-    registers: int
-    spilled: int
-    shared: int
+    registers: int  # of each thread
+    spilled: int  # bytes of a thread's registers that are spilled to memory
+    shared: int  # bytes of shared memory of a program
     warps: int
     seconds: float
-    matrix: tuple[str, ...] = ()
-    columns: int = 0
+    matrix: tuple[str, ...] = ()  # kinds of matrix instructions, most frequent first; empty where the PTX is not kept
+    columns: int = 0  # of tensor memory (Blackwell)
 
 
-# Products of tiles in PTX, and what the device's own code calls them: of a warp group (Hopper), in tensor memory
-# (Blackwell), of a warp. By types: halves or tf32, eight-bit floats, whole numbers, doubles.
+# PTX instructions that multiply tiles, and their names in SASS: for a warp group (Hopper), in tensor memory (Blackwell)
+# and for a warp. Types: f16 or tf32, 8-bit floats, integers, float64.
 PRODUCTS = {
     "wgmma.mma_async": {"f16": "HGMMA", "e4m3": "QGMMA", "s8": "IGMMA"},
     "tcgen05.mma": {"f16": "UTCHMMA", "e4m3": "UTCQMMA", "s8": "UTCIMMA"},
@@ -82,7 +78,7 @@ _TYPES = {"e4m3": r"e4m3|e5m2|f8f6f4", "s8": r"\.s8|\.u8|kind::i8", "f64": r"\.f
 
 
 class _Driver:
-    """Stands in for Triton's driver: names a device, has none. `utils` is asked for by what prepares a launch."""
+    """Substitute for Triton's driver that names a device without having it. Triton's launch code reads `utils`."""
 
     utils: Any = None
 
@@ -108,8 +104,8 @@ class _Driver:
 def compile_for(
     target: Target, launches: list[Launch], each: Callable[[Any], None] = lambda kernel: None
 ) -> list[Compiled]:
-    """Compiles the kernel of each launch; the same one twice is in the list once. `each` sees Triton's own value of
-    every kernel. Raises RuntimeError in a process that interprets kernels, and what the compiler raises."""
+    """Compile the kernel of each launch, and list each kernel once. `each` is called with Triton's object of every
+    kernel. Raise RuntimeError in a process that interprets kernels, and pass on the compiler's exceptions."""
     if triton is None or interpreted():
         raise RuntimeError("kernels are compiled by an installed Triton, in a process without TRITON_INTERPRET")
     active = triton.runtime.driver._active
@@ -135,7 +131,7 @@ def compile_for(
 
 
 def signature(launch: Launch) -> Hashable:
-    """Launches with equal ones share a kernel: what Triton makes of a launch's arguments, and no less."""
+    """Return a key that is equal for launches that share a kernel: all properties that Triton specializes on."""
     fixed = {param.name for param in launch.kernel.params if param.do_not_specialize}
     names = launch.kernel.arg_names
     args = tuple(_class(value, name in fixed) for name, value in zip(names, launch.args, strict=False))
@@ -159,7 +155,7 @@ def _class(value: Any, varying: bool) -> Hashable:
 
 
 def _named(value: Any) -> str:
-    """Kernels that are passed to kernels go by their name: how they print differs from process to process."""
+    """Return a text that is equal in every process. The repr of a kernel that is an argument is not: use its name."""
     inner = getattr(value, "fn", None)
     return repr(value) if inner is None else f"{inner.__module__}.{inner.__qualname__}"
 
@@ -172,14 +168,14 @@ def _nvidia(target: Target, kernel: Any, seconds: float) -> Compiled:
         match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
         assert match is not None, f"cuobjdump -res-usage gave no registers:\n{usage}"
         stack = int(match[2])
-        # Disassembling takes longer than compiling: only where there is something to be seen.
+        # Disassembling takes longer than compiling, so it is limited to kernels with a stack.
         code = _tool("nvdisasm", "-ndf", "-c", file.name) if stack else ""
     used = re.search(r"\b(?:STL|LDL)\b", code) is not None
     return Compiled(
         kernel.metadata.name,
         target.name,
         int(match[1]),
-        stack if used else 0,  # a stack that nothing writes to is no spill
+        stack if used else 0,  # a stack without writes is no spill
         kernel.metadata.shared,
         kernel.metadata.num_warps,
         seconds,
@@ -189,7 +185,7 @@ def _nvidia(target: Target, kernel: Any, seconds: float) -> Compiled:
 
 
 def products(ptx: str) -> tuple[str, ...]:
-    """The kinds of matrix instructions, most frequent first."""
+    """Return the kinds of matrix instructions in a kernel's PTX, most frequent first."""
     counts: Counter[str] = Counter()
     for found in _PRODUCT.finditer(ptx):
         kind = next((kind for kind, types in _TYPES.items() if re.search(types, found[2])), "f16")

@@ -1,4 +1,4 @@
-"""Work in a few processes of its own, where a piece may crash, hang or change its process for good."""
+"""Run work in a few separate processes, where a piece may crash, hang or change its process permanently."""
 
 import multiprocessing
 import threading
@@ -14,7 +14,7 @@ Work = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Lost:
-    """What comes of a piece that ended its process or took too long."""
+    """Result of a piece whose process exited or exceeded the time limit."""
 
     reason: str
 
@@ -72,8 +72,9 @@ def _serve(pipe: Connection, begin: Callable[[], Work]) -> None:
 
 
 def in_lanes(begin: Callable[[], Work], pieces: Sequence[Any], lanes: int, limit_s: float) -> Iterator[Any]:
-    """What `begin()(piece)` gives for each piece, in order, computed by so many processes; Lost for one that was lost.
-    `begin` runs once in each process; all must be picklable. Raises what `begin` or the work raises."""
+    """Compute `begin()(piece)` for each piece in `lanes` processes and yield the results in order. A piece whose
+    process was lost yields Lost. `begin` runs once in each process. All arguments must be picklable. Raise the
+    exceptions of `begin` and of the work."""
     own = threading.local()
     made: list[_Lane] = []
 

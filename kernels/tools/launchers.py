@@ -1,12 +1,14 @@
-"""What Triton compiles with a C compiler before a kernel is first launched on an NVIDIA GPU, compiled ahead of time.
+"""Compile ahead of time the modules that Triton builds with a C compiler before a first launch on an NVIDIA GPU.
 
-That is one module which loads kernels and, up to Triton 3.6, a module for each signature of a kernel's arguments. Both
-go into Triton's cache and are linked with libcuda.so.1. Where there is no driver a library stands in that has all its
-functions and does nothing: what is linked with it finds the real one by that name when it is loaded on a GPU.
+There is one module that loads kernels and, up to Triton 3.6, one module for each signature of a kernel's arguments.
+Both are stored in Triton's cache and are linked with libcuda.so.1. On a machine without a driver, a stub library
+replaces libcuda.so.1: it has all of its functions, which do nothing. Modules that are linked with the stub find the
+real library by its name when they are loaded on a GPU.
 
-Two things are in the keys of these modules that may differ from process to process. Triton 3.9 (3.6 does not) has the
-folder of libcuda.so.1: a process finds them only if TRITON_LIBCUDA_PATH says the same folder there as here. And both
-have platform.architecture(), which runs the program `file` where there is one: so each module is there twice.
+The cache keys of these modules contain two values that may differ between processes. Triton 3.9 (but not 3.6) includes
+the folder of libcuda.so.1: a process finds the modules only if its TRITON_LIBCUDA_PATH names the same folder as here.
+Both versions include platform.architecture(), which runs the program `file` if it is installed: each module is
+therefore stored twice.
 """
 
 import ctypes
@@ -21,11 +23,11 @@ from typing import Any
 from kernels.jit import triton
 
 NAME = "libcuda.so.1"
-LINKAGES = ("ELF", "")  # what platform.architecture() says with the program `file` and without it
+LINKAGES = ("ELF", "")  # values that platform.architecture() returns with the program `file` and without it
 
 
 def functions() -> list[str]:
-    """Names of the driver's functions in the sources of Triton's modules, as they are linked: cuda.h renames some."""
+    """Return the driver functions in the sources of Triton's modules by their linker names: cuda.h renames some."""
     folder = Path(triton.__file__).parent / "backends/nvidia"
     text = (folder / "driver.c").read_text() + (folder / "driver.py").read_text()
     renamed = dict(
@@ -36,8 +38,8 @@ def functions() -> list[str]:
 
 
 def stand_in(folder: Path, body: str = "") -> Path:
-    """libcuda.so.1 in this folder. body: C text of functions that do more than return 0. Raises CalledProcessError,
-    FileNotFoundError without a C compiler."""
+    """Build the stub of libcuda.so.1 in this folder. body: C text of functions that do more than return 0. Raises
+    CalledProcessError, or FileNotFoundError without a C compiler."""
     folder.mkdir(parents=True, exist_ok=True)
     given = set(re.findall(r"\b(cu[A-Z]\w*)\s*\(", body))
     source = body + "".join(f"int {name}(void) {{ return 0; }}\n" for name in functions() if name not in given)
@@ -46,19 +48,19 @@ def stand_in(folder: Path, body: str = "") -> Path:
         file.write_text(source)
         compiler = shutil.which("gcc") or shutil.which("clang") or "cc"
         subprocess.run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{NAME}", "-o", str(made), str(file)], check=True)
-        return made.rename(folder / NAME)  # at once, as several processes may do this
+        return made.rename(folder / NAME)  # atomic, because several processes may do this
 
 
 class Launchers:
-    """Fills the cache with these modules for kernels that were compiled. With the library of `folder`, which is made if
-    it is not there; for a process of its own, in which no other libcuda.so.1 is loaded."""
+    """Fill the cache with these modules for compiled kernels. They are linked with the library in `folder`, which is
+    built if it is missing. Use a separate process that has loaded no other libcuda.so.1."""
 
     def __init__(self, folder: Path) -> None:
         library = folder / NAME
         if not library.exists():
             stand_in(folder)
         triton.knobs.nvidia.libcuda_path = str(folder)
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # importing a module wants its functions
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # importing a module requires its functions
         from triton.backends.nvidia import driver
 
         self._launcher = driver.CudaLauncher
@@ -67,7 +69,7 @@ class Launchers:
             self._utils = driver.CudaUtils()
 
     def add(self, kernel: Any) -> None:
-        """kernel: what Triton compiled while a driver of kernels.tools.aot was active."""
+        """kernel: the object that Triton compiled while a driver of kernels.tools.aot was active."""
         triton.runtime.driver.active.utils = self._utils
         for linkage in LINKAGES:
             _use_linkage(linkage)

@@ -1,8 +1,8 @@
-"""FlashAttention, where it is installed: what our attention is timed beside, and never served by.
+"""FlashAttention, if it is installed: a baseline for benchmarks of our attention, which never serves requests.
 
-`flash_attention` is an operation of torch whose body is the library's; shapes can be traced without it. vLLM's build is
-taken, in version 3 where the device has that, or else the package flash-attn. Sources: flash_attn_interface.py of
-vllm-project/flash-attention and of Dao-AILab/flash-attention.
+`flash_attention` is an operation of torch whose body is the library's; shapes can be traced without the library. vLLM's
+build is preferred, in version 3 if the device supports it; the alternative is the package flash-attn. Sources:
+flash_attn_interface.py of vllm-project/flash-attention and of Dao-AILab/flash-attention.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from torch import Tensor
 
 from kernels.op import Args
 
-FOUND_IN = ("vllm.vllm_flash_attn", "flash_attn")  # modules, the one that is taken first
+FOUND_IN = ("vllm.vllm_flash_attn", "flash_attn")  # modules, the preferred one first
 NO_WINDOW = -1
 
 
 class MissingLibrary(RuntimeError):
-    """Nobody has installed it."""
+    """FlashAttention is not installed."""
 
 
 @dataclass(frozen=True)
 class Flash:
-    """`versions`: the library has several, and is asked which one the device runs."""
+    """An installed build of FlashAttention. `version` is None unless the library takes its version as an argument."""
 
     name: str
     attend: Callable[..., Tensor]
@@ -35,7 +35,7 @@ class Flash:
 
 @cache
 def flash() -> Flash | None:
-    """None where neither is installed, or cannot be imported beside this torch."""
+    """Return the installed library, or None if neither is installed or can be imported with this version of torch."""
     for module in FOUND_IN:
         try:
             found = import_module(module)
@@ -65,10 +65,13 @@ def flash_attention(
     window: int,
     softcap: float,
 ) -> Tensor:
-    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], or with a table, [rows, blocks] int32, [blocks,
+    """Compute attention with FlashAttention.
+
+    q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], or with a table, [rows, blocks] int32, [blocks,
     block_tokens, kv_heads, dim]; query_start, key_start: [rows + 1] int32; lengths: [rows] int32, keys of each row;
-    most, longest: queries and keys of any row at most; window: keys before a position's own that it sees (and behind it
-    where not causal), NO_WINDOW for all; softcap: 0 for none → [tokens, heads, dim]. Raises MissingLibrary."""
+    most, longest: maximum number of queries and of keys of a row; window: number of keys that a position reads before
+    its own (and after its own if not causal), NO_WINDOW for all; softcap: 0 for none → [tokens, heads, dim]. Raises
+    MissingLibrary."""
     library = flash()
     if library is None:
         raise MissingLibrary(f"FlashAttention is not installed: no module {' and no '.join(FOUND_IN)}")
@@ -85,7 +88,7 @@ def flash_attention(
         "softcap": softcap,
         "block_table": table,
     }
-    if library.version is None:  # the package reads the lengths of paged keys from where they would begin
+    if library.version is None:  # the package reads the lengths of paged keys from the argument for their starts
         return library.attend(cu_seqlens_k=key_start, **asked)
     keys = {"cu_seqlens_k": key_start} if table is None else {"seqused_k": lengths}
     return library.attend(fa_version=library.version, **keys, **asked)
@@ -97,8 +100,8 @@ def _(q: Tensor, *_: Any) -> Tensor:
 
 
 def flash_arguments(op: str, args: Args) -> Args | None:
-    """The same attention as our operation's arguments ask for, as `flash_attention` takes it; None for an operation
-    that it has nothing for. Waits for the device. Raises ValueError for what it cannot do."""
+    """Convert the arguments of our operation to arguments of `flash_attention` that compute the same. Return None
+    for an operation that FlashAttention lacks. Waits for the device. Raises ValueError for unsupported options."""
     match op:
         case "decode_attention":
             q, pages, layer, table, slot, query_start, lengths, _, _, scale, window, softcap, sinks, *rest = args

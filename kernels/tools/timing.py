@@ -1,8 +1,8 @@
-"""How long a call takes on a device: medians and ranges of many samples, without what Python takes to launch it.
+"""Time calls on a device: medians and ranges of many samples, without Python's launch overhead.
 
-On a GPU a sample is the replay of a graph of many calls, timed by events. The calls take turns at inputs that together
-are larger than the cache of the device, and so do their outputs. What cannot be captured runs as it is. Elsewhere a
-sample is a call by the clock.
+On a GPU a sample is the replay of a graph of many calls, timed by events. The calls rotate through inputs that together
+are larger than the cache of the device, and so are their outputs. Calls that cannot be captured run without a graph. On
+other devices a sample is one call, timed by the clock.
 """
 
 import math
@@ -19,10 +19,10 @@ from torch import Tensor
 from kernels.jit import installed, triton
 from kernels.op import Args, tensors
 
-SAMPLE_S = 0.002  # the least that a sample takes
-WARM_S = 0.02  # a device that was idle needs a while for its clock
-CACHES = 3  # times the cache that the inputs of a turn have at least
-MEMORY_SHARE = 0.3  # of what is free, for inputs
+SAMPLE_S = 0.002  # minimum duration of a sample
+WARM_S = 0.02  # an idle device needs this time to raise its clock
+CACHES = 3  # minimum size of the inputs of one rotation, in multiples of the cache
+MEMORY_SHARE = 0.3  # of the free memory, for inputs
 MOST_SETS = 64
 MOST_CALLS = 2000  # of a graph
 
@@ -51,8 +51,9 @@ def figure(value: float) -> str:
 
 
 def sets_for(make: Callable[[int], Args], traffic: Callable[..., int], device: torch.device) -> tuple[list[Args], bool]:
-    """Inputs for as many turns as it takes that none is found in the cache, as far as memory goes: make(seed) draws
-    one, of which a call moves traffic(*inputs) bytes. False: they do lie in the cache."""
+    """Create enough inputs that a rotation through them finds none in the cache, within the memory limit. make(seed)
+    creates one set of inputs, and a call with it moves traffic(*inputs) bytes. The second value is False if the sets
+    fit in the cache."""
     first = make(0)
     if device.type != "cuda":
         return [first], True
@@ -65,7 +66,7 @@ def sets_for(make: Callable[[int], Args], traffic: Callable[..., int], device: t
 
 
 def sampler(function: Callable[..., Any], sets: Sequence[Args], device: torch.device) -> Sample:
-    """Prepares the calls and warms the device up."""
+    """Prepare the calls and warm up the device."""
     if device.type != "cuda":
         function(*sets[0])
         return lambda: _by_clock(function, sets[0])
@@ -83,8 +84,8 @@ def sampler(function: Callable[..., Any], sets: Sequence[Args], device: torch.de
 
 
 def capturable(function: Callable[..., Any], args: Args) -> bool:
-    """Whether a call can be captured: it asks for no number of the device's memory. Asked this way, as a capture that
-    fails leaves torch's allocator in a strange state."""
+    """Return whether a call can be captured, which requires that it reads no number from the device's memory. A trial
+    capture is no alternative: a capture that fails leaves torch's allocator in an undefined state."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         function(*args)
@@ -112,7 +113,7 @@ def _timed(run: Callable[[], Any], device: torch.device) -> float:
 
 def _turns(function: Callable[..., Any], sets: Sequence[Args], turns: int) -> None:
     for _ in range(turns):
-        kept = [tensors(function(*args)) for args in sets]  # outputs of a turn stay, so that each has its own memory
+        kept = [tensors(function(*args)) for args in sets]  # keeps the outputs, so that each has its own memory
     del kept
 
 
@@ -124,7 +125,7 @@ def _graph(run: Callable[..., None], *args: Any) -> Callable[[], None]:
 
 
 def taken(samples: Sequence[Sample], rounds: int) -> list[list[float]]:
-    """One sample of each in turn, so many times: what the device does meanwhile hits all of them."""
+    """Take `rounds` samples of each in turn, so that other activity of the device affects all of them equally."""
     found: list[list[float]] = [[] for _ in samples]
     for _ in range(rounds):
         for sample, into in zip(samples, found, strict=True):
@@ -136,11 +137,11 @@ def alternating(samples: Sequence[Sample], rounds: int) -> list[Time]:
     return [Time.of(values) for values in taken(samples, rounds)]
 
 
-# -- what a device is, and can do --------------------------------------------------------------------------------------
+# -- facts and capabilities of a device --------------------------------------------------------------------------------
 
 
 def architecture(device: torch.device) -> str:
-    """As kernels.tools.aot names it."""
+    """Return the name of the device's architecture in kernels.tools.aot."""
     if torch.version.hip is not None:
         return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
@@ -148,12 +149,12 @@ def architecture(device: torch.device) -> str:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether its e4m3 is torch's."""
+    """Return whether the device multiplies float8_e4m3fn, the e4m3 format of torch."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """What a result was measured on."""
+    """Return the device and the versions that a result was measured with."""
     facts: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__ if installed() else None}
     if device.type == "cuda":
         facts |= {"device": torch.cuda.get_device_name(device), "architecture": architecture(device)}
@@ -162,7 +163,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def lost(device: torch.device) -> bool:
-    """Whether an error stays with the process, as a read outside of memory does."""
+    """Return whether the process can no longer use the device, as after a read outside of memory."""
     try:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -173,7 +174,7 @@ def lost(device: torch.device) -> bool:
 
 @cache
 def copy_rate(device: torch.device, rounds: int = 20) -> float:
-    """Bytes a second that a copy of 1 GiB reads and writes (of 64 MiB on a CPU)."""
+    """Return the bytes per second that a copy of 1 GiB reads and writes (64 MiB on a CPU)."""
     count = (1 << 30 if device.type == "cuda" else 1 << 26) // 2
     source = torch.ones(count, dtype=torch.bfloat16, device=device)
     target = torch.empty_like(source)
@@ -183,7 +184,7 @@ def copy_rate(device: torch.device, rounds: int = 20) -> float:
 
 @cache
 def matmul_rate(device: torch.device, size: int = 8192, rounds: int = 20) -> float:
-    """bf16 operations a second in a product of two random matrices; of zeros it would be faster."""
+    """Return the bf16 operations per second in a product of two random matrices; zeros would be faster."""
     draw = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, generator=draw, device=device).bfloat16() for _ in range(2))
     sample = sampler(lambda: left @ right, [()], device)
