@@ -61,7 +61,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.observability": ("appliance.config", "appliance.security", "engine.api"),
     "appliance.checkpoints": ("appliance.config", "appliance.runtime", "engine.api", "engine.models"),
     "appliance.constraints": (
-        *("appliance.config", "appliance.hardware", "engine.api", "engine.models", "kernels.cpu.library"),
+        *("appliance.config", "appliance.hardware"),
+        *("engine.api", "engine.kv.layout", "engine.models", "kernels.cpu.library"),
     ),
     "appliance.planning": (
         *("appliance.config", "appliance.hardware", "appliance.constraints", "appliance.checkpoints"),

@@ -6,7 +6,7 @@
 // int8: x quantized to 8 bits in blocks, as in linear_int.h; the products are in linear_amx_groups.h.
 //
 // A tile holds 16 rows of 64 bytes: 32 inputs of 2 bytes, or 64 of one. Weights: [16 outputs][block][word][output][4
-// bytes]; x: [16 rows][block][part][row][64 bytes], and for int8 behind it the scales, [16 rows][block of x][row], and the
+// bytes]; x: [16 rows][block][part][row][64 bytes], and for int8 also the scales, [16 rows][block of x][row], and the
 // outliers, [row][list].
 #pragma once
 #ifdef __AMX_BF16__
@@ -75,7 +75,7 @@ static inline size_t packed_floats(const Linear& op, int64_t tokens) {
     const int64_t of_tile = (x_blocks(op) + outlier_words(x_blocks(op))) * SIDE;
     return size_t(packed_tiles<Int8>(op, tokens) * TILE / 4 + row_tiles(tokens) * of_tile);
 }
-// The outliers of a token, behind the scales of all.
+// The list of outliers of a token, after the scales of all rows.
 template <class I> static inline I* outliers(const Linear& op, int64_t tokens, int64_t token, I* scales) {
     return scales + row_tiles(tokens) * x_blocks(op) * SIDE + token * outlier_words(x_blocks(op));
 }

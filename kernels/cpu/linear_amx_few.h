@@ -1,7 +1,7 @@
-// y = x Wᵀ by vectors over weights that lie in matrix tiles (linear_amx.h), for the few rows that leave such tiles nearly
-// empty: here the memory's bandwidth is all that counts.
+// y = x Wᵀ by vectors over weights that are packed for matrix tiles (linear_amx.h). With one or two rows such tiles would be
+// nearly empty, and the memory's bandwidth limits the speed.
 //
-// The numbers are those of the matrix tiles bit for bit, so that the number of rows may decide. 8 bits: whole numbers.
+// The results equal the results of the matrix tiles bit for bit, so that the number of rows may decide. 8 bits: whole numbers.
 // bf16: for each block of 32 inputs and each part of x a tile instruction adds up the products of even inputs and those
 // of odd ones, in order and rounded to float one by one, then both together, and this to the sum so far; it takes
 // subnormal numbers for zero, and so does this code, by the CPU's own modes.
@@ -39,7 +39,7 @@ static void pack_few(const Linear& op, int64_t token, int64_t rows, float* packe
         }
 }
 
-// Fetches the weights that come `NEAR` and `FAR` bytes after `at`, of which `left` remain before those of the next tiles.
+// Prefetches the weights `NEAR` and `FAR` bytes after `at`. `left`: bytes until the weights of the next tiles.
 static inline void fetch(const uint8_t* at, int64_t left, int64_t skip) {
     _mm_prefetch((const char*)at + NEAR + (NEAR < left ? 0 : skip), _MM_HINT_T0);
     _mm_prefetch((const char*)at + FAR + (FAR < left ? 0 : skip), _MM_HINT_T1);

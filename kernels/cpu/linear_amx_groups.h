@@ -1,8 +1,8 @@
 // y = x Wᵀ by matrix tiles (Intel AMX) with weights of 8 or 4 bits (linear_int.h), where there are enough rows.
 //
-// Weights in groups lie as the vector kernels read them. Some groups of one tile of outputs at a time are unpacked to signed
-// bytes without their zero points, [word][output][4 inputs], which is what a matrix tile takes, and serve all row tiles
-// of the piece. Weights of 8 bits without groups (AMX_INT8) lie like this already, in blocks of 64 inputs.
+// Weights in groups are packed for the vector kernels. Some groups of one tile of outputs at a time are unpacked to signed
+// bytes without their zero points, [word][output][4 inputs], the format of a matrix tile, and serve all row tiles
+// of the piece. Weights of 8 bits without groups (AMX_INT8) are stored in this format, in blocks of 64 inputs.
 // One instruction multiplies a block of x, whose sums are integers and exact. Blocks are added in the same order by the
 // same operations as in the vector kernels: the results are the same bit for bit, so that the number of rows may decide.
 #pragma once
@@ -17,7 +17,7 @@ constexpr int64_t DEPTH_INPUTS = 512;           // inputs whose unpacked weights
 constexpr int64_t OUTPUT_TILES = 4;             // of a piece of work where there are many rows
 constexpr int64_t FLIGHTS = 4;                  // blocks whose sums are on their way at once
 
-// Where the parts of a tile of outputs lie.
+// Layout of a tile of outputs.
 struct GroupForm {
     int64_t group, bytes, step, count, span;  // inputs and bytes of a group's weights; to the next group; groups; inputs of
                                               // a tile, which are a block of x
@@ -62,8 +62,8 @@ static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, in
 }
 
 // One tile of 16 rows and 16 outputs: sums[16][stride] (+)= Σ scale · x_scale · (x · w) over groups [first, last). x: the row
-// tile, with its scales [block][16]; w: signed weights from `first` on, of which those `ahead` bytes further on are fetched
-// if it is not 0; packed: the packed tile, for the scales of its groups.
+// tile, with its scales [block][16]; w: signed weights from `first` on; if `ahead` is not 0, the weights `ahead` bytes further on
+// are prefetched; packed: the packed tile, for the scales of its groups.
 static void add_groups(const Linear& op, const GroupForm& form, const uint8_t* x, const float* x_scales, const uint8_t* w,
                        int64_t ahead, const uint8_t* packed, int64_t first, int64_t last, float* sums, int64_t stride) {
     const int64_t blocks = form.group / form.span, end = last * blocks;

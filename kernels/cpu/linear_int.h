@@ -1,7 +1,7 @@
 // y = x Wᵀ with weights of 8 or 4 bits. x is quantized to 8 bits in blocks of neighbouring inputs. Each block has its own
 // scale, so a large activation costs the precision of its block only, and no row depends on its neighbours. One or two
 // activations of a block that are outlier_ratio times larger than the next one are outliers: they stay in float, and the
-// scale is that of the others. Without this, int8 costs SmolLM2-135M 7 times the KL divergence.
+// others determine the scale. Without this, int8 costs SmolLM2-135M 7 times the KL divergence.
 //
 // Sums within a block are integers and exact. Scaled sums of blocks are added in float in the order of the inputs, and so
 // are the products of outliers, apart from these; both sums are added last.
@@ -14,7 +14,7 @@
 // words][W][WORD4] with the first word in the low halves, [W] scales, [W] zero points if there are any}. 8 bits in groups:
 // [tile of W outputs][group]{[word][W][WORD8], [W] scales}. A group is one block or several. Scales of groups are of the
 // type that the checkpoint has them in. A panel of x: [word][R] words of 4 bytes, then [block][R] scales, then [block][R]
-// totals: -Σ q times the number that stands for zero in all weights, where there is one; then the list of outliers of each
+// totals: -Σ q times the number that represents zero in all weights, if there is one; then the list of outliers of each
 // row.
 #pragma once
 
@@ -128,7 +128,7 @@ template <int R> static inline __attribute__((always_inline)) void dot4(const ui
 #endif
 }
 
-// The same with 8 bits.
+// sums[r] += Σ w · x over PART inputs of 8 bits.
 template <int R> static inline __attribute__((always_inline)) void dot8_part(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
     UNROLL for (int i = 0; i < PART / WORD8; i++) {
         const vi word = word8(w + i * W * WORD8);
@@ -153,7 +153,7 @@ static inline int64_t outlier_words(int64_t blocks) { return 1 + OUTLIER_WORDS *
 // A smaller ratio is more accurate and takes more time. With 4 bits the rounding of the weights dominates.
 static inline float outlier_ratio(const Linear& op) { return op.form == TILES_INT4 ? 2.5f : 1.5f; }
 
-// How x and the weights of a quantized linear lie in memory.
+// Memory layout of x and of the weights of a quantized linear.
 struct Quantised {
     int64_t word, words, block, blocks, width, most_rows;  // inputs of a word; words of a row; inputs of a block; blocks of
                                                            // a row; outputs of a tile
@@ -261,7 +261,7 @@ static inline void store_bytes(int8_t* out, vi whole) {
 }
 
 // x / scale to the nearest integer, ties to even; zeros for a block that is zero or not finite. The product must be rounded
-// before it becomes an integer, which a fused multiply-add would not do. Returns the sum of the integers.
+// first and then converted, which a fused multiply-add would not do. Returns the sum of the integers.
 __attribute__((optimize("fp-contract=off"), noinline)) static int32_t
 round_block(const float* x, int64_t size, float scale, int8_t* out) {
     if (!(scale > 0)) { std::memset(out, 0, size_t(size)); return 0; }
@@ -284,7 +284,7 @@ round_block(const float* x, int64_t size, float scale, int8_t* out) {
     return total;
 }
 
-// How the parts of a tile of W outputs of weights in groups lie.
+// Layout of a tile of W outputs of weights in groups.
 struct GroupTile {
     int64_t group, bytes, scale_bytes, step;  // inputs of a group; bytes of its weights, of its scales, and to the next one
     explicit GroupTile(const Linear& op) : group(op.group) {
@@ -308,8 +308,8 @@ static inline auto places_of(const Linear& op) {
     };
 }
 
-// A row of x in blocks: `inputs` integers, of which those from op.inputs on are 0; of each block its scale and the sum of
-// its integers, `apart` from the next block's; and the list of outliers.
+// Quantizes a row of x: `inputs` integers (0 from op.inputs on), the scale and the sum of the integers of each block,
+// `apart` from the next block's, and the list of outliers.
 static void quantise_blocks(const Linear& op, const float* x, int64_t inputs, int8_t* row, float* scales, int32_t* sums,
                             int64_t apart, int32_t* list) {
     const int64_t block = block_of(op);
@@ -349,7 +349,8 @@ __attribute__((noinline)) static void add_outliers(const int32_t* list, const ui
     UNROLL for (int v = 0; v < V; v++) store(sums + v * W, load(sums + v * W) + sum[v]);
 }
 
-// The same for a tile of W outputs of weights in groups, of 4 bits if NARROW. zeros: bytes from a scale to its zero point.
+// sums[n] += Σ x · w over the outliers of a row, for a tile of W outputs of weights in groups. NARROW: 4 bits. zeros: bytes
+// from a scale to its zero point.
 template <bool NARROW, bool ZEROS, class S>
 __attribute__((noinline)) static void add_outliers(const int32_t* list, const uint8_t* w, int64_t zeros, float* sums) {
     const Outlier* entries = (const Outlier*)(list + 1);
@@ -460,7 +461,7 @@ static void int8_tiles(const Linear& op, const Quantised& form, int64_t tokens, 
                 const int32_t* panel = packed + (first + p) * form.panel(R);
                 const int32_t* scales = panel + (form.words + k / WORDS) * R;
                 const uint8_t* piece = w + t * apart + k * BYTES;
-                // A share of what is multiplied after this is fetched with each panel.
+                // Each panel prefetches a share of the weights that are multiplied next.
                 const uint8_t* after = k + depth < form.words ? piece + depth * BYTES : w + (tiles + t) * apart;
                 const uint8_t* next = count > 1 ? after + p * depth * BYTES / count : piece + FETCH;
                 int8_blocks<R>(piece, panel + k * R, depth, (const float*)scales, scales + form.blocks * R, k == 0, next,
