@@ -17,6 +17,7 @@ from engine.api.errors import CheckpointError, RequestError
 from engine.api.messages import Pooling
 from engine.llm import LLM
 from engine.models.checkpoint import check_tensors, read_checkpoint
+from kernels.cpu.library import usable
 from tests.engine.layers.pooled_cases import CASES, VOCAB, save
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "all_minilm_l6_v2.json").read_text())
@@ -62,6 +63,15 @@ def test_a_published_encoder_gives_the_vectors_of_its_own_library(minilm, ids):
         assert got.shape == (384,) and abs(np.linalg.norm(got) - 1) < 1e-6
         assert got @ want / np.linalg.norm(want) > 0.99999
         np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", usable())
+def test_int8_weights_keep_the_vectors_of_a_published_encoder(variant, ids):
+    """The rounding of the weights alone gives 0.9985. With one scale per row of activations a cosine falls to 0.991."""
+    with LLM(get_model_path(), kernels=variant, weights="int8", max_step_tokens=300, threads=2) as llm:
+        got = np.array(llm.pool(ids, EMBED))
+    want = np.array(GOLDEN["vectors"])
+    assert ((got * want).sum(1) / np.linalg.norm(want, axis=1)).min() > 0.998
 
 
 def test_a_vector_is_the_same_bit_for_bit_alone_and_among_others(minilm, ids):
