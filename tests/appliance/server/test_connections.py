@@ -1,5 +1,4 @@
-"""Limits on client connections: what a client may send before any key is checked, how slowly, and over how many
-connections. Real sockets against the real server."""
+"""Limits on client connections before authentication: size, speed and number. Real sockets against the real server."""
 
 import json
 import socket
@@ -41,7 +40,7 @@ def connected(gateway: Gateway) -> Iterator[socket.socket]:
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What comes until the server closes. A reset raises."""
+    """Return all bytes until the server closes. Raise if the connection is reset."""
     pieces = []
     while piece := connection.recv(65536):
         pieces.append(piece)

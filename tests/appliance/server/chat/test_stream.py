@@ -1,4 +1,4 @@
-"""What a chat reply says and counts does not depend on how many tokens come at once."""
+"""Text and usage of a chat reply do not depend on how many tokens arrive at a time."""
 
 import random
 from dataclasses import replace

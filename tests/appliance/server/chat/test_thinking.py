@@ -1,4 +1,4 @@
-"""Whether a reply begins inside of its reasoning: by the prompt, then by switches."""
+"""Detection of replies that begin inside their reasoning: from the prompt, then from request switches."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_the_prompt_says_more_than_a_switch() -> None:
 @pytest.mark.parametrize("continues", [False, True])
 @pytest.mark.parametrize("kind", ["think", "think_fast", "think_faster"])
 def test_a_budget_closes_what_the_prompt_opened(kind: str, continues: bool) -> None:
-    """Of several pairs of markers, that one's."""
+    """With several pairs of markers, the budget closes the pair that the prompt opened."""
     prompt = f"<ifm|think>a</ifm|think>\n<ifm|{kind}>{'so far' if continues else ''}"
     thinking = thinking_of(prompt, continues, BY_NAME["k2_horizon"], {})
     assert thinking == Thinking(begun=True, open=True, end=f"</ifm|{kind}>")

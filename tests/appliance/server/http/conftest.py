@@ -1,4 +1,4 @@
-"""The real application over a router that plays scripts: what was submitted is kept, deltas are what a test says."""
+"""The real application over a router with scripted replies: submits are recorded, tests supply the deltas."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class ScriptedGeneration:
-    """One sequence: plays its deltas; with `hold`, waits for ever behind them, until it is closed."""
+    """One sequence: plays its deltas. With `hold`, waits after the last delta until it is closed."""
 
     def __init__(self, deltas: list[Delta], hold: bool, failure: Exception | None) -> None:
         self._deltas = deltas
@@ -107,7 +107,7 @@ class ScriptedGeneration:
 
 
 class ScriptedRouter:
-    """Stands for the router: `reply` makes the deltas of a Submit."""
+    """Replaces the router: `reply` makes the deltas of a Submit."""
 
     serves = answers = True
 

@@ -235,7 +235,7 @@ class City(BaseModel):
 
 
 def test_a_response_format_binds_the_reply(gateway: Any) -> None:
-    """CH-13: what the engine is told; the client's parse() and its error for a cut reply."""
+    """CH-13: the grammar sent to the engine; the client's parse() and its error for a truncated reply."""
     whole(gateway.says("{}"), {"response_format": {"type": "json_object"}, "include_reasoning": False})
     assert (gateway.submits[-1].grammar.kind, json.loads(gateway.submits[-1].grammar.text)) == (
         "json_schema",
@@ -415,7 +415,7 @@ def test_arguments_are_the_models_own_json(gateway: Any, arguments: str) -> None
 
 
 def test_a_malformed_call_is_content(gateway: Any) -> None:
-    """TC-05: whole replies show the text; a stream that already sent the call leaves it as it is."""
+    """TC-05: complete replies show the text; a stream that has already sent the call does not change it."""
     text = '<tool_call>{"name": "get_weather", "arguments": {"city": }}</tool_call>'
     choice = whole(gateway.says(text), TOOLS)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
@@ -710,7 +710,7 @@ def test_a_thinking_budget_that_cannot_be_kept_is_refused(gateway: Any) -> None:
 
 
 def test_a_format_that_the_manifest_names_is_read(make_gateway: Callable[..., Any]) -> None:
-    """model.format wins over what the template says."""
+    """model.format overrides the format detected from the template."""
     text = '[get_weather(city="Oslo")]'
     gateway = make_gateway(format="pythonic")
     call = message(gateway.says(text), TOOLS)["tool_calls"][0]["function"]

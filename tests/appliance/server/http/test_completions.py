@@ -327,7 +327,7 @@ def test_usage_details_follow_the_profile(make_gateway: Callable[..., Any], comp
 
 
 def test_a_stop_string_over_three_tokens_ends_text_ids_and_logprobs_together(gateway: Any) -> None:
-    """ST-01 LP-04: tokens behind the one that completed the stop string are dropped with their logprobs."""
+    """ST-01 LP-04: tokens after the end of the stop string are dropped with their logprobs."""
     ids = [gateway.tokenizer.convert_tokens_to_ids(letter) for letter in "abcdef"]
     gateway.gives(ids, each=6)
     found = choice(gateway, {"stop": ["bcd", "zz"], "logprobs": 1, "return_token_ids": True, "max_tokens": 20})
@@ -343,7 +343,7 @@ def test_a_stop_string_in_the_prompt_does_not_stop_the_reply(gateway: Any) -> No
 
 
 def test_an_ignored_end_token_is_hidden_text(gateway: Any) -> None:
-    """ST-03: the engine goes on to the length; the token is counted and not seen."""
+    """ST-03: the engine continues up to max_tokens; the token is counted and not shown."""
     ids = [*gateway.ids("one"), gateway.tokenizer.eos_id, *gateway.ids(" two")]
     status, reply = gateway.gives(ids).post(PATH, {"prompt": "a", "ignore_eos": True, "max_tokens": len(ids)})
     assert gateway.submits[0].ignore_eos
@@ -352,7 +352,7 @@ def test_an_ignored_end_token_is_hidden_text(gateway: Any) -> None:
 
 
 def test_an_abort_ends_with_the_text_so_far(gateway: Any) -> None:
-    """ST-05: also what a stop string held back."""
+    """ST-05: the text includes the part held back for a possible stop string."""
     found = choice(gateway.says("one tw", finish="abort"), {"stop": "two"})
     assert (found["text"], found["finish_reason"]) == ("one tw", "abort")
 

@@ -11,7 +11,7 @@ from engine.api.messages import Failed
 
 @pytest.fixture
 def gateway(start_gateway, engine):
-    """Live on a port, with a fake engine behind it."""
+    """Start a gateway on a port, with a fake engine."""
     return start_gateway(engine)
 
 
@@ -161,7 +161,7 @@ def test_exceptions_have_one_translation(gateway, raised, status, type):
 
 
 def test_what_no_retry_can_help_says_so(gateway):
-    """H-7 the SDKs retry 5xx unless told"""
+    """H-7 the SDKs retry 5xx unless a header forbids it"""
     assert gateway.generate(raises="NotImplementedError").headers["x-should-retry"] == "false"
 
 

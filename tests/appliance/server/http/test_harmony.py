@@ -1,4 +1,4 @@
-"""CH-20: a model that writes in channels. What it says on any but the final one never becomes content."""
+"""CH-20: a model that writes in channels. Text outside the final channel never becomes content."""
 
 import json
 import shutil
@@ -103,7 +103,7 @@ def joined(deltas: list[Any]) -> Said:
 
 
 def asked(gateway: Any, body: dict[str, Any]) -> tuple[Said, Said]:
-    """What the official client finds in a whole reply, and in a stream of the same."""
+    """Return what the official client reads from a complete reply and from a stream of the same reply."""
 
     async def both(client: openai.AsyncOpenAI) -> Any:
         whole = await client.chat.completions.create(model="qwen", **body)

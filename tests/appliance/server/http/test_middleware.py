@@ -14,7 +14,7 @@ from engine.api.errors import ConfigError
 
 @pytest.fixture
 def gateway(start_gateway, engine):
-    """Live on a port, with a fake engine behind it."""
+    """Start a gateway on a port, with a fake engine."""
     return start_gateway(engine)
 
 

@@ -66,7 +66,7 @@ def test_a_text_stands_behind_the_first_token_in_the_place_of_a_forced_one(sourc
 
 
 def test_a_name_of_a_language_is_one_token_of_it(sourced: Any) -> None:
-    """As special tokens are in the tokenizers of mBART and NLLB."""
+    """Language names are special tokens, as in the tokenizers of mBART and NLLB."""
     reply(sourced, prompt=[5], decoder_prompt="<|im_start|>")
     assert sourced.submits[0].prompt == (5, 7, sourced.tokenizer.convert_tokens_to_ids("<|im_start|>"))
 
@@ -98,7 +98,7 @@ def test_another_model_has_no_such_field(gateway: Any) -> None:
 
 
 def test_a_reply_may_fill_what_there_is(sourced: Any) -> None:
-    """Positions of the reply, or what the window leaves beside a long source, less what it begins with."""
+    """A reply is limited by its own positions or by the context left after a long encoder input, minus its prefix."""
     for source, room in ((1, 28), (10, 28), (11, 27), (20, 18)):
         reply(sourced, prompt=[5] * source)
         assert sourced.submits[-1].max_tokens == room
@@ -236,7 +236,7 @@ def test_streams_and_the_official_client_give_the_same(sourced: Any) -> None:
 
 
 def test_the_first_space_of_a_reply_is_that_of_a_beginning(sourced: Any) -> None:
-    """What the reply is read behind is its own beginning, not the source: half a character there changes nothing."""
+    """The reply's text follows the decoder prompt, not the encoder input: half a character there changes nothing."""
     half = sourced.ids("中")[:1]
     sourced.gives(sourced.ids("yes"))
     assert reply(sourced, prompt=[5, *half])["choices"][0]["text"] == "yes"

@@ -161,7 +161,7 @@ def test_tools_are_loose_unless_they_are_strict(gateway: Any, compiler: Compiler
 
 
 def test_calls_or_a_text_of_the_language(gateway: Any, compiler: Compiler) -> None:
-    """tool_choice auto beside a schema"""
+    """tool_choice auto together with a schema"""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     body = {**ROUTES["/v1/chat/completions"], **form(PERSON, strict=True), "tools": tools}
     assert gateway.says("x").post("/v1/chat/completions", body)[0] == 200

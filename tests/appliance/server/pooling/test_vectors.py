@@ -1,4 +1,4 @@
-"""Numbers as clients want them, beside torch's own conversions; and parts of texts, beside plain means."""
+"""Output encodings of vectors, compared with torch's conversions; and chunked texts, compared with plain means."""
 
 import base64
 import math

@@ -155,8 +155,8 @@ def test_the_file_is_written_anew_when_most_of_it_is_gone(world: World) -> None:
 
 
 def test_a_broken_file_costs_computation_and_nothing_else(world: World) -> None:
-    """Whatever bytes are flipped, cut or zeroed: what is served of an entry is a beginning of what it was given, and it
-    counts as whole only if it is."""
+    """After flipped, cut or zeroed bytes, an entry yields a prefix of its contents, and it counts as complete only if
+    all of them are there."""
     one = world.ledger()
     made = {key: contents(fill(one, key, 12, ends=key != b"b")) for key in (b"a", b"b", b"c", b"d")}
     world.close()

@@ -134,7 +134,7 @@ def test_a_pause_brings_a_ping(make_gateway: Callable[..., Any]) -> None:
 
 
 async def _until_pings(gateway: Any, count: int) -> str:
-    """The text of a stream that does not end, up to so many pings; then the client goes."""
+    """Return the text of an endless stream up to the given number of pings, then disconnect."""
     body = json.dumps({**BASE, "stream": True}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     scope = {
@@ -163,7 +163,7 @@ async def _until_pings(gateway: Any, count: int) -> str:
 
 
 def test_a_failure_in_a_stream_closes_its_block_and_is_an_event(gateway: Any) -> None:
-    """AN-06: no message_stop behind it, and the official client raises."""
+    """AN-06: no message_stop follows the error, and the official client raises."""
     gateway.router.failure = RuntimeError("secret")
     ids = gateway.ids("hello there")
     gateway.router.reply = lambda submit: [Delta(submit.id, (token,)) for token in ids]
@@ -266,7 +266,7 @@ def test_stop_reasons(
 @pytest.mark.parametrize("compat", ["vllm", "openai"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_usage_parts_the_prompt_by_profile(make_gateway: Callable[..., Any], compat: str, streamed: bool) -> None:
-    """AN-02: input_tokens excludes what the cache had, so that both are the prompt together."""
+    """AN-02: input_tokens excludes cached tokens, so the two numbers add up to the prompt."""
     gateway = make_gateway(compat=compat).says(f"{THOUGHT}hi", cached=3)
     usage = (assembled(events(gateway, BASE)) if streamed else whole(gateway, BASE))["usage"]
     prompt, reply = len(gateway.submits[0].prompt), len(gateway.ids(f"{THOUGHT}hi")) + 1
@@ -679,7 +679,7 @@ def test_the_official_client_raises_the_class_of_the_error(
     assert caught.value.status_code == status and caught.value.type
 
 
-# Beside it
+# Alternative routes
 
 
 def test_models_have_the_fields_of_both_apis_for_who_says_its_version(gateway: Any) -> None:

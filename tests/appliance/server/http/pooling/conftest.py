@@ -1,4 +1,4 @@
-"""Gateways of models that pool: a BERT-like tokenizer, and a made-up model behind the scripted router."""
+"""Gateways of pooling models: a BERT-like tokenizer, and a toy model called by the scripted router."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A made-up model that pools, in numpy: tests compare what the gateway says with what it would have said."""
+"""Toy pooling model in numpy; tests compare the gateway's replies with its values."""
 
 import hashlib
 
@@ -32,7 +32,7 @@ def softmax(rows: np.ndarray) -> np.ndarray:
 
 
 def values(submit: Submit, labels: int = len(LABELS)) -> np.ndarray:
-    """What the model makes of a prompt."""
+    """Return the model's output for a prompt."""
     pooling = submit.pooling
     rows = tokens(submit.prompt, submit.segments)
     whole = pooling.task in ("embed", "classify")

@@ -88,7 +88,7 @@ def test_a_long_text_is_cut_where_it_is_said(gateway, extra, kept):
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_field(gateway, body, param):
-    """B5.3 what it takes"""
+    """B5.3 parameters outside of the supported range"""
     assert refusal(gateway, body)[1] == param
     assert not gateway.submits
 

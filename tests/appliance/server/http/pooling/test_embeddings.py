@@ -19,7 +19,7 @@ TEXTS = ["hello world", "the answer is 42", "stop"]
 
 
 def vector(gateway, text, **pooling):
-    """What the model says of a text."""
+    """Return the model's vector of a text."""
     (submit,) = [one for one in gateway.submits if list(one.prompt) == gateway.tokenizer.encode(text)][:1]
     return values(submit).astype("f4").tolist()
 
@@ -356,7 +356,7 @@ def test_a_template_of_a_request_is_refused_unless_it_is_trusted(make_pooling):
     assert list(trusting.submits[0].prompt) == trusting.tokenizer.encode("hello hello", add_special_tokens=False)
 
 
-# What goes before a text
+# Prefixes of texts
 
 
 PROMPTS = {"query": "hello ", "passage": "the ", "Classification": "stop "}

@@ -37,7 +37,7 @@ def scores(gateway, body, url="/score") -> list[float]:
 
 
 def of_pairs(gateway, count: int) -> list[float]:
-    """What the cross-encoder says of the last prompts."""
+    """Return the cross-encoder's scores of the last prompts."""
     return [float(values(submit, 1)[0]) for submit in gateway.submits[-count:]]
 
 
@@ -155,7 +155,7 @@ def test_usage_counts_both_sides_of_every_pair(crosser, embedder):
         _, reply = gateway.post("/score", {"text_1": QUERY, "text_2": DOCUMENTS})
         sides = [len(gateway.tokenizer.encode(text)) for text in (QUERY, *DOCUMENTS)]
         pairs = sum(sides[0] + count for count in sides[1:])
-        joint = 3 if gateway is crosser else 0  # [CLS] stands once in a pair that is one prompt
+        joint = 3 if gateway is crosser else 0  # [CLS] appears once in a pair that is one prompt
         assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] == pairs - joint
 
 

@@ -16,7 +16,7 @@ GAINS = {
     "function_call": ("", "response.function_call_arguments", "arguments"),
     "custom_tool_call": ("", "response.custom_tool_call_input", "input"),
 }
-# What the Open Responses schema wants in every object, whatever its value.
+# Keys that the Open Responses schema requires in every object, with any value.
 REQUIRED = (
     *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id"),
     *("instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p"),

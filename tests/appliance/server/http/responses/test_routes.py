@@ -1,4 +1,4 @@
-"""POST /v1/responses without a store: what is asked becomes a prompt, what comes of it becomes typed events."""
+"""POST /v1/responses without a store: requests become prompts, and outputs become typed events."""
 
 import asyncio
 import json
@@ -355,7 +355,7 @@ def test_an_unfinished_last_message_is_continued(gateway):
     ):
         whole(gateway, input=[user, last])
         assert prompt(gateway).endswith("<|im_end|>\n<|im_start|>assistant\n")
-    # Not the last one, so it is history.
+    # It is not the last message, so it is history.
     whole(gateway, input=[{"role": "assistant", "status": "incomplete", "content": "The answer"}, user])
     assert prompt(gateway).endswith("<|im_start|>assistant\n")
 

@@ -1,5 +1,5 @@
-"""Responses that are kept: retrieved, followed from any event, in the background, cancelled, deleted, chained; by
-owner, across gateways, within bounds. The gateway is live on a port; its engine gives what the test says."""
+"""Stored responses: retrieved, followed from any event, run in the background, cancelled, deleted and chained; per
+owner, across gateways, within bounds. The gateway is live on a port; its engine replies as the test directs."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ Event = dict[str, Any]
 
 
 class Live(Gateway):
-    """A gateway that ends when it is told to."""
+    """Gateway that shuts down on request."""
 
     def __init__(self, service: Service) -> None:
         app, listener = build_app(service), socket.create_server(("127.0.0.1", 0))
