@@ -1,10 +1,8 @@
 # ruff: noqa: E501
-"""Seeded mistakes: whole manifests, each with one mistake, where it stands, what to say, and what the edit makes of it.
-
-`⟪` marks the place that the message must name; it is taken out before the manifest is read, so line and column are
-known from the text alone. `becomes` is what the text holds once the edit is made; "" where nobody can know what was
-meant, a zero byte where only validity is compared.
-"""
+"""Seeded mistakes: complete manifests with one mistake each, its position, the expected message and the edited text.
+`⟪` marks the position that the message must name; it is removed before the manifest is read, so line and column follow
+from the text alone. `becomes` is a part of the text after the edit: "" if the intended value is unknown, a zero byte
+if only validity is compared."""
 
 from dataclasses import dataclass, field
 
@@ -16,10 +14,10 @@ HARDWARE = "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware:\n  
 
 @dataclass(frozen=True)
 class Seeded:
-    """`words`: the suggestion, a part of the message; "" where there is none to give. `options`, `overlays` and
-    `variables` come with the manifest; their mistakes have a source instead of a line. `files` stand beside it, and one
-    of them may have the mark; `mended` is the one that the edit changes, if that is another. `outside`: what to do
-    where the value stands in no file."""
+    """`words`: the suggestion, a part of the message; "" if there is none. `options`, `overlays` and `variables` come
+    with the manifest; their mistakes have a source instead of a line. `files` are in the same folder, and one of them
+    may have the mark; `mended` is the file that the edit changes, if it is another one. `outside`: the advice for a
+    value that is in no file."""
 
     name: str
     text: str

@@ -173,7 +173,7 @@ def test_no_line_is_shown_with_what_may_be_a_secret(text: str) -> None:
 def test_a_column_is_found_again_beside_what_is_hidden(line: str, column: int, shown: int) -> None:
     text = document(line)
     assert text.shown_column(1, column) == shown
-    if shown != 21 or column == 21:  # the same letter stands there, but for what is hidden
+    if shown != 21 or column == 21:  # the same letter is there, except for the hidden one
         assert text.shown(1)[shown - 1] in (line[column - 1], HIDDEN[0])
 
 

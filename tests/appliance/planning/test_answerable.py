@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def check(tmp_path: Path, folder: Path) -> Check:
-    """The problems of a manifest with these lines behind its model, and the command's exit code."""
+    """Return the problems of a manifest with these lines after its model, and the command's exit code."""
 
     def run(more: str = "", model: str = "", **environ: str) -> list[Problem]:
         path = tmp_path / "m.yaml"

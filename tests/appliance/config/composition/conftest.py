@@ -35,7 +35,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
 @pytest.fixture
 def refused(loaded: Load) -> Refuse:
-    """What `loaded` refuses: one text a problem."""
+    """Return the problems that `loaded` raises, one text per problem."""
 
     def make(text: str, *words: str, **given: object) -> list[str]:
         with pytest.raises(Refused) as caught:

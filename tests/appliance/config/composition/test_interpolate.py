@@ -1,4 +1,4 @@
-"""`${…}` in values: what it becomes, of which type, and where a mistake is. `⟪` marks where a message must point."""
+"""`${…}` in values: the resulting value and type, and the position of mistakes. `⟪` marks the expected position."""
 
 import random
 import re
@@ -75,7 +75,7 @@ def test_a_text_becomes(text: str, value: Any) -> None:
 def test_a_mistake_is_at_its_dollar_whatever_the_style_of_the_text(
     text: str, message: str, hint: str, before: str
 ) -> None:
-    """The oracle is the text: the mark is taken out of what is read."""
+    """The text is the oracle: the mark is removed before the text is read."""
     after = before if before in ("'", '"') else ""
     marked = f"a: 1\nb:\n- {before}{text}{after}\n"
     start, _, rest = marked.partition("⟪")

@@ -1,4 +1,4 @@
-"""What acts at once and what waits, when a manifest is edited under a running appliance."""
+"""Live and pending changes when a manifest is edited while the appliance runs."""
 
 from pathlib import Path
 
