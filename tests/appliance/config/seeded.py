@@ -14,24 +14,21 @@ HARDWARE = "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware:\n  
 
 @dataclass(frozen=True)
 class Seeded:
-    """`words`: the suggestion, a part of the message; "" if there is none. `options`, `overlays` and `variables` come
-    with the manifest; their mistakes have a source instead of a line. `files` are in the same folder, and one of them
-    may have the mark; `mended` is the file that the edit changes, if it is another one. `outside`: the advice for a
-    value that is in no file."""
+    """A manifest with one mistake, and the expected diagnostics."""
 
     name: str
     text: str
     key: str
-    words: str
+    words: str  # the suggestion, a part of the message; "" if there is none
     becomes: str = ""
-    source: str = ""
+    source: str = ""  # source of a mistake in options, overlays or variables, which have no line
     options: tuple[tuple[str, str], ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     certain: bool = True
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # files in the manifest's folder; one of them may have the mark
     overlays: tuple[str, ...] = ()
-    mended: str = ""
-    outside: str = ""
+    mended: str = ""  # the file that the edit changes, if it is not the marked one
+    outside: str = ""  # the advice for a value that is in no file
 
     @property
     def marked(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Grammars of every format: what they allow is read as calls with valid arguments, and free text stays free."""
+"""Grammars of every format: accepted text parses as calls with valid arguments, and free text stays unconstrained."""
 
 import json
 import random
@@ -187,7 +187,7 @@ def test_channels_are_free_until_a_call_begins() -> None:
 @pytest.mark.parametrize("reasons", [False, True], ids=["asked", "opened"])
 @pytest.mark.parametrize("reasoning", REASONINGS, ids=lambda reasoning: reasoning.name)
 def test_calls_may_come_behind_any_reasoning(reasoning: Any, reasons: bool, special: bool) -> None:
-    """RE-05: the constraint begins behind the thoughts, and the reader finds the same border."""
+    """RE-05: the constraint begins after the reasoning, and the reader finds the same boundary."""
     hermes = FORMATS["hermes"].calls
     assert hermes is not None
     form = OutputFormat(reasoning, hermes)

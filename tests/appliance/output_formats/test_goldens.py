@@ -93,7 +93,7 @@ def test_text_beside_calls_is_content(name: str) -> None:
 
 @pytest.mark.parametrize("name", GOLDENS)
 def test_a_call_that_is_cut_off_leaks_no_marker(name: str) -> None:
-    """D.1: what was begun is flushed or dropped. What only looks like a call without markers is text."""
+    """D.1: an unfinished call is flushed or dropped. Text that resembles a call without markers is content."""
     golden, form = GOLDENS[name], FORMATS[name]
     calls = form.calls
     assert calls is not None
@@ -176,7 +176,7 @@ def test_parallel_calls_are_one_if_asked() -> None:
 
 
 def test_a_model_names_its_calls() -> None:
-    """Ids that a family defines are told."""
+    """Call ids of families that define them are reported."""
     starts = [event for event in read(FORMATS["kimi_k2"], [GOLDENS["kimi_k2"].two]) if isinstance(event, CallStart)]
     assert [start.id for start in starts] == ["functions.weather:0", "functions.now:1"]
     text = "[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}"

@@ -1,4 +1,4 @@
-"""Markers in a text that is still arriving, held to what they mean."""
+"""Markers in streamed text, compared with their definition."""
 
 import random
 

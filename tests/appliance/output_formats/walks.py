@@ -52,7 +52,7 @@ def matcher_of(vocabulary: Vocabulary, grammar: Grammar) -> LLMatcher:
 
 
 def walk(vocabulary: Vocabulary, matcher: LLMatcher, chance: random.Random, most: int = 4000) -> str:
-    """One reply. Free text is drawn to come to an end: what may close something comes more often the longer it is."""
+    """Generate one reply. Free text ends eventually: tokens that may close it are drawn more often the longer it is."""
     matcher.reset()
     found = bytearray()
     size = len(vocabulary.tokens)

@@ -1,4 +1,4 @@
-"""Launches fakes under the real Supervisor, in processes of their own, and finds what they leave behind."""
+"""Launch fakes under the real Supervisor, in separate processes, and find what they leave on the machine."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ class Appliance:
         self.directory = directory
         self.port = given.setdefault("port", free_port())
         self.mark = f"slipway-test-{uuid.uuid4()}"
-        # Not in pytest's own folder: its path is too long for Unix sockets.
+        # pytest's own folder has a path that is too long for Unix sockets.
         self.runs = Path(tempfile.mkdtemp(prefix="slipway-runs-"))
         with (directory / "out").open("wb") as out, (directory / "err").open("wb") as err:
             self.process = subprocess.Popen(

@@ -8,7 +8,7 @@ from engine.api.errors import EXIT_DRIFT
 
 
 class World:
-    """What a sentinel sees and does: exit statuses and what keepers tell in, starts and notices out."""
+    """Environment of a restart monitor: exit statuses and reports of reapers go in, starts and notices come out."""
 
     def __init__(self, policy: Policy, *, parked: bool = False) -> None:
         self.status: int | None = -1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-END_S = 2.0  # from the last death to the end
+END_S = 2.0  # from the last crash to the end
 
 
 def busy() -> float:
@@ -18,7 +18,7 @@ def busy() -> float:
 
 
 def bundles(appliance):
-    """What each crash bundle says, oldest first."""
+    """Return the contents of each crash bundle, oldest first."""
     return [json.loads(path.read_text()) for path in sorted((appliance.directory / "crashes").glob("*/death.json"))]
 
 
@@ -162,4 +162,4 @@ def test_where_a_full_disk_keeps_the_gateway_from_being_told_the_appliance_exits
     resource.prlimit(launcher, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no write into a file succeeds
     (appliance.directory / "seen").touch()
     assert appliance.end() == 14
-    assert appliance.alive() == {}  # what it says goes into files as well, so only its code tells
+    assert appliance.alive() == {}  # its output also goes into files, so only the exit code is checked

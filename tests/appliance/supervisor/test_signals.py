@@ -123,7 +123,8 @@ os.execv(sys.executable, [sys.executable, "-m", "appliance", *sys.argv[1:]])
 
 @pytest.mark.parametrize(("tool", "script"), [("env", SHELL_HELD), ("slipway", PYTHON_HELD)])
 def test_sigterm_is_not_lost_while_the_entrypoint_starts_python(contained, tmp_path, tool, script):
-    """The shell has a handler. What it becomes has the signal blocked, so the signal waits for Python's handlers."""
+    """The shell has a handler. The program that replaces it blocks the signal, so the signal waits for Python's
+    handlers."""
     if "block-signal" not in subprocess.run(["env", "--help"], capture_output=True, text=True, check=False).stdout:
         pytest.skip("env of this system cannot block signals")
     tools, reached, release = tmp_path / "bin", tmp_path / "reached", tmp_path / "release"
