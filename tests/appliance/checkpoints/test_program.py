@@ -47,7 +47,7 @@ class Program:
         )
 
     def states(self, enough: Callable[[EngineState], bool]) -> list[EngineState]:
-        """Return the states that it sends to a client, up to the first one that satisfies `enough`."""
+        """Return the states that it sends to a client, until one satisfies `enough`."""
         seen: list[EngineState] = []
 
         async def watch() -> None:

@@ -1,4 +1,4 @@
-"""Edits and what may be shown. Oracles: the text before a letter was lost, the text itself, PyYAML."""
+"""Edits, and redaction of secrets in them. Oracles: the text before a letter was removed, the text itself, PyYAML."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ def problems_of(path: Path, text: str) -> list[str]:
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=[path.stem for path in MANIFESTS])
 def test_a_letter_lost_from_any_key_is_put_back_to_the_same_text(tmp_path: Path, manifest: Path) -> None:
-    """Every key of every manifest that the project gives, each with its last letter but one left out."""
+    """Return every key of every manifest of the project, each without its last letter but one."""
     text = manifest.read_text()
     read = document(text)
     tried = restored = 0

@@ -1,5 +1,5 @@
-"""Seeded mistakes (seeded.py, seeded_layers.py): all refused, at their place, with the suggestion, and valid once the
-edit is made."""
+"""Seeded mistakes (seeded.py, seeded_layers.py): all are refused at their position, with the suggestion, and the edit
+makes the manifest valid."""
 
 import json
 import os
@@ -133,7 +133,7 @@ def test_at_least_nine_of_ten_have_the_edit_or_the_words(folder: Path) -> None:
 
 
 def test_no_check_takes_longer_than_a_third_of_a_second(folder: Path) -> None:
-    """CPU time of this process, refusal and edits together, so that neighbours on the machine do not count."""
+    """CPU time of this process, for refusal and edits together, so that other processes do not matter."""
     times = {}
     for seeded in SEEDED:
         start = time.process_time()

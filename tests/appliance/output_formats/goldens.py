@@ -74,7 +74,7 @@ def _json(before: str, after: str, between: str, key: str = "arguments", name: s
 
 
 def _named(before: str, between: str, after: str, open: str = "", close: str = "", separator: str = "") -> Golden:
-    """Formats of a name and its JSON."""
+    """Return outputs of formats with a name and its JSON."""
 
     def call(function: str, arguments: str, index: int = 0) -> str:
         return f"{before}{function}{between.replace('N', str(index))}{arguments}{after}"
@@ -358,7 +358,8 @@ GOLDENS: dict[str, Golden] = {
     ),
 }
 
-# Other spellings that models are known to write, each one call of `weather` with its arguments, or (second) another.
+# Alternative spellings that models are known to write, each one call of `weather` with its arguments, or (second)
+# another.
 VARIANTS: list[tuple[str, str]] = [
     ("jamba", GOLDENS["jamba"].one.replace("[", "[\n    ").replace("]", "\n]")),
     ("mistral", f"[TOOL_CALLS]weather{_JSON_WEATHER}"),

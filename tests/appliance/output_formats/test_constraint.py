@@ -66,7 +66,7 @@ def read(form: OutputFormat, text: str, **options: Any) -> list[Event]:
 
 
 def check_calls(events: list[Event], text: str) -> int:
-    """All calls are of a function that there is, with arguments of its schema."""
+    """All calls name an offered function, with arguments of its schema."""
     starts = {event.index: event.name for event in events if isinstance(event, CallStart)}
     arguments = {event.index: event.text for event in events if isinstance(event, CallArguments)}
     assert starts.keys() == arguments.keys(), text
@@ -114,7 +114,7 @@ def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
 @pytest.mark.parametrize("special", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_models_write_is_allowed(name: str, special: bool) -> None:
-    """The golden calls, whose spelling a grammar must not force a model to leave."""
+    """The golden calls: a grammar must accept the spelling that the model uses."""
     form = FORMATS[name]
     assert form.calls is not None
     vocabulary = Vocabulary(form, special)

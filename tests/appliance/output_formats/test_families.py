@@ -1,4 +1,4 @@
-"""Whole replies of families that write more than reasoning, text and calls, at every split."""
+"""Complete replies of families with more than reasoning, text and calls, at every split."""
 
 from typing import Any
 
@@ -140,7 +140,7 @@ FOUND = [
     ("qwen3_coder", '<function=note>\n<parameter=place>{"a": "x</parameter>\n<parameter=id>7</parameter>\n</function>'),
     # A name that is as long as one may be, or longer, before a mark of several characters.
     *(("k2_horizon", _K2.format("k" * length, "1")) for length in (255, 256, 257)),
-    # Where a mark may begin within what may be another.
+    # A marker may begin within a possible prefix of another marker.
     ("harmony", "<|cha<|message|>nel|>commentary Hi"),
     ("harmony", f'{_HEAD}<|messag<|message|>e|>{{"a": 1}}<|call|>'),
     # Text that is neither a second call nor content.

@@ -60,7 +60,7 @@ def cuts(text: str, chance: random.Random) -> list[str]:
 
 
 def fuzzed(name: str, form: OutputFormat, chance: random.Random) -> str:
-    """A text of the format's own pieces, cut and mixed with others, or a golden with a fault."""
+    """Return a text of the format's own pieces, split and mixed with others, or a golden output with a fault."""
     marks = [*form.markers(), *SCRAPS]
     golden = GOLDENS.get(name, GOLDENS["hermes"])
     if chance.random() < 0.5:
@@ -128,7 +128,7 @@ def _unigram() -> Backend:
 
 
 def _bytes() -> Backend:
-    """Every byte a token, with no merges."""
+    """Build a tokenizer in which every byte is a token, with no merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({character: at for at, character in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,4 @@
-"""Every format on what its models write: whole, at every split, and around text, cuts and faults."""
+"""Every format on its golden outputs: complete, at every split, and with surrounding text, truncation and faults."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ def read(form: OutputFormat, pieces: list[str], **options: Any) -> list[Event]:
 
 
 def calls_of(events: list[Event]) -> list[Call]:
-    """Names and arguments, which must be JSON and come in order."""
+    """Return names and arguments, which must be JSON and in order."""
     assert not any(isinstance(event, CallBroken) for event in events), events
     starts = [event for event in events if isinstance(event, CallStart)]
     assert [start.index for start in starts] == list(range(len(starts)))
@@ -138,7 +138,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_is_no_call_is_content(name: str) -> None:
-    """TC-05: all of it, as it was written, however it is cut."""
+    """TC-05: the complete text is returned unchanged, for any split."""
     text = MALFORMED[name]
     for cut in range(len(text) + 1):
         assert read(FORMATS[name], [text[:cut], text[cut:]]) == [Content(text)], cut

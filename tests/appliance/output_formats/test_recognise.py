@@ -1,4 +1,4 @@
-"""Formats by the marks of chat templates, by types of models, by names."""
+"""Recognition of formats from chat templates, model types and names."""
 
 import pytest
 

@@ -24,7 +24,7 @@ INNER = 3_000_000  # weights that outweigh the process
 
 
 def wide(inner: int = INNER) -> Checkpoint:
-    """Return a checkpoint of ten layers, of which one takes little memory while it is built."""
+    """Return a checkpoint of ten layers with a small temporary memory need per layer."""
     made = checkpoint()
     block = (made.model.blocks[0][0], ResidualBlock(body=MLP(hidden=HIDDEN, intermediate_size=inner // 10)))
     return replace(made, model=replace(made.model, blocks=(block,) * 10))

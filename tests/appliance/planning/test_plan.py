@@ -1,4 +1,5 @@
-"""The plan: every auto settled, memory shared out, what does not fit refused. Byte counts are worked out by hand."""
+"""The plan: every `auto` is resolved, memory is divided, and setups that do not fit are refused. Expected byte counts
+are computed by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -360,7 +361,7 @@ EXPERTS = Experts(
 
 
 def sparse() -> Checkpoint:
-    """The tiny model with experts in its last layer."""
+    """Return the tiny model with experts in its last layer."""
     facts = checkpoint()
     last = ResidualBlock(body=EXPERTS, before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm"))
     blocks = (*facts.model.blocks[:-1], (facts.model.blocks[-1][0], last))

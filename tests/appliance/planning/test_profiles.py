@@ -1,4 +1,4 @@
-"""Which profile fits which machine, and how the machine is read for it."""
+"""Matching of profiles and machines, and the machine facts used for it."""
 
 import json
 from dataclasses import replace

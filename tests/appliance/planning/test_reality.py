@@ -1,4 +1,4 @@
-"""Plans against engines that are really built from them: the same bytes, part by part, never more than was there."""
+"""Plans compared with engines built from them: the same bytes, part by part, never more than available."""
 
 import random
 from collections.abc import Callable

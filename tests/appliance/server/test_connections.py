@@ -24,7 +24,7 @@ LIVE = b"GET /live HTTP/1.1\r\nHost: a\r\n"
 
 @pytest.fixture
 def limited(start_gateway, new_engine) -> Callable[..., Gateway]:
-    """Starts a gateway without an engine under these limits."""
+    """Start a gateway without an engine under these limits."""
 
     def start(values: dict[str, Any] | None = None, **limits: Any) -> Gateway:
         return start_gateway(new_engine(), ready=False, connections=ConnectionLimits(**limits), **(values or {}))

@@ -25,7 +25,8 @@ PATIENCE_S = 120.0
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A folder with a word-level tokenizer of a prime number of words, enough for the gateway's side of a model."""
+    """Write a folder with a word-level tokenizer of a prime number of words, enough for the gateway's side of a
+    model."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     words = {"[UNK]": 0} | {f"w{number}": number for number in range(1, 997)}
@@ -73,7 +74,7 @@ class Process:
 
 @pytest.fixture
 def run(tmp_path, new_config, checkpoint, eventually):
-    """Starts the gateway process over fake engines and waits until it answers."""
+    """Start the gateway process over fake engines and wait until it answers."""
     started = []
 
     def start(*engines, answers=True, **values):
@@ -97,7 +98,7 @@ def run(tmp_path, new_config, checkpoint, eventually):
 
 
 def stream_in_background(url, max_tokens):
-    """Opens a stream; returns (lines so far, thread)."""
+    """Open a stream; return (lines so far, thread)."""
     lines = []
 
     def read():

@@ -131,7 +131,7 @@ def litter(directory: Path, name: str) -> None:
             started(directory, f"{name}-child")
             while True:
                 signal.pause()
-    time.sleep(1.0)  # time for both to begin, and for a look of the keeper
+    time.sleep(1.0)  # time for both to begin, and for one check by the reaper
 
 
 def started(directory: Path, name: str) -> None:

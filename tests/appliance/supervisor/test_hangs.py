@@ -1,4 +1,4 @@
-"""When an engine counts as hung, by a clock and pulses made up here; the e2e tests stop real ones."""
+"""Hang detection with a synthetic clock and synthetic heartbeats; the e2e tests stop real engines."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Lines out of a pipe, however the bytes come."""
+"""Reading lines from a pipe, for any split of the bytes."""
 
 import os
 

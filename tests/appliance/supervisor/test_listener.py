@@ -1,4 +1,4 @@
-"""The listener outlives the gateway: who comes while none runs waits for the next one."""
+"""The listener outlives the gateway: connections opened during a restart wait for the next gateway."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ def test_nobody_is_refused_between_two_gateways(launched: Callable[..., Applianc
     appliance = launched(backoff_s=1.0)
     first = appliance.started("gateway")
     assert live(appliance.port) == 200  # earlier connections were not refused either
-    os.kill(first, signal.SIGSTOP)  # it accepts nobody any more
+    os.kill(first, signal.SIGSTOP)  # it no longer accepts connections
     found: list[int] = []
     clients = [threading.Thread(target=lambda: found.append(live(appliance.port))) for _ in range(20)]
     for client in clients[:10]:

@@ -207,7 +207,7 @@ def test_what_the_keeper_saw_says_how_it_ended():
 
 
 def test_a_death_that_ends_everything_is_told_once():
-    """A new sentinel looks first and gets the event of the time before afterwards"""
+    """A new monitor checks the state first and receives the earlier events afterwards"""
     world = World(Policy(max=0, window_s=600.0))
     world.dies(0.0)
     world.dies(0.1)

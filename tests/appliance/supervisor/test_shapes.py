@@ -1,4 +1,5 @@
-"""Crash loops of every shape under the real Supervisor: the documented code in time, nothing left, the right reason."""
+"""Crash loops of every kind under the real Supervisor: the documented exit code in time, no leftovers, the right
+reason."""
 
 import json
 import os
@@ -13,7 +14,7 @@ END_S = 2.0  # from the last crash to the end
 
 
 def busy() -> float:
-    """How many times longer things may take on this machine now: what waits for each core."""
+    """Return the factor by which this machine is slower now: the number of runnable processes per core."""
     return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
@@ -148,7 +149,7 @@ def test_a_parked_appliance_keeps_its_gateway_and_ends_by_a_signal(launched, wor
     os.kill(gateway, signal.SIGKILL)  # it comes back, which also shows that the new sentinel works
     appliance.started("gateway", times=2)
     began = time.monotonic()
-    appliance.until(lambda: time.monotonic() - began > 1.0)  # for an engine that is started wrongly to begin
+    appliance.until(lambda: time.monotonic() - began > 1.0)  # time for an engine with a wrong start command to begin
     assert len(appliance.pids("engine-0")) == lives and len(appliance.pids("engine-1")) == 1
     assert appliance.terminate() == code
     assert appliance.alive() == {} and appliance.reason() == reason

@@ -1,4 +1,4 @@
-"""Signals to the launcher as process 1 of a PID namespace, from its first moment on, and signals without a meaning."""
+"""Signals to the launcher as process 1 of a PID namespace, from its start on, and ignored signals."""
 
 import contextlib
 import os
@@ -88,7 +88,7 @@ def serve() -> list[str]:
     return [sys.executable, *words]
 
 
-# When SIGTERM comes. Each is a moment that the process shows from outside.
+# Moments at which SIGTERM arrives; each one is observable from outside of the process.
 MOMENTS: dict[str, Callable[[Contained], object]] = {
     "handled": lambda contained: contained.handles(),
     "importing": lambda contained: contained.maps("_pydantic_core"),

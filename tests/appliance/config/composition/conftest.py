@@ -15,8 +15,8 @@ Refuse = Callable[..., list[str]]
 
 @pytest.fixture
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """`loaded(text, "--overlay dev", "a.b=1", choose=…, files={name: text}, NAME="value")`: the settings of m.yaml, the
-    paths in them as a shell in its folder would give them."""
+    """`loaded(text, "--overlay dev", "a.b=1", choose=…, files={name: text}, NAME="value")`: return the settings of
+    m.yaml; paths in them are relative to its folder."""
     monkeypatch.chdir(tmp_path)
 
     def make(

@@ -150,7 +150,8 @@ def test_a_link_to_a_manifest_means_the_folder_of_the_manifest(loaded: Load, tmp
 
 
 def test_the_whole_plan_takes_the_files_of_a_base_from_the_folder_of_the_base(loaded: Load, tmp_path: Path) -> None:
-    """With the real demo model: checkpoint, template, secret and recording arrive where the base means them."""
+    """With the real demo model: checkpoint, template, secret and recording resolve to the paths that the base
+    intends."""
     demo = Path(__file__).resolve().parents[4] / "manifests/demo"
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared/demo").symlink_to(demo)

@@ -92,7 +92,7 @@ def test_where_escapes_hide_the_dollars_the_place_is_that_of_the_text() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_texts_are_what_a_shell_would_make_of_them(seed: int) -> None:
-    """The oracle evaluates inside out with a regular expression, as no default has a brace of its own."""
+    """The oracle evaluates from inside out with a regular expression, because no default contains a brace."""
     source = random.Random(seed)
     environ = {name: source.choice(("", "x", "7", "a b")) for name in "ABC"}
 

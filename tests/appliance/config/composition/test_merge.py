@@ -1,4 +1,4 @@
-"""Random trees cut over layers. Oracles: a merge written here, and the texts themselves, read back at each place."""
+"""Random trees split over layers. Oracles: a merge written here, and the texts themselves, read back at each place."""
 
 import json
 import random
@@ -15,7 +15,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def random_value(source: random.Random, depth: int, mark: str) -> Any:
-    """A value whose scalars are all different, so that none can be taken for another."""
+    """Return a value whose scalars are all different, so that they cannot be confused."""
     kind = source.randrange(6) if depth else source.randrange(3)
     if kind >= 3:
         names = source.sample(NAMES, source.randrange(len(NAMES) + 1))

@@ -1,4 +1,4 @@
-"""Assembly: which routes there are, models, invocations, docs."""
+"""Assembly of the application: routes, models, invocations, docs."""
 
 import json
 import re

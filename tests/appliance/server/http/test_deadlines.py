@@ -1,4 +1,4 @@
-"""Deadlines and owners of requests: fields, headers, refusals, replies that are late, metrics and stories."""
+"""Deadlines and owners of requests: fields, headers, refusals, late replies, metrics and timelines."""
 
 import hashlib
 import time
@@ -181,7 +181,7 @@ def test_a_request_with_a_key_ends_at_its_deadline_while_the_engine_hangs(
 
 
 def queue(engine: FakeEngine, gateway: Gateway, eventually: Any) -> list[Reader]:
-    """Two a second were started for a while, and six wait."""
+    """Two requests a second were started for a while, and six wait."""
     drain, moment = gateway.service.router.drain, time.monotonic() - 20.0
     for number in range(40):
         drain.enter(moment + number / 2)

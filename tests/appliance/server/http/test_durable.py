@@ -1,4 +1,4 @@
-"""Idempotency-Key and Last-Event-ID: one generation a key, streams that go on at a token, across gateways."""
+"""Idempotency-Key and Last-Event-ID: one generation per key, streams that resume at a token, across gateways."""
 
 import asyncio
 import errno
@@ -261,7 +261,7 @@ def test_what_nobody_reads_is_left_and_gone_on_with_when_somebody_asks(
 def test_another_gateway_goes_on_with_what_the_journal_of_a_killed_one_says(
     start: Callable[..., Gateway], new_engine: Callable[[], FakeEngine], tmp_path: Path
 ) -> None:
-    """The file as it was at some moment, its tail torn; the client has more of it than the file."""
+    """The file as it was at an earlier moment, with a torn end; the client has received more than the file contains."""
     first, second = new_engine().start(), new_engine().start()
     first.holding = True
     gateway = start(first)
@@ -436,7 +436,7 @@ def test_however_tokens_came_together_a_stream_goes_on_at_its_token(make_gateway
 
 
 def cut(rng: random.Random, replies: list[tuple[list[int], str]]) -> list[tuple[int, Delta]]:
-    """Deltas of all choices, cut and mixed at random."""
+    """Return the deltas of all choices, split and interleaved at random."""
     left = [list(ids) for ids, _ in replies]
     found = []
     while any(left):

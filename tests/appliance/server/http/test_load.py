@@ -1,4 +1,4 @@
-"""GET /load: every request that holds the service counts, once, until it is over, however it ends."""
+"""GET /load: every open request counts once, until it ends for any reason."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""`endpoints.compat`: all that the two profiles answer differently, each under both (docs/http.md, Profiles)."""
+"""`endpoints.compat`: all differences between the two profiles, each under both (docs/http.md, Profiles)."""
 
 import asyncio
 from collections.abc import Callable
@@ -93,7 +93,7 @@ def test_usage_of_messages(gateway: Any, compat: str) -> None:
 
 
 def test_usage_of_a_response_is_whole_under_both(gateway: Any, compat: str) -> None:
-    """Its clients take none of the fields for optional."""
+    """Its clients treat no field as optional."""
     usage = gateway.post("/v1/responses", {"input": "hello"})[1]["usage"]
     assert usage["input_tokens_details"] == CACHE
     assert usage["output_tokens_details"]["reasoning_tokens"] > 0
@@ -178,7 +178,7 @@ def test_a_response_has_vllms_fields_beside(gateway: Any, compat: str) -> None:
 
 
 def test_types_of_input_that_a_model_does_not_know(embedder: Any, compat: str) -> None:
-    """Cohere's client always names one."""
+    """Cohere's client always sends a model name."""
     body = {"model": "qwen", "texts": ["hello"], "input_type": "search_query", "embedding_types": ["float"]}
     assert embedder.post("/v2/embed", body)[0] == (200 if compat == "openai" else 400)
 

@@ -1,4 +1,4 @@
-"""A running gateway applies a new configuration: each live key has an effect that a client can observe."""
+"""A running gateway applies a new configuration: clients observe the effect of each live key."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Encoder-decoder models: a completion's prompt is the source, and its reply has a beginning of its own."""
+"""Encoder-decoder models: a completion's prompt is the encoder input, and the decoder has a separate prompt."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SOURCES = SourceModel(longest=20, reply=30, begins=(7, 8))
 
 @pytest.fixture
 def sourced(make_gateway: Callable[..., Any]) -> Any:
-    """A window of 40: with a long source the reply has fewer than the 30 tokens for which there are positions."""
+    """A context of 40 tokens: with a long encoder input, fewer than the 30 positions are left for the reply."""
     return make_gateway(sources=SOURCES, max_context=40).says(" yes")
 
 
@@ -138,7 +138,7 @@ def test_a_source_is_cut_where_the_request_asks_for_it(sourced: Any) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_special_tokens_at_the_ends_of_a_source_are_not_cut_off(sourced: Any, side: str) -> None:
-    """The encoder knows by them what language a text has, and that it is over."""
+    """They mark the language and the end of a text for the encoder."""
     start, end = (sourced.tokenizer.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>"))
     ids = [start, *range(20, 60), end, end]
     reply(sourced, prompt=ids, truncate_prompt_tokens=-1, truncation_side=side)

@@ -93,7 +93,7 @@ class Client:
 
 
 def test_a_silent_stream_gets_comments_and_loses_nothing() -> None:
-    """Comments come while the next record is waited for, the record follows."""
+    """Comments are sent until the next record is ready; the record follows."""
 
     async def run() -> list[bytes]:
         client = Client()

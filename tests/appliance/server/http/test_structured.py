@@ -81,7 +81,7 @@ def takes(compiler: Compiler, gateway: Any, grammar: Any, text: str) -> bool:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_each_spelling_is_the_language_that_it_says(gateway: Any, compiler: Compiler, path: str) -> None:
-    """SO-01, RE-05, STR-02: alone, and behind reasoning where the model may reason"""
+    """SO-01, RE-05, STR-02: alone, and after reasoning where the model supports reasoning"""
     for name, (body, right, wrong) in CASES.items():
         status, reply = gateway.says("x").post(path, {**ROUTES[path], **body, "n": 2, "temperature": 1})
         assert status == 200, (name, reply)

@@ -1,4 +1,4 @@
-"""Log of durable replies: intact entries are read, broken entries are skipped, wherever the damage is."""
+"""Log of durable replies: intact entries are read, broken entries are skipped."""
 
 import errno
 import os

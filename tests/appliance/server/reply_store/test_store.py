@@ -1,4 +1,4 @@
-"""Durable replies by key: kept for a time and in a space, known again after a restart whatever became of the file."""
+"""Durable replies by key: kept within a time and space limit, restored after a restart whatever the file contains."""
 
 import asyncio
 import errno
@@ -24,7 +24,7 @@ SUBMITS = (Submit("r1-0", (1, 2, 3), Sampling(seed=7), 8), Submit("r1-1", (1, 2,
 
 
 class World:
-    """A clock and a file; every `ledger()` is the gateway's next life."""
+    """A clock and a file; every `ledger()` is the store of a restarted gateway."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

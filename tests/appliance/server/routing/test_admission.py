@@ -102,7 +102,7 @@ def test_those_that_leave_are_no_starts():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_rate_is_what_brute_force_counts(seed):
-    """Over a random life, against a list of all moments looked through second by second."""
+    """Random events, compared with a brute-force list of all moments, searched second by second."""
     rng, drain, now, inside = random.Random(seed), Drain(), 50.0, 0
     spans, starts, busy = [], [], 0.0
     for _ in range(400):
@@ -168,7 +168,7 @@ def test_the_least_reply_counts_for_the_end_and_not_for_the_first_token(left_s, 
 
 
 def test_of_requests_and_tokens_ahead_the_faster_count_is_believed():
-    """After a time of short prompts one long prompt is no reason to refuse, nor many short ones after long ones."""
+    """After short prompts, one long prompt is not refused, and neither are many short ones after long ones."""
     asked = ask(ttft_deadline=115.0)
     assert paced().late([asked], Ahead(2, 90_000), 110.0) is None
     assert paced().late([asked], Ahead(2000, 90), 110.0) is None

@@ -16,7 +16,7 @@ from engine.api.messages import Pooling, Sampling, Stats, Submit
 
 @pytest.fixture
 def routed(new_config):
-    """Runs a test's coroutine with a connected router over the given fake engines."""
+    """Run a test's coroutine with a connected router over the given fake engines."""
 
     def run(engines, body, max_waiting=1024, **limits):
         async def main():
@@ -57,7 +57,7 @@ def test_deltas_carry_the_caller_s_id_and_the_journal_keeps_what_was_given(route
 
 
 def test_two_requests_of_one_id_do_not_mix(routed, engine):
-    """X-Request-Id is the client's: it may come twice"""
+    """X-Request-Id is chosen by the client, so it may repeat"""
 
     async def body(router):
         async def collect(max_tokens):
@@ -110,7 +110,7 @@ def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(routed, new_en
 
 
 def test_a_rank_whose_engine_is_down_is_not_served_by_another(routed, new_engine):
-    """RT-06 pinned is pinned"""
+    """RT-06 a pinned request does not move"""
     first, second = new_engine().start(), new_engine().start()
 
     async def body(router):
@@ -499,7 +499,7 @@ def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finis
     pardons = []
 
     async def life(router):
-        """Gives tokens, and starts again whenever the poison was computed."""
+        """Gives tokens, and restarts after each crash on the poison token."""
         lives = 0
         while True:
             await asyncio.to_thread(engine.give)

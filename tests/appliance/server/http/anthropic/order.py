@@ -16,7 +16,7 @@ DELTAS = {
 
 
 def records(text: str) -> list[dict[str, Any]]:
-    """The JSON of each record; its event must be named, and as its type is."""
+    """Return the JSON of each record; its event name must equal its type."""
     found = []
     for part in text.removesuffix("\n\n").split("\n\n"):
         if part.startswith(":"):
@@ -46,7 +46,7 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def blocks(events: list[dict[str, Any]], content: list[dict[str, Any]], *, whole: bool = True) -> None:
-    """Puts the content of block events together. `whole`: the last block is closed too."""
+    """Join the content of block events. `whole`: the last block is closed too."""
     is_open, signed, arguments = False, False, ""
     for event in events:
         kind = event["type"]

@@ -18,7 +18,7 @@ TALK = """\
 
 
 def save_bert(directory: Path) -> Path:
-    """The text files of a BERT-like model: [CLS] a [SEP] b [SEP], the second text of token type 1."""
+    """Write the text files of a BERT-like model: [CLS] a [SEP] b [SEP], the second text of token type 1."""
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -16,7 +16,7 @@ def _noise(name: str, *shape: int) -> np.ndarray:
 
 
 def tokens(ids, segments=()) -> np.ndarray:
-    """A vector of each token, which depends on its id, its place and its segment."""
+    """Return a vector of each token, computed from its id, position and segment."""
     kinds = np.repeat(np.arange(len(segments)), segments) if segments else np.zeros(len(ids), int)
     places = zip(ids, kinds, strict=True)
     return np.stack([_noise(f"{token}/{kind}", WIDTH) + 0.1 * at for at, (token, kind) in enumerate(places)])

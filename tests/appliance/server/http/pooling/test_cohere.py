@@ -1,4 +1,4 @@
-"""POST /v2/embed with Cohere's own client, over a made-up model."""
+"""POST /v2/embed with Cohere's own client, over a toy model."""
 
 import base64
 
@@ -112,7 +112,7 @@ def test_a_type_of_input_is_the_models_prompt(make_pooling):
 
 
 def test_a_type_of_input_without_prompts_follows_the_profile(make_pooling):
-    """B5.3 input_type of a model that has none"""
+    """B5.3 input_type for a model without input types"""
     body = {"texts": ["world"], "input_type": "search_query"}
     assert refusal(make_pooling("embed", compat="vllm"), body)[1] == "input_type"
     assert make_pooling("embed", compat="openai").post(URL, body)[0] == 200

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /pooling and /classify over a made-up model."""
+"""POST /v1/embeddings, /pooling and /classify over a toy model."""
 
 import asyncio
 import base64
@@ -73,7 +73,7 @@ def test_replies_that_come_out_of_order_are_put_in_order(embedder):
     """EM-02 order of a batch"""
     answered = embedder.router.reply
     slow = embedder.tokenizer.encode(TEXTS[0])
-    # An empty delta first makes the first text's vector the last to come.
+    # An empty delta first makes the first text's vector arrive last.
     embedder.router.reply = lambda submit: [*[Delta(submit.id)] * (list(submit.prompt) == slow), *answered(submit)]
     _, reply = embedder.post(URL, {"input": TEXTS})
     assert [one["embedding"] for one in reply["data"]] == [vector(embedder, text) for text in TEXTS]

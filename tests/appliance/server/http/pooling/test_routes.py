@@ -1,4 +1,4 @@
-"""Which routes a model has, what those say that it has not, and /invocations."""
+"""Routes of each task, errors of the other routes, and /invocations."""
 
 import pytest
 
@@ -156,7 +156,7 @@ def test_fields_of_the_base_are_checked(make_pooling, path, field):
 
 
 def test_empty_text_has_no_label(make_pooling):
-    """EM-06: special tokens alone are no text to classify."""
+    """EM-06: a text of special tokens only cannot be classified."""
     gateway = make_pooling("classify", activation="softmax")
     for given, where in (
         ("", "input must"),

@@ -1,4 +1,4 @@
-"""POST /score and /rerank over a made-up model, in every spelling and for every kind of model."""
+"""POST /score and /rerank over a toy model, in every spelling and for every kind of model."""
 
 import asyncio
 from typing import Any
@@ -122,7 +122,7 @@ def test_pairs_are_joined_as_transformers_joins_them(crosser, bert):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("keep", [-1, 9, 12])
 def test_pairs_are_cut_as_transformers_cuts_them(crosser, bert, texts, side, keep):
-    """SC-02 the longer text gives way"""
+    """SC-02 the longer text is truncated first"""
     body = {"text_1": texts[0], "text_2": texts[1], "truncate_prompt_tokens": keep, "truncation_side": side}
     crosser.post("/score", body)
     theirs = AutoTokenizer.from_pretrained(bert, truncation_side=side)

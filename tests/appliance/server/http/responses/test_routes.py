@@ -75,7 +75,7 @@ def kinds(found) -> list[str]:
 
 
 def bare(value: Any) -> Any:
-    """Without what differs from request to request."""
+    """Return the object without values that differ between requests."""
     if isinstance(value, list):
         return [bare(each) for each in value]
     if not isinstance(value, dict):
