@@ -1,4 +1,4 @@
-"""Certificates for tests, each signed by itself."""
+"""Self-signed certificates for tests."""
 
 import datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from cryptography.x509.oid import NameOID
 
 
 def write_certificate(folder: Path, name: str, days: float = 30.0, passphrase: bytes = b"") -> None:
-    """`<name>.crt` and `<name>.key`, valid for localhost and 127.0.0.1 until so many days from now."""
+    """Write `<name>.crt` and `<name>.key`, valid for localhost and 127.0.0.1 for the given number of days."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -33,6 +33,6 @@ def write_certificate(folder: Path, name: str, days: float = 30.0, passphrase: b
         ("crt", built.public_bytes(serialization.Encoding.PEM)),
         ("key", key.private_bytes(*form, hidden)),
     ):
-        # In one piece, as those who renew certificates do it.
+        # Replace the file atomically, like certificate renewal tools.
         (folder / f"{name}.{suffix}.new").write_bytes(data)
         (folder / f"{name}.{suffix}.new").replace(folder / f"{name}.{suffix}")

@@ -1,4 +1,4 @@
-"""A fake engine that speaks the real frames over a real Unix socket, and the gateway's application live on a port."""
+"""A fake engine with the real frames over a real Unix socket, and the gateway's application on a port."""
 
 import asyncio
 import itertools
@@ -49,7 +49,7 @@ PATIENCE_S = 60.0  # against hangs only; nothing is timed
 
 
 def until(what: str, check: Callable[[], bool]) -> None:
-    """Polls `check` until it is true. Raises AssertionError naming `what` when patience ends."""
+    """Poll `check` until it is true. Raise AssertionError naming `what` after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while not check():
         assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain: {what}"
@@ -57,7 +57,7 @@ def until(what: str, check: Callable[[], bool]) -> None:
 
 
 def pooled(submit: Submit) -> Pooled:
-    """The fake engine's vector of a prompt: how long it is, and its ends."""
+    """Return the fake engine's vector of a prompt: its length, first and last token."""
     values = (len(submit.prompt), submit.prompt[0], submit.prompt[-1])
     return Pooled((3,), struct.pack("<3f", *values))
 
@@ -78,8 +78,8 @@ class Sequence:
 
 
 class FakeEngine:
-    """Answers each Submit at once with max_tokens tokens, one Output and one Stats a step; or, with `holding`, only as
-    many as `give` says. Runs in a thread with a loop of its own."""
+    """Fake engine: answers each Submit at once with max_tokens tokens, one Output and one Stats per step; with
+    `holding`, only with as many tokens as `give` says. Runs in a thread with its own event loop."""
 
     READY = Ready(
         max_context=64, kv_blocks=10, block_tokens=4, kv_tokens=40, weight_bytes=1, kv_bytes=1, seconds={}, pid=1
@@ -88,8 +88,8 @@ class FakeEngine:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.holding = False
-        self.poison: int | None = None  # a token of a prompt that it dies of when it is computed
-        self.deaths: list[list[str]] = []  # the keys that were open when it did
+        self.poison: int | None = None  # a prompt token that crashes it
+        self.deaths: list[list[str]] = []  # keys that were open at each crash
         self.submits: list[Submit] = []
         self.aborted: list[str] = []
         self.open: dict[str, Sequence] = {}
@@ -113,12 +113,12 @@ class FakeEngine:
         self._call(self._say(*messages))
 
     def give(self, tokens: int = 1) -> None:
-        """Every open request gets one more token, `tokens` times; one that has all ends with finish length."""
+        """Send one token to every open request, `tokens` times; a complete request ends with finish length."""
         for _ in range(tokens):
             self._call(self._step())
 
     def die(self) -> None:
-        """As after kill -9: the connection ends, nobody listens."""
+        """Crash as after kill -9: the connection closes, and the socket has no listener."""
         self._call(self._close())
 
     def stop(self) -> None:
@@ -225,7 +225,7 @@ class FakeEngine:
 
 
 class GenerateBody(BaseModel):
-    """What the test's own route takes: it drives the router as the text routes do, without a tokenizer."""
+    """Body of the test's own route, which drives the router like the text routes, without a tokenizer."""
 
     prompt: list[int] = [1, 2, 3]
     max_tokens: int = Field(default=2, ge=1)
@@ -292,13 +292,13 @@ async def generate(request: Request) -> Response:
 
 
 class FakeText:
-    """Stands where tokenizer and template would: the test's own route needs neither."""
+    """Replaces tokenizer and template: the test's own route needs neither."""
 
     tokenizer = template = None
 
 
 class Gateway:
-    """The application live on a port: `service` for a look inside, `client` to talk to it."""
+    """The application on a port: `service` is its internal state, `client` sends requests."""
 
     def __init__(self, service: Service, url: str) -> None:
         self.service = service
@@ -319,7 +319,7 @@ class Gateway:
         }
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum of the samples of this name whose labels contain the given ones; they must exist."""
+        """Return the sum of the samples of this name whose labels contain the given ones; there must be some."""
         found = [
             value
             for (each, own), value in self.samples().items()
@@ -331,7 +331,7 @@ class Gateway:
 
 @contextmanager
 def running(service: Service, app: FastAPI, listener: socket.socket) -> Iterator[None]:
-    """The application in a thread, as appliance.server.process runs it in a process."""
+    """Run the application in a thread; appliance.server.process runs it in a process."""
     server = build_server(app, service)
     server.capture_signals = contextmanager(lambda: iter([None]))  # type: ignore[method-assign]  # threads get none
 
@@ -355,7 +355,7 @@ def eventually() -> Callable[[str, Callable[[], bool]], None]:
 
 @pytest.fixture
 def new_engine(tmp_path: Path) -> Iterator[Callable[[], FakeEngine]]:
-    """Makes fake engines that are not started yet."""
+    """Return a function that makes fake engines that are not started yet."""
     made: list[FakeEngine] = []
     numbers = itertools.count()
 
@@ -387,7 +387,8 @@ def new_config(tmp_path: Path) -> Callable[..., GatewayConfig]:
 def start_gateway(
     new_config: Callable[..., GatewayConfig], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Gateway]]:
-    """Starts gateways over fake engines: `start_gateway(engine, keys=[…], ready=False, **config)`."""
+    """Return a function that starts gateways over fake engines: `start_gateway(engine, keys=[…], ready=False,
+    **config)`."""
     monkeypatch.setattr("appliance.server.process.load_text", lambda config: FakeText())
     with ExitStack() as stack:
 
@@ -414,5 +415,5 @@ def start_gateway(
 
 @pytest.fixture
 def gateway(start_gateway: Callable[..., Gateway], engine: FakeEngine) -> Gateway:
-    """One gateway, one fake engine, ready."""
+    """Return one gateway with one fake engine, ready."""
     return start_gateway(engine)

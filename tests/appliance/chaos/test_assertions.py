@@ -20,7 +20,7 @@ def probe(sent_s, kind="stream", **more):
 
 
 def restarted(**more):
-    """What a good appliance shows when its engine is killed at 100 s."""
+    """Return the observations of a correct appliance whose engine is killed at 100 s."""
     seen = Seen(
         made_s=100.0,
         whole_s=104.0,
@@ -34,7 +34,7 @@ def restarted(**more):
 
 
 def stayed(**more):
-    """What a good appliance shows where nothing dies."""
+    """Return the observations of a correct appliance in which no process crashes."""
     seen = restarted(
         bundles=[],
         pids=(0, 0),

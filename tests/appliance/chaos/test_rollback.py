@@ -1,4 +1,4 @@
-"""What is disturbed is put back: by us, twice without harm, and by the guard where we are killed."""
+"""Faults are rolled back: by the tool itself, harmlessly if repeated, and by the guard process if the tool is killed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The table of scenarios is what the code declares, and each has something to keep."""
+"""The table of scenarios matches the code, and each scenario has an assertion."""
 
 import re
 from pathlib import Path

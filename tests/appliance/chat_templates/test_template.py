@@ -25,7 +25,7 @@ TEMPLATES = {
     "generation": "{% for m in messages %}{% if m.role == 'assistant' %}"
     + "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content | upper }}{% endif %}"
     + "{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}",
-    # What templates of well-known families do, in excerpts of our own.
+    # Features of templates of well-known families, in self-written excerpts.
     "dates": "{{- bos_token }}{%- if date_string is not defined %}{%- if strftime_now is defined %}"
     "{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}{%- endif %}Today: {{ date_string }}\n"
     "{%- for m in messages %}{{- '<|start|>' + m['role'] + '<|end|>\\n\\n' + m['content'] | trim }}{%- endfor %}",
@@ -110,7 +110,7 @@ def test_one_of_several_templates_is_chosen_as_by_transformers(tmp_path: Path) -
 
 
 def test_templates_lie_in_files_of_several_names(tmp_path: Path) -> None:
-    """Each wins over those before it."""
+    """Each file overrides the previous ones."""
     (tmp_path / "tokenizer.json").write_text((checkpoint(tmp_path, None) / "tokenizer.json").read_text())
     assert load_template(Tokenizer(tmp_path), None) is None and template_file(tmp_path) == ""
     (tmp_path / "chat_template.json").write_text('{"chat_template": "of a processor"}')

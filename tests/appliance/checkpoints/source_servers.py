@@ -1,4 +1,4 @@
-"""Servers that misbehave as told, and a hub made of one folder: real sockets, real clients."""
+"""Servers with scripted faults, and a hub made of one folder: real sockets, real clients."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Files:
-    """A web server of files by path. `faults` are taken one a GET, in their order: a status, ("cut", n) ends the
-    connection after n bytes of the body, ("stall", n) stops sending after n, ("wrong range", n) sends from n whatever
-    was asked, "whole" knows no ranges, ("redirect", url); None is no fault."""
+    """Web server of files by path. Each GET takes the next of `faults`: a status, ("cut", n) closes the connection
+    after n bytes of the body, ("stall", n) stops sending after n, ("wrong range", n) sends from n whatever range was
+    requested, "whole" ignores ranges, ("redirect", url); None is no fault."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     faults: dict[str, list[object]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def serving() -> Iterator[Files]:
-    """A running server, ended with its stalls behind the block."""
+    """Run a server; stop it and its stalled replies at the end of the block."""
     state = Files()
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler(state))
     http.daemon_threads = True

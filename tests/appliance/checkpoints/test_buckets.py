@@ -97,7 +97,7 @@ def test_s3_resumes_at_the_byte(s3: Any, tmp_path: Path, checkpoint_files: dict[
     listing = store.listing()
     file, data = next((f, checkpoint_files[f.name]) for f in listing.files if f.name == "model.safetensors")
     store.shelf(listing).folder.mkdir(parents=True)
-    store.shelf(listing).part(file).write_bytes(b"\0" * 1000)  # told from what is read
+    store.shelf(listing).part(file).write_bytes(b"\0" * 1000)  # differs from the bytes that the server sends
     fetch(store, listing, store.shelf(listing), QUICK, Progress(listing.bytes))
     assert (store.shelf(listing).folder / file.name).read_bytes() == bytes(1000) + data[1000:]
 

@@ -1,4 +1,5 @@
-"""Downloads from a server that does what servers do: cut off, stall, forget ranges, refuse, change, lie."""
+"""Downloads from a server with typical faults: it cuts off, stalls, ignores ranges, refuses, changes or corrupts
+files."""
 
 import hashlib
 import multiprocessing

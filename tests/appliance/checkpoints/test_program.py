@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 class Program:
-    """The running program, in a folder with its socket, its pulse and what it becomes."""
+    """The running download program: its folder, socket and heartbeat, and the program that replaces it."""
 
     def __init__(self, hub: Files, folder: Path, policy: Policy, became: str = "true") -> None:
         order = Order(
@@ -47,7 +47,7 @@ class Program:
         )
 
     def states(self, enough: Callable[[EngineState], bool]) -> list[EngineState]:
-        """What it tells whoever connects, up to the first that is enough."""
+        """Return the states that it sends to a client, until one satisfies `enough`."""
         seen: list[EngineState] = []
 
         async def watch() -> None:

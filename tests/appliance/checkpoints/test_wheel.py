@@ -52,7 +52,7 @@ def digest(data: bytes) -> str:
 
 @pytest.fixture
 def index(server: Callable[[], Files]) -> Files:
-    """An index with one package, of which the test sets the wheel."""
+    """An index with one package; the test supplies the wheel."""
     web = server()
     web.files["/simple/tiny-model/"] = f'<!DOCTYPE html><a href="../../{FILE}">{FILE}</a>'.encode()
     web.headers = lambda path: {"Content-Type": "text/html"} if path.endswith("/") else {}

@@ -67,7 +67,7 @@ def write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """A manifest beside a small whole checkpoint in the folder `tiny`."""
+    """Write a manifest next to a small complete checkpoint in the folder `tiny`."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))

@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 
 
 def service(bodies: list[dict], *replies: str) -> httpx.Client:
-    """Answers each request with the next reply, word by word, and keeps what it was asked."""
+    """Return a client that answers each request with the next reply, word by word, and records the requests."""
     answers = iter(replies)
 
     def answer(request: httpx.Request) -> httpx.Response:

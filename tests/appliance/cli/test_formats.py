@@ -1,5 +1,5 @@
-"""What `check` says in each format. Oracles: the models of SARIF 2.1.0 made from its schema (pydantic-sarif), GitHub's
-own rules of escaping, the text of the manifest."""
+"""Output of `check` in each format. Oracles: the models of SARIF 2.1.0 made from its schema (pydantic-sarif),
+GitHub's rules of escaping, the text of the manifest."""
 
 import json
 from pathlib import Path

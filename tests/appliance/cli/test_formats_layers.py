@@ -1,4 +1,4 @@
-"""What `check` says of manifests that are composed of several files, in each format, and where `--fix` writes."""
+"""Output of `check` in each format for manifests composed of several files, and the files that `--fix` edits."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`slipway init`: for every served architecture and form a manifest that `check` takes, as it is and uncommented."""
+"""`slipway init`: `check` accepts the manifest of every served architecture and form, unchanged and uncommented."""
 
 import re
 import shutil

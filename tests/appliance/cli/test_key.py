@@ -1,4 +1,4 @@
-"""`slipway key`: what it prints is let in by the list that it prints."""
+"""`slipway key`: the printed list accepts the printed key."""
 
 import subprocess
 import sys

@@ -1,10 +1,8 @@
 # ruff: noqa: E501
-"""Seeded mistakes: whole manifests, each with one mistake, where it stands, what to say, and what the edit makes of it.
-
-`⟪` marks the place that the message must name; it is taken out before the manifest is read, so line and column are
-known from the text alone. `becomes` is what the text holds once the edit is made; "" where nobody can know what was
-meant, a zero byte where only validity is compared.
-"""
+"""Seeded mistakes: complete manifests with one mistake each, its position, the expected message and the edited text.
+`⟪` marks the position that the message must name; it is removed before the manifest is read, so line and column follow
+from the text alone. `becomes` is a part of the text after the edit: "" if the intended value is unknown, a zero byte
+if only validity is compared."""
 
 from dataclasses import dataclass, field
 
@@ -16,24 +14,21 @@ HARDWARE = "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware:\n  
 
 @dataclass(frozen=True)
 class Seeded:
-    """`words`: the suggestion, a part of the message; "" where there is none to give. `options`, `overlays` and
-    `variables` come with the manifest; their mistakes have a source instead of a line. `files` stand beside it, and one
-    of them may have the mark; `mended` is the one that the edit changes, if that is another. `outside`: what to do
-    where the value stands in no file."""
+    """A manifest with one mistake, and the expected diagnostics."""
 
     name: str
     text: str
     key: str
-    words: str
+    words: str  # the suggestion, a part of the message; "" if there is none
     becomes: str = ""
-    source: str = ""
+    source: str = ""  # source of a mistake in options, overlays or variables, which have no line
     options: tuple[tuple[str, str], ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     certain: bool = True
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # files in the manifest's folder; one of them may have the mark
     overlays: tuple[str, ...] = ()
-    mended: str = ""
-    outside: str = ""
+    mended: str = ""  # the file that the edit changes, if it is not the marked one
+    outside: str = ""  # the advice for a value that is in no file
 
     @property
     def marked(self) -> dict[str, str]:

@@ -1,8 +1,6 @@
 # ruff: noqa: E501
-"""Seeded mistakes in what a manifest is composed of: files that it extends, overlays, variables, profiles.
-
-As in seeded.py; the machine of the test has four CPU cores and no GPU.
-"""
+"""Seeded mistakes in composed manifests: extended files, overlays, variables, profiles. The format is described in
+seeded.py; the machine of the test has four CPU cores and no GPU."""
 
 from tests.appliance.config.seeded import TOP, Seeded
 
@@ -17,7 +15,7 @@ PROFILE = (
 
 
 def extended(name: str, base: str, key: str, words: str, becomes: str = "", *, certain: bool = True) -> Seeded:
-    """The mistake stands in the file that is extended."""
+    """Return a mistake in the file that is extended."""
     return Seeded(name, EXTENDS, key, words, becomes, certain=certain, files={"conf/base.yaml": BASE + base})
 
 

@@ -1,4 +1,4 @@
-"""Old names of keys, with a table given here: there is none to deprecate yet."""
+"""Old names of keys, with a table given here, because no key is deprecated yet."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every key of the manifest is classified, once, and nothing else is."""
+"""Every key of the manifest is classified exactly once, and there are no other entries."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Edits and what may be shown. Oracles: the text before a letter was lost, the text itself, PyYAML."""
+"""Edits, and redaction of secrets in them. Oracles: the text before a letter was removed, the text itself, PyYAML."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ def problems_of(path: Path, text: str) -> list[str]:
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=[path.stem for path in MANIFESTS])
 def test_a_letter_lost_from_any_key_is_put_back_to_the_same_text(tmp_path: Path, manifest: Path) -> None:
-    """Every key of every manifest that the project gives, each with its last letter but one left out."""
+    """Return every key of every manifest of the project, each without its last letter but one."""
     text = manifest.read_text()
     read = document(text)
     tried = restored = 0
@@ -173,7 +173,7 @@ def test_no_line_is_shown_with_what_may_be_a_secret(text: str) -> None:
 def test_a_column_is_found_again_beside_what_is_hidden(line: str, column: int, shown: int) -> None:
     text = document(line)
     assert text.shown_column(1, column) == shown
-    if shown != 21 or column == 21:  # the same letter stands there, but for what is hidden
+    if shown != 21 or column == 21:  # the same letter is there, except for the hidden one
         assert text.shown(1)[shown - 1] in (line[column - 1], HIDDEN[0])
 
 

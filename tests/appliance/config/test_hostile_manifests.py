@@ -1,4 +1,4 @@
-"""Manifests made to hang, to fill memory or to read other files: each is refused with a message, in bounded time."""
+"""Manifests designed to hang, exhaust memory or read other files: each is refused with a message, in bounded time."""
 
 import os
 import socket

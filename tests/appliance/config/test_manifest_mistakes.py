@@ -1,9 +1,6 @@
 # ruff: noqa: E501
-"""Seeded mistakes: each is refused at the marked place, with what to write instead.
-
-`⟪` marks where the message must point; it is taken out before the manifest is read, so line and column are known from
-the text alone.
-"""
+"""Seeded mistakes: each is refused at the marked position, with a suggestion. `⟪` marks the position that the message
+must name; it is removed before the manifest is read, so line and column follow from the text alone."""
 
 from pathlib import Path
 

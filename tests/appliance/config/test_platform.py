@@ -1,4 +1,4 @@
-"""How long each platform waits before it kills, and what the drain makes of it."""
+"""Grace period of each platform before SIGKILL, and the drain time derived from it."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 def test_the_grace_of_platforms(
     tmp_path: Path, environ: dict[str, str], grace_s: float, balances: bool, source: str
 ) -> None:
-    """Docker, Kubernetes, SageMaker, and what a variable says"""
+    """Docker, Kubernetes, SageMaker, and an override by a variable"""
     found = platform(environ, tmp_path / "no model")
     assert (found.grace_s, found.balances) == (grace_s, balances)
     assert source in found.source

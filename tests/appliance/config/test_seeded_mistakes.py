@@ -1,5 +1,5 @@
-"""Seeded mistakes (seeded.py, seeded_layers.py): all refused, at their place, with the suggestion, and valid once the
-edit is made."""
+"""Seeded mistakes (seeded.py, seeded_layers.py): all are refused at their position, with the suggestion, and the edit
+makes the manifest valid."""
 
 import json
 import os
@@ -30,8 +30,8 @@ BY_NAME = {seeded.name: seeded for seeded in SEEDED}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the manifest stands: a checkpoint, one in a folder of its own, a file for keys, a template, logs; and, from
-    the current folder alone, another checkpoint."""
+    """Prepare the manifest's folder: a checkpoint, one in a sub-folder, a file for keys, a template, logs; and
+    another checkpoint that is only visible from the current folder."""
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "tiny" / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
@@ -103,7 +103,7 @@ def test_the_edit_makes_it_valid(folder: Path, name: str) -> None:
     assert not refused(folder, seeded, {**seeded.texts, seeded.edited: after}), after
     if seeded.becomes != "\0":
         assert seeded.becomes in after and after != text
-    # Nothing else was touched: every other line is as it was.
+    # No other line was changed.
     kept = [line for number, line in enumerate(text.splitlines(), 1) if number not in {n for n, _ in finding.removed}]
     added = [n for n, _ in finding.added]
     assert kept == [line for number, line in enumerate(after.splitlines(), 1) if number not in added]
@@ -133,7 +133,7 @@ def test_at_least_nine_of_ten_have_the_edit_or_the_words(folder: Path) -> None:
 
 
 def test_no_check_takes_longer_than_a_third_of_a_second(folder: Path) -> None:
-    """CPU time of this process, refusal and edits together, so that neighbours on the machine do not count."""
+    """CPU time of this process, for refusal and edits together, so that other processes do not matter."""
     times = {}
     for seeded in SEEDED:
         start = time.process_time()

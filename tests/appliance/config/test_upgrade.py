@@ -1,4 +1,4 @@
-"""Manifests of slipway/v1: read as the present version, problems at their own lines; rewritten, comments and all."""
+"""Manifests of slipway/v1: read as the present version, problems at their own lines; rewritten with their comments."""
 
 import difflib
 import random

@@ -1,4 +1,4 @@
-"""Positions and plain values of strict YAML. Oracles: the text itself (where a unique word stands), JSON, PyYAML."""
+"""Positions and plain values of strict YAML. Oracles: the text itself (the position of a unique word), JSON, PyYAML."""
 
 import json
 import random

@@ -1,9 +1,7 @@
-"""Every cell of docs/compatibility.md on tiny models: what is legal starts and generates, what is not is refused by the
-plan, and by an engine that is forced to it.
-
-Where numbers are exact, tokens are those of transformers. Cells of a GPU are planned for one that is described; their
-engines run in Triton's interpreter here, and on a GPU where there is one.
-"""
+"""Every cell of docs/compatibility.md on tiny models: supported cells start and generate; unsupported cells are
+refused by the plan, and by an engine that is started in spite of it. In cells with exact numbers, tokens equal those
+from transformers. Cells of a GPU are planned for a described GPU; their engines run in Triton's interpreter here, and
+on a real GPU if there is one."""
 
 import json
 from collections.abc import Callable
@@ -179,7 +177,7 @@ def gptq(folder: Path) -> Saved:
 
 
 def wide_groups(folder: Path) -> Saved:
-    """256 inputs behind the MLP are two groups, but the heads' 128 are one."""
+    """256 inputs of the MLP's down projection are two groups, but the heads' 128 are one."""
     folder.mkdir()
     made = write_quantized(folder, KINDS["gptq-128"])
     return Saved(made.path, model=made.model, exact=False)
@@ -192,7 +190,7 @@ def fp8(folder: Path) -> Saved:
 
 
 def wide_blocks(folder: Path) -> Saved:
-    """256 inputs behind the heads, and 512 behind the MLP, are whole blocks for two ranks."""
+    """256 inputs of the output projection, and 512 of the down projection, are complete blocks for two ranks."""
     folder.mkdir()
     made = write_quantized(folder, FP8_KINDS["blocks"], hidden_size=256, intermediate_size=512)
     return Saved(made.path, model=made.model, exact=False)
@@ -277,7 +275,7 @@ def model_of(cell: Cell) -> str:
 
 
 def values(cell: Cell, own: Saved) -> dict[str, Any]:
-    """What the cell writes, with this CPU's kernels and this checkpoint's context."""
+    """Return the settings of a cell, with this CPU's kernels and this checkpoint's context."""
     found = dict(cell.situation.written)
     if found.get("kernels") == COMPILED:
         found["kernels"] = best()
@@ -307,7 +305,7 @@ SMALL = (
 
 
 def planned(cell: Cell, own: Saved, host: Machine, folder: Path) -> EngineConfig:
-    """What `slipway check` makes of it. Raises Refused."""
+    """Return the engine configuration that `slipway check` plans. Raise Refused if it refuses."""
     (folder / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {own.path}}}}}\n")
     sets = [f"{KEYS[name]}={'auto' if v == 'stored' else str(v).lower()}" for name, v in values(cell, own).items()]
     options = tuple(Option("--set", *one.split("=", 1)) for one in (*sets, *SMALL, *own.sets))
@@ -347,7 +345,7 @@ def forced(cell: Cell, own: Saved, *, device: str) -> EngineConfig:
 
 
 def is_exact(config: EngineConfig, own: Saved) -> bool:
-    """Whether nothing but the order of float32 sums is between the engine and transformers."""
+    """Return True if the engine and transformers differ only in the order of float32 sums."""
     held = not own.exact and config.kernels != "torch"
     return (config.dtype, config.kv_dtype, config.weights) == ("float32", "float32", "stored") and not held
 
@@ -436,13 +434,13 @@ def test_a_cell_of_a_gpu_is_planned_or_refused(cell: Cell, saved: Callable[[Cell
 
 
 def in_bf16(cell: Cell) -> bool:
-    """Products in bfloat16 are not interpreted: numpy has none, and some come out infinite (tests/kernels/test_ops.py
-    leaves them to a GPU as well). Beside fp8 pages they are taken in float16."""
+    """Return True if a cell computes in bfloat16. The interpreter skips bfloat16 products: numpy has none, and some
+    are infinite (tests/kernels/test_ops.py also requires a GPU). With fp8 pages they are computed in float16."""
     written = cell.situation.written
     return written.get("dtype") == "bfloat16" and written.get("kv_cache") != "fp8"
 
 
-# Rules about the device itself, which the interpreter has no part in, and what it computes all the same.
+# Rules about the device itself, which the interpreter does not apply; it computes these cells anyway.
 OF_THE_DEVICE = {"bfloat16", "fp8-gpu", "graphs", "ranks-gpus"}
 
 

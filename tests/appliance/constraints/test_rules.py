@@ -1,4 +1,4 @@
-"""What a rule may read, what is true of all of them, and what an operator is told."""
+"""Rules: the variables that they may read, invariants of all rules, and messages to operators."""
 
 import ast
 import re
@@ -56,7 +56,8 @@ class Watched:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_reads_what_it_ties_and_no_more(rule: Rule) -> None:
-    """By reading it with every combination of its own variables: what is not declared would be missed by the solver."""
+    """The rule is evaluated with every combination of its own variables: the solver would miss an undeclared
+    variable."""
     read: set[str] = set()
     own = [one for one in VARIABLES if one.name in rule.keys]
     for facts in FACTS.values():
@@ -98,7 +99,7 @@ def test_variables_are_keys_of_the_manifest_with_their_values() -> None:
 
 
 def test_limits_are_those_of_the_kernels() -> None:
-    """Kernels of a GPU cannot be imported before launch: the numbers stand in the rules once more."""
+    """GPU kernels cannot be imported before launch, so the rules repeat their numbers."""
     common = (ROOT / "kernels" / "attention" / "common.py").read_text()
     assert f"PRODUCTS = {FP8_CAPABILITY}  #" in (ROOT / "kernels" / "fp8.py").read_text()
     assert f"GROUP = {FP8_BLOCK}  #" in (ROOT / "kernels" / "e4m3.py").read_text()
@@ -119,7 +120,7 @@ def test_rules_are_data_beside_their_subject() -> None:
     assert named == {rule.name for rule in RULES}
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def checkpoint(**more: Any) -> Checkpoint:
@@ -324,7 +325,7 @@ def broken(facts: Facts, **values: Any) -> set[str]:
     ("heads", "inner", "ranks", "names"),
     [
         ((32, 8), 96, 2, set()),
-        ((32, 8), 96, 16, set()),  # KV heads are held by two ranks each
+        ((32, 8), 96, 16, set()),  # each KV head is on two ranks
         ((32, 8), 96, 6, {"ranks-heads"}),
         ((12, 8), 96, 12, {"ranks-heads"}),  # 12 ranks neither divide 8 KV heads nor are a multiple of them
         ((32, 8), 100, 8, {"ranks-inner"}),
@@ -371,7 +372,8 @@ def test_what_the_rules_let_ranks_share_is_what_layers_and_the_engines_own_check
 
 
 def shares(attention: Attention, inner: int, ranks: int, of: tuple[Any, ...]) -> bool:
-    """Whether every rank's layers can be built, and what they hold makes up the whole and fits together."""
+    """Return True if every rank's layers can be built, and if their shares are consistent and add up to the full
+    layers."""
     attention_layer, mlp_layer, place, single, refusal = of
     try:
         for rank in range(ranks):
@@ -418,7 +420,7 @@ def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path) -> 
         return replace(GPU, gpus=(replace(H100, free=free),) * 4, memory_free=64 * GIB)
 
     def needs(ranks: int) -> int:
-        """The least memory of a GPU with which so many ranks fit, found by halving."""
+        """Return the least GPU memory in which the model fits on `ranks` ranks, found by bisection."""
         low, high = 0, 64 * GIB
         while high - low > 1:
             middle = (low + high) // 2

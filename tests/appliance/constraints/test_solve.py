@@ -1,4 +1,4 @@
-"""The solver beside brute force over the whole product of all values: first by preference, least conflict, ways out."""
+"""The solver compared with brute force over the product of all values: preferred solution, smallest conflict, fixes."""
 
 import itertools
 import random
@@ -44,7 +44,7 @@ FACTS = {
     "a model that nothing can mend": Facts(replace(PLAIN, normed_together=True), COMPILED),
     "unequal pages": Facts(replace(PLAIN, pages=((2, 64), (4, 64))), gpus()),
 }
-# Values beside those that a variable proposes: some that nothing allows.
+# Values that no variable proposes, some of which nothing allows.
 MORE: dict[str, tuple[Any, ...]] = {"max_context": (3,), "tensor": (3,)}
 
 
@@ -110,7 +110,7 @@ def test_the_solver_gives_what_brute_force_gives(name: str) -> None:
 
 
 def check_conflict(situation: Situation, views: list[View]) -> None:
-    """What is told is in conflict, nothing of it can be left out, and the ways out are all that there are."""
+    """Check that the reported conflict is real and minimal, and that all fixes are listed."""
     found = conflict(situation)
     core = {one.name for one in (*found.written, *found.open)}
     freed = frozenset(one.name for one in VARIABLES) - core
@@ -210,7 +210,7 @@ def test_what_is_written_is_told_rather_than_what_was_left_open() -> None:
 
 
 def test_a_freed_number_keeps_the_one_that_was_written() -> None:
-    """Blocks of 6 tokens are the only ones that fit, and no solver would propose them."""
+    """Only blocks of 6 tokens fit, and the solver would never propose them."""
     facts = Facts(PLAIN, gpus(), lambda view: "" if view.block_tokens == 6 else "no room")
     assert solve(Situation(facts, {"block_tokens": 6})) is not None
     found = conflict(

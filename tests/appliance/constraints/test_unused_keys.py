@@ -1,4 +1,4 @@
-"""Keys that do nothing for a model are refused where they are written, and what says what is so may stand."""
+"""Keys without effect for a model are refused at their position; keys that only state a fact are accepted."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Machine facts from files as the kernel writes them, laid out in a folder."""
+"""Machine facts from files in the kernel's format, prepared in a folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A lock of a checkpoint that lies elsewhere: it holds before an engine starts, whether the files are here or not."""
+"""Locks of remote checkpoints apply before an engine starts, with and without local files."""
 
 import shutil
 import socket
@@ -64,7 +64,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def lock(manifest: Path, tmp_path: Path) -> None:
-    """Locks what is there, and forgets it."""
+    """Lock the fetched checkpoint, then delete it."""
     assert main(["fetch", str(manifest)]) == 0 and main(["lock", str(manifest)]) == 0
     shutil.rmtree(tmp_path / "cache")
 

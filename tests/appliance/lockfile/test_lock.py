@@ -1,4 +1,4 @@
-"""The lock: which files it names, that a start is refused by name where one is another, and what it trusts."""
+"""The lock: the files that it names, the refusal of a start that names a changed file, and the cached hashes."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def cut(folder: Path, count: int) -> None:
-    """model.safetensors as so many shards with an index, by the format's specification."""
+    """Split model.safetensors into `count` shards with an index, according to the format's specification."""
     single = folder / "model.safetensors"
     raw = single.read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
@@ -83,7 +83,7 @@ def sha256(path: Path) -> str:
 
 
 def serving(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a start would do after its checks, written down."""
+    """Record the actions of a start after its checks."""
     done: list[str] = []
     monkeypatch.setattr("appliance.supervisor.launch.serve", lambda plan, given: done.append("serve") or 0)
     return done
@@ -318,7 +318,7 @@ def test_a_lock_is_the_same_text_each_time_and_plain_yaml(manifest: Path) -> Non
     assert main(["lock", str(manifest), "--hardware.kv-cache-memory", "64MiB"]) == 0
     assert main(["lock", str(manifest)]) == 0
     folder, found = manifest.parent / "demo", yaml.safe_load(lock_path(manifest).read_text())
-    # Of the memory that is free this moment, and what follows from it.
+    # Values that depend on the memory that is free at this moment.
     measured = ("hardware.kv_cache_memory", "kv_blocks", "cache_tokens", "workspace_bytes", "outputs_sha256")
     steady = [line for line in text.splitlines() if not line.strip().startswith(measured)]
     assert steady == [

@@ -1,6 +1,5 @@
-"""Golden prompts in a lock: when they are kept, what a plan says of them, and what an engine is told.
-
-That they are computed, and compared, tests/e2e/test_drift.py shows with real engines."""
+"""Reference outputs in a lock: when they are kept, the plan's report of them, and the engine's configuration.
+tests/e2e/test_drift.py computes and compares them with real engines."""
 
 import json
 import shutil

@@ -16,10 +16,10 @@ CANARY = "canary-3f9a"
 
 @pytest.fixture
 def logged(new_config, new_engine, caplog):
-    """Sets the process's logging up as configured and returns what it wrote."""
+    """Set up logging as configured and return its output."""
     root = logging.getLogger()
     kept = (root.handlers, root.level)
-    # The test's own client runs in the same process: what it says is not the gateway's.
+    # The test's own client runs in the same process: its log lines do not belong to the gateway.
     for client in ("httpx", "httpcore"):
         caplog.set_level(logging.WARNING, client)
 
@@ -48,7 +48,7 @@ def test_a_json_line_has_short_module_level_message_and_request_id(logged):
 
 @pytest.mark.parametrize("text", ["two\nlines", "two\r\nlines", "two\u2028lines", "two\x85lines"])
 def test_a_text_record_is_one_line_whatever_it_says(logged, text):
-    """OBS-03 nobody forges a line"""
+    """OBS-03 a message cannot forge a line"""
     _, out = logged()
     logging.getLogger("appliance.server.routing.router").warning("%s", text)
     assert len(out.getvalue().splitlines()) == 1
@@ -199,7 +199,7 @@ def test_without_a_whole_trace_the_lines_carry_none(start_gateway, engine, logge
 
 
 def test_a_path_with_a_space_does_not_pass_for_another_field(start_gateway, engine, logged):
-    """OBS-03 nobody forges a field"""
+    """OBS-03 a path cannot forge a field"""
     _, out = logged()
     start_gateway(engine).client.get('/x status=200 "y')
     assert ' status=404 method=GET path="/x status=200 \\"y" ' in out.getvalue()

@@ -1,4 +1,4 @@
-"""What /metrics says after known traffic. Ids ME-* of docs/http.md."""
+"""Contents of /metrics after known traffic. Ids ME-* of docs/http.md."""
 
 import re
 import threading
@@ -289,7 +289,7 @@ def test_tool_call_searches_are_counted(gateway):
 
 
 def test_golden_prompts_are_counted_and_a_failed_one_too(start_gateway, new_engine, eventually):
-    """Of the engine's own counts, which begin anew with it; what ended it comes with its last words"""
+    """The engine's own counters start at zero with it; the failed prompt that ended it is in its last message"""
     engine = new_engine().start()
     gateway = start_gateway(engine)
     name = "slipway_self_test_"

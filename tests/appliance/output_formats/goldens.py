@@ -1,8 +1,6 @@
-"""What models of each family write, spelled by hand: one call, one without arguments, a hard one, two at once.
-
-The calls are the same everywhere: weather(city="Köln", days=3, metric=True), now(), and note with the arguments in
-HARD, but for what a syntax cannot hold.
-"""
+"""Outputs of each model family, written by hand: one call, one without arguments, a hard one, two at once. The calls
+are the same for all families: weather(city="Köln", days=3, metric=True), now(), and note with the arguments in HARD,
+except for values that a syntax cannot express."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +51,7 @@ _JSON_HARD = f'{{"text": {_JSON_TEXT}, "place": {_ROWS}, "ratio": null, "id": "0
 
 @dataclass(frozen=True)
 class Golden:
-    """`text` stands in the hard call's `text` where TEXT cannot."""
+    """`text` replaces TEXT in the hard call of syntaxes that cannot express TEXT."""
 
     one: str
     none: str
@@ -63,7 +61,7 @@ class Golden:
 
 
 def _json(before: str, after: str, between: str, key: str = "arguments", name: str = "name") -> Golden:
-    """Formats of JSON objects: what stands before all, behind all, and between two."""
+    """Return outputs of formats with JSON objects: `before` and `after` all calls, `between` two."""
 
     def call(function: str, arguments: str) -> str:
         return f'{{"{name}": "{function}", "{key}": {arguments}}}'
@@ -76,7 +74,7 @@ def _json(before: str, after: str, between: str, key: str = "arguments", name: s
 
 
 def _named(before: str, between: str, after: str, open: str = "", close: str = "", separator: str = "") -> Golden:
-    """Formats of a name and its JSON."""
+    """Return outputs of formats with a name and its JSON."""
 
     def call(function: str, arguments: str, index: int = 0) -> str:
         return f"{before}{function}{between.replace('N', str(index))}{arguments}{after}"
@@ -157,7 +155,7 @@ def _invoke(open: str, close: str, tag: str, attribute: bool = False, before: st
 def _glm(
     line: str, form: str = "<{}>", behind: str = "", separator: str | None = None, wrapped: bool = False
 ) -> Golden:
-    """`form` is what a tag looks like, `behind` what follows a name. With a `separator` all calls are wrapped."""
+    """`form` is the pattern of a tag, `behind` the text after a name. With a `separator` all calls are wrapped."""
 
     def tag(name: str) -> str:
         return form.format(name) if not name.startswith("/") else "</" + form.format(name[1:])[1:]
@@ -360,7 +358,8 @@ GOLDENS: dict[str, Golden] = {
     ),
 }
 
-# Other spellings that models are known to write, each one call of `weather` with its arguments, or (second) another.
+# Alternative spellings that models are known to write, each one call of `weather` with its arguments, or (second)
+# another.
 VARIANTS: list[tuple[str, str]] = [
     ("jamba", GOLDENS["jamba"].one.replace("[", "[\n    ").replace("]", "\n]")),
     ("mistral", f"[TOOL_CALLS]weather{_JSON_WEATHER}"),

@@ -1,4 +1,4 @@
-"""Calls of every format end although each token is whitespace where whitespace is allowed."""
+"""Calls of every format end even if each token is whitespace where whitespace is allowed."""
 
 import random
 
@@ -27,7 +27,7 @@ PARAMETERS = {
 }
 FUNCTION = Function("f", PARAMETERS, strict=True)
 WHITESPACE = frozenset(b" \t\r\n")
-MOST = 1500  # tokens, single bytes for the most part
+MOST = 1500  # tokens, mostly single bytes
 
 
 def prefers_whitespace(vocabulary: Vocabulary, matcher, chance: random.Random) -> bytes:  # type: ignore[no-untyped-def]

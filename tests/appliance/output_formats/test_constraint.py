@@ -1,4 +1,4 @@
-"""Grammars of every format: what they allow is read as calls with valid arguments, and free text stays free."""
+"""Grammars of every format: accepted text parses as calls with valid arguments, and free text stays unconstrained."""
 
 import json
 import random
@@ -66,7 +66,7 @@ def read(form: OutputFormat, text: str, **options: Any) -> list[Event]:
 
 
 def check_calls(events: list[Event], text: str) -> int:
-    """All calls are of a function that there is, with arguments of its schema."""
+    """All calls name an offered function, with arguments of its schema."""
     starts = {event.index: event.name for event in events if isinstance(event, CallStart)}
     arguments = {event.index: event.text for event in events if isinstance(event, CallArguments)}
     assert starts.keys() == arguments.keys(), text
@@ -114,7 +114,7 @@ def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
 @pytest.mark.parametrize("special", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_models_write_is_allowed(name: str, special: bool) -> None:
-    """The golden calls, whose spelling a grammar must not force a model to leave."""
+    """The golden calls: a grammar must accept the spelling that the model uses."""
     form = FORMATS[name]
     assert form.calls is not None
     vocabulary = Vocabulary(form, special)
@@ -187,7 +187,7 @@ def test_channels_are_free_until_a_call_begins() -> None:
 @pytest.mark.parametrize("reasons", [False, True], ids=["asked", "opened"])
 @pytest.mark.parametrize("reasoning", REASONINGS, ids=lambda reasoning: reasoning.name)
 def test_calls_may_come_behind_any_reasoning(reasoning: Any, reasons: bool, special: bool) -> None:
-    """RE-05: the constraint begins behind the thoughts, and the reader finds the same border."""
+    """RE-05: the constraint begins after the reasoning, and the reader finds the same boundary."""
     hermes = FORMATS["hermes"].calls
     assert hermes is not None
     form = OutputFormat(reasoning, hermes)

@@ -1,4 +1,4 @@
-"""Whole replies of families that write more than reasoning, text and calls, at every split."""
+"""Complete replies of families with more than reasoning, text and calls, at every split."""
 
 from typing import Any
 
@@ -93,7 +93,7 @@ def test_whole_replies_are_read_however_they_are_cut(name: str) -> None:
 
 @pytest.mark.parametrize("form", CALLS, ids=lambda form: form.name)
 def test_markers_are_kept_where_they_are_special_tokens(form: Any) -> None:
-    """What a decoder would hide must not be a part of a marker that is looked for. PLaMo's tags are of several."""
+    """Markers must not contain tokens that a decoder hides. PLaMo's tags consist of several tokens."""
     kept = OutputFormat(None, form).tokens()
     for opening in form.openings:
         if opening.startswith(("<", "[TOOL", "]<")):
@@ -135,15 +135,15 @@ _K2 = (
 )
 _HEAD = "<|channel|>commentary to=functions.now <|constrain|>json"
 FOUND = [
-    # JSON that breaks only behind the closing tag ends at that tag.
+    # JSON that becomes invalid only after the closing tag ends at that tag.
     ("k2_horizon", _K2.format("place", '{"rows": "x</ifm|arg_value><ifm|arg_key>id</ifm|arg_key><ifm|arg_value>\n7')),
     ("qwen3_coder", '<function=note>\n<parameter=place>{"a": "x</parameter>\n<parameter=id>7</parameter>\n</function>'),
     # A name that is as long as one may be, or longer, before a mark of several characters.
     *(("k2_horizon", _K2.format("k" * length, "1")) for length in (255, 256, 257)),
-    # Where a mark may begin within what may be another.
+    # A marker may begin within a possible prefix of another marker.
     ("harmony", "<|cha<|message|>nel|>commentary Hi"),
     ("harmony", f'{_HEAD}<|messag<|message|>e|>{{"a": 1}}<|call|>'),
-    # What is neither a second call nor text.
+    # Text that is neither a second call nor content.
     ("pythonic+think", "[now(),<think>o]]"),
 ]
 

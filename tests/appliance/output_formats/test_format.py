@@ -239,7 +239,7 @@ def byte_tokenizer() -> LLTokenizer:
 
 
 def allows(tokenizer: LLTokenizer, grammar: Grammar, tokens: list[int]) -> bool:
-    """Whether the grammar takes all these tokens and may end behind them."""
+    """Return True if the grammar accepts all these tokens and may end after them."""
     makers = {
         "lark": LLMatcher.grammar_from_lark,
         "regex": LLMatcher.grammar_from_regex,

@@ -1,7 +1,5 @@
-"""Every format under any text and any way to cut it, among them the tokens of several tokenizers.
-
-`make fuzz TEXTS=10000 SEED=7` reads so many texts of each format, which come in other orders with each seed.
-"""
+"""Every format with random text, split in any way, including the tokens of several tokenizers. `make fuzz TEXTS=10000
+SEED=7` reads TEXTS texts of each format; each seed gives another order."""
 
 import itertools
 import os
@@ -23,7 +21,7 @@ from tests.appliance.output_formats.goldens import FUNCTIONS, GOLDENS
 
 DEMO = Path(__file__).parents[3] / "manifests" / "demo"
 SEED = int(os.environ.get("FUZZ_SEED", "20260"))
-# By name; each way to call beside another way to reason.
+# Formats by name; each call syntax is paired with a reasoning syntax.
 FORMATS = {calls.name: OutputFormat(REASONINGS[at % len(REASONINGS)], calls) for at, calls in enumerate(CALLS)} | {
     "harmony": HARMONY,
     "named": OutputFormat(THINK, named_call("weather")),
@@ -62,7 +60,7 @@ def cuts(text: str, chance: random.Random) -> list[str]:
 
 
 def fuzzed(name: str, form: OutputFormat, chance: random.Random) -> str:
-    """A text of the format's own pieces, cut and mixed with others, or a golden with a fault."""
+    """Return a text of the format's own pieces, split and mixed with others, or a golden output with a fault."""
     marks = [*form.markers(), *SCRAPS]
     golden = GOLDENS.get(name, GOLDENS["hermes"])
     if chance.random() < 0.5:
@@ -75,8 +73,8 @@ def fuzzed(name: str, form: OutputFormat, chance: random.Random) -> str:
 
 
 def test_fuzzed_texts_read_the_same_whole_and_in_pieces() -> None:
-    """TC-01: 10,000 texts or more, cut at random and into characters; no exception, nothing invented. Each way to call
-    comes beside each way to reason."""
+    """TC-01: 10,000 texts or more, split at random and into characters, cause no exception and no invented event.
+    Each call syntax is paired with a reasoning syntax."""
     chance = random.Random(SEED)
     numbered = list(enumerate(FORMATS.items()))
     print(f"{TEXTS:,} texts of each of {len(FORMATS)} formats, seed {SEED}")
@@ -93,7 +91,7 @@ def test_fuzzed_texts_read_the_same_whole_and_in_pieces() -> None:
 
 
 def check(events: list[Event], text: str, name: str) -> None:
-    """Calls come in order, each begun once; what is told was written."""
+    """Check that calls come in order, that each begins once, and that all reported text is in the input."""
     begun = -1
     for event in events:
         match event:
@@ -110,7 +108,8 @@ def check(events: list[Event], text: str, name: str) -> None:
 
 
 def _unigram() -> Backend:
-    """As SentencePiece makes them: a space is a character of its own, what is unknown falls back to bytes."""
+    """Build a tokenizer like SentencePiece: a space is a separate character, and unknown characters fall back to
+    bytes."""
     backend = Backend(models.Unigram())
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=False)
@@ -129,7 +128,7 @@ def _unigram() -> Backend:
 
 
 def _bytes() -> Backend:
-    """Every byte a token, with no merges."""
+    """Build a tokenizer in which every byte is a token, with no merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({character: at for at, character in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -138,8 +137,8 @@ def _bytes() -> Backend:
 
 
 def _bpe() -> Backend:
-    """A byte-level one trained on what the formats write, so that its tokens run across markers; some markers are
-    tokens of their own, some of them special."""
+    """Build a byte-level tokenizer trained on outputs of the formats, so that its tokens cross markers; some markers
+    are single tokens, some of them special."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Every format on what its models write: whole, at every split, and around text, cuts and faults."""
+"""Every format on its golden outputs: complete, at every split, and with surrounding text, truncation and faults."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ def read(form: OutputFormat, pieces: list[str], **options: Any) -> list[Event]:
 
 
 def calls_of(events: list[Event]) -> list[Call]:
-    """Names and arguments, which must be JSON and come in order."""
+    """Return names and arguments, which must be JSON and in order."""
     assert not any(isinstance(event, CallBroken) for event in events), events
     starts = [event for event in events if isinstance(event, CallStart)]
     assert [start.index for start in starts] == list(range(len(starts)))
@@ -93,7 +93,7 @@ def test_text_beside_calls_is_content(name: str) -> None:
 
 @pytest.mark.parametrize("name", GOLDENS)
 def test_a_call_that_is_cut_off_leaks_no_marker(name: str) -> None:
-    """D.1: what was begun is flushed or dropped. What only looks like a call without markers is text."""
+    """D.1: an unfinished call is flushed or dropped. Text that resembles a call without markers is content."""
     golden, form = GOLDENS[name], FORMATS[name]
     calls = form.calls
     assert calls is not None
@@ -138,7 +138,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_is_no_call_is_content(name: str) -> None:
-    """TC-05: all of it, as it was written, however it is cut."""
+    """TC-05: the complete text is returned unchanged, for any split."""
     text = MALFORMED[name]
     for cut in range(len(text) + 1):
         assert read(FORMATS[name], [text[:cut], text[cut:]]) == [Content(text)], cut
@@ -176,7 +176,7 @@ def test_parallel_calls_are_one_if_asked() -> None:
 
 
 def test_a_model_names_its_calls() -> None:
-    """Ids that a family defines are told."""
+    """Call ids of families that define them are reported."""
     starts = [event for event in read(FORMATS["kimi_k2"], [GOLDENS["kimi_k2"].two]) if isinstance(event, CallStart)]
     assert [start.id for start in starts] == ["functions.weather:0", "functions.now:1"]
     text = "[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}"

@@ -1,4 +1,4 @@
-"""Markers in a text that is still arriving, held to what they mean."""
+"""Markers in streamed text, compared with their definition."""
 
 import random
 
@@ -19,7 +19,8 @@ SETS = [
 
 
 def by_hand(text: str, markers: tuple[str, ...]) -> tuple[int, str | None]:
-    """The earliest place of a marker, and the longest there; else all but the longest end that begins one."""
+    """Return the earliest position of a marker, and the longest marker there; else all text except the longest suffix
+    that begins one."""
     for at in range(len(text) + 1):
         whole = [marker for marker in markers if text.startswith(marker, at)]
         if whole:

@@ -1,12 +1,12 @@
-"""Formats by the marks of chat templates, by types of models, by names."""
+"""Recognition of formats from chat templates, model types and names."""
 
 import pytest
 
 from appliance.output_formats.declaration import OutputFormat
 from appliance.output_formats.formats import CALLS, HARMONY, HERMES, PLAIN, REASONINGS, THINK, chosen, names, recognise
 
-# What marks a family in its published template, in the template's own quoting: what renders a call, or asks for one,
-# with the words between left out.
+# Excerpts that identify a family by its published template, in the template's own quoting: the code that renders a call
+# or asks for one, without the words in between.
 TEMPLATES: dict[str, tuple[str, str, str]] = {
     # name: (excerpt, calls, reasoning)
     "qwen 2.5": (

@@ -1,4 +1,4 @@
-"""Structural tags: the grammar of each node takes the texts that it should and no others."""
+"""Structural tags: the grammar of each node accepts exactly the intended texts."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ def tokenizer() -> LLTokenizer:
 
 
 def ids(text: str) -> list[int]:
-    """Special tokens by their names, everything else byte by byte."""
+    """Encode special tokens by their names and all other text byte by byte."""
     out: list[int] = []
     while text:
         name = next((each for each in SPECIAL if text.startswith(each)), None)

@@ -1,4 +1,4 @@
-"""Random replies that a grammar allows, drawn through llguidance's masks over a small vocabulary."""
+"""Random replies accepted by a grammar, drawn through llguidance's masks over a small vocabulary."""
 
 import random
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 .{[<")
 
 
 class Vocabulary:
-    """Single bytes, an end, and the texts of a format: each of its markers is one token, special ones if `special`.
-    Where tags bear the names of `fields`, those that close them are tokens too."""
+    """Single bytes, an end, and the texts of a format: each of its markers is one token, a special one if `special`.
+    If tags contain the names of `fields`, their closing tags are tokens too."""
 
     bos_token_id, unk_token_id = None, None
 
@@ -28,7 +28,7 @@ class Vocabulary:
         marks = [part for text in texts for part, marked in pieces(text) if marked]
         self.marks = list(dict.fromkeys(marks))
         first_word = 256 + len(self.marks)
-        # In a vocabulary of special tokens what holds one is no token itself.
+        # In a vocabulary with special tokens, texts that contain one are not tokens.
         words = [text for text in dict.fromkeys(texts) if len(text) > 3 and text not in self.marks]
         words = [text for text in words if not special or not any(marked for _, marked in pieces(text))]
         closing = [f"\n{text}" for text in [*words, *self.marks] if text.startswith("</")]
@@ -52,7 +52,7 @@ def matcher_of(vocabulary: Vocabulary, grammar: Grammar) -> LLMatcher:
 
 
 def walk(vocabulary: Vocabulary, matcher: LLMatcher, chance: random.Random, most: int = 4000) -> str:
-    """One reply. Free text is drawn to come to an end: what may close something comes more often the longer it is."""
+    """Generate one reply. Free text ends eventually: tokens that may close it are drawn more often the longer it is."""
     matcher.reset()
     found = bytearray()
     size = len(vocabulary.tokens)

@@ -1,4 +1,4 @@
-"""`check` refuses what would start and then fail every request: end tokens, sampling defaults, template, endpoint."""
+"""`check` refuses setups that start and then fail every request: end tokens, sampling defaults, template, endpoint."""
 
 import json
 import shutil
@@ -19,13 +19,13 @@ Check = Callable[..., list[Problem]]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The demo's checkpoint, which a test may spoil."""
+    """Return a copy of the demo's checkpoint that a test may damage."""
     return Path(shutil.copytree(DEMO, tmp_path / "model"))
 
 
 @pytest.fixture
 def check(tmp_path: Path, folder: Path) -> Check:
-    """The problems of a manifest with these lines behind its model, and the command's exit code."""
+    """Return the problems of a manifest with these lines after its model, and the command's exit code."""
 
     def run(more: str = "", model: str = "", **environ: str) -> list[Problem]:
         path = tmp_path / "m.yaml"
@@ -161,7 +161,7 @@ def test_what_is_no_address_is_refused(check: Check, host: str) -> None:
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "host.invalid", "2001:db8::7"])
 def test_an_address_of_another_machine_is_a_notice(tmp_path: Path, folder: Path, host: str) -> None:
-    """The manifest may be checked on another machine than that it is for; `serve` refuses it there."""
+    """The manifest may be checked on a machine other than its target; `serve` refuses it there."""
     (tmp_path / "m.yaml").write_text(
         f"apiVersion: slipway/v2\nmodel: {{source: {{path: model}}}}\nendpoints: {{host: '{host}'}}\n"
     )

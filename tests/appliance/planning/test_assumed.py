@@ -1,4 +1,4 @@
-"""Plans of folders that have a config.json and no weights: the same as with weights, and what they assume is said."""
+"""Plans of folders with a config.json and no weights equal plans with weights, and they list their assumptions."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ DEMO = Path(__file__).resolve().parents[3] / "manifests/demo"
 
 
 def folder(home: Path, *names: str, **changes: object) -> Path:
-    """A copy of these files of the demo model, with changes of its config.json, and a manifest beside it."""
+    """Copy these files of the demo model, change its config.json, and write a manifest next to it."""
     made = home / "model"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()

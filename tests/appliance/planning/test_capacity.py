@@ -1,4 +1,4 @@
-"""What is asked to be held at once: resolved by brute force here, refused with the nearest values that fit."""
+"""Requested concurrent capacity: resolved here by brute force, refused with the nearest values that fit."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ GIB, MIB = 2**30, 2**20
 
 
 def roomy(tmp_path: Path, blocks: int, *sets: str) -> int:
-    """Free bytes that leave just so many blocks to an engine whose context is the model's."""
+    """Return the free bytes that leave exactly `blocks` blocks to an engine with the model's full context."""
     rest = planned(tmp_path, f"model.max_context={CONTEXT}", *sets).memory
     return rest.weights + rest.workspace + blocks * BLOCK + appliance_bytes(VOCAB)
 

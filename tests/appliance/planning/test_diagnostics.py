@@ -1,4 +1,4 @@
-"""What does not fit is refused with keys that mend it: each that is named is tried, and the nearest that are not."""
+"""Out-of-memory refusals suggest keys that fix them: each suggestion is tried, and so are the nearest other values."""
 
 import re
 from dataclasses import replace
@@ -24,7 +24,7 @@ INNER = 3_000_000  # weights that outweigh the process
 
 
 def wide(inner: int = INNER) -> Checkpoint:
-    """In ten layers, of which making one takes little."""
+    """Return a checkpoint of ten layers with a small temporary memory need per layer."""
     made = checkpoint()
     block = (made.model.blocks[0][0], ResidualBlock(body=MLP(hidden=HIDDEN, intermediate_size=inner // 10)))
     return replace(made, model=replace(made.model, blocks=(block,) * 10))
@@ -46,7 +46,7 @@ def told(tmp_path: Path, machine: Machine, *sets: str, inner: int = INNER) -> Re
 
 
 def ways(refused: Refused) -> list[tuple[str, str]]:
-    """The keys and values with which it is said to fit."""
+    """Return the suggested keys and values of a refusal."""
     found = []
     for way in re.split(r" or with ", str(refused).partition("it fits with ")[2]):
         key, _, values = way.partition(": ")
@@ -77,7 +77,7 @@ def test_every_way_out_fits_and_the_others_do_not(tmp_path: Path, free_mib: int)
 
 
 def test_more_gpus_and_fewer_bits_are_ways_out(tmp_path: Path) -> None:
-    """1.8 GiB of weights, and beside them what the process and the ranks' exchange take."""
+    """1.8 GiB of weights, plus the memory of the process and of the ranks' collectives."""
     machine = replace(GPU_KERNELS, gpus=(Gpu("small", 2300 * MIB, 2300 * MIB, (9, 0)),) * 4)
     refused = told(tmp_path, machine, inner=10_000_000)
     assert refused is not None
@@ -99,7 +99,7 @@ def test_ranks_that_are_open_and_all_too_few_are_told_as_the_most_of_them(tmp_pa
 
 
 def test_the_solver_and_the_plan_count_the_same_bytes(tmp_path: Path) -> None:
-    """What the rule about memory finds lacking is what the plan refuses, to the byte."""
+    """The memory rule and the plan compute the same shortage, to the byte."""
     (tmp_path / "m.yaml").write_text(
         "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware: {memory_share: 1}\n"
     )

@@ -1,4 +1,4 @@
-"""Encoder-decoder models: plans are what engines hold, what goes with them, and what the gateway knows."""
+"""Encoder-decoder models: plans match the engines' memory, supported features, and the gateway's configuration."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ SMALL = ("engine.scheduling={max_running: 5, max_step_tokens: 70}", "hardware.th
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sourced]:
-    """Of each kind one, with sources of up to 64 tokens; a long BART with 1024."""
+    """Return one model of each kind, with encoder inputs of up to 64 tokens; a long BART has 1024."""
     known: dict[str, Sourced] = {}
 
     def get(name: str) -> Sourced:

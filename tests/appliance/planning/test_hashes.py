@@ -1,4 +1,4 @@
-"""Hashes of a configuration that is split into files, overlays, variables and profiles: those of the one file."""
+"""The hash of a configuration split into files, overlays, variables and profiles equals the hash of the single file."""
 
 import itertools
 import json
@@ -67,7 +67,7 @@ def test_a_manifest_in_parts_has_the_hashes_of_the_one_file(folder: Path) -> Non
 
 
 def test_every_value_of_a_part_counts(folder: Path) -> None:
-    """The other side: a change in any part changes the hash of the manifest, and no two changes are alike."""
+    """A change in any part changes the manifest's hash, and all changes give different hashes."""
     (folder / "other.jinja").write_text("x\n")
     (folder / "conf" / "keys.txt").write_text("x\n")
     changes = [
@@ -87,7 +87,7 @@ def test_every_value_of_a_part_counts(folder: Path) -> None:
 
 
 def test_a_path_counts_as_the_manifests_own_folder_sees_it(folder: Path) -> None:
-    """The same words in another folder are another file."""
+    """The same relative path in another folder names another file."""
     text = "apiVersion: slipway/v2\nextends: conf/model.yaml\nhardware: {device: cpu}\n"
     inside = planned(folder, {"m.yaml": text, "conf/model.yaml": "model: {source: {path: ../demo}}\n"}, {})
     (folder / "conf" / "demo").symlink_to(DEMO)

@@ -1,8 +1,6 @@
-"""Planned memory beside the measured peak of engine processes.
-
-The goal is a planned total between 100 and 105 % of VmHWM. Pages of shared libraries differ between machines by some
-MiB, so the tests accept 97 to 110 %. Medium checkpoints hold 40 to 170 MB.
-"""
+"""Planned memory compared with the measured peak of engine processes. The goal is a planned total between 100 and 105
+% of VmHWM. Pages of shared libraries differ between machines by some MiB, so the tests accept 97 to 110 %. Medium
+checkpoints have 40 to 170 MB."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which CPUs engines, gateway and system get, of machines that are laid out as files of sysfs."""
+"""Assignment of CPUs to engines, gateway and system, on machines described by sysfs files."""
 
 import os
 from pathlib import Path
@@ -30,7 +30,7 @@ def sysfs(root: Path, nodes: list[str], siblings: list[tuple[int, ...]], online:
 
 
 def big(root: Path) -> Path:
-    """Two nodes of 4 cores with 2 CPUs each, numbered as x86 servers do: siblings lie 8 apart."""
+    """Return two nodes of 4 cores with 2 CPUs each, numbered as on x86 servers: siblings are 8 apart."""
     return sysfs(root, ["0-3,8-11", "4-7,12-15"], [(core, core + 8) for core in range(8)])
 
 
@@ -53,7 +53,7 @@ def refusal(tmp_path: Path, here: Machine, *sets: str, environment: dict[str, st
 
 
 def whole(places: Places, here: Machine) -> None:
-    """What holds of every placement: different allowed CPUs for all threads, and nothing of them for the others."""
+    """Check an invariant of every placement: all threads have different allowed CPUs, and no other process uses them."""
     taken = [cpu for own in places.cpus for cpu in own]
     assert len(taken) == len(set(taken)) and set(taken) <= set(here.topology.allowed)
     assert not set(taken) & set(places.others)
@@ -124,7 +124,7 @@ def test_auto_takes_one_thread_a_core_and_leaves_the_siblings(tmp_path: Path) ->
     places = placed(tmp_path, here)
     whole(places, here)
     assert places.threads.value == 8 and places.cpus == (tuple(range(8)),)
-    assert places.others == tuple(range(8, 16))  # no core is idle: what is left are the siblings
+    assert places.others == tuple(range(8, 16))  # no core is idle: only the siblings are left
     assert "over 2 NUMA nodes; parallelism.data: 2" in places.pinned.reason
     assert places.reserved.value == 0 and "8 are too few" in places.reserved.reason
 
@@ -184,7 +184,7 @@ def test_a_quota_shares_cores_and_pins_nothing(tmp_path: Path) -> None:
 
 
 def test_two_cores_pin_nothing_and_reserve_nothing(tmp_path: Path) -> None:
-    """An engine of two threads and a gateway: whoever is pinned could not step aside for the other."""
+    """An engine of two threads and a gateway: a pinned thread could not move away from the other process."""
     two = machine(read_topology(sysfs(tmp_path / "a", ["0-1"], [(0,), (1,)]), range(2), ()))
     places = placed(tmp_path, two)
     assert (places.threads.value, places.pinned.value, places.reserved.value) == (2, "none", 0)

@@ -1,4 +1,5 @@
-"""The plan: every auto settled, memory shared out, what does not fit refused. Byte counts are worked out by hand."""
+"""The plan: every `auto` is resolved, memory is divided, and setups that do not fit are refused. Expected byte counts
+are computed by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_auto_context_shrinks_to_what_the_cache_holds_and_says_so(tmp_path: Path
 def test_a_window_needs_blocks_for_its_reach_only(tmp_path: Path) -> None:
     whole = planned(tmp_path, "engine.scheduling.max_running=1").memory.blocks
     windowed = planned(tmp_path, "engine.scheduling.max_running=1", facts=checkpoint(window=32)).memory.blocks
-    assert (whole, windowed) == (64, 36)  # the reach is 31 behind a step of 512
+    assert (whole, windowed) == (64, 36)  # the window reaches 31 tokens back from a step of 512
 
 
 def test_several_engines_share_cores_and_memory(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_the_fingerprint_depends_on_values_not_on_spelling(tmp_path: Path) -> No
 
 
 def test_the_hash_of_outputs_follows_settled_values_and_no_others(tmp_path: Path) -> None:
-    """What replies carry as system_fingerprint: a port is none of it, an `auto` that comes out otherwise is."""
+    """The system_fingerprint of replies ignores a port and follows an `auto` that resolves to another value."""
     plain = planned(tmp_path).gateway.outputs_sha256
     for same in ("endpoints.port=9", "limits.max_stop=3", "hardware.threads=6", "model.max_context=1000"):
         assert planned(tmp_path, same).gateway.outputs_sha256 == plain, same
@@ -313,7 +314,7 @@ def test_without_compiled_kernels_torch_serves_and_the_plan_says_what_that_costs
     assert planned(tmp_path, "model.dtype=bfloat16", machine=COMPILED).engines[0].kernels == "torch"
 
 
-QKV = (2 * HEADS + 2 * KV_HEADS) * DIM  # the outputs of an attention, and what it gives back
+QKV = (2 * HEADS + 2 * KV_HEADS) * DIM  # outputs of an attention, and its result
 GPU_KERNELS = replace(GPU_HOST, triton=True)
 OLD_GPU = replace(GPU_KERNELS, gpus=(replace(H100, name="NVIDIA A100", capability=(8, 0)),))
 
@@ -323,8 +324,8 @@ def test_a_gpu_computes_with_triton_and_captures_decode_steps(tmp_path: Path) ->
     engine = found.engines[0]
     assert (engine.kernels, engine.kv_dtype, engine.kv_measured) == ("triton", "bfloat16", True)
     assert reason(found, "hardware.kernels") == ("triton", "the fused kernels for a GPU")
-    # six rows of the widest layer, with the residual stream and its norm beside it; their logits and hidden states, the
-    # former once more in the graph
+    # six rows of the widest layer, plus the residual stream and its norm; their logits and hidden states, and the
+    # logits once more in the graph
     assert engine.graph_sizes == (1, 2, 4, 6)
     assert engine.graph_bytes == 6 * (2 * (2 * QKV + 4 * HIDDEN) + 2 * 4 * VOCAB + 2 * HIDDEN) + 4 * 8 * MIB
     without = planned(tmp_path, "engine.scheduling.max_running=6", "hardware.graphs=false", machine=GPU_KERNELS)
@@ -360,7 +361,7 @@ EXPERTS = Experts(
 
 
 def sparse() -> Checkpoint:
-    """The tiny model with experts in its last layer."""
+    """Return the tiny model with experts in its last layer."""
     facts = checkpoint()
     last = ResidualBlock(body=EXPERTS, before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm"))
     blocks = (*facts.model.blocks[:-1], (facts.model.blocks[-1][0], last))
@@ -387,12 +388,12 @@ def test_experts_count_as_weights_and_routers_are_not_rounded(tmp_path: Path) ->
 
 def test_a_row_for_each_expert_that_a_token_takes_counts_as_workspace(tmp_path: Path) -> None:
     def taken(chosen: int, kernels: str = "torch") -> int:
-        """Without what the threads of torch take."""
+        """Return the workspace without the memory of torch's threads."""
         body = replace(EXPERTS, top_k=chosen)
         model = replace(sparse().model, blocks=((ResidualBlock(body=body),),))
         return summed(workspace(model, device="cuda", kernels=kernels, size=StepSize(100, 1), element_bytes=4))
 
-    # gate, up and their product, and what comes out; with Triton the routes too, and the router's logits
+    # gate, up, their product and the output; with Triton also the routes and the router's logits
     assert taken(5) - taken(4) == 100 * 4 * (3 * 16 + HIDDEN)
     assert taken(5, "triton") - taken(5) == 100 * 4 * (8 + 7 * 5)
 
@@ -639,7 +640,7 @@ FOUR_BITS = Scheme("gptq", 4, 32, zeros=True)
 
 
 def quantized(method: str = "gptq", scheme: Scheme = FOUR_BITS, few: bool = False) -> Checkpoint:
-    """few: only the MLPs' matrices, of which those of one layer are fused with one that is not quantized."""
+    """`few`: quantize only the MLPs' matrices; in one layer they are fused with an unquantized matrix."""
     paths = [path for path in linear_paths(model()) if not few or ("mlp" in path and "0.mlp.up" not in path)]
     return replace(checkpoint(), quantization=Quantization(method, dict.fromkeys(paths, scheme)))
 
@@ -665,7 +666,7 @@ def test_elsewhere_quantized_weights_are_restored_and_the_plan_says_what_that_co
         "35.1 KiB that they take with compiled kernels of a CPU",
     )
     gpu = planned(tmp_path, machine=GPU_KERNELS, facts=quantized())
-    assert gpu.memory.weights == 2 * (PARAMETERS + NORMS)  # norms are held in float32
+    assert gpu.memory.weights == 2 * (PARAMETERS + NORMS)  # norms are kept in float32
     assert "restored to bfloat16 for triton: 54.1 KiB instead of" in reason(gpu, "quantization.weights")[1]
 
 

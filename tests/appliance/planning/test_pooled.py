@@ -1,4 +1,4 @@
-"""Models that pool: what is planned is what their engines hold, and what the gateway is told of them."""
+"""Pooling models: the plan matches the engines' memory, and the gateway's configuration matches the model."""
 
 import json
 from collections.abc import Callable

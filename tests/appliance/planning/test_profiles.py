@@ -1,4 +1,4 @@
-"""Which profile fits which machine, and how the machine is read for it."""
+"""Matching of profiles and machines, and the machine facts used for it."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from appliance.planning.report import as_json, as_text
 from appliance.planning.validate import prove
 
 GIB = 2**30
-H100 = Gpu("NVIDIA H100 80GB HBM3", 85_520_809_984, 84 * 10**9, (9, 0))  # 79.6 GiB, as CUDA tells it
+H100 = Gpu("NVIDIA H100 80GB HBM3", 85_520_809_984, 84 * 10**9, (9, 0))  # 79.6 GiB, as reported by CUDA
 A10 = Gpu("NVIDIA A10G", 24 * GIB, 23 * GIB, (8, 6))
 CPU = Machine(16, "affinity", 64 * GIB, "MemAvailable", no_gpu="no driver", kernels=("avx512", "avx2", "base"))
 ONE = replace(CPU, gpus=(H100,), no_gpu="")

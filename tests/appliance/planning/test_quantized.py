@@ -1,4 +1,4 @@
-"""What is known of a quantized checkpoint before anything starts: files as they are written, no numbers read."""
+"""Quantized checkpoints before a start: real file layouts, without reading any weight values."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ COMPILED = replace(HOST, kernels=("avx2", "base"))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[[str], Written]:
-    """A checkpoint of this kind with a tokenizer, and a manifest beside."""
+    """Return a function that writes a checkpoint of a kind with a tokenizer, and a manifest next to it."""
 
     def make(kind: str) -> Written:
         made = write(tmp_path, (KINDS | FP8_KINDS)[kind])

@@ -1,4 +1,4 @@
-"""parallelism.tensor in a plan: what can be shared, on which devices, with which memory and which CPUs."""
+"""parallelism.tensor in a plan: shardable dimensions, devices, memory and CPUs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ TWO_NODES = tuple(tuple((node * 8 + core,) for core in range(8)) for node in ran
 
 
 def wide() -> Checkpoint:
-    """Weights that take more than what ranks exchange their sums through."""
+    """Return weights that take more memory than the ranks' all-reduce buffers."""
     made = checkpoint()
     block = (made.model.blocks[0][0], ResidualBlock(body=MLP(hidden=HIDDEN, intermediate_size=8_000_000)))
     return replace(made, model=replace(made.model, blocks=(block,)))
@@ -100,7 +100,7 @@ def test_auto_is_one_on_a_cpu_and_where_one_gpu_holds_the_model(tmp_path: Path) 
 def test_auto_is_the_fewest_gpus_that_hold_the_model_and_divide_it(tmp_path: Path) -> None:
     facts, sets = wide(), ("model.max_context=30", "engine.scheduling.max_step_tokens=64")
     one = planned(tmp_path, "parallelism.tensor=1", *sets, machine=HOST, facts=facts).memory
-    # what one GPU lacks a little of for weights, workspace and a short context, and two have
+    # for weights, workspace and a short context one GPU has slightly too little memory, two have enough
     tight = int((one.weights + one.workspace + 3 * one.block_bytes - 8_000) / 0.85)
     machine = replace(HOST, gpus=(Gpu("small", MIB, tight, (9, 0)),) * 3)
     found = planned(tmp_path, "parallelism.tensor=auto", *sets, machine=machine, facts=facts)

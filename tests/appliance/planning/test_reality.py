@@ -1,4 +1,4 @@
-"""Plans against engines that are really built from them: the same bytes, part by part, never more than was there."""
+"""Plans compared with engines built from them: the same bytes, part by part, never more than available."""
 
 import random
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def planned(tmp_path: Path, checkpoint: Checkpoint, *sets: str, machine: Machine
 
 
 def built(config: EngineConfig) -> tuple[dict[str, int], int]:
-    """What the engine of this configuration holds, and of that in its file."""
+    """Return the bytes that the engine of this configuration holds, and how many of them are mapped from its file."""
     worker = build_worker(config, lambda phase, fraction: None)
     worker.close()
     return worker.held, worker.mapped
@@ -92,7 +92,7 @@ def test_each_rank_of_an_engine_holds_what_was_planned_for_it(
     worker.close()
     assert tuple(one.held for one in worker.memory) == config.planned and len(config.planned) == 2
     assert tuple(one.mapped for one in worker.memory) == tuple(one.mapped for one in made.memory.ranks)
-    if config.kernels == "torch":  # the vocabulary, which 2 does not divide; packed, its shares are padded alike
+    if config.kernels == "torch":  # the vocabulary, which 2 does not divide; packed shares are padded equally
         assert config.planned[0]["head"] < config.planned[1]["head"]
 
 
@@ -107,7 +107,7 @@ def test_rounded_weights_and_pages_of_8_bits_too(tmp_path: Path, folder: Callabl
 def test_at_the_last_byte_that_fits_an_engine_fits_and_below_it_none_is_started(
     tmp_path: Path, folder: Callable, name: str, seed: int
 ) -> None:
-    """The free memory is a figure that only the plan is told; what is allocated is counted."""
+    """Only the plan sees the number for free memory; allocations are counted."""
     draw = random.Random(f"{name}{seed}")
     checkpoint = read_checkpoint(folder(name))
     sets = [

@@ -1,4 +1,4 @@
-"""model.text_only at the manifest: refused at its key where it has no effect, named where it is needed."""
+"""model.text_only in the manifest: refused at its key if it has no effect, suggested if it is needed."""
 
 import json
 from pathlib import Path

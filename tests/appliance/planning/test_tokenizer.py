@@ -1,4 +1,4 @@
-"""Which tokenizer a plan names, and that what is no tokenizer is refused before anything starts."""
+"""Tokenizer of a plan; a file that is no tokenizer is refused before the start."""
 
 import base64
 import json

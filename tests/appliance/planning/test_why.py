@@ -1,4 +1,4 @@
-"""Explanations: every step's formula, computed again, gives its value; every account adds up to the number shown."""
+"""Derivations: every step's formula, evaluated again, gives its value; every breakdown adds up to the number shown."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from tests.appliance.planning.test_plan import COMPILED, CPU, GPU_KERNELS, plann
 
 
 def computed(formula: str) -> float:
-    """A formula of an account by Python's own arithmetic; ⌊ ⌋ are floor."""
+    """Evaluate a formula of a derivation with Python's own arithmetic; ⌊ ⌋ are floor."""
     text = formula.replace("⌊", "floor(").replace("⌋", ")").replace("×", "*").replace("−", "-")
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     assert re.fullmatch(r"[\d\s.e+*/(),a-z-]*", text), formula

@@ -1,4 +1,4 @@
-"""What a key may use a minute: buckets by an oracle that counts what was let in, and what a client sees."""
+"""Quota of a key per minute: token buckets compared with an oracle that counts admissions, and the client's view."""
 
 import random
 
@@ -23,7 +23,7 @@ def test_no_window_of_any_length_lets_in_more_than_its_share_and_a_minute_s_wort
     made, chance = allowances(alice), random.Random(7)
     let_in, at = [], 0.0
     for _ in range(4000):
-        at += chance.expovariate(2.0)  # four times what is allowed
+        at += chance.expovariate(2.0)  # four times the allowed rate
         if made.enter(alice.owner, at) is None:
             let_in.append(at)
     for _ in range(2000):

@@ -1,5 +1,4 @@
-"""Limits on client connections: what a client may send before any key is checked, how slowly, and over how many
-connections. Real sockets against the real server."""
+"""Limits on client connections before authentication: size, speed and number. Real sockets against the real server."""
 
 import json
 import socket
@@ -25,7 +24,7 @@ LIVE = b"GET /live HTTP/1.1\r\nHost: a\r\n"
 
 @pytest.fixture
 def limited(start_gateway, new_engine) -> Callable[..., Gateway]:
-    """Starts a gateway without an engine under these limits."""
+    """Start a gateway without an engine under these limits."""
 
     def start(values: dict[str, Any] | None = None, **limits: Any) -> Gateway:
         return start_gateway(new_engine(), ready=False, connections=ConnectionLimits(**limits), **(values or {}))
@@ -41,7 +40,7 @@ def connected(gateway: Gateway) -> Iterator[socket.socket]:
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What comes until the server closes. A reset raises."""
+    """Return all bytes until the server closes. Raise if the connection is reset."""
     pieces = []
     while piece := connection.recv(65536):
         pieces.append(piece)

@@ -1,4 +1,4 @@
-"""The gateway as a process: how it starts, what it weighs, how it ends. Real sockets, real signals."""
+"""The gateway process: startup, memory, shutdown. Real sockets, real signals."""
 
 import asyncio
 import json
@@ -25,7 +25,8 @@ PATIENCE_S = 120.0
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A folder with a word-level tokenizer of a prime number of words, enough for the gateway's side of a model."""
+    """Write a folder with a word-level tokenizer of a prime number of words, enough for the gateway's side of a
+    model."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     words = {"[UNK]": 0} | {f"w{number}": number for number in range(1, 997)}
@@ -73,7 +74,7 @@ class Process:
 
 @pytest.fixture
 def run(tmp_path, new_config, checkpoint, eventually):
-    """Starts the gateway process over fake engines and waits until it answers."""
+    """Start the gateway process over fake engines and wait until it answers."""
     started = []
 
     def start(*engines, answers=True, **values):
@@ -97,7 +98,7 @@ def run(tmp_path, new_config, checkpoint, eventually):
 
 
 def stream_in_background(url, max_tokens):
-    """Opens a stream; returns (lines so far, thread)."""
+    """Open a stream; return (lines so far, thread)."""
     lines = []
 
     def read():
@@ -220,7 +221,7 @@ def complete(process):
 
 @pytest.mark.parametrize("reloaded", [False, True])
 def test_new_requests_are_still_taken_while_load_balancers_notice(run, engine, eventually, tmp_path, reloaded):
-    """RT-07: an endpoint is removed while the container is told to end, so requests still come"""
+    """RT-07: load balancers remove an endpoint after SIGTERM is sent, so requests still arrive"""
     linger = {"drain_linger_s": 0.0 if reloaded else 1.0}
     process = run(engine, drain_s=PATIENCE_S, control=str(tmp_path / "control"), **linger)
     eventually("ready", lambda: process.get("/ready") == 200)
@@ -239,7 +240,7 @@ REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: applicatio
 
 @pytest.mark.parametrize("drain_s", [0.0, 2.0])
 def test_requests_that_nobody_has_read_at_sigterm_get_503(run, engine, eventually, drain_s):
-    """On new connections and on one that was used before: no client sees a reset"""
+    """On new connections and on a reused one: no client sees a reset"""
     process = run(engine, drain_s=drain_s)
     eventually("ready", lambda: process.get("/ready") == 200)
     address = httpx.URL(process.url)
@@ -278,7 +279,7 @@ def test_a_linger_ends_with_the_drain(run, engine, eventually):
 
 
 def test_a_request_goes_on_though_what_was_open_cannot_be_written_down(run, engine, eventually, tmp_path):
-    """As on a full disk: the run directory is not there"""
+    """The run directory does not exist, which behaves like a full disk"""
     process = run(engine, run=str(tmp_path / "nowhere"))
     eventually("ready", lambda: process.get("/ready") == 200)
     engine.holding = True
@@ -288,14 +289,14 @@ def test_a_request_goes_on_though_what_was_open_cannot_be_written_down(run, engi
     eventually("a token", lambda: len(lines) > 1)
     engine.die()
     eventually("not ready", lambda: process.get("/ready") == 503)
-    engine.holding = False  # before it comes back, and with it the request
+    engine.holding = False  # before it returns, and the request with it
     engine.start()
     reading.join()
     assert finishes([line for line in lines if line.startswith("data: {")]) == ["length"]
 
 
 def test_a_gateway_that_lost_an_engine_by_its_own_error_ends(run, engine, eventually, tmp_path, monkeypatch):
-    """Else it would hold that engine's requests for ever"""
+    """Otherwise it would keep the engine's requests open forever"""
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(

@@ -1,4 +1,4 @@
-"""Launches fakes under the real Supervisor, in processes of their own, and finds what they leave behind."""
+"""Launch fakes under the real Supervisor, in separate processes, and find leftover processes and files."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 class Appliance:
-    """A launcher in a process of its own. `directory` is where the fakes leave their traces."""
+    """A launcher in a separate process. `directory` collects the traces of the fakes."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Appliance:
         self.directory = directory
         self.port = given.setdefault("port", free_port())
         self.mark = f"slipway-test-{uuid.uuid4()}"
-        # Not in pytest's own folder: its path is too long for Unix sockets.
+        # pytest's own folder has a path that is too long for Unix sockets.
         self.runs = Path(tempfile.mkdtemp(prefix="slipway-runs-"))
         with (directory / "out").open("wb") as out, (directory / "err").open("wb") as err:
             self.process = subprocess.Popen(
@@ -62,7 +62,7 @@ class Appliance:
             )
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Polls; the deadline is only for a test that would otherwise never end."""
+        """Poll; the deadline only ends tests that would otherwise hang."""
         end = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < end, self.output()
@@ -73,7 +73,7 @@ class Appliance:
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def started(self, program: str, times: int = 1) -> int:
-        """Waits until a program was started so often. Its process id."""
+        """Wait until a program was started `times` times. Return its process id."""
         self.until(lambda: len(self.pids(program)) >= times or self.process.poll() is not None)
         assert self.process.poll() is None, self.output()
         return self.pids(program)[times - 1]
@@ -114,7 +114,7 @@ class Appliance:
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Callable[..., Appliance]]:
-    """Starts an appliance of fakes; what still runs at the end of the test is killed."""
+    """Start an appliance of fakes; kill remaining processes at the end of the test."""
     appliances: list[Appliance] = []
 
     def start(*, folder: str = "a", environment: dict[str, str] | None = None, **given: object) -> Appliance:

@@ -1,13 +1,14 @@
-"""Programs to be supervised in tests: a gateway that answers as told by files, engines that behave as told by words.
+"""Fake programs for tests of the supervisor: a gateway controlled by files, engines controlled by arguments.
 
     fake.py gateway DIRECTORY DOOR CONTROL  /live 200; /ready 200 if DIRECTORY/ready exists, else 503; with a file
-                                            DIRECTORY/broken it prints that and ends for good, unless it is parked
+                                            DIRECTORY/broken it prints that and exits permanently, unless it is halted
     fake.py engine DIRECTORY NAME WORD…     run | crash | permanent TEXT | escape | orphan | show | end HOW SECONDS |
                                             litter HOW | oom COUNTER
 
 HOW is an exit code or the name of a signal. `end` waits for SECONDS, or with "ready" until the service was ready and
-DIRECTORY/seen exists. `litter` leaves children in a group and in a session of their own that ignore SIGTERM, shared
-memory, and a folder of ranks. `oom` counts a kill for memory in the file COUNTER, as the kernel would, and is killed.
+DIRECTORY/seen exists. `litter` leaves children that ignore SIGTERM in a separate group and a separate session, shared
+memory, and a folder of ranks. `oom` increments the counter of memory kills in the file COUNTER, like the kernel, and is
+killed.
 
 /ready has the content of DIRECTORY/phase. Each start appends the process id to DIRECTORY/NAME.pids.
 """
@@ -130,7 +131,7 @@ def litter(directory: Path, name: str) -> None:
             started(directory, f"{name}-child")
             while True:
                 signal.pause()
-    time.sleep(1.0)  # time for both to begin, and for a look of the keeper
+    time.sleep(1.0)  # time for both to begin, and for one check by the reaper
 
 
 def started(directory: Path, name: str) -> None:

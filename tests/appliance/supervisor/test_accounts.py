@@ -1,4 +1,4 @@
-"""Keeper and gateway tell of one death at the same moment, and either may have no disk to do so."""
+"""Reaper and gateway report one crash at the same moment, and either of them may fail to write its report."""
 
 import resource
 import subprocess

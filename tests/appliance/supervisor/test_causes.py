@@ -1,4 +1,4 @@
-"""Why an engine died, from what its keeper, the kernel and its last lines say."""
+"""Cause of an engine crash, from the reaper's report, the kernel's counters and the last log lines."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The request that is shown when the service is ready is one that the model can answer."""
+"""The example request shown when the service is ready is a request that the model can answer."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""`exhausted: park`: no failure of engines or of the checkpoint ends the appliance."""
+"""`exhausted: park`: failures of engines or of the checkpoint do not end the appliance."""
 
 import json
 
@@ -9,7 +9,7 @@ WORDS = "checkpoint: model.safetensors: the weights are damaged"
 
 @pytest.fixture
 def parked(launched, tmp_path):
-    """An appliance that is parked, by an engine or by its gateway."""
+    """An appliance that is halted, by an engine or by its gateway."""
 
     def start(by: str):
         folder = tmp_path / "a"

@@ -1,4 +1,4 @@
-"""When an engine counts as hung, by a clock and pulses made up here; the e2e tests stop real ones."""
+"""Hang detection with a synthetic clock and synthetic heartbeats; the e2e tests stop real engines."""
 
 import os
 
@@ -18,7 +18,7 @@ def hangs():
 
 
 def looks(hangs, beat, *times):
-    """What each look at the same pulse says, as whether it is a hang."""
+    """Return, for each check of the same heartbeat, True if it counts as a hang."""
     return [bool(hangs.look("engine-0", beat, now)) for now in times]
 
 
@@ -48,13 +48,13 @@ def test_an_engine_that_never_wrote_a_pulse_is_loading(hangs):
 
 
 def test_the_pulse_of_the_life_before_says_nothing(hangs):
-    """A stale BUSY of a killed engine must not hurry its successor, which takes a while to come to its first line"""
+    """A stale BUSY of a killed engine must not shorten the time limit of its successor, which starts slowly"""
     old = Heartbeat(PID - 1, State.BUSY, 1000)
     assert looks(hangs, old, 89, 91, 299, 300) == [False, False, False, True]
 
 
 def test_a_slow_engine_that_moves_is_never_killed(hangs):
-    """Steps of eighty seconds, then one that takes four times as long"""
+    """Steps of eighty seconds, then a step that takes four times as long"""
     now = 0.0
     for number in range(10):
         assert looks(hangs, Heartbeat(PID, State.BUSY, number), now) == [False]

@@ -1,4 +1,4 @@
-"""Lines out of a pipe, however the bytes come."""
+"""Reading lines from a pipe, for any split of the bytes."""
 
 import os
 
@@ -27,7 +27,7 @@ def test_lines_come_whole_however_they_are_cut_and_the_last_needs_no_newline(pip
 
 
 def test_a_line_without_end_is_passed_on_in_pieces(pipe):
-    """What is kept of it is bounded."""
+    """The buffered part of a line is bounded."""
     taken = []
     lines = Lines(pipe[0], taken.append)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""The listener outlives the gateway: who comes while none runs waits for the next one."""
+"""The listener outlives the gateway: connections opened during a restart wait for the next gateway."""
 
 import http.client
 import json
@@ -26,8 +26,8 @@ def live(port: int) -> int:
 def test_nobody_is_refused_between_two_gateways(launched: Callable[..., Appliance]) -> None:
     appliance = launched(backoff_s=1.0)
     first = appliance.started("gateway")
-    assert live(appliance.port) == 200  # those who came before it was up were not refused either
-    os.kill(first, signal.SIGSTOP)  # it accepts nobody any more
+    assert live(appliance.port) == 200  # earlier connections were not refused either
+    os.kill(first, signal.SIGSTOP)  # it no longer accepts connections
     found: list[int] = []
     clients = [threading.Thread(target=lambda: found.append(live(appliance.port))) for _ in range(20)]
     for client in clients[:10]:
@@ -66,7 +66,8 @@ def test_connections_that_wait_for_a_gateway_get_503_at_the_end(
 
 
 def test_who_comes_after_the_end_was_asked_for_is_refused(launched: Callable[..., Appliance]) -> None:
-    """A fake gateway holds its listener until it dies; the launcher lets go at once, and takes nobody along."""
+    """A fake gateway keeps its listener until it exits; the launcher closes its own at once and no connection is
+    lost."""
     appliance = launched()
     appliance.started("gateway")
     assert live(appliance.port) == 200

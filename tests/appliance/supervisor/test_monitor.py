@@ -1,4 +1,4 @@
-"""The restart monitor itself: where no helper program is installed, killed again and again, and silent."""
+"""The restart monitor itself: without an installed helper program, killed repeatedly, and unresponsive."""
 
 import contextlib
 import os

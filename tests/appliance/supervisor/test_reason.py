@@ -1,4 +1,4 @@
-"""The termination log when nothing is started."""
+"""The termination log if no process is started."""
 
 import json
 from pathlib import Path

@@ -61,13 +61,13 @@ def test_a_crash_loop_ends_the_appliance_with_the_last_words_of_the_program(laun
 
 
 def test_deaths_after_a_good_start_are_counted_too(launched):
-    """Supervisor itself would restart such a program for ever."""
+    """Supervisor itself would restart such a program forever."""
     appliance = launched(max=1)
     appliance.started("gateway")
     appliance.ready()
     for times in (1, 2):
         pid = appliance.started("engine-0", times=times)
-        # Two seconds of life are past any start-up second of Supervisor.
+        # Two seconds of uptime exceed any start-up second of Supervisor.
         appliance.until(lambda pid=pid: _age(pid) > 2)
         os.kill(pid, signal.SIGKILL)
     assert appliance.end() == 14

@@ -8,7 +8,7 @@ from engine.api.errors import EXIT_DRIFT
 
 
 class World:
-    """What a sentinel sees and does: exit statuses and what keepers tell in, starts and notices out."""
+    """Environment of a restart monitor: exit statuses and reports of reapers go in, starts and notices come out."""
 
     def __init__(self, policy: Policy, *, parked: bool = False) -> None:
         self.status: int | None = -1
@@ -207,7 +207,7 @@ def test_what_the_keeper_saw_says_how_it_ended():
 
 
 def test_a_death_that_ends_everything_is_told_once():
-    """A new sentinel looks first and gets the event of the time before afterwards"""
+    """A new monitor checks the state first and receives the earlier events afterwards"""
     world = World(Policy(max=0, window_s=600.0))
     world.dies(0.0)
     world.dies(0.1)

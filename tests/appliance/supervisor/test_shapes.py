@@ -1,4 +1,5 @@
-"""Crash loops of every shape under the real Supervisor: the documented code in time, nothing left, the right reason."""
+"""Crash loops of every kind under the real Supervisor: the documented exit code in time, no leftovers, the right
+reason."""
 
 import json
 import os
@@ -9,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-END_S = 2.0  # from the last death to the end
+END_S = 2.0  # from the last crash to the end
 
 
 def busy() -> float:
-    """How many times longer things may take on this machine now: what waits for each core."""
+    """Return the factor by which this machine is slower now: the number of runnable processes per core."""
     return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def bundles(appliance):
-    """What each crash bundle says, oldest first."""
+    """Return the contents of each crash bundle, oldest first."""
     return [json.loads(path.read_text()) for path in sorted((appliance.directory / "crashes").glob("*/death.json"))]
 
 
@@ -148,7 +149,7 @@ def test_a_parked_appliance_keeps_its_gateway_and_ends_by_a_signal(launched, wor
     os.kill(gateway, signal.SIGKILL)  # it comes back, which also shows that the new sentinel works
     appliance.started("gateway", times=2)
     began = time.monotonic()
-    appliance.until(lambda: time.monotonic() - began > 1.0)  # for an engine that is started wrongly to begin
+    appliance.until(lambda: time.monotonic() - began > 1.0)  # time for an engine with a wrong start command to begin
     assert len(appliance.pids("engine-0")) == lives and len(appliance.pids("engine-1")) == 1
     assert appliance.terminate() == code
     assert appliance.alive() == {} and appliance.reason() == reason
@@ -162,4 +163,4 @@ def test_where_a_full_disk_keeps_the_gateway_from_being_told_the_appliance_exits
     resource.prlimit(launcher, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no write into a file succeeds
     (appliance.directory / "seen").touch()
     assert appliance.end() == 14
-    assert appliance.alive() == {}  # what it says goes into files as well, so only its code tells
+    assert appliance.alive() == {}  # its output also goes into files, so only the exit code is checked

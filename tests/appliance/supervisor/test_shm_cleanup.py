@@ -1,4 +1,4 @@
-"""Whose shared memory is removed, with files in a folder that stands for /dev/shm."""
+"""Ownership of shared memory to remove, with files in a folder in place of /dev/shm."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""Signals to the launcher as process 1 of a PID namespace, from its first moment on, and signals without a meaning."""
+"""Signals to the launcher as process 1 of a PID namespace, from its start on, and ignored signals."""
 
 import contextlib
 import os
@@ -88,7 +88,7 @@ def serve() -> list[str]:
     return [sys.executable, *words]
 
 
-# When SIGTERM comes. Each is a moment that the process shows from outside.
+# Moments at which SIGTERM arrives; each one is observable from outside of the process.
 MOMENTS: dict[str, Callable[[Contained], object]] = {
     "handled": lambda contained: contained.handles(),
     "importing": lambda contained: contained.maps("_pydantic_core"),
@@ -123,7 +123,8 @@ os.execv(sys.executable, [sys.executable, "-m", "appliance", *sys.argv[1:]])
 
 @pytest.mark.parametrize(("tool", "script"), [("env", SHELL_HELD), ("slipway", PYTHON_HELD)])
 def test_sigterm_is_not_lost_while_the_entrypoint_starts_python(contained, tmp_path, tool, script):
-    """The shell has a handler. What it becomes has the signal blocked, so the signal waits for Python's handlers."""
+    """The shell has a handler. The program that replaces it blocks the signal, so the signal waits for Python's
+    handlers."""
     if "block-signal" not in subprocess.run(["env", "--help"], capture_output=True, text=True, check=False).stdout:
         pytest.skip("env of this system cannot block signals")
     tools, reached, release = tmp_path / "bin", tmp_path / "reached", tmp_path / "release"

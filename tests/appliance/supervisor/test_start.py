@@ -46,7 +46,7 @@ def test_only_the_gateway_gets_the_variable_of_a_secret(launched):
     appliance.ready()
     holders = {gateway, appliance.process.pid}
     alive = appliance.alive()
-    assert len(alive) == 6  # launcher, supervisord, gateway, keeper, engine, sentinel
+    assert len(alive) == 6  # launcher, supervisord, gateway, reaper, engine, restart monitor
     for pid, command in alive.items():
         environment = Path(f"/proc/{pid}/environ").read_bytes()
         assert (b"THE_KEYS" in environment, b"canary" in environment) == (pid in holders,) * 2, command
@@ -178,7 +178,7 @@ def test_two_appliances_run_side_by_side(launched):
     assert one.terminate() == 0
     assert one.alive() == {}
     assert other.process.poll() is None
-    assert len(other.alive()) == 6  # launcher, supervisord, gateway, keeper, engine, sentinel
+    assert len(other.alive()) == 6  # launcher, supervisord, gateway, reaper, engine, restart monitor
 
 
 def test_progress_is_shown_once_per_tenth_where_lines_cannot_be_redrawn(launched):

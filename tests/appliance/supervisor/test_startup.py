@@ -1,4 +1,4 @@
-"""What the launcher shows of a start, over a gateway whose answers are given here."""
+"""Startup output of the launcher, with a gateway whose answers are given here."""
 
 import asyncio
 

@@ -31,7 +31,7 @@ def test_the_gateway_is_stopped_before_the_engines(launched):
     appliance.started("gateway")
     engines = {appliance.started("engine-0"), appliance.started("engine-1")}
     appliance.process.send_signal(signal.SIGTERM)
-    # The deaf gateway lives through its drain; as long as it lives, so do the engines.
+    # The unresponsive gateway keeps running through its drain, and the engines keep running until it exits.
     (gateway,) = appliance.pids("gateway")
     while gateway in (alive := appliance.alive()):
         seen = engines & set(alive)
@@ -87,7 +87,7 @@ def test_a_second_signal_does_not_wait_for_the_drain(launched):
 
 @contextmanager
 def hangup(action):
-    """What a child inherits."""
+    """Set the disposition of SIGHUP that a child inherits."""
     before = signal.signal(signal.SIGHUP, action)
     try:
         yield

@@ -94,7 +94,7 @@ def test_the_gateway_gets_its_drain_and_stops_first(tmp_path):
 
 
 def test_supervisor_itself_never_restarts_a_program(tmp_path):
-    """Its restarts have neither delay nor limit once a program ran for startsecs; the sentinel's have both."""
+    """Its restarts have neither delay nor limit after a program ran for startsecs; the monitor's have both."""
     parser = _parsed(supervise.configuration(supervise.programs(_service(), tmp_path), "p", root=False))
     programs = [parser[name] for name in parser.sections() if name.startswith("program:")]
     assert {(program["autorestart"], program["startsecs"]) for program in programs} == {("false", "0")}

@@ -1,4 +1,4 @@
-"""Programs that hang, found by the restart monitor: real processes and sockets, a made-up clock where time counts."""
+"""Detection of hanging programs by the restart monitor: real processes and sockets, a synthetic clock for timeouts."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
 
 @pytest.fixture
 def stopped() -> Iterator[int]:
-    """A process that was stopped: it is not ready to run, so no time in a run queue counts for it."""
+    """A stopped process is not ready to run, so its time in a run queue does not grow."""
     process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     os.kill(process.pid, signal.SIGSTOP)
     yield process.pid
@@ -161,7 +161,7 @@ def test_time_in_a_run_queue_is_that_of_processes_that_share_a_cpu(stopped):
 
 
 def test_a_start_that_is_told_twice_is_one_start(listener, stopped):
-    """A monitor that starts asks Supervisor for its programs, and gets the events of their starts afterwards."""
+    """A new monitor asks Supervisor for its programs, and receives the events of their starts afterwards."""
     killed: list[str] = []
     budgets = Budgets(loading_s=1e9, gateway_s=1e-9)
     watchdog = Watchdog(budgets, {}, listener.path, lambda program, why: killed.append(why))

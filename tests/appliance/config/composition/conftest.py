@@ -15,8 +15,8 @@ Refuse = Callable[..., list[str]]
 
 @pytest.fixture
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """`loaded(text, "--overlay dev", "a.b=1", choose=…, files={name: text}, NAME="value")`: the settings of m.yaml, the
-    paths in them as a shell in its folder would give them."""
+    """`loaded(text, "--overlay dev", "a.b=1", choose=…, files={name: text}, NAME="value")`: return the settings of
+    m.yaml; paths in them are relative to its folder."""
     monkeypatch.chdir(tmp_path)
 
     def make(
@@ -35,7 +35,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
 @pytest.fixture
 def refused(loaded: Load) -> Refuse:
-    """What `loaded` refuses: one text a problem."""
+    """Return the problems that `loaded` raises, one text per problem."""
 
     def make(text: str, *words: str, **given: object) -> list[str]:
         with pytest.raises(Refused) as caught:

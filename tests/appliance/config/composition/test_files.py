@@ -1,4 +1,4 @@
-"""Files that extend others: how they are found, what is said when they are not, and whose folder a path starts at."""
+"""Files that extend others: lookup, messages for missing files, and the folder that relative paths start from."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_wrong_value_of_a_base_that_is_replaced_is_no_problem(loaded: Load) ->
 def test_a_file_that_cannot_be_extended_is_refused_at_its_name(
     refused: Refuse, extends: str, files: dict[str, str], problem: str
 ) -> None:
-    """Nothing else is said: what such a file would have given is not missing."""
+    """There are no follow-up messages: values of the missing file are not reported as missing."""
     problems = refused(HEAD + f"extends: {extends}\n", files=files)
     assert any(one.endswith(problem) for one in problems), problems
     assert not [one for one in problems if "missing" in one]
@@ -140,7 +140,7 @@ def test_a_path_starts_at_the_folder_of_the_file_that_has_it(loaded: Load, tmp_p
 
 
 def test_a_link_to_a_manifest_means_the_folder_of_the_manifest(loaded: Load, tmp_path: Path) -> None:
-    """As Kubernetes mounts a ConfigMap: each name is a link into a folder that is replaced as a whole."""
+    """Kubernetes mounts a ConfigMap like this: each name links into a folder that is replaced as one unit."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/m.yaml").write_text(HEAD + "extends: base.yaml\n")
     (tmp_path / "data/base.yaml").write_text("model: {source: {path: demo}}\n")
@@ -150,7 +150,8 @@ def test_a_link_to_a_manifest_means_the_folder_of_the_manifest(loaded: Load, tmp
 
 
 def test_the_whole_plan_takes_the_files_of_a_base_from_the_folder_of_the_base(loaded: Load, tmp_path: Path) -> None:
-    """With the real demo model: checkpoint, template, secret and recording arrive where the base means them."""
+    """With the real demo model: checkpoint, template, secret and recording resolve to the paths that the base
+    intends."""
     demo = Path(__file__).resolve().parents[4] / "manifests/demo"
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared/demo").symlink_to(demo)

@@ -1,4 +1,4 @@
-"""`${…}` in values: what it becomes, of which type, and where a mistake is. `⟪` marks where a message must point."""
+"""`${…}` in values: the resulting value and type, and the position of mistakes. `⟪` marks the expected position."""
 
 import random
 import re
@@ -75,7 +75,7 @@ def test_a_text_becomes(text: str, value: Any) -> None:
 def test_a_mistake_is_at_its_dollar_whatever_the_style_of_the_text(
     text: str, message: str, hint: str, before: str
 ) -> None:
-    """The oracle is the text: the mark is taken out of what is read."""
+    """The text is the oracle: the mark is removed before the text is read."""
     after = before if before in ("'", '"') else ""
     marked = f"a: 1\nb:\n- {before}{text}{after}\n"
     start, _, rest = marked.partition("⟪")
@@ -92,7 +92,7 @@ def test_where_escapes_hide_the_dollars_the_place_is_that_of_the_text() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_texts_are_what_a_shell_would_make_of_them(seed: int) -> None:
-    """The oracle evaluates inside out with a regular expression, as no default has a brace of its own."""
+    """The oracle evaluates from inside out with a regular expression, because no default contains a brace."""
     source = random.Random(seed)
     environ = {name: source.choice(("", "x", "7", "a b")) for name in "ABC"}
 

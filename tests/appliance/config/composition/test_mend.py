@@ -1,4 +1,4 @@
-"""Where a wrong value is put right that was interpolated, and what is said of it."""
+"""Position and message of the fix for a wrong interpolated value."""
 
 import pytest
 

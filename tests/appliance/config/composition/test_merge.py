@@ -1,4 +1,4 @@
-"""Random trees cut over layers. Oracles: a merge written here, and the texts themselves, read back at each place."""
+"""Random trees split over layers. Oracles: a merge written here, and the texts themselves, read back at each place."""
 
 import json
 import random
@@ -15,7 +15,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def random_value(source: random.Random, depth: int, mark: str) -> Any:
-    """A value whose scalars are all different, so that none can be taken for another."""
+    """Return a value whose scalars are all different, so that they cannot be confused."""
     kind = source.randrange(6) if depth else source.randrange(3)
     if kind >= 3:
         names = source.sample(NAMES, source.randrange(len(NAMES) + 1))
@@ -49,14 +49,14 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def read_back(text: str, place: Place) -> Any:
-    """The JSON value that stands at a place."""
+    """Return the JSON value at a place."""
     lines = text.split("\n")
     rest = "\n".join([lines[place.line - 1][place.column - 1 :], *lines[place.line :]])
     return json.JSONDecoder().raw_decode(rest)[0]
 
 
 def check_places(tree: Tree, texts: dict[str, str]) -> int:
-    """Every value of the tree stands where its place says, and so does every key; returns how many were looked at."""
+    """Check that every value and key of the tree is at its recorded place; return the number of checked places."""
 
     def walk(value: Any, path: tuple[Any, ...]) -> int:
         if path and not isinstance(path[-1], int):
@@ -71,7 +71,7 @@ def check_places(tree: Tree, texts: dict[str, str]) -> int:
         return 1 + sum(walk(inner, (*path, index)) for index, inner in enumerate(items))
 
     for path in (*tree.keys, *tree.values):
-        at(tree.value, path)  # raises where a place is left of what was replaced
+        at(tree.value, path)  # raises if a place of a replaced value is left
     return walk(tree.value, ())
 
 
@@ -97,7 +97,7 @@ def test_files_that_extend_one_another_are_merged_left_to_right_and_the_file_win
     texts: dict[str, str] = {}
 
     def write(name: str, depth: int) -> dict[str, Any]:
-        """Writes a file and those that it extends, in folders of their own; returns what they mean together."""
+        """Write a file and the files that it extends, in separate folders; return their merged value."""
         own, folder = {**random_mapping(source, name), "limits": {name: 1}}, tmp_path / name
         folder.mkdir()
         bases = [f"{name}{number}" for number in range(source.randrange(3 if depth else 1))]

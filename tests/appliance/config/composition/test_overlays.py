@@ -1,4 +1,4 @@
-"""Overlays: which are laid over the file, and their mistakes, chosen or not."""
+"""Overlays: which ones apply to the file, and their mistakes, selected or not."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Real keys dealt out at random to all sources. Oracle: the order of precedence as it stands in docs/manifest.md."""
+"""Real keys distributed at random over all sources. Oracle: the order of precedence in docs/manifest.md."""
 
 import itertools
 import random
@@ -107,7 +107,7 @@ def test_of_two_sources_that_give_one_key_the_higher_wins_and_says_where(seed: i
 
 
 def read_back(lines: list[str], place: Place) -> Any:
-    """The scalar or list of scalars that stands at a place."""
+    """Return the scalar or list of scalars at a place."""
     rest = lines[place.line - 1][place.column - 1 :]
     if rest.startswith("["):
         return yaml.safe_load("\n".join([rest, *lines[place.line :]]).partition("]")[0] + "]")

@@ -1,4 +1,4 @@
-"""Hardware profiles as they are written: what they give, where it stands, and their mistakes."""
+"""Hardware profiles in manifests: their values, positions and mistakes."""
 
 from collections.abc import Callable
 

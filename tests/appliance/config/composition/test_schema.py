@@ -1,4 +1,4 @@
-"""The schema of editors and the loader agree on layers: what one takes the other does, as far as a schema can say."""
+"""The editor schema and the loader accept the same layers, as far as a schema can express it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_every_key_but_the_version_takes_interpolation_in_editors() -> None:
     ],
 )
 def test_what_must_be_given_is_wanted_of_whole_manifests_only(text: str, legal: bool) -> None:
-    """A file that extends others gets it from them; one without a version is a part of another."""
+    """A file that extends others inherits missing keys; a file without a version is a part of another."""
     assert VALIDATOR.is_valid(yaml.safe_load(text)) is legal
 
 

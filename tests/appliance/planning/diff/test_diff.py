@@ -1,4 +1,4 @@
-"""`slipway diff`: consequences are held to what the engines and the gateway are really told, and to both plans."""
+"""`slipway diff`: stated consequences match the configurations that engines and gateway receive, and both plans."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def other_values(key: Key) -> Iterator[str]:
 
 
 def configs(folder: Path, *sets: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What the engines and the gateway would be told, without fingerprints of the whole, which always differ."""
+    """Return the configurations of engines and gateway, without fingerprints over all values, which always differ."""
     found = prove(given(folder, *sets), MACHINE)
     gateway = {name: value for name, value in msgspec.to_builtins(found.gateway).items() if "sha256" not in name}
     return [msgspec.to_builtins(engine) for engine in found.engines], gateway
@@ -65,7 +65,8 @@ def configs(folder: Path, *sets: str) -> tuple[list[dict[str, Any]], dict[str, A
 
 @pytest.mark.parametrize("key", [key for key in leaves() if "*" not in key.path], ids=lambda key: key.name)
 def test_a_program_that_would_be_told_something_else_is_said_to_restart(folder: Path, key: Key) -> None:
-    """For every key: another value is planned, and what engines and gateway are told is compared with the claim."""
+    """Plan another value for every key; compare the configurations of engines and gateway with the stated
+    consequence."""
     engines, gateway = configs(folder)
     tried = 0
     for value in other_values(key):
@@ -79,7 +80,7 @@ def test_a_program_that_would_be_told_something_else_is_said_to_restart(folder: 
         found = differing(folder, f"{key.name}={value}")
         assert now[0] == engines or "engines" in found.restart, f"{key.name}={value}"
         if "gateway" not in found.restart:
-            # What a reload makes of the gateway that runs is what a start would make of it.
+            # A reload of the running gateway gives the same configuration as a start.
             live_keys = [one for one in found.live if one in FIELDS]
             assert live_keys == list(found.live)
             reloaded = mixed(*(msgspec.convert(each, GatewayConfig) for each in (gateway, now[1])), live_keys)

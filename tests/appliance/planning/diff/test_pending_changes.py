@@ -1,4 +1,4 @@
-"""What acts at once and what waits, when a manifest is edited under a running appliance."""
+"""Immediate and pending changes when a manifest is edited while the appliance runs."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ MACHINE: Machine = read_machine(gpus=False)
 
 
 class Running:
-    """An appliance as far as its manifest goes."""
+    """The manifest-related part of an appliance."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self.file = folder / "m.yaml"

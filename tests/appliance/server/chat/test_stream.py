@@ -1,4 +1,4 @@
-"""What a chat reply says and counts does not depend on how many tokens come at once."""
+"""Text and usage of a chat reply do not depend on how many tokens arrive at a time."""
 
 import random
 from dataclasses import replace
@@ -23,7 +23,7 @@ READING = Reading((), False, 0, skip_special_tokens=True, shown_ids=frozenset((O
 
 
 def cuts(ids: tuple[int, ...]) -> list[list[tuple[int, ...]]]:
-    """All at once, one by one, in two at every place, and at random."""
+    """Split the tokens: all at once, one by one, in two at every position, and at random."""
     found = [[ids], [(token,) for token in ids], *([ids[:at], ids[at:]] for at in range(1, len(ids)))]
     dice = random.Random(3)
     for _ in range(30):

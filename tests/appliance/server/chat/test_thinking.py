@@ -1,4 +1,4 @@
-"""Whether a reply begins inside of its reasoning: by the prompt, then by switches."""
+"""Detection of replies that begin inside their reasoning: from the prompt, then from request switches."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ BY_NAME = {reasoning.name: reasoning for reasoning in REASONINGS}
 
 
 def read(name: str, prompt: str, text: str, **variables: bool) -> list[Event]:
-    """The events of a reply, whole and in characters."""
+    """Return the events of a reply, read in one piece and by characters."""
     reasoning = BY_NAME[name]
     thinking = thinking_of(prompt, False, reasoning, variables)
     form = OutputFormat(None if thinking.off else reasoning, HERMES)
@@ -46,7 +46,7 @@ def test_others_begin_with_content_unless_they_say_otherwise(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "off"), [("glm45", {"enable_thinking": False}), ("deepseek_v3", {})])
 def test_switched_off_all_is_content(name: str, off: dict[str, bool]) -> None:
-    """RE-04; identity: even the marks."""
+    """RE-04; identity: markers stay in the text."""
     assert read(name, "<|assistant|>", "<think>a</think>b", **off) == [Content("<think>a</think>b")]
     assert read(name, "<|assistant|>", "a</think>b", thinking=True) == [ReasoningText("a"), Content("b")]
 
@@ -63,7 +63,7 @@ def test_the_prompt_says_more_than_a_switch() -> None:
 @pytest.mark.parametrize("continues", [False, True])
 @pytest.mark.parametrize("kind", ["think", "think_fast", "think_faster"])
 def test_a_budget_closes_what_the_prompt_opened(kind: str, continues: bool) -> None:
-    """Of several pairs of markers, that one's."""
+    """With several pairs of markers, the budget closes the pair that the prompt opened."""
     prompt = f"<ifm|think>a</ifm|think>\n<ifm|{kind}>{'so far' if continues else ''}"
     thinking = thinking_of(prompt, continues, BY_NAME["k2_horizon"], {})
     assert thinking == Thinking(begun=True, open=True, end=f"</ifm|{kind}>")

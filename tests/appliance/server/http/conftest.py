@@ -1,4 +1,4 @@
-"""The real application over a router that plays scripts: what was submitted is kept, deltas are what a test says."""
+"""The real application over a router with scripted replies: submits are recorded, tests supply the deltas."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ CORPUS = [
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The text files of a Qwen-like model."""
+    """Write the text files of a Qwen-like model."""
     backend = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(r"\p{N}|\s?\p{L}+|[^\s\p{L}\p{N}]+|\s+"), "isolated")
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -78,7 +78,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class ScriptedGeneration:
-    """One sequence: plays its deltas; with `hold`, waits for ever behind them, until it is closed."""
+    """One sequence: plays its deltas. With `hold`, waits after the last delta until it is closed."""
 
     def __init__(self, deltas: list[Delta], hold: bool, failure: Exception | None) -> None:
         self._deltas = deltas
@@ -107,7 +107,7 @@ class ScriptedGeneration:
 
 
 class ScriptedRouter:
-    """Stands for the router: `reply` makes the deltas of a Submit."""
+    """Replaces the router: `reply` makes the deltas of a Submit."""
 
     serves = answers = True
 
@@ -131,7 +131,7 @@ class ScriptedRouter:
 
 
 def scored(token: int, sampling: Sampling, vocab: int, rank: int) -> Logprob:
-    """A token with its likely ones, or with those that were asked for: -1, -2, … in their order."""
+    """Return a token with its likely ones, or with the requested ones: scores -1, -2, … in their order."""
     assert sampling.logprobs is not None
     found = entry(token, sampling.logprobs, vocab, rank)
     if not (named := sampling.logprob_ids):
@@ -140,7 +140,7 @@ def scored(token: int, sampling: Sampling, vocab: int, rank: int) -> Logprob:
 
 
 def entry(token: int, count: int, vocab: int, rank: int = 1) -> Logprob:
-    """A made-up score: the most likely tokens are the token itself, or (rank > 1) its neighbours, by halves."""
+    """Return a synthetic score: the most likely tokens are the token itself, or (rank > 1) its neighbours, by halves."""
     first = token if rank == 1 else token + 1
     top = [(first + index) % vocab for index in range(count if count >= 0 else vocab)]
     scores = [-0.5 * (index + 1) for index in range(len(top))]
@@ -148,7 +148,7 @@ def entry(token: int, count: int, vocab: int, rank: int = 1) -> Logprob:
 
 
 class Gateway:
-    """The application and its script. `post` gives status and JSON, `stream` the records of a stream."""
+    """The application and its script. `post` returns status and JSON, `stream` the records of a stream."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
@@ -167,7 +167,7 @@ class Gateway:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def says(self, *texts: str, finish: str = "stop", each: int = 1, cached: int = 0, written: int = 0) -> "Gateway":
-        """Replies with these texts, one per choice in turn, in deltas of `each` tokens; "stop" adds the end token."""
+        """Reply with these texts, one per choice in turn, in deltas of `each` tokens; "stop" adds the end token."""
         given = iter(range(10**9))
 
         def reply(submit: Submit) -> list[Delta]:
@@ -179,7 +179,7 @@ class Gateway:
         return self
 
     def gives(self, ids: list[int], finish: str = "length", each: int = 1, reason: int | None = None) -> "Gateway":
-        """Replies with these very ids."""
+        """Reply with exactly these ids."""
         self.router.reply = lambda submit: self.deltas(submit, ids, finish, each, 0, reason)
         return self
 
@@ -227,7 +227,7 @@ class Gateway:
         return reply.status_code, reply.json()
 
     def lines(self, path: str, body: Any) -> list[str]:
-        """The raw records of a stream."""
+        """Return the raw records of a stream."""
 
         async def call() -> httpx.Response:
             async with self.client() as client:
@@ -240,14 +240,14 @@ class Gateway:
         return reply.text.split("\n\n")[:-1]
 
     def stream(self, path: str, body: Any) -> list[Any]:
-        """The records of a stream, without the terminator that must end it."""
+        """Return the records of a stream without the terminator; fail if it is missing."""
         lines = self.lines(path, body)
         assert lines[-1] == "data: [DONE]"
         assert all(line.startswith("data: ") for line in lines)
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
     def openai(self, work: Callable[[openai.AsyncOpenAI], Any]) -> Any:
-        """Runs `work` with the official client over this application."""
+        """Run `work` with the official client over this application."""
 
         async def call() -> Any:
             async with self.client() as http:

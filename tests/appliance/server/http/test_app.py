@@ -1,4 +1,4 @@
-"""Assembly: which routes there are, models, invocations, docs."""
+"""Assembly of the application: routes, models, invocations, docs."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from appliance.server.schema.descriptions import DESCRIPTIONS, describe_fields
 
 @pytest.fixture
 def gateway(start_gateway, engine):
-    """Live on a port, with a fake engine behind it."""
+    """Start a gateway on a port, with a fake engine."""
     return start_gateway(engine)
 
 

@@ -108,7 +108,7 @@ def test_all_chunks_have_the_same_head(gateway: Any) -> None:
 def test_stream_options_say_which_chunks_have_usage(
     gateway: Any, options: dict[str, Any], every: bool, last: bool
 ) -> None:
-    """CH-05: the count begins with 0 at the role and grows with every token."""
+    """CH-05: the count starts with 0 at the role and grows with every token."""
     records = gateway.says("one two").stream(PATH, {**HELLO, "stream_options": options})
     body = records[:-1] if last else records
     assert all(("usage" in record) == every for record in body)
@@ -126,7 +126,7 @@ def test_stream_options_without_a_stream_are_refused(gateway: Any) -> None:
 @pytest.mark.parametrize("rank", [1, 9])
 @pytest.mark.parametrize("count", [0, 5, 20])
 def test_top_logprobs_are_the_true_most_likely_ones(gateway: Any, rank: int, count: int) -> None:
-    """CH-06: a token outside the top k does not push the k-th out."""
+    """CH-06: a token outside the top k does not displace the k-th."""
     gateway.rank = rank
     found = whole(gateway.says("a中", finish="length"), {"logprobs": True, "top_logprobs": count})
     content = found["choices"][0]["logprobs"]["content"]
@@ -235,7 +235,7 @@ class City(BaseModel):
 
 
 def test_a_response_format_binds_the_reply(gateway: Any) -> None:
-    """CH-13: what the engine is told; the client's parse() and its error for a cut reply."""
+    """CH-13: the grammar sent to the engine; the client's parse() and its error for a truncated reply."""
     whole(gateway.says("{}"), {"response_format": {"type": "json_object"}, "include_reasoning": False})
     assert (gateway.submits[-1].grammar.kind, json.loads(gateway.submits[-1].grammar.text)) == (
         "json_schema",
@@ -328,7 +328,7 @@ def test_choices_open_in_order_and_end_once(gateway: Any) -> None:
 
 
 def test_tokens_without_text_are_chunks_too(gateway: Any, make_gateway: Callable[..., Any], tmp_path: Any) -> None:
-    """CH-19: with no parser at work each token has a chunk, with content and without a role."""
+    """CH-19: without a parser each token has a chunk with content and without a role."""
     template = tmp_path / "plain.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     plain = make_gateway(chat_template=str(template))
@@ -415,7 +415,7 @@ def test_arguments_are_the_models_own_json(gateway: Any, arguments: str) -> None
 
 
 def test_a_malformed_call_is_content(gateway: Any) -> None:
-    """TC-05: whole replies show the text; a stream that already sent the call leaves it as it is."""
+    """TC-05: complete replies show the text; a stream that has already sent the call does not change it."""
     text = '<tool_call>{"name": "get_weather", "arguments": {"city": }}</tool_call>'
     choice = whole(gateway.says(text), TOOLS)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
@@ -499,7 +499,7 @@ def test_tool_choices_that_cannot_be_are_refused(gateway: Any, body: dict[str, A
 def test_a_template_that_shows_no_calls_takes_required_ones_only(
     make_gateway: Callable[..., Any], tmp_path: Any
 ) -> None:
-    """The model would never know how to call, so automatic choice is refused; a bound one works."""
+    """The template cannot show the call syntax to the model, so automatic choice is refused; a forced call works."""
     template = tmp_path / "plain.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     plain = make_gateway(chat_template=str(template))
@@ -535,7 +535,7 @@ def test_reasoning_has_its_own_field(gateway: Any, each: int) -> None:
 
 
 def test_reasoning_is_hidden_but_counted_if_asked(gateway: Any) -> None:
-    """RE-03: neither text nor logprobs nor ids tell it."""
+    """RE-03: text, logprobs and ids do not reveal it."""
     gateway.says(f"{THOUGHT}It rains.")
     body = {"include_reasoning": False, "logprobs": True, "return_token_ids": True}
     reply = whole(gateway, body)
@@ -682,7 +682,7 @@ def test_allowed_tools_are_all_that_may_be_called(gateway):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_thinking_budget_reaches_the_engine(gateway: Any, stream: bool) -> None:
-    """C.9: with the marker that ends the reasoning, its token, and whether the prompt opened it."""
+    """C.9: the request has the end marker of the reasoning, its token, and if the prompt opened the reasoning."""
     end = gateway.tokenizer.encode("</think>", add_special_tokens=False)
     gateway.says(f"{THOUGHT}hi")
     body = {"thinking_token_budget": 7}
@@ -710,7 +710,7 @@ def test_a_thinking_budget_that_cannot_be_kept_is_refused(gateway: Any) -> None:
 
 
 def test_a_format_that_the_manifest_names_is_read(make_gateway: Callable[..., Any]) -> None:
-    """model.format wins over what the template says."""
+    """model.format overrides the format detected from the template."""
     text = '[get_weather(city="Oslo")]'
     gateway = make_gateway(format="pythonic")
     call = message(gateway.says(text), TOOLS)["tool_calls"][0]["function"]

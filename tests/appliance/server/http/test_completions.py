@@ -36,7 +36,7 @@ def test_logprobs_give_k_entries_and_one_more_if_the_token_is_not_among_them(
 ) -> None:
     """CO-01: 0 gives exactly the token, null gives null."""
     gateway.rank = rank
-    # The made-up neighbours of each token must have texts of their own, so ids from the plain part of the vocabulary.
+    # The synthetic neighbours of each token need distinct texts, so ids come from the plain part of the vocabulary.
     gateway.gives([100, 120, 140])
     for count, size in sizes.items():
         found = choice(gateway, {"logprobs": count})["logprobs"]
@@ -232,7 +232,7 @@ def test_the_last_chunk_of_a_choice_has_its_finish_and_its_last_text(gateway: An
 
 
 def test_held_back_text_is_never_taken_back(gateway: Any) -> None:
-    """CO-22: the text up to the stop string, and not one character of it."""
+    """CO-22: the text ends exactly before the stop string."""
     gateway.says("one EN two END three", finish="length")
     records = gateway.stream(PATH, {"prompt": "a", "stop": "END"})
     assert "".join(texts(records)) == "one EN two "
@@ -241,7 +241,7 @@ def test_held_back_text_is_never_taken_back(gateway: Any) -> None:
 
 
 def test_unfinished_characters_are_empty_chunks(gateway: Any) -> None:
-    """CO-23: no U+FFFD is sent before the right character."""
+    """CO-23: no U+FFFD is sent before the complete character."""
     gateway.says("🎉👩‍👩‍👧", finish="length")
     found = texts(gateway.stream(PATH, {"prompt": "a"}))
     assert "".join(found) == "🎉👩‍👩‍👧"
@@ -254,7 +254,7 @@ def test_an_unfinished_character_at_the_end_is_not_sent(gateway: Any) -> None:
 
 
 def test_echo_comes_in_the_first_chunk_of_each_choice(gateway: Any) -> None:
-    """CO-24: offsets go on from chunk to chunk."""
+    """CO-24: offsets continue from chunk to chunk."""
     gateway.says(" big world", finish="length")
     records = gateway.stream(PATH, {"prompt": "hello", "echo": True, "n": 2, "temperature": 1, "logprobs": 1})
     for index in range(2):
@@ -311,7 +311,7 @@ def test_stream_options_without_a_stream_are_refused(gateway: Any, options: dict
 
 @pytest.mark.parametrize("compat", ["openai", "vllm"])
 def test_usage_details_follow_the_profile(make_gateway: Callable[..., Any], compat: str) -> None:
-    """Cached tokens are there even when they are 0, and in a stream only in the usage chunk."""
+    """Cached tokens are reported even if they are 0, and in a stream only in the usage chunk."""
     gateway = make_gateway(compat=compat)
     for cached in (0, 3):
         body = {"prompt": "hello world", "n": 2, "temperature": 1}
@@ -327,7 +327,7 @@ def test_usage_details_follow_the_profile(make_gateway: Callable[..., Any], comp
 
 
 def test_a_stop_string_over_three_tokens_ends_text_ids_and_logprobs_together(gateway: Any) -> None:
-    """ST-01 LP-04: tokens behind the one that completed the stop string are dropped with their logprobs."""
+    """ST-01 LP-04: tokens after the end of the stop string are dropped with their logprobs."""
     ids = [gateway.tokenizer.convert_tokens_to_ids(letter) for letter in "abcdef"]
     gateway.gives(ids, each=6)
     found = choice(gateway, {"stop": ["bcd", "zz"], "logprobs": 1, "return_token_ids": True, "max_tokens": 20})
@@ -343,7 +343,7 @@ def test_a_stop_string_in_the_prompt_does_not_stop_the_reply(gateway: Any) -> No
 
 
 def test_an_ignored_end_token_is_hidden_text(gateway: Any) -> None:
-    """ST-03: the engine goes on to the length; the token is counted and not seen."""
+    """ST-03: the engine continues up to max_tokens; the token is counted and not shown."""
     ids = [*gateway.ids("one"), gateway.tokenizer.eos_id, *gateway.ids(" two")]
     status, reply = gateway.gives(ids).post(PATH, {"prompt": "a", "ignore_eos": True, "max_tokens": len(ids)})
     assert gateway.submits[0].ignore_eos
@@ -352,7 +352,7 @@ def test_an_ignored_end_token_is_hidden_text(gateway: Any) -> None:
 
 
 def test_an_abort_ends_with_the_text_so_far(gateway: Any) -> None:
-    """ST-05: also what a stop string held back."""
+    """ST-05: the text includes the part held back for a possible stop string."""
     found = choice(gateway.says("one tw", finish="abort"), {"stop": "two"})
     assert (found["text"], found["finish_reason"]) == ("one tw", "abort")
 

@@ -1,4 +1,4 @@
-"""Deadlines and owners of requests: fields, headers, refusals, replies that are late, metrics and stories."""
+"""Deadlines and owners of requests: fields, headers, refusals, late replies, metrics and timelines."""
 
 import hashlib
 import time
@@ -37,7 +37,7 @@ def post(gateway: Gateway, headers: dict[str, str] | None = None, **fields: Any)
 
 
 def end_late(engine: FakeEngine) -> None:
-    """As the engine's scheduler does with what is late."""
+    """End late requests as the engine's scheduler does."""
     ids = list(engine.open)
     engine.open.clear()
     engine.say(Output(9, tuple(Delta(id, finish="deadline") for id in ids)))
@@ -138,7 +138,7 @@ HUNG = {
 def test_an_engine_that_does_not_answer_does_not_delay_a_deadline(
     kind: str, start: Callable[..., Gateway], engine: FakeEngine, eventually: Any
 ) -> None:
-    """The engine holds the request and sends nothing; the gateway ends it and tells the engine to abort it"""
+    """The engine keeps the request open and sends nothing; the gateway ends it and sends the engine an abort"""
     gateway = start(engine)
     fields = {name: value for name, value in {"deadline_ms": 700, **HUNG[kind]}.items() if value is not None}
     reader = Reader(gateway, {**BODY, **fields}, X_Request_Id="hung")
@@ -181,7 +181,7 @@ def test_a_request_with_a_key_ends_at_its_deadline_while_the_engine_hangs(
 
 
 def queue(engine: FakeEngine, gateway: Gateway, eventually: Any) -> list[Reader]:
-    """Two a second were started for a while, and six wait."""
+    """Two requests a second were started for a while, and six wait."""
     drain, moment = gateway.service.router.drain, time.monotonic() - 20.0
     for number in range(40):
         drain.enter(moment + number / 2)
@@ -198,7 +198,7 @@ def test_what_cannot_be_in_time_is_refused_with_the_time_to_come_back(
     readers = queue(engine, gateway, eventually)
     refused = post(gateway, ttft_deadline_ms=200)
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "Service Unavailable")
-    # six ahead at two a second take 3 s, of which a moment is over
+    # Six requests ahead at two a second take 3 s, and a moment has already passed.
     message = refused.json()["error"]["message"]
     assert message.startswith("This request cannot meet its ttft_deadline_ms: about 2,") or "about 3,0" in message
     assert "6 requests with 18 prompt tokens wait before it. Retry later, or give it more time." in message

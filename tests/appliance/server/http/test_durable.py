@@ -1,4 +1,4 @@
-"""Idempotency-Key and Last-Event-ID: one generation a key, streams that go on at a token, across gateways."""
+"""Idempotency-Key and Last-Event-ID: one generation per key, streams that resume at a token, across gateways."""
 
 import asyncio
 import errno
@@ -250,7 +250,7 @@ def test_what_nobody_reads_is_left_and_gone_on_with_when_somebody_asks(
     assert token_ids(seen + rest) == ALL
     assert rest[-2][1]["usage"]["completion_tokens"] == 24
     assert Reader(gateway, Idempotency_Key="k").all()[len(seen) :] == rest
-    # One request: its usage is told once, whatever became of its clients.
+    # One request: its usage is counted once, however its clients disconnected.
     assert gateway.metric("slipway_requests_total") == 2
     assert gateway.metric("slipway_requests_total", finished_reason="abort") == 0
     assert gateway.metric("slipway_request_params_n_count") == 1
@@ -261,7 +261,7 @@ def test_what_nobody_reads_is_left_and_gone_on_with_when_somebody_asks(
 def test_another_gateway_goes_on_with_what_the_journal_of_a_killed_one_says(
     start: Callable[..., Gateway], new_engine: Callable[[], FakeEngine], tmp_path: Path
 ) -> None:
-    """The file as it was at some moment, its tail torn; the client has more of it than the file."""
+    """The file as it was at an earlier moment, with a torn end; the client has received more than the file contains."""
     first, second = new_engine().start(), new_engine().start()
     first.holding = True
     gateway = start(first)
@@ -296,7 +296,7 @@ def test_a_gateway_that_ends_lets_go_and_the_next_one_has_the_rest(
     until("it runs", lambda: len(engine.open) == 2)
     engine.give(3)
     until("tokens", lambda: count(reader) >= 6)
-    gateway.service.router.abort_all()  # what the end of a drain does
+    gateway.service.router.abort_all()  # the last action of a drain
     seen = reader.all()
     assert "repeat it with its Idempotency-Key" in seen[-2][1]["error"]["message"] and seen[-2][0] == ""
     again = Reader(gateway, Idempotency_Key="k", Last_Event_ID=seen[-3][0])
@@ -412,7 +412,7 @@ def test_only_ids_of_events_are_positions(text: str) -> None:
 
 
 def test_however_tokens_came_together_a_stream_goes_on_at_its_token(make_gateway: Callable[..., Any]) -> None:
-    """A client of one run goes on with a run whose deltas are cut elsewhere: texts, tokens and logprobs join."""
+    """A client resumes a stream in a run whose deltas are split differently: texts, tokens and logprobs join."""
     gateway = make_gateway()
     rng = random.Random(3)
     words = "中文 emoji 🎉 hello world stop END the answer is 42 👩‍👩‍👧 "
@@ -436,7 +436,7 @@ def test_however_tokens_came_together_a_stream_goes_on_at_its_token(make_gateway
 
 
 def cut(rng: random.Random, replies: list[tuple[list[int], str]]) -> list[tuple[int, Delta]]:
-    """Deltas of all choices, cut and mixed at random."""
+    """Return the deltas of all choices, split and interleaved at random."""
     left = [list(ids) for ids, _ in replies]
     found = []
     while any(left):
@@ -470,7 +470,7 @@ def read(gateway: Any, body: CompletionRequest, plan: Any, run: list[tuple[int, 
 
 
 def merged(records: Records) -> Any:
-    """Of each choice all that its records came to, and the usage."""
+    """Return the merged records of each choice, and the usage."""
     found: dict[int, Any] = {}
     usage = None
     for _, record in records:

@@ -11,7 +11,7 @@ from engine.api.messages import Failed
 
 @pytest.fixture
 def gateway(start_gateway, engine):
-    """Live on a port, with a fake engine behind it."""
+    """Start a gateway on a port, with a fake engine."""
     return start_gateway(engine)
 
 
@@ -113,7 +113,7 @@ def test_validation_messages_list_ten_faults_and_echo_little(gateway):
 
 
 def test_a_deeply_nested_body_is_refused(gateway):
-    """ER-01 a body made to exhaust the stack"""
+    """ER-01 a body designed to exhaust the stack"""
     error_of(post(gateway, b'{"prompt": ' + b"[" * 100_000), 400)
     error_of(
         gateway.client.post("/invocations", content=b"[" * 100_000, headers={"content-type": "application/json"}), 400
@@ -161,7 +161,7 @@ def test_exceptions_have_one_translation(gateway, raised, status, type):
 
 
 def test_what_no_retry_can_help_says_so(gateway):
-    """H-7 the SDKs retry 5xx unless told"""
+    """H-7 the SDKs retry 5xx unless a header forbids it"""
     assert gateway.generate(raises="NotImplementedError").headers["x-should-retry"] == "false"
 
 
@@ -185,7 +185,7 @@ def test_an_engine_that_refuses_a_request_is_a_400_with_its_param(gateway, engin
 
 
 def test_a_request_that_its_engine_gives_up_is_a_500_that_says_nothing_else(gateway, engine, eventually):
-    """ER-12 a fault of one request, such as logits that are no numbers"""
+    """ER-12 a failure of one request, such as logits with NaN"""
     import threading
 
     engine.holding = True

@@ -1,4 +1,4 @@
-"""Fields outside a route's schema: read as other fields, accepted where they ask for nothing, refused by name."""
+"""Fields outside a route's schema: read as aliases, accepted if they have no effect, otherwise refused by name."""
 
 import json
 import logging

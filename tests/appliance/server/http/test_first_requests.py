@@ -1,4 +1,4 @@
-"""The requests that each engine has to answer before the service is ready, over a router that plays scripts."""
+"""Warm-up requests that each engine must answer before the service is ready, over a scripted router."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""CH-20: a model that writes in channels. What it says on any but the final one never becomes content."""
+"""CH-20: a model that writes in channels. Text outside the final channel never becomes content."""
 
 import json
 import shutil
@@ -73,7 +73,7 @@ REPLIES = {
 
 @pytest.fixture(scope="module", params=["special", "spelled"])
 def gpt_oss(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose markers are special tokens, as gpt-oss has them, or many tokens each."""
+    """Return a checkpoint whose markers are special tokens, as in gpt-oss, or several tokens each."""
     directory = shutil.copytree(checkpoint, tmp_path_factory.mktemp("harmony") / "model")
     backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
     if request.param == "special":
@@ -103,7 +103,7 @@ def joined(deltas: list[Any]) -> Said:
 
 
 def asked(gateway: Any, body: dict[str, Any]) -> tuple[Said, Said]:
-    """What the official client finds in a whole reply, and in a stream of the same."""
+    """Return the official client's view of a complete reply and of the same reply as a stream."""
 
     async def both(client: openai.AsyncOpenAI) -> Any:
         whole = await client.chat.completions.create(model="qwen", **body)
@@ -128,7 +128,7 @@ def test_only_the_final_channel_is_content(gateway: Any, name: str, each: int) -
 
 @pytest.mark.parametrize("name", ["thought, aside, answer", "thought, aside, call", "a channel of its own"])
 def test_what_is_left_out_is_not_content_either(gateway: Any, name: str) -> None:
-    """Neither reasoning that is not wanted, nor calls of a request without tools."""
+    """No reasoning that the client did not request, and no calls in a request without tools."""
     text, expected = REPLIES[name]
     gateway.says(text)
     for said in asked(gateway, {**BODY, "tools": [TOOL], "extra_body": {"include_reasoning": False}}):

@@ -1,4 +1,4 @@
-"""Request headers that say where a request runs and what its reply tells (RT-06), on both routes that generate."""
+"""Request headers that choose an engine and control reply details (RT-06), on both generating routes."""
 
 import asyncio
 import json

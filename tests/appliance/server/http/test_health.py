@@ -1,4 +1,4 @@
-"""Probes: what they say while the engine loads, serves, dies and drains."""
+"""Health probes while the engine loads, serves, crashes and drains."""
 
 import threading
 
@@ -10,7 +10,7 @@ from engine.api.messages import Failed, Loading, RankMemory, Taken
 
 @pytest.fixture
 def gateway(start_gateway, engine):
-    """Live on a port, with a fake engine behind it."""
+    """Start a gateway on a port, with a fake engine."""
     return start_gateway(engine)
 
 
@@ -74,7 +74,7 @@ def test_an_engine_that_gave_up_is_shown_as_failed(start_gateway, engine, eventu
 
 
 def test_a_dead_engine_is_seen_and_its_return_too(gateway, engine, eventually):
-    """ER-12 engine dead: /health 503, new requests wait for the next one, the gateway lives on."""
+    """ER-12 engine crashed: /health returns 503, new requests wait for its restart, the gateway keeps running."""
     engine.die()
     eventually("unhealthy", lambda: gateway.client.get("/health").status_code == 503)
     assert gateway.client.get("/ready").json()["status"] == "restarting"

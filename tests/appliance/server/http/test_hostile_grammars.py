@@ -1,5 +1,5 @@
-"""Schemas and expressions made to hurt, in every API that takes one: refused in its own shape, under the name that its
-own field has, before anything runs; and who comes next is served."""
+"""Adversarial schemas and expressions in every API that accepts them: each is refused in the API's error format,
+under the API's field name, before anything runs, and the next request is served."""
 
 import json
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-# In this one a schema is never strict: what cannot be enforced is left out, and the log says so.
+# In this API a schema is never strict: unsupported keywords are ignored, and the log reports them.
 LOOSE = "messages, output_config"
 LEFT_OUT = ("a keyword that nothing enforces", "references in a circle")
 SIZE = 6000  # bytes of a grammar that this gateway takes
 DEEP = json.loads('{"items":' * 150 + "{}" + "}" * 150)
-CHAIN = {  # references that go on for ever, which is no schema of anything
+CHAIN = {  # infinite references, which are no valid schema
     "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
     "type": "object",
     "properties": {"x": {"$ref": "#/$defs/a"}},

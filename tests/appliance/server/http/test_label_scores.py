@@ -1,4 +1,4 @@
-"""POST /generative_scoring, and `logprob_token_ids` where replies are generated: what is submitted, what is refused."""
+"""POST /generative_scoring, and `logprob_token_ids` on generating routes: submitted requests and refusals."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ ASKED = {"query": "hello ", "items": ["world", "END"], "label_token_ids": [7, 9]
 
 
 def test_each_item_is_a_prompt_of_one_token_drawn_from_the_models_own_distribution(make_gateway: Any) -> None:
-    """Defaults of the service would change what the model says: they are left out."""
+    """The service's sampling defaults are not applied: they would change the distribution."""
     gateway = make_gateway(sampling=SamplingDefaults(repetition_penalty=1.7, presence_penalty=1.0, temperature=1.5))
     gateway.says("a", "b")
     status, reply = gateway.post(PATH, ASKED)
@@ -54,7 +54,7 @@ def test_what_cannot_be_scored_is_refused_by_name(gateway: Any, change: dict[str
 
 
 def test_too_many_items_are_refused_before_any_is_read(gateway: Any) -> None:
-    """By the key that allows more; a text too long for any window tells that none was looked at."""
+    """The error names the key that raises the limit; a text too long for any context shows that no item was read."""
     items = ["hello " * 700] * (gateway.config.max_prompts + 1)
     status, reply = gateway.post(PATH, {**ASKED, "items": items})
     assert (status, reply["error"]["param"]) == (400, "items")

@@ -1,4 +1,4 @@
-"""GET /load: every request that holds the service counts, once, until it is over, however it ends."""
+"""GET /load: every open request counts once, until it ends for any reason."""
 
 import json
 import socket
@@ -33,14 +33,14 @@ POOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "rerank": ("/v1/rerank", {"query": "hello", "documents": ["world", "answer"]}),
     "embed of Cohere's": ("/v2/embed", {"texts": ["hello"], "input_type": "search_query"}),
 }
-TOLD = ("InternalServerError", "api_error", "response.failed")  # a stream that has begun tells its error at its end
+TOLD = ("InternalServerError", "api_error", "response.failed")  # a stream that has begun sends its error at its end
 ENDS = ("finish", "error", "disconnect")
 
 Eventually = Callable[[str, Callable[[], bool]], None]
 
 
 class Request:
-    """One connection, so that a client can leave before it has anything."""
+    """One connection, so that a client can disconnect before the reply begins."""
 
     def __init__(self, gateway: Gateway, method: str, path: str, body: dict[str, Any] | None = None) -> None:
         host, _, port = gateway.url.removeprefix("http://").partition(":")
@@ -53,7 +53,7 @@ class Request:
         self._socket.close()
 
     def reply(self) -> tuple[int, str]:
-        """The status and all that comes behind it, until the server ends."""
+        """Return the status and all following bytes until the server closes."""
         parts = []
         while part := self._socket.recv(65536):
             parts.append(part)
@@ -67,7 +67,7 @@ def load(gateway: Gateway) -> int:
 
 
 def fail(engine: FakeEngine) -> None:
-    """What an engine says of requests whose step went wrong."""
+    """Fail the open requests, as an engine does after a failed step."""
     ids = tuple(engine.open)
     engine.open.clear()
     engine.say(*(Failed(each, "step", "the model gave no usable logits") for each in ids))

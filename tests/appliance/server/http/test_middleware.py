@@ -14,7 +14,7 @@ from engine.api.errors import ConfigError
 
 @pytest.fixture
 def gateway(start_gateway, engine):
-    """Live on a port, with a fake engine behind it."""
+    """Start a gateway on a port, with a fake engine."""
     return start_gateway(engine)
 
 
@@ -68,7 +68,7 @@ def test_a_missing_or_wrong_key_is_a_full_error(guarded, headers):
     ["/v1/models", "/v1/models/tiny", "/invocations", "/load", "/openapi.json", "/nowhere", "/v1/completions"],
 )
 def test_every_route_but_the_probes_is_guarded(guarded, path):
-    """RT-02 guard everything, also what does not exist"""
+    """RT-02 every path is guarded, including unknown ones"""
     assert guarded.client.get(path).status_code == 401
     assert guarded.client.post(path, json={}).status_code == 401
 
@@ -139,7 +139,7 @@ def test_a_body_over_the_limit_is_refused_announced_or_not(start_gateway, engine
 
 
 def test_a_huge_announced_body_is_refused_before_it_is_sent(start_gateway, engine):
-    """RT-09 nothing is read of a body that is too large by its own word"""
+    """RT-09 a body whose Content-Length is too large is not read"""
     gateway = start_gateway(engine, max_body_bytes=1000)
     with socket.create_connection(("127.0.0.1", gateway.client.base_url.port)) as connection:
         connection.sendall(

@@ -1,4 +1,4 @@
-"""The page at /: what its files may contain and who may read them; its pure modules in V8, against the real gateway."""
+"""The page at /: contents of its files and access to them; its pure modules in V8, against the real gateway."""
 
 import asyncio
 import json
@@ -125,7 +125,7 @@ def test_what_the_page_calls_is_there(live: LiveGateway) -> None:
     assert len(metrics) > 12
 
 
-# Who may read them
+# Access to the files
 
 
 def test_files_are_served_as_they_are_under_a_strict_policy(make_gateway: Callable[..., Any]) -> None:
@@ -144,7 +144,7 @@ def test_files_are_served_as_they_are_under_a_strict_policy(make_gateway: Callab
 
 
 def test_only_files_of_the_page_need_no_key(make_gateway: Callable[..., Any]) -> None:
-    """RT-02: by their whole names, to be read alone; any other path is guarded. A slash at the end changes nothing."""
+    """RT-02: only GET requests for exact names are open; any other path is guarded. A trailing slash changes nothing."""
     gateway = make_gateway()
     gateway.service.set_keys(parse_keys(["secret"], "keys"))
     guarded = [
@@ -169,7 +169,7 @@ def test_only_files_of_the_page_need_no_key(make_gateway: Callable[..., Any]) ->
 
 
 def test_a_body_of_the_knobs_is_served_and_its_stream_read(gateway: Any) -> None:
-    """What the page asks for, through the application, is put together as the whole reply has it."""
+    """The page's request runs through the application, and its stream adds up to the complete reply."""
     tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
     cases: list[dict[str, str]] = [
         {},
@@ -275,7 +275,7 @@ def test_metrics_are_read_as_prometheus_client_reads_them(live: LiveGateway) -> 
 
 
 def test_quantiles_are_those_of_the_values_within_a_bucket() -> None:
-    """Against the sorted values: the true one lies in the same bucket as the one that is told."""
+    """The exact quantile of the sorted values is in the same bucket as the estimate."""
     engine, chance = module("numbers.js"), random.Random(3)
     bounds = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0]
     for size in (1, 2, 7, 100):

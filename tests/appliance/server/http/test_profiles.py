@@ -1,4 +1,4 @@
-"""`endpoints.compat`: all that the two profiles answer differently, each under both (docs/http.md, Profiles)."""
+"""`endpoints.compat`: all differences between the two profiles, each under both (docs/http.md, Profiles)."""
 
 import asyncio
 from collections.abc import Callable
@@ -93,7 +93,7 @@ def test_usage_of_messages(gateway: Any, compat: str) -> None:
 
 
 def test_usage_of_a_response_is_whole_under_both(gateway: Any, compat: str) -> None:
-    """Its clients take none of the fields for optional."""
+    """Its clients treat no field as optional."""
     usage = gateway.post("/v1/responses", {"input": "hello"})[1]["usage"]
     assert usage["input_tokens_details"] == CACHE
     assert usage["output_tokens_details"]["reasoning_tokens"] > 0
@@ -121,7 +121,7 @@ def test_reasoning_that_is_not_wanted_has_no_name(gateway: Any, compat: str) -> 
 
 
 def test_a_message_sent_back_thinks_once(gateway: Any) -> None:
-    """What a client got under both names reaches the template as one reasoning."""
+    """Reasoning that a client received under both names reaches the template once."""
     message = gateway.post("/v1/chat/completions", CHAT)[1]["choices"][0]["message"]
     gateway.post("/v1/chat/completions", {"messages": [*CHAT["messages"], message, *CHAT["messages"]]})
     prompt = gateway.tokenizer.decode(gateway.submits[-1].prompt, skip_special_tokens=False)
@@ -138,7 +138,7 @@ def test_the_request_id_header(gateway: Any, compat: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions", "/v1/messages", "/v1/responses/resp_1"])
 def test_a_route_of_another_task(gateway: Any, embedder: Any, compat: str, path: str) -> None:
-    """H-7: 404 as of a path that is not there, 501 as vLLM does; both say what is served"""
+    """H-7: 404 as for an unknown path, 501 as in vLLM; both name the served tasks"""
     asked = gateway if path == "/v1/embeddings" else embedder
     if path.startswith("/v1/responses/"):
         answered = get(asked, path)
@@ -154,7 +154,7 @@ def test_a_route_of_another_task(gateway: Any, embedder: Any, compat: str, path:
 
 
 def test_no_client_asks_again_for_another_task(gateway: Any, compat: str) -> None:
-    """H-7: the official client retries a 5xx unless it is told"""
+    """H-7: the official client retries a 5xx unless a header forbids it"""
     asked = 0
 
     async def counted(request: httpx.Request) -> None:
@@ -178,7 +178,7 @@ def test_a_response_has_vllms_fields_beside(gateway: Any, compat: str) -> None:
 
 
 def test_types_of_input_that_a_model_does_not_know(embedder: Any, compat: str) -> None:
-    """Cohere's client always names one."""
+    """Cohere's client always sends a model name."""
     body = {"model": "qwen", "texts": ["hello"], "input_type": "search_query", "embedding_types": ["float"]}
     assert embedder.post("/v2/embed", body)[0] == (200 if compat == "openai" else 400)
 

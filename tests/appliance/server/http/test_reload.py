@@ -1,4 +1,4 @@
-"""A running gateway follows another configuration: each key that is said to be live is seen to act, by a client."""
+"""A running gateway applies a new configuration: clients observe the effect of each live key."""
 
 import asyncio
 import logging
@@ -59,7 +59,7 @@ class World:
         return any(text in record.getMessage() for record in self.caplog.records)
 
     def status_while_one_waits(self) -> int:
-        """Of a request that comes while another one has no token yet."""
+        """Return the status of a request that arrives while another one waits for its first token."""
         self.engine.holding = True
         statuses: list[int] = []
 
@@ -91,7 +91,7 @@ class World:
         return statuses[0]
 
     def comments(self) -> bool:
-        """Whether a stream that waits for its first token gets comments meanwhile."""
+        """Return True if a stream that waits for its first token receives comments."""
         self.engine.holding = True
         body = {"prompt": [5], "max_tokens": 1, "stream": True}
         with self.gateway.client.stream("POST", "/v1/completions", json=body) as reply:
@@ -106,11 +106,11 @@ class World:
         return any(line.startswith(":") for line in "".join(pieces).splitlines())
 
     def can_be_hampered(self) -> bool:
-        """Whether its disk can be made slow, as `slipway chaos` does it."""
+        """Return True if `slipway chaos` can slow down the disk."""
         return asyncio.run(ask(str(self.folder / "c"), Hamper(0.0, 0.0), 30)).error == ""
 
     def aborts_without_client(self) -> bool:
-        """Whether a request with a key is let go soon after its client has left."""
+        """Return True if a request with a key is aborted soon after its client disconnected."""
         self.engine.holding = True
         before = len(self.engine.aborted)
         body = {"prompt": [5], "max_tokens": 9, "stream": True}
@@ -135,18 +135,18 @@ class World:
         return self.gateway.client.get("/v1/models", headers={"x-api-key": key} if key else {}).status_code
 
     def status_of_a_schema(self) -> int:
-        """Of a request whose schema nobody has sent before."""
+        """Return the status of a request with a schema that was not sent before."""
         self.schemas += 1
         schema = {"type": "object", "properties": {f"p{self.schemas}": {"type": "integer"}}}
         form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
         return self.chat(response_format=form).status_code
 
     def status_of_the_second(self) -> int:
-        """Of two requests with one key."""
+        """Return the status of the second of two requests with one key."""
         return [self.complete(headers={"x-api-key": "one"}).status_code for _ in range(2)][-1]
 
     def served(self) -> str:
-        """Whom a new connection is told that this is."""
+        """Return the name in the certificate that a new connection receives."""
         with self.connected() as connection:
             return x509.load_der_x509_certificate(connection.getpeercert(True)).subject.rdns[0].rfc4514_string()[3:]
 
@@ -179,7 +179,7 @@ class World:
         return self.gateway.service.metrics.connections()
 
     def keeps_silent_connections(self) -> bool:
-        """Whether more than two of five silent connections stay open."""
+        """Return True if more than two of five silent connections stay open."""
         with ExitStack() as stack:
             for _ in range(5):
                 stack.enter_context(self.plain())
@@ -187,7 +187,7 @@ class World:
             return self.connections()[1] > 2
 
     def status_of_a_late(self, request: bytes) -> str:
-        """Of a request whose rest does not come."""
+        """Return the status of a request whose remaining bytes never arrive."""
         with self.plain() as connection:
             connection.sendall(request)
             connection.settimeout(0.5)
@@ -206,7 +206,7 @@ Look = Callable[[World], Any]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a client sees, before and after these settings are changed. `start`: of the gateway before."""
+    """Values that a client observes before and after these settings change. `start`: settings of the gateway before."""
 
     look: Look
     before: Any

@@ -1,4 +1,4 @@
-"""Encoder-decoder models: a completion's prompt is the source, and its reply has a beginning of its own."""
+"""Encoder-decoder models: a completion's prompt is the encoder input, and the decoder has a separate prompt."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SOURCES = SourceModel(longest=20, reply=30, begins=(7, 8))
 
 @pytest.fixture
 def sourced(make_gateway: Callable[..., Any]) -> Any:
-    """A window of 40: with a long source the reply has fewer than the 30 tokens for which there are positions."""
+    """A context of 40 tokens: with a long encoder input, fewer than the 30 positions are left for the reply."""
     return make_gateway(sources=SOURCES, max_context=40).says(" yes")
 
 
@@ -66,7 +66,7 @@ def test_a_text_stands_behind_the_first_token_in_the_place_of_a_forced_one(sourc
 
 
 def test_a_name_of_a_language_is_one_token_of_it(sourced: Any) -> None:
-    """As special tokens are in the tokenizers of mBART and NLLB."""
+    """Language names are special tokens, as in the tokenizers of mBART and NLLB."""
     reply(sourced, prompt=[5], decoder_prompt="<|im_start|>")
     assert sourced.submits[0].prompt == (5, 7, sourced.tokenizer.convert_tokens_to_ids("<|im_start|>"))
 
@@ -98,7 +98,7 @@ def test_another_model_has_no_such_field(gateway: Any) -> None:
 
 
 def test_a_reply_may_fill_what_there_is(sourced: Any) -> None:
-    """Positions of the reply, or what the window leaves beside a long source, less what it begins with."""
+    """A reply is limited by its own positions or by the context left after a long encoder input, minus its prefix."""
     for source, room in ((1, 28), (10, 28), (11, 27), (20, 18)):
         reply(sourced, prompt=[5] * source)
         assert sourced.submits[-1].max_tokens == room
@@ -138,7 +138,7 @@ def test_a_source_is_cut_where_the_request_asks_for_it(sourced: Any) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_special_tokens_at_the_ends_of_a_source_are_not_cut_off(sourced: Any, side: str) -> None:
-    """The encoder knows by them what language a text has, and that it is over."""
+    """They mark the language and the end of a text for the encoder."""
     start, end = (sourced.tokenizer.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>"))
     ids = [start, *range(20, 60), end, end]
     reply(sourced, prompt=ids, truncate_prompt_tokens=-1, truncation_side=side)
@@ -236,7 +236,7 @@ def test_streams_and_the_official_client_give_the_same(sourced: Any) -> None:
 
 
 def test_the_first_space_of_a_reply_is_that_of_a_beginning(sourced: Any) -> None:
-    """What the reply is read behind is its own beginning, not the source: half a character there changes nothing."""
+    """The reply's text follows the decoder prompt, not the encoder input: half a character there changes nothing."""
     half = sourced.ids("中")[:1]
     sourced.gives(sourced.ids("yes"))
     assert reply(sourced, prompt=[5, *half])["choices"][0]["text"] == "yes"

@@ -43,7 +43,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_an_envelope_renders_what_the_whole_object_would_be(text: str) -> None:
-    """Byte for byte, with whatever stands in the parts that are rendered once and in those that are not."""
+    """The bytes are equal for any text in the parts that are rendered once and in the parts that vary."""
     for head in ({"id": "cmpl-1", "model": "demo"}, {"id": text, "model": f"]}}{text}"}, {text: [[]]}):
         for more in ({}, {"usage": {"total_tokens": 3}}, {"system_fingerprint": text, "ids": [1, 2]}):
             for event_id in ("", "12.7e"):
@@ -66,7 +66,7 @@ def test_half_a_character_is_no_json_in_an_envelope_either(text: str) -> None:
 
 
 class Client:
-    """The other end of an ASGI response: what was sent to it, as bodies; it leaves when `gone` is set."""
+    """Receiver of an ASGI response: records the bodies; disconnects when `gone` is set."""
 
     def __init__(self, *, leaves_after: int | None = None) -> None:
         self.bodies: list[bytes] = []
@@ -93,7 +93,7 @@ class Client:
 
 
 def test_a_silent_stream_gets_comments_and_loses_nothing() -> None:
-    """Comments come while the next record is waited for, the record follows."""
+    """Comments are sent until the next record is ready; the record follows."""
 
     async def run() -> list[bytes]:
         client = Client()
@@ -134,7 +134,7 @@ def test_without_a_pause_there_are_no_comments() -> None:
 
 
 def test_a_client_that_does_not_read_holds_its_stream_back() -> None:
-    """What is not sent is not made either."""
+    """Chunks that cannot be sent are not generated."""
     made = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -163,7 +163,7 @@ def test_a_client_that_does_not_read_holds_its_stream_back() -> None:
 
 
 def test_behind_its_start_a_stream_goes_past_the_middleware() -> None:
-    """Layers that look at starts alone see those; what is sent is the same, in one order."""
+    """Middleware that reads only the response start sees it; the sent messages and their order do not change."""
 
     async def run() -> None:
         inner, outer = Client(), Client()

@@ -81,7 +81,7 @@ def takes(compiler: Compiler, gateway: Any, grammar: Any, text: str) -> bool:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_each_spelling_is_the_language_that_it_says(gateway: Any, compiler: Compiler, path: str) -> None:
-    """SO-01, RE-05, STR-02: alone, and behind reasoning where the model may reason"""
+    """SO-01, RE-05, STR-02: alone, and after reasoning where the model supports reasoning"""
     for name, (body, right, wrong) in CASES.items():
         status, reply = gateway.says("x").post(path, {**ROUTES[path], **body, "n": 2, "temperature": 1})
         assert status == 200, (name, reply)
@@ -161,7 +161,7 @@ def test_tools_are_loose_unless_they_are_strict(gateway: Any, compiler: Compiler
 
 
 def test_calls_or_a_text_of_the_language(gateway: Any, compiler: Compiler) -> None:
-    """tool_choice auto beside a schema"""
+    """tool_choice auto together with a schema"""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     body = {**ROUTES["/v1/chat/completions"], **form(PERSON, strict=True), "tools": tools}
     assert gateway.says("x").post("/v1/chat/completions", body)[0] == 200

@@ -121,7 +121,7 @@ def test_a_tokenizer_that_fails_is_an_error_object(
 
 
 def test_a_panic_of_a_library_is_an_error_object(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pyo3's panics are no Exception, as this one."""
+    """pyo3's panics are not subclasses of Exception, like this one."""
 
     class Panic(BaseException):
         pass

@@ -37,7 +37,7 @@ def test_detokenize_inverts_tokenize(gateway: Any, text: str) -> None:
 
 @pytest.mark.parametrize("token", [420, -1, 2**40, 2**80])
 def test_ids_outside_the_vocabulary_are_refused(gateway: Any, token: int) -> None:
-    """TK-03: also ids that no machine integer holds."""
+    """TK-03: also ids that exceed a machine integer."""
     status, reply = gateway.post("/detokenize", {"tokens": [1, token]})
     assert (status, reply["error"]["code"]) == (400, 400)
 

@@ -1,4 +1,4 @@
-"""Tools of chat completions in all their forms: none, custom, functions; calls of what was not offered."""
+"""Tools of chat completions in all their forms: none, custom, functions; calls of tools that were not offered."""
 
 import json
 from typing import Any
@@ -55,7 +55,7 @@ def compiler(checkpoint: Any) -> Any:
 
 
 def takes(compiler: Compiler, gateway: Any, text: str) -> bool:
-    """Whether the grammar of the last request has the text as a sentence."""
+    """Return True if the grammar of the last request accepts the text."""
     grammar, end = gateway.submits[-1].grammar, gateway.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     matcher = compiler.compile(grammar, [end])
     for token in gateway.ids(text):

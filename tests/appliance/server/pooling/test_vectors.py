@@ -1,4 +1,4 @@
-"""Numbers as clients want them, beside torch's own conversions; and parts of texts, beside plain means."""
+"""Output encodings of vectors, compared with torch's conversions; and chunked texts, compared with plain means."""
 
 import base64
 import math
@@ -28,7 +28,7 @@ def pooled(values, shape=None) -> Pooled:
 
 
 def hard_numbers() -> np.ndarray:
-    """Random numbers of all sizes, and every middle between two neighbours of the 8-bit types."""
+    """Return random numbers of all magnitudes, and every midpoint between two neighbours of the 8-bit types."""
     generator = np.random.default_rng(1)
     spread = generator.standard_normal(20000) * 10.0 ** generator.uniform(-9, 6, 20000)
     ends = [0.0, -0.0, 448, 464, 465, -464, 57344, 61439, 61440, -61440, 1e30, 65504, 65520, 1e-8, math.inf, -math.inf]

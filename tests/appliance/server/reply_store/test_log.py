@@ -1,4 +1,4 @@
-"""The log of durable replies: what is whole is read, what is broken is skipped, whatever was broken where."""
+"""Log of durable replies: intact entries are read, broken entries are skipped."""
 
 import errno
 import os
@@ -53,7 +53,7 @@ def test_a_hole_is_one_stretch_and_what_is_no_record_in_it_is_never_read() -> No
 
 
 class Written:
-    """A log with what it told of errors."""
+    """A log, and the errors that it reported."""
 
     def __init__(self, path: Path) -> None:
         self.errors: list[OSError] = []

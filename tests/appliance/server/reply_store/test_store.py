@@ -1,4 +1,4 @@
-"""Durable replies by key: kept for a time and in a space, known again after a restart whatever became of the file."""
+"""Durable replies by key: kept within a time and space limit, restored after a restart whatever the file contains."""
 
 import asyncio
 import errno
@@ -24,7 +24,7 @@ SUBMITS = (Submit("r1-0", (1, 2, 3), Sampling(seed=7), 8), Submit("r1-1", (1, 2,
 
 
 class World:
-    """A clock and a file; every `ledger()` is the gateway's next life."""
+    """A clock and a file; every `ledger()` is the store of a restarted gateway."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -155,8 +155,8 @@ def test_the_file_is_written_anew_when_most_of_it_is_gone(world: World) -> None:
 
 
 def test_a_broken_file_costs_computation_and_nothing_else(world: World) -> None:
-    """Whatever bytes are flipped, cut or zeroed: what is served of an entry is a beginning of what it was given, and it
-    counts as whole only if it is."""
+    """After flipped, cut or zeroed bytes, an entry yields a prefix of its contents, and it counts as complete only if
+    all of them are there."""
     one = world.ledger()
     made = {key: contents(fill(one, key, 12, ends=key != b"b")) for key in (b"a", b"b", b"c", b"d")}
     world.close()

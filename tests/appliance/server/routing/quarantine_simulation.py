@@ -16,7 +16,7 @@ LOST_TOKENS = (0, 0, 1, 2)
 
 @dataclass
 class Request:
-    """`crashes(position, gain)` tells whether the engine crashes when it computes the next token."""
+    """`crashes(position, gain)` returns True if the engine crashes when it computes the next token."""
 
     length: int
     crashes: Callable[[int, int], bool] | None = None

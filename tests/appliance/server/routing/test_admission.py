@@ -1,4 +1,4 @@
-"""When a request may wait, whether its deadlines can be met, and when a refused one is told to come back."""
+"""Admission: when a request may wait, if its deadlines can be met, and the Retry-After of a refusal."""
 
 import random
 
@@ -41,7 +41,7 @@ def test_retry_after_is_whole_seconds_within_bounds(seconds, told):
 
 
 def drained(queue, starts, tokens=10):
-    """A drain in which so many wait from 100 s on, and one starts each second behind it."""
+    """Return a drain in which `queue` requests wait from 100 s on, and one starts each second after that."""
     drain = Drain()
     for _ in range(queue):
         drain.enter(100.0)
@@ -62,7 +62,7 @@ def test_time_to_drain_follows_the_measured_rate():
 
 
 def test_a_burst_is_no_rate_of_thousands():
-    """H-8 starts of the last moment count as those of a second"""
+    """H-8 starts of the last moment count as starts within one second"""
     drain = Drain()
     for _ in range(4):
         drain.enter(100.0)
@@ -72,8 +72,8 @@ def test_a_burst_is_no_rate_of_thousands():
 
 
 def test_time_in_which_nothing_waits_counts_for_nothing():
-    """Ten requests, an hour apart, each of which had its first token after half a second: two a second, not ten an
-    hour."""
+    """Ten requests, an hour apart, each with its first token after half a second: the rate is two a second, not ten
+    an hour."""
     drain = Drain()
     for hour in range(10):
         drain.enter(3600.0 * hour)
@@ -102,7 +102,7 @@ def test_those_that_leave_are_no_starts():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_rate_is_what_brute_force_counts(seed):
-    """Over a random life, against a list of all moments looked through second by second."""
+    """Random events, compared with a brute-force list of all moments, searched second by second."""
     rng, drain, now, inside = random.Random(seed), Drain(), 50.0, 0
     spans, starts, busy = [], [], 0.0
     for _ in range(400):
@@ -168,7 +168,7 @@ def test_the_least_reply_counts_for_the_end_and_not_for_the_first_token(left_s, 
 
 
 def test_of_requests_and_tokens_ahead_the_faster_count_is_believed():
-    """After a time of short prompts one long prompt is no reason to refuse, nor many short ones after long ones."""
+    """After short prompts, one long prompt is not refused, and neither are many short ones after long ones."""
     asked = ask(ttft_deadline=115.0)
     assert paced().late([asked], Ahead(2, 90_000), 110.0) is None
     assert paced().late([asked], Ahead(2000, 90), 110.0) is None

@@ -1,4 +1,4 @@
-"""Grammars are compiled in processes of their own: verdicts, limits, what they share, what ends them."""
+"""Grammar compilation in separate processes: results, limits, sharing, shutdown."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def shared() -> Iterator[Grammars]:
 
 
 def check(grammars: Grammars, grammar: Grammar, bounds: Bounds = BOUNDS) -> str:
-    """What is wrong with it, "" if nothing."""
+    """Return the error of a grammar, "" if it is valid."""
     try:
         asyncio.run(grammars.check(grammar, bounds, "response_format"))
     except RequestError as error:

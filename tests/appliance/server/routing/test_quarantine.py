@@ -1,5 +1,5 @@
-"""Isolation of requests that crash engines, in a simulated service: poison requests are isolated after few crashes, and
-no other request is, whoever kills the engine."""
+"""Isolation of requests that crash engines, in a simulated service: poison requests are isolated after few crashes,
+and other requests never are, whatever the cause of a crash."""
 
 import math
 import random
@@ -153,7 +153,7 @@ def test_crashes_of_tests_that_every_request_passes_count_again():
 
 
 def poisoned(quarantine: Quarantine, crashes: int) -> list[str]:
-    """One request crashes the engine at its first token, alone where it is tested alone. Returns what is isolated."""
+    """Crash the engine at the first token of one request, also when it is tested alone. Return the isolated requests."""
     isolated = []
     for _ in range(crashes):
         quarantine.next_group(["a"], idle=True)

@@ -1,4 +1,4 @@
-"""Contents that are refused after their request was isolated."""
+"""Requests with the content of an isolated request are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several engines, one journal: who gets a request, what is remembered of it, what happens when its client leaves."""
+"""Several engines with one journal: assignment of requests, recorded state, client disconnects."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from engine.api.messages import Pooling, Sampling, Stats, Submit
 
 @pytest.fixture
 def routed(new_config):
-    """Runs a test's coroutine with a connected router over the given fake engines."""
+    """Run a test's coroutine with a connected router over the given fake engines."""
 
     def run(engines, body, max_waiting=1024, **limits):
         async def main():
@@ -57,7 +57,7 @@ def test_deltas_carry_the_caller_s_id_and_the_journal_keeps_what_was_given(route
 
 
 def test_two_requests_of_one_id_do_not_mix(routed, engine):
-    """X-Request-Id is the client's: it may come twice"""
+    """X-Request-Id is chosen by the client, so it may repeat"""
 
     async def body(router):
         async def collect(max_tokens):
@@ -110,7 +110,7 @@ def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(routed, new_en
 
 
 def test_a_rank_whose_engine_is_down_is_not_served_by_another(routed, new_engine):
-    """RT-06 pinned is pinned"""
+    """RT-06 a pinned request does not move"""
     first, second = new_engine().start(), new_engine().start()
 
     async def body(router):
@@ -169,7 +169,7 @@ def test_the_load_is_that_of_all_engines_that_serve(routed, new_engine):
 
 
 def test_leaving_early_aborts_in_the_engine(routed, engine, eventually):
-    """ER-15 ER-16 the engine lets go of what nobody reads"""
+    """ER-15 ER-16 the engine drops requests that have no reader"""
     engine.holding = True
 
     async def body(router):
@@ -227,7 +227,7 @@ def test_all_sequences_of_a_request_are_admitted_or_none(routed, engine):
 
 
 def test_running_requests_are_no_waiting_ones(routed, engine):
-    """ER-13 the limit counts the queue, not what runs"""
+    """ER-13 the limit counts the queue, not running requests"""
     engine.holding = True
 
     async def body(router):
@@ -370,7 +370,7 @@ def test_a_client_that_leaves_before_its_whole_reply_frees_the_request(gateway, 
     eventually("no load", lambda: gateway.client.get("/load").json() == {"server_load": 0})
 
 
-# -- engines that die -------------------------------------------------------------------------------------------------
+# -- engines that crash ------------------------------------------------------------------------------------------------
 
 
 async def collected(generation):
@@ -413,7 +413,7 @@ def test_what_an_engine_gave_before_it_died_is_given_first(routed, engine):
         await until(lambda: engine.open)
         await asyncio.to_thread(engine.give)
         await first
-        await asyncio.to_thread(engine.give, 3)  # nobody takes these
+        await asyncio.to_thread(engine.give, 3)  # no request reads these tokens
         await until(lambda: router.engines[0].client.stats.step == 4)
         await asyncio.to_thread(engine.die)
         rest = asyncio.ensure_future(collected(generation))
@@ -492,14 +492,14 @@ POISON = 666
 
 @pytest.mark.parametrize("begins", [(), (7, 8)])
 def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finish(routed, new_engine, caplog, begins):
-    """Poison quarantine, over real sockets: an engine that dies of one prompt, restarted each time. Probes of an engine
-    whose model has an encoder in front bring a source."""
+    """Poison quarantine over real sockets: an engine that crashes on one prompt, restarted each time. Health checks
+    of an encoder-decoder engine include an encoder input."""
     engine = new_engine().start()
     engine.holding, engine.poison = True, POISON
     pardons = []
 
     async def life(router):
-        """Gives tokens, and starts again whenever the poison was computed."""
+        """Gives tokens, and restarts after each crash on the poison token."""
         lives = 0
         while True:
             await asyncio.to_thread(engine.give)
@@ -546,7 +546,7 @@ def test_an_engine_that_is_swapped_is_no_death_and_requests_wait_however_long_it
         old = asyncio.ensure_future(collect(router.generate(submit("old"))))
         await until(lambda: engine.open)
         await asyncio.to_thread(engine.give)
-        for _ in range(3):  # more ends than a suspect is allowed, without a token between them
+        for _ in range(3):  # more crashes than a candidate is allowed, without a token between them
             router.expect_end(0)
             assert not router.has_swapped(0)
             await asyncio.to_thread(engine.die)
@@ -562,7 +562,7 @@ def test_an_engine_that_is_swapped_is_no_death_and_requests_wait_however_long_it
         await until(lambda: len(engine.open) == 2)
         await asyncio.to_thread(engine.give, 3)
         assert await old == await new == [100, 101, 102]
-        # An end that nobody announced is a death again: with hold_s 0 nobody waits for it.
+        # An unannounced end is a crash again: with hold_s 0 no request waits for the engine.
         await asyncio.to_thread(engine.die)
         await until(lambda: not router.serves)
         assert not router.accepts
@@ -613,7 +613,7 @@ async def deltas_of(generation):
 
 
 def test_a_client_that_does_not_read_does_not_keep_its_request_out_of_a_resumed_engine(routed, engine):
-    """The next engine gets it as soon as it is ready, with all tokens that the one before gave"""
+    """The next engine gets it as soon as it is ready, with all tokens of the previous engine"""
     engine.holding = True
 
     async def body(router):

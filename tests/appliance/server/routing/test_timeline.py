@@ -1,4 +1,4 @@
-"""What is remembered of requests: causes in order, on one clock, bounded."""
+"""Request timeline: causes in order, on one clock, bounded."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""What a stream of /v1/messages may look like, apart from the code that writes it: each record is one of the official
-client's events, in an order that is given here, and puts a message together."""
+"""Check the event order of a /v1/messages stream, independent of the code that writes it: each record is an event of
+the official client, in the order given here, and the events add up to a message."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ DELTAS = {
 
 
 def records(text: str) -> list[dict[str, Any]]:
-    """The JSON of each record; its event must be named, and as its type is."""
+    """Return the JSON of each record; its event name must equal its type."""
     found = []
     for part in text.removesuffix("\n\n").split("\n\n"):
         if part.startswith(":"):
@@ -30,7 +30,7 @@ def records(text: str) -> list[dict[str, Any]]:
 
 
 def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that a complete stream comes to, as a dict of a `Message`."""
+    """Return the message that a complete stream adds up to, as a dict of a `Message`."""
     events = [event for event in events if event["type"] != "ping"]
     for event in events:
         EVENT.validate_python(event)
@@ -46,7 +46,7 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def blocks(events: list[dict[str, Any]], content: list[dict[str, Any]], *, whole: bool = True) -> None:
-    """Puts the content of block events together. `whole`: the last block is closed too."""
+    """Join the content of block events. `whole`: the last block is closed too."""
     is_open, signed, arguments = False, False, ""
     for event in events:
         kind = event["type"]

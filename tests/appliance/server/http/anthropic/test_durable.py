@@ -1,4 +1,4 @@
-"""Streams of /v1/messages that go on behind an event, as those of the other routes (test_durable.py)."""
+"""Streams of /v1/messages resume after an event, like the streams of the other routes (test_durable.py)."""
 
 from collections.abc import Callable
 from pathlib import Path

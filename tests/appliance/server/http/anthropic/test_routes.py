@@ -1,4 +1,4 @@
-"""/v1/messages (docs/http.md, Messages): every id against scripted engines, with the official client where it can."""
+"""/v1/messages (docs/http.md, Messages): every id against scripted engines, with the official client where possible."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def whole(gateway: Any, body: dict[str, Any], **headers: str) -> dict[str, Any]:
 
 
 def text_of(gateway: Any, body: dict[str, Any]) -> str:
-    """The raw text of a stream."""
+    """Return the raw text of a stream."""
     return "\n\n".join(gateway.lines(PATH, {**BASE, **body})) + "\n\n"
 
 
@@ -44,7 +44,7 @@ def events(gateway: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def refusal(gateway: Any, body: dict[str, Any], status: int = 400, kind: str = "invalid_request_error") -> str:
-    """The message of a refused request, whose shape is checked."""
+    """Check the shape of a refusal and return its message."""
     found, reply = gateway.post(PATH, body)
     assert found == status, reply
     assert not gateway.submits
@@ -54,7 +54,7 @@ def refusal(gateway: Any, body: dict[str, Any], status: int = 400, kind: str = "
 
 
 def ask(gateway: Any, work: Callable[[anthropic.AsyncAnthropic], Any], **options: Any) -> Any:
-    """Runs `work` with the official client over this application."""
+    """Run `work` with the official client over this application."""
 
     async def call() -> Any:
         http = httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway.app), base_url="http://gateway", timeout=60)
@@ -93,7 +93,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_a_stream_of_sequential_blocks_adds_up_to_the_whole_message(gateway: Any, text: str, each: int) -> None:
-    """AN-01 AN-02 AN-03 AN-04 AN-05: in any cut of the tokens."""
+    """AN-01 AN-02 AN-03 AN-04 AN-05: for any split of the tokens."""
     gateway.says(text, each=each)
     streamed = assembled(events(gateway, TOOLS))
     assert without_ids(streamed) == without_ids(whole(gateway, TOOLS))
@@ -116,7 +116,7 @@ def test_a_stream_of_sequential_blocks_adds_up_to_the_whole_message(gateway: Any
 
 
 def test_a_stream_opens_with_its_message_and_a_ping(gateway: Any) -> None:
-    """AN-02: the first usage is the whole prompt and nothing of the reply."""
+    """AN-02: the first usage has the complete prompt and no output tokens."""
     found = events(gateway.says("hi"), BASE)
     assert [event["type"] for event in found[:2]] == ["message_start", "ping"]
     start = found[0]["message"]
@@ -134,7 +134,7 @@ def test_a_pause_brings_a_ping(make_gateway: Callable[..., Any]) -> None:
 
 
 async def _until_pings(gateway: Any, count: int) -> str:
-    """The text of a stream that does not end, up to so many pings; then the client goes."""
+    """Return the text of an endless stream up to the given number of pings, then disconnect."""
     body = json.dumps({**BASE, "stream": True}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     scope = {
@@ -163,7 +163,7 @@ async def _until_pings(gateway: Any, count: int) -> str:
 
 
 def test_a_failure_in_a_stream_closes_its_block_and_is_an_event(gateway: Any) -> None:
-    """AN-06: no message_stop behind it, and the official client raises."""
+    """AN-06: no message_stop follows the error, and the official client raises."""
     gateway.router.failure = RuntimeError("secret")
     ids = gateway.ids("hello there")
     gateway.router.reply = lambda submit: [Delta(submit.id, (token,)) for token in ids]
@@ -198,7 +198,7 @@ def test_a_reply_that_the_service_cuts_is_an_error_that_can_be_tried_again(gatew
 
 
 def test_the_official_stream_helper_puts_the_message_together(gateway: Any) -> None:
-    """ANT-01: thinking, text and a call, as the client's own snapshot has them."""
+    """ANT-01: thinking, text and a call, as in the client's own snapshot."""
     gateway.says(f"{THOUGHT}Let me see.\n{CALL}", each=3)
 
     async def streamed(client: anthropic.AsyncAnthropic) -> Any:
@@ -266,7 +266,7 @@ def test_stop_reasons(
 @pytest.mark.parametrize("compat", ["vllm", "openai"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_usage_parts_the_prompt_by_profile(make_gateway: Callable[..., Any], compat: str, streamed: bool) -> None:
-    """AN-02: input_tokens excludes what the cache had, so that both are the prompt together."""
+    """AN-02: input_tokens excludes cached tokens, so the two numbers add up to the prompt."""
     gateway = make_gateway(compat=compat).says(f"{THOUGHT}hi", cached=3)
     usage = (assembled(events(gateway, BASE)) if streamed else whole(gateway, BASE))["usage"]
     prompt, reply = len(gateway.submits[0].prompt), len(gateway.ids(f"{THOUGHT}hi")) + 1
@@ -300,7 +300,7 @@ def test_a_malformed_call_is_text_and_in_a_stream_a_call_that_ends(gateway: Any)
     ],
 )
 def test_a_call_that_is_cut_keeps_what_is_complete(gateway: Any, cut: str, expected: Any) -> None:
-    """AN-03: as the official client reads the pieces of a stream."""
+    """AN-03: the official client parses the pieces of a stream."""
     gateway.says('<tool_call>\n{"name": "get_weather", "arguments": ' + cut, finish="length")
 
     async def streamed(client: anthropic.AsyncAnthropic) -> Any:
@@ -460,7 +460,7 @@ def test_a_call_cannot_be_gone_on_with(gateway: Any) -> None:
 
 
 def test_fields_act_as_on_the_chat_route(gateway: Any) -> None:
-    """CH-17: and what only Anthropic's service has is taken and changes nothing."""
+    """CH-17: fields that only Anthropic's service supports are accepted and ignored."""
     gateway.says("ok")
     own = {
         **{"metadata": {"user_id": "u"}, "service_tier": "auto", "container": None, "inference_geo": "eu"},
@@ -566,7 +566,7 @@ def test_tokens_are_counted_as_the_request_then_has_them(gateway: Any, body: dic
 
 
 def test_what_does_not_fit_the_window_is_counted_too(gateway: Any) -> None:
-    """AN-10: whether it fits is what clients ask."""
+    """AN-10: clients ask in order to find out if the prompt fits."""
     status, reply = gateway.post(
         f"{PATH}/count_tokens", {"model": "qwen", "messages": [{"role": "user", "content": "中" * 300}]}
     )
@@ -635,7 +635,7 @@ def test_a_drain_has_the_shape(gateway: Any) -> None:
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
 def test_either_header_carries_the_key(gateway: Any, header: str) -> None:
-    """AN-11: the official client's api_key, and a key as older ones send it."""
+    """AN-11: the official client's api_key header, and the header of older clients."""
     gateway.service.set_keys(parse_keys(["secret"], "keys"))
     gateway.says("ok")
 
@@ -679,7 +679,7 @@ def test_the_official_client_raises_the_class_of_the_error(
     assert caught.value.status_code == status and caught.value.type
 
 
-# Beside it
+# Alternative routes
 
 
 def test_models_have_the_fields_of_both_apis_for_who_says_its_version(gateway: Any) -> None:
@@ -731,7 +731,7 @@ async def weather(city: str) -> str:
 
 
 def test_tool_runner_goes_on_without_a_thread(make_gateway: Any) -> None:
-    """The SDK asks for a thread that the server keeps; the code of the refusal makes it send whole conversations."""
+    """The SDK asks for a thread stored on the server; the error code makes it send complete conversations."""
     gateway = make_gateway(max_context=1000)
     texts = [CALL.replace("get_weather", "weather"), "It is sunny."]
     gateway.says(*texts)

@@ -1,4 +1,4 @@
-"""Gateways of models that pool: a BERT-like tokenizer, and a made-up model behind the scripted router."""
+"""Gateways of pooling models: a BERT-like tokenizer, and a toy model called by the scripted router."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ TALK = """\
 
 
 def save_bert(directory: Path) -> Path:
-    """The text files of a BERT-like model: [CLS] a [SEP] b [SEP], the second text of token type 1."""
+    """Write the text files of a BERT-like model: [CLS] a [SEP] b [SEP], the second text of token type 1."""
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

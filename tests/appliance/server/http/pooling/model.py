@@ -1,4 +1,4 @@
-"""A made-up model that pools, in numpy: tests compare what the gateway says with what it would have said."""
+"""Toy pooling model in numpy; tests compare the gateway's replies with its values."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ def _noise(name: str, *shape: int) -> np.ndarray:
 
 
 def tokens(ids, segments=()) -> np.ndarray:
-    """A vector of each token, which depends on its id, its place and its segment."""
+    """Return a vector of each token, computed from its id, position and segment."""
     kinds = np.repeat(np.arange(len(segments)), segments) if segments else np.zeros(len(ids), int)
     places = zip(ids, kinds, strict=True)
     return np.stack([_noise(f"{token}/{kind}", WIDTH) + 0.1 * at for at, (token, kind) in enumerate(places)])
@@ -32,7 +32,7 @@ def softmax(rows: np.ndarray) -> np.ndarray:
 
 
 def values(submit: Submit, labels: int = len(LABELS)) -> np.ndarray:
-    """What the model makes of a prompt."""
+    """Return the model's output for a prompt."""
     pooling = submit.pooling
     rows = tokens(submit.prompt, submit.segments)
     whole = pooling.task in ("embed", "classify")

@@ -1,4 +1,4 @@
-"""POST /v2/embed with Cohere's own client, over a made-up model."""
+"""POST /v2/embed with Cohere's own client, over a toy model."""
 
 import base64
 
@@ -88,7 +88,7 @@ def test_a_long_text_is_cut_where_it_is_said(gateway, extra, kept):
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_field(gateway, body, param):
-    """B5.3 what it takes"""
+    """B5.3 parameters outside of the supported range"""
     assert refusal(gateway, body)[1] == param
     assert not gateway.submits
 
@@ -112,7 +112,7 @@ def test_a_type_of_input_is_the_models_prompt(make_pooling):
 
 
 def test_a_type_of_input_without_prompts_follows_the_profile(make_pooling):
-    """B5.3 input_type of a model that has none"""
+    """B5.3 input_type for a model without input types"""
     body = {"texts": ["world"], "input_type": "search_query"}
     assert refusal(make_pooling("embed", compat="vllm"), body)[1] == "input_type"
     assert make_pooling("embed", compat="openai").post(URL, body)[0] == 200

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /pooling and /classify over a made-up model."""
+"""POST /v1/embeddings, /pooling and /classify over a toy model."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ TEXTS = ["hello world", "the answer is 42", "stop"]
 
 
 def vector(gateway, text, **pooling):
-    """What the model says of a text."""
+    """Return the model's vector of a text."""
     (submit,) = [one for one in gateway.submits if list(one.prompt) == gateway.tokenizer.encode(text)][:1]
     return values(submit).astype("f4").tolist()
 
@@ -73,7 +73,7 @@ def test_replies_that_come_out_of_order_are_put_in_order(embedder):
     """EM-02 order of a batch"""
     answered = embedder.router.reply
     slow = embedder.tokenizer.encode(TEXTS[0])
-    # An empty delta first makes the first text's vector the last to come.
+    # An empty delta first makes the first text's vector arrive last.
     embedder.router.reply = lambda submit: [*[Delta(submit.id)] * (list(submit.prompt) == slow), *answered(submit)]
     _, reply = embedder.post(URL, {"input": TEXTS})
     assert [one["embedding"] for one in reply["data"]] == [vector(embedder, text) for text in TEXTS]
@@ -356,7 +356,7 @@ def test_a_template_of_a_request_is_refused_unless_it_is_trusted(make_pooling):
     assert list(trusting.submits[0].prompt) == trusting.tokenizer.encode("hello hello", add_special_tokens=False)
 
 
-# What goes before a text
+# Prefixes of texts
 
 
 PROMPTS = {"query": "hello ", "passage": "the ", "Classification": "stop "}

@@ -54,7 +54,7 @@ def read(folder, text, side, *, expands=False, length=None):
 
 
 def vectors(folder, text, side, **options):
-    """A vector of each token that counts."""
+    """Return a vector of each token that is not skipped."""
     ids, backend = read(folder, text, side, **options), Tokenizer.from_file(str(folder / "tokenizer.json"))
     skipped = [backend.token_to_id(word) for word in READING["skipped"]] if side == "document" else []
     return [row for row, token in zip(unit(tokens(ids)), ids, strict=True) if token not in skipped]

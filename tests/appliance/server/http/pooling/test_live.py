@@ -1,11 +1,11 @@
-"""Pooling through a live gateway and real frames: metrics, admission, an engine that dies."""
+"""Pooling through a live gateway and real frames: metrics, admission, an engine that crashes."""
 
 import threading
 
 from appliance.config.gateway import PooledModel
 
 URL = "/v1/embeddings"
-# The fake text side has no tokenizer, so prompts are ids and the side of a cut is said.
+# The fake text side has no tokenizer, so prompts are ids and the truncation side is explicit.
 BODY = {"input": [[1, 2, 3], [4, 5], [6, 7, 8, 9]], "truncation_side": "right"}
 VECTORS = [[3, 1, 3], [2, 4, 5], [4, 6, 9]]
 MODEL = {"tasks": ("embed",), "pooled": PooledModel(width=3)}

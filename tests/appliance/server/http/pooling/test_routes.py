@@ -1,4 +1,4 @@
-"""Which routes a model has, what those say that it has not, and /invocations."""
+"""Routes of each task, errors of the other routes, and /invocations."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_model_serves_what_its_tasks_allow(make_pooling, tasks, compat):
 
 
 def test_a_model_that_generates_says_that_it_does_not_pool(make_gateway):
-    """H-7 no 5xx for what a model cannot do"""
+    """H-7 no 5xx for a task that the model does not support"""
     gateway = make_gateway(compat="openai")
     for path, body in BODIES.items():
         if "completions" not in path:
@@ -88,7 +88,7 @@ def test_invocations_finds_the_route_by_the_body(make_pooling, tasks, body, pref
 
 
 def test_invocations_of_a_model_that_generates_find_the_route_by_the_body(make_gateway):
-    """A.1: `messages` is chat, `prompt` a completion, `input` a response; what is null is not there"""
+    """A.1: `messages` is chat, `prompt` a completion, `input` a response; null counts as absent"""
     gateway = make_gateway(max_context=1024).says("hello")
     for body, path in (
         ({"messages": CHAT}, "/v1/chat/completions"),
@@ -126,7 +126,7 @@ def test_invocations_name_the_bodies_that_the_model_takes(make_pooling, tasks):
     ],
 )
 def test_invocations_of_another_model_say_which(make_pooling, tasks, body, told):
-    """H-7 no 5xx for what a model cannot do"""
+    """H-7 no 5xx for a task that the model does not support"""
     status, reply = make_pooling(*tasks).post("/invocations", body)
     assert status == 400 and told in reply["error"]["message"]
 
@@ -156,7 +156,7 @@ def test_fields_of_the_base_are_checked(make_pooling, path, field):
 
 
 def test_empty_text_has_no_label(make_pooling):
-    """EM-06: special tokens alone are no text to classify."""
+    """EM-06: a text of special tokens only cannot be classified."""
     gateway = make_pooling("classify", activation="softmax")
     for given, where in (
         ("", "input must"),

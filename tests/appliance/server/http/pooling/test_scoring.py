@@ -1,4 +1,4 @@
-"""POST /score and /rerank over a made-up model, in every spelling and for every kind of model."""
+"""POST /score and /rerank over a toy model, in every spelling and for every kind of model."""
 
 import asyncio
 from typing import Any
@@ -37,7 +37,7 @@ def scores(gateway, body, url="/score") -> list[float]:
 
 
 def of_pairs(gateway, count: int) -> list[float]:
-    """What the cross-encoder says of the last prompts."""
+    """Return the cross-encoder's scores of the last prompts."""
     return [float(values(submit, 1)[0]) for submit in gateway.submits[-count:]]
 
 
@@ -122,7 +122,7 @@ def test_pairs_are_joined_as_transformers_joins_them(crosser, bert):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("keep", [-1, 9, 12])
 def test_pairs_are_cut_as_transformers_cuts_them(crosser, bert, texts, side, keep):
-    """SC-02 the longer text gives way"""
+    """SC-02 the longer text is truncated first"""
     body = {"text_1": texts[0], "text_2": texts[1], "truncate_prompt_tokens": keep, "truncation_side": side}
     crosser.post("/score", body)
     theirs = AutoTokenizer.from_pretrained(bert, truncation_side=side)
@@ -155,7 +155,7 @@ def test_usage_counts_both_sides_of_every_pair(crosser, embedder):
         _, reply = gateway.post("/score", {"text_1": QUERY, "text_2": DOCUMENTS})
         sides = [len(gateway.tokenizer.encode(text)) for text in (QUERY, *DOCUMENTS)]
         pairs = sum(sides[0] + count for count in sides[1:])
-        joint = 3 if gateway is crosser else 0  # [CLS] stands once in a pair that is one prompt
+        joint = 3 if gateway is crosser else 0  # [CLS] appears once in a pair that is one prompt
         assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] == pairs - joint
 
 

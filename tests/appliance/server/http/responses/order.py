@@ -1,5 +1,5 @@
-"""An independent judge of the events of a response: their models are the official client's, their order is a state
-machine that knows nothing of the code under test."""
+"""Independent check of the events of a response: the models are the official client's, and the order is a state
+machine that is independent of the code under test."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ GAINS = {
     "function_call": ("", "response.function_call_arguments", "arguments"),
     "custom_tool_call": ("", "response.custom_tool_call_input", "input"),
 }
-# What the Open Responses schema wants in every object, whatever its value.
+# Keys that the Open Responses schema requires in every object, with any value.
 REQUIRED = (
     *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id"),
     *("instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p"),
@@ -39,7 +39,7 @@ def check_object(response: dict[str, Any]) -> dict[str, Any]:
 
 
 class Order:
-    """Reads events one by one: a stack of response, item and part, with one number an event."""
+    """Check events one by one: a stack of response, item and part, with consecutive sequence numbers."""
 
     def __init__(self, first: int = 0) -> None:
         self.number = first
@@ -138,7 +138,7 @@ def check_order(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_events(text: str) -> list[dict[str, Any]]:
-    """The events of a stream as it came: each record names its event, none ends it with [DONE]."""
+    """Return the events of a raw stream: each record names its event, and there is no final [DONE]."""
     records = text.split("\n\n")
     assert records.pop() == ""
     found = []

@@ -1,4 +1,4 @@
-"""POST /v1/responses without a store: what is asked becomes a prompt, what comes of it becomes typed events."""
+"""POST /v1/responses without a store: requests become prompts, and outputs become typed events."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ def kinds(found) -> list[str]:
 
 
 def bare(value: Any) -> Any:
-    """Without what differs from request to request."""
+    """Return the object without values that differ between requests."""
     if isinstance(value, list):
         return [bare(each) for each in value]
     if not isinstance(value, dict):
@@ -355,7 +355,7 @@ def test_an_unfinished_last_message_is_continued(gateway):
     ):
         whole(gateway, input=[user, last])
         assert prompt(gateway).endswith("<|im_end|>\n<|im_start|>assistant\n")
-    # Not the last one, so it is history.
+    # It is not the last message, so it is history.
     whole(gateway, input=[{"role": "assistant", "status": "incomplete", "content": "The answer"}, user])
     assert prompt(gateway).endswith("<|im_start|>assistant\n")
 

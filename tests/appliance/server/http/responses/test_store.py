@@ -1,5 +1,5 @@
-"""Responses that are kept: retrieved, followed from any event, in the background, cancelled, deleted, chained; by
-owner, across gateways, within bounds. The gateway is live on a port; its engine gives what the test says."""
+"""Stored responses: retrieved, followed from any event, run in the background, cancelled, deleted and chained; per
+owner, across gateways, within bounds. The gateway is live on a port; its engine replies as the test directs."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ Event = dict[str, Any]
 
 
 class Live(Gateway):
-    """A gateway that ends when it is told to."""
+    """Gateway that shuts down on request."""
 
     def __init__(self, service: Service) -> None:
         app, listener = build_app(service), socket.create_server(("127.0.0.1", 0))
@@ -146,7 +146,8 @@ def test_a_response_is_retrieved_as_it_ended_and_its_events_behind_every_number(
 
 
 def test_a_stream_goes_on_in_another_gateway_with_the_exact_rest(start, engine, tmp_path):
-    """RS-11: the gateway ends under a stream; the same numbers come from the next one, in whatever pieces"""
+    """RS-11: the gateway shuts down during a stream; the next one sends the same event numbers, however tokens are
+    split"""
     engine.holding = True
     one = start(engine)
     reader = stream(one, background=True)
@@ -178,7 +179,7 @@ def stream_whole(gateway: Gateway, engine: FakeEngine) -> Event:
 
 
 def test_a_log_that_lost_its_end_is_generated_again_into_the_same_events(start, engine, tmp_path):
-    """RS-11: and the tokens come in other pieces then"""
+    """RS-11: the tokens are also split differently"""
     engine.holding = True
     one = start(engine)
     reader = stream(one, background=True)
@@ -609,7 +610,7 @@ def test_many_at_once_keep_apart(start, engine):
 
 
 def test_a_response_that_goes_on_has_the_prompt_that_it_had(start, engine, tmp_path):
-    """A template that says something else each time, as those that tell the time do"""
+    """A template that renders differently each time, like templates that insert the time"""
     template = tmp_path / "template"
     template.write_text("{{ 'hello ' * (range(1, 500) | random) }}{{ messages[0].content }}")
     engine.holding = True
