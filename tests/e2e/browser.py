@@ -1,6 +1,8 @@
-"""A Chromium for tests of the page. Without a screen it at times answers no more, and playwright waits for some answers
-without limit: one that stands still is killed, which ends the waiting, and its test is tried once more with a new one.
-What the page does wrong is not tried again."""
+"""Chromium for tests of the page.
+
+Headless Chromium sometimes stops responding, and playwright waits for some responses without a timeout. A browser that
+hangs is killed, which ends the wait, and its test is retried once with a new browser. Failures of the page itself are
+not retried."""
 
 import functools
 import os
@@ -33,7 +35,7 @@ class StoodStill(Exception):
 
 
 class Chromium:
-    """Started when it is first needed, and anew after it was killed."""
+    """A browser that starts on first use and starts again after it was killed."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -51,7 +53,7 @@ class Chromium:
 
     @contextmanager
     def watched(self, limit_s: float) -> Iterator[None]:
-        """Raises StoodStill where what is done with it takes longer."""
+        """Kill the browser and raise StoodStill if the body takes longer than `limit_s`."""
         over = threading.Event()
 
         def kill() -> None:
@@ -74,7 +76,7 @@ class Chromium:
 
 
 def pids() -> list[int]:
-    """Of all browsers of this process."""
+    """Return the process ids of all browsers that this process started."""
     return [pid for pid in descendants(os.getpid()) if b"chrom" in _program(pid)]
 
 
@@ -86,7 +88,7 @@ def _program(pid: int) -> bytes:
 
 
 class Pages:
-    """Opens the page, ready. `faults`: what the browser complains of, and requests to elsewhere."""
+    """Opens the page and waits until it is ready. `faults`: browser errors, and requests to other hosts."""
 
     def __init__(self, chromium: Chromium, url: str) -> None:
         self.chromium, self._url = chromium, url
@@ -114,14 +116,14 @@ class Pages:
                 context.close()
 
     def forget(self) -> None:
-        """What was opened, by closing it where the browser still answers."""
+        """Clear the faults, and close the pages if the browser still responds."""
         self.faults.clear()
         with suppress(StoodStill), self.chromium.watched(STILL_S):
             self.close()
 
 
 def in_browser(test: Callable[..., None], limit_s: float = STILL_S) -> Callable[..., None]:
-    """For a test that opens pages: closes them; once more where the browser stood still."""
+    """Wrap a test that opens pages: close them afterwards, and retry once if the browser hung."""
 
     @functools.wraps(test)
     def run(open_page: Pages, **given: Any) -> None:

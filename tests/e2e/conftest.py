@@ -147,7 +147,7 @@ def demo(launch: Callable[..., Appliance]) -> Appliance:
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Callable[[str | Path], tuple[int, str]]:
-    """Runs `slipway serve` on a manifest (text or file) that must be refused; returns exit code and what it said."""
+    """Run `slipway serve` on a manifest (text or file) that it must reject; return the exit code and the output."""
 
     def run(manifest: str | Path, *arguments: str) -> tuple[int, str]:
         if isinstance(manifest, str):

@@ -69,7 +69,7 @@ def chat(client, tokens, budget, **fields):
 
 
 def test_without_a_budget_it_thinks_to_the_end(client):
-    """Else nothing here would show anything."""
+    """Control: the other tests only mean something if the model never stops thinking by itself."""
     for budget in (None, -1, 200):
         reply = chat(client, 150, budget)
         assert reply.choices[0].message.content is None and reply.choices[0].finish_reason == "length"
@@ -78,7 +78,7 @@ def test_without_a_budget_it_thinks_to_the_end(client):
 
 @pytest.mark.parametrize("budget", [0, 1, 7, 100])
 def test_a_chat_thinks_for_exactly_its_budget(client, checkpoint, budget):
-    """C.9: in a whole reply and in a stream, by the tokens themselves and by what is counted"""
+    """C.9: check complete and streamed replies, both the tokens and the usage."""
     whole = chat(client, 150, budget)
     choice = whole.choices[0]
     assert choice.token_ids.index(ids(checkpoint)["</think>"]) == budget
@@ -133,7 +133,7 @@ def test_a_schema_holds_behind_the_budget(client):
 
 
 def test_a_response_thinks_for_exactly_its_budget(client):
-    """C.9: the items and the usage of a stream are those of the whole response"""
+    """C.9: a stream has the same items and usage as the complete response."""
     asked = {
         "model": "tireless",
         "input": QUESTION,

@@ -1,4 +1,4 @@
-"""`slipway chaos` in a running demo: every scenario that can be made here, and what it refuses."""
+"""Tests of `slipway chaos` on a running demo: every scenario that works without special hardware, and its errors."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def service(launch, tmp_path_factory):
 
 
 def files(folder):
-    """What an operator's files hold."""
+    """Return the contents of all files in the folder except crash reports."""
     found = [path for path in folder.rglob("*") if path.is_file() and "crashes" not in path.parts]
     return {path: path.read_bytes() for path in found}
 
@@ -132,7 +132,7 @@ def test_an_engine_whose_rank_is_killed_is_back_as_a_whole(launch, tmp_path):
 
 
 def test_a_fault_is_taken_back_when_chaos_is_killed(service, eventually):
-    """By a signal that nobody can catch"""
+    """Kill chaos with SIGKILL, which it cannot handle."""
     folder, appliance = service
     shard = folder / "demo" / "model.safetensors"
     whole = shard.read_bytes()
@@ -150,10 +150,10 @@ def test_ctrl_c_takes_back_and_ends(service, eventually):
     whole = shard.read_bytes()
     command = [*SLIPWAY, "chaos", appliance.url, "--scenario", "bad-shard", "--yes", "--duration", "600"]
 
-    def as_in_a_terminal() -> None:  # what a shell begins in the background ignores it
+    def as_in_a_terminal() -> None:  # a background job of a shell ignores SIGINT
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    # What the fault before this one made start anew may not be well yet: then chaos makes nothing, and ends.
+    # The engine may still be restarting after the previous fault; chaos then exits without injecting anything.
     eventually(
         "a service that is well",
         lambda: chaos(appliance.url, "--scenario", "bad-keys", "--yes", *QUICK).returncode == 0,

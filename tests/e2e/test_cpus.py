@@ -1,4 +1,4 @@
-"""Where the threads of a running appliance really are, as the kernel tells."""
+"""Tests of the CPU affinity of a running appliance's threads, read from /proc."""
 
 import os
 from pathlib import Path

@@ -30,7 +30,7 @@ def norm_bytes(folder: Path) -> bytes:
 
 
 def flip_bit(pid: int, weight: bytes, bit: int = 22) -> int:
-    """Flips a bit of its first number wherever a weight lies in a process's memory; how often it was found."""
+    """Flip a bit in the first number of every copy of a weight in a process's memory; return the number of copies."""
     found = 0
     maps = Path(f"/proc/{pid}/maps").read_text()
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
@@ -76,7 +76,7 @@ def slipway(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_a_bit_that_flips_has_the_engine_replaced_under_requests_and_a_second_one_ends_the_appliance(
     launch: Callable, locked: Path, eventually: Callable
 ) -> None:
-    """Requests come all the while: whichever of them the engine had when it found out, the next one goes on with"""
+    """Requests keep arriving: those in flight when the engine detects the drift continue on the new engine."""
     appliance = launch(locked, *SMALL)
     appliance.wait_ready()
     told = appliance.client.get("/ready").json()["engines"][0]["self_test"]
@@ -116,7 +116,7 @@ def test_a_bit_that_flips_has_the_engine_replaced_under_requests_and_a_second_on
 def test_weights_other_than_the_lock_s_end_a_start_naming_the_prompt(
     refused: Callable[..., tuple[int, str]], locked: Path
 ) -> None:
-    """The lock's golden prompts are those of other numbers, as if the device computed otherwise"""
+    """Change the reference outputs in the lock file, which looks like a device with different results."""
     lock = locked.with_suffix(".lock")
     text = lock.read_text()
     bits = re.search(r'"digests":\[\["([0-9a-f]{16})"', text)[1]

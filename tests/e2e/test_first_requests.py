@@ -33,7 +33,7 @@ def test_weights_of_nan_end_the_start_with_the_reason(launch, tmp_path):
     assert appliance.process.wait(120) == exits.CHECKPOINT.number, appliance.output()
     output = appliance.output()
     assert "POST /v1/completions failed" in output and "NaN" in output
-    assert "try:" not in output  # what is printed once the service is ready
+    assert "try:" not in output  # the hint that is printed when the service is ready
 
 
 def test_weights_of_nan_park_a_service_that_is_to_be_parked(launch, tmp_path):
@@ -66,7 +66,7 @@ def test_weights_overwritten_while_they_are_served_end_the_service(launch, tmp_p
     os.utime(file)  # harmless
     until("the new time is told", lambda: "has another modification time, and the same" in appliance.output())
     assert appliance.status("/ready") == 200
-    with file.open("r+b") as opened:  # in place: a new file would leave the mapped one as it is
+    with file.open("r+b") as opened:  # in place: a new file would not change the mapped one
         opened.seek(file.stat().st_size // 2)
         opened.write(bytes(100_000))
     assert appliance.process.wait(120) == exits.CHECKPOINT.number, appliance.output()

@@ -1,4 +1,4 @@
-"""What may come next, asked of a running appliance, beside transformers' logits of the same checkpoint."""
+"""Compare label scores of a running appliance with transformers' logits for the same checkpoint."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def next_logprobs(tokenizer):
-    """Of a text or of ids: all log probabilities of the next token, in float64."""
+    """Return a function from a text or token ids to the log probabilities of the next token in float64."""
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
 
     def asked(prompt):

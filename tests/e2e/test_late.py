@@ -1,4 +1,4 @@
-"""A model of late interaction as an appliance, against transformers' states and every pair of tokens."""
+"""Compare a served late-interaction model with transformers' hidden states and all token pairs."""
 
 import json
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Late:
             (folder / name).write_text(json.dumps(value))
 
     def vectors(self, text: str, side: int) -> np.ndarray:
-        """Of the tokens that count."""
+        """Return the vectors of the tokens that take part in scoring."""
         self.tokenizer.enable_truncation(LENGTHS[side] - 1)
         ids = self.tokenizer.encode(text).ids
         ids.insert(1, self.tokenizer.token_to_id(MARKERS[side]))

@@ -23,7 +23,7 @@ def client(demo):
 
 
 def whole_prompt(usage):
-    """What was computed and is not kept, what was computed and is, and what was read."""
+    """Return the total prompt tokens: uncached, written to the cache and read from the cache."""
     return usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
 
 

@@ -1,5 +1,6 @@
-"""The page in a real Chromium, against the demo: what a person sees and does. Runs where playwright and a Chromium are
-installed; what needs no browser is in tests/appliance/server/http/test_page.py."""
+"""Tests of the page in a real Chromium against the demo.
+
+They need playwright and a Chromium; tests without a browser are in tests/appliance/server/http/test_page.py."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A request that crashes the engine some tokens after each start, beside others: it is isolated, the others finish."""
+"""Tests of a request that crashes the engine after a few tokens: it is isolated and all other requests finish."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, 
 
 
 async def attack(url: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[httpx.Response]]:
-    """Return the replies of the others alone, those beside two copies of the poison request, and its replies."""
+    """Return the other requests' replies without and with two copies of the poison request, and the copies' replies."""
     bad = {"prompt": MARKER, "max_tokens": 300, "ignore_eos": True, "temperature": 0}
     async with httpx.AsyncClient(base_url=url, timeout=300.0) as client:
         before = await asyncio.gather(*(stream(client, other(number)) for number in range(OTHERS)))

@@ -1,4 +1,4 @@
-"""What follows when an engine dies too often: the real demo, its engine killed by hand."""
+"""Tests of the restart policy: the demo after its engine was killed too often."""
 
 import json
 import os

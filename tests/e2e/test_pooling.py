@@ -1,4 +1,4 @@
-"""An embedder and a cross-encoder as appliances of their own, beside transformers in float32."""
+"""Compare a served embedding model and a served cross-encoder with transformers in float32."""
 
 import os
 import signal

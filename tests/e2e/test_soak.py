@@ -1,4 +1,4 @@
-"""A short soak: every kind of bad client for some seconds, and nothing is held afterwards; planted leaks are found."""
+"""Tests of a short soak: all kinds of bad clients for some seconds leave no leak, and injected leaks are found."""
 
 import asyncio
 from dataclasses import replace

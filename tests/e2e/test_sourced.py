@@ -1,5 +1,6 @@
-"""mBART served, an encoder-decoder model: what the official client reads is transformers' greedy search,
-whatever becomes of the engine."""
+"""Tests of mBART, an encoder-decoder model, through the official client.
+
+Replies equal transformers' greedy search, also when the engine crashes."""
 
 import json
 import os
@@ -123,7 +124,7 @@ def test_chat_says_which_route_to_use(appliance: Appliance) -> None:
 
 
 def test_a_stream_goes_on_when_its_engine_is_killed(appliance: Appliance, bart: Sourced) -> None:
-    """From its source, what the reply began with, and all tokens that it had: without one of them the rest differs."""
+    """The next engine needs the encoder input, the decoder prompt and all tokens so far, or the rest would differ."""
     french = bart.tokenizer.token_to_id("fra_Latn")
     body = {"prompt": TEXT, "decoder_prompt": "fra_Latn", "max_tokens": LONG, "temperature": 0, "ignore_eos": True}
     expected = bart.greedy(TEXT, LONG, begins=(2, french))

@@ -60,7 +60,7 @@ def test_an_archive_is_served_whole_in_spite_of_a_cut_and_from_the_cache_the_sec
 
 
 def test_an_archive_that_stalls_is_told_by_who_answers_meanwhile(launch, server, tmp_path, eventually):
-    """Nothing is known of the model yet, so the gateway cannot run: probes are answered all the same"""
+    """The gateway cannot run before the model is known; the placeholder server still answers probes."""
     server.files["/demo.zip"], server.faults["/demo.zip"] = bytes(BIG), [("stall", BIG // 2)]
     appliance = launch(manifest(tmp_path, f"{{http: {{url: '{server.url}/demo.zip'}}}}"))
 
@@ -80,8 +80,8 @@ def test_an_archive_that_stalls_is_told_by_who_answers_meanwhile(launch, server,
 
 
 def test_a_start_tells_how_far_a_download_is_and_a_stalled_one_goes_on(launch, hub, tmp_path, eventually):
-    """The gateway answers meanwhile."""
-    hub.faults[WEIGHTS] = [None, ("stall", BIG)]  # the first GET is that of the header, for the plan
+    """The gateway answers during the download."""
+    hub.faults[WEIGHTS] = [None, ("stall", BIG)]  # the first GET reads the header for the plan
     hub.token = "hunter2"
     path = manifest(tmp_path, "{huggingface: {repo: org/demo}}", ", stall_timeout: 6s")
     path.write_text(path.read_text().replace("names:", "credentials: hub, names:") + "secrets: {hub: {env: HUB}}\n")

@@ -1,4 +1,4 @@
-"""Structured output beside everything else that a request may ask for, over the demo service in each API."""
+"""Tests of structured output combined with the other request options, in each API of the demo service."""
 
 import json
 import re
@@ -155,7 +155,7 @@ def test_wishes_that_leave_no_token_are_refused_and_the_next_request_is_served(d
 
 
 def test_a_grammar_without_a_way_on_ends_its_stream_with_an_error(demo):
-    """The first token fits, then a ban leaves none: what is told already stays, and the service lives."""
+    """After the first token a logit bias leaves no valid token: the sent text stays, and the service keeps running."""
     (yes,) = demo.client.post("/tokenize", json={"model": "demo", "prompt": "b", "add_special_tokens": False}).json()[
         "tokens"
     ]

@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_no_request_notices_that_its_engine_was_killed(launch):
-    """Streamed and whole, greedy and sampled, logprobs, n > 1, stop strings, JSON schemas, tool calls: token by token
-    what an undisturbed run gives"""
+    """Compare each token with an undisturbed run: streamed and complete replies, greedy and sampled, logprobs, n > 1,
+    stop strings, JSON schemas and tool calls."""
     appliance = launch()
     appliance.wait_ready()
     result = asyncio.run(

@@ -1,4 +1,4 @@
-"""An engine process over a device that needs no model: `python fake_engine.py CONFIG.json [MODE]`.
+"""Run an engine process with a simulated device and no model: `python fake_engine.py CONFIG.json [MODE]`.
 
 The token at position p after a prefix is (sum of the prefix + p) % 97, so any test can compute a stream. Modes:
 "refuse": the worker cannot be built; "crash": building it is a bug; "slow": 20 ms a step; "die": step 5 is a bug.

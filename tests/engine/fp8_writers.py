@@ -1,7 +1,7 @@
-"""Tiny checkpoints in fp8, written after the definitions of their formats, and what their numbers mean.
+"""Tiny fp8 checkpoints, written from the definitions of their formats, and their dequantized values.
 
-The writer and the model are those of quantized_writers; here is what fp8 is: a matrix is rounded by the scales of one
-kind, stored under the names of one format, and restored in float32. Nothing here is of the engine.
+The writer and the model come from quantized_writers. This file adds fp8: it quantizes a matrix with one kind of scales,
+stores it under the names of one format, and dequantizes it to float32. It uses no engine code.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.engine.quantized_writers import Kind, Written, write
 
 BLOCK = 128
 EXPERTS = {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-# What a checkpoint with experts leaves out, by the names of its format: the writer quantizes no routers.
+# Layers that a checkpoint with experts does not quantize, as its format lists them: the writer quantizes no routers.
 PLAIN = {
     "channel-dynamic": {"ignore": ["lm_head", "re:.*mlp.gate$", "model.layers.1.mlp.down_proj"]},
     "autofp8-static": {"ignored_layers": ["lm_head", "mlp.gate"]},
@@ -28,11 +28,11 @@ E4M3 = torch.float8_e4m3fn
 
 @dataclass(frozen=True)
 class Eight:
-    """w = q · scales, where scales are wide: one for each number."""
+    """A quantized matrix: w = q · wide."""
 
     q: Tensor  # [outputs, inputs] e4m3
-    scales: Tensor  # as they are stored
-    wide: Tensor  # [outputs, inputs]
+    scales: Tensor  # as stored
+    wide: Tensor  # [outputs, inputs], the scales expanded to one per value
 
     def restored(self) -> Tensor:
         return self.q.float() * self.wide

@@ -1,7 +1,7 @@
-"""Tiny quantized checkpoints, written number by number after the definitions of their formats, and what they mean.
+"""Tiny quantized checkpoints, written from the definitions of their formats, and their dequantized values.
 
-A projection is quantized once (`Whole`), packed by a writer of this file, and restored in float32 for a plain
-checkpoint that transformers runs. Nothing here is of the engine.
+A projection is quantized once (`Whole`), packed by a writer in this file, and dequantized to float32 for a plain
+checkpoint that transformers runs. This file uses no engine code.
 """
 
 import json
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 SIZES = {
-    "vocab_size": 128,  # whole tiles: what is held can be compared with what was planned
+    "vocab_size": 128,  # whole tiles, so that allocated bytes can be compared with planned bytes
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 2,
@@ -240,7 +240,7 @@ class Written:
         return load_file(self.path / "model.safetensors")
 
     def change(self, **tensors: Tensor | None) -> None:
-        """Tensors by their names with a dot for each double underscore; None takes one away."""
+        """Replace tensors by name, with a double underscore for each dot. None removes a tensor."""
         found = self.tensors()
         for name, tensor in ((name.replace("__", "."), tensor) for name, tensor in tensors.items()):
             assert tensor is not None or name in found
@@ -271,7 +271,7 @@ class Written:
         ).eval()
 
     def logits(self, ids: list[int]) -> Tensor:
-        """Of each position, by transformers."""
+        """Return transformers' logits of each position."""
         with torch.no_grad():
             return self.model()(torch.tensor([ids])).logits[0]
 

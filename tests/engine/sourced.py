@@ -1,4 +1,4 @@
-"""Tiny encoder-decoder models, each with a tokenizer, and what transformers' greedy search makes of them."""
+"""Tiny encoder-decoder models, each with a tokenizer, and the results of transformers' greedy search."""
 
 import json
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Sourced:
         return self.tokenizer.encode(text).ids
 
     def greedy(self, prompt: str | list[int], tokens: int, begins: Sequence[int] = ()) -> list[int]:
-        """What transformers generates behind the tokens that a reply begins with: its own, or these."""
+        """Return the tokens that transformers generates after its own decoder prompt or after `begins`."""
         options: dict[str, Any] = {"max_new_tokens": tokens + 1}
         if begins:
             options = {
@@ -91,7 +91,7 @@ def save(folder: Path, kind: str = "bart", **more: Any) -> Sourced:
     made = write(folder, kind, **sizes)
     with torch.no_grad():
         for name, parameter in made.model.named_parameters():
-            # Small rows of tokens and biases beside large matrices, or one token is the likeliest everywhere.
+            # Small embeddings and biases with large matrices; otherwise one token is the most likely everywhere.
             plain = parameter.ndim == 1
             scale = 0.05 if plain else 0.25 if "shared" in name else 0.7
             if parameter.requires_grad:
@@ -99,7 +99,7 @@ def save(folder: Path, kind: str = "bart", **more: Any) -> Sourced:
         if hasattr(made.model, "final_logits_bias"):
             made.model.final_logits_bias.mul_(0.1)
     made.model.save_pretrained(made.path)
-    # An end would cut what is compared, whether it is drawn or forced behind the most tokens.
+    # Disable end tokens, sampled or forced at the maximum length: they would shorten the compared replies.
     made.model.generation_config.eos_token_id = None
     made.model.generation_config.forced_eos_token_id = None
     return Sourced(made.path, tokenizer, made.model)

@@ -1,7 +1,7 @@
-"""Every architecture through the whole engine in one process, held against transformers in float32.
+"""Compare every architecture, run by the whole engine in one process, with transformers in float32.
 
-Steps are tiny, blocks are small, requests come together: prompts are cut into chunks, prefixes are shared, requests are
-preempted, windows let go of blocks, and none of it may be seen in a token or a logprob.
+Steps and blocks are small and requests are concurrent, so that prompts are chunked, prefixes are shared, requests are
+preempted and windows free blocks. None of this may change a token or a logprob.
 """
 
 import importlib.util
@@ -54,7 +54,7 @@ class Case:
         return tiny.Saved(self.path).transformers() if kept else self.model
 
     def logprobs(self, prompt: tuple[int, ...], reply: list[int]) -> torch.Tensor:
-        """[len(reply), vocab]: transformers' distribution of each token of the reply, given those before it."""
+        """Return transformers' log probabilities for each token of the reply, [len(reply), vocab]."""
         ids = torch.tensor([[*prompt, *reply]])
         model = self.fresh()
         with torch.no_grad():

@@ -225,7 +225,7 @@ LANGUAGES = {
 def test_a_grammar_holds_beside_free_requests(language, temperature, llm):
     """SO-01 SO-05"""
     grammar, accepts = LANGUAGES[language]
-    # a random model likes white space and brackets as much as anything: a bias lets it come to an end
+    # a random model often samples whitespace and brackets: a bias lets its reply end
     bias = {llm.tokenizer.encode(text)[0]: -6.0 for text in (" ", "\n", "\t", "\r", "<", "0")}
     held = [
         Params(temperature=temperature, seed=seed, max_tokens=300, grammar=grammar, logit_bias=bias)
@@ -241,7 +241,7 @@ def test_a_grammar_holds_beside_free_requests(language, temperature, llm):
 
 
 def test_a_reply_cut_by_its_length_is_a_prefix_of_the_language(llm):
-    """SO-03 the other half: length, and what is there can still become a sentence"""
+    """SO-03, second half: the reply ends by length, and its text can still be completed to a sentence."""
     grammar = Grammar("regex", "(abc){50}")
     for count in (1, 7):
         reply = llm.generate("x", Params(seed=count, max_tokens=count, grammar=grammar))[0]
@@ -273,7 +273,7 @@ def _mixed(llm):
 
 
 def test_masks_stay_with_their_request_while_slots_change_hands(llm):
-    """SO-05 each reply of a mixed batch is the one that the request gets alone"""
+    """SO-05: each reply of a mixed batch equals the reply to the same request alone."""
     wanted = _mixed(llm)
     together = llm.generate(["x"] * len(wanted), wanted)
     for params, reply in zip(wanted, together, strict=True):
@@ -327,7 +327,7 @@ THINKS = Thinking(
 
 @pytest.mark.parametrize("grammar", [None, Grammar("lark", 'start: t "!"\nt[lazy]: /(?s:.*)\\]\\]/')])
 def test_a_thinking_budget_is_exact_alone_in_a_crowd_and_under_a_grammar(grammar, llm):
-    """C.9: five tokens, then the end marker, one byte after the other, whoever runs beside it."""
+    """C.9: five tokens, then the end marker byte by byte, also in a batch with other requests."""
     letters = tuple(range(97, 123))
     ids = llm.tokenizer.encode
     allowed = tuple(ids(bytes(letters).decode())) + tuple(ids("]!"))
@@ -365,7 +365,7 @@ def test_a_stop_string_cuts_a_sentence_and_one_beyond_its_end_does_not(llm):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("least", "text"), [(0, "ab"), (3, "abab"), (6, "ababab"), (8, "abababab"), (30, "abababab")])
 def test_min_tokens_keeps_a_sentence_going_as_long_as_it_can(least, text, temperature, llm):
-    """The model wants to end; beyond the longest sentence the grammar has the last word, and nothing hangs."""
+    """The model prefers to end. After the longest sentence the grammar overrides min_tokens, and nothing hangs."""
     eager = {256: 100.0}
     params = Params(temperature=temperature, seed=1, max_tokens=40, min_tokens=least, grammar=AB, logit_bias=eager)
     reply = llm.generate("x", params)[0]
@@ -397,7 +397,7 @@ def test_logprobs_of_a_constrained_token_are_of_what_was_possible(temperature, l
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_else_bends_the_distribution_never_leaves_the_language(temperature, llm):
-    """Penalties, biases against all that is allowed and for what is not, cuts, words that are banned."""
+    """Test penalties, biases against allowed and for forbidden tokens, truncation, and bad words."""
     a, b, c, z = (llm.tokenizer.encode(letter)[0] for letter in "abcz")
     changes = [
         {"logit_bias": {z: 100.0, a: -100.0, b: -100.0, c: -100.0}},

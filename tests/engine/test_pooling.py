@@ -50,7 +50,7 @@ def minilm():
 
 @pytest.fixture(scope="module")
 def ids() -> list[list[int]]:
-    """As its library makes them: cut to the 256 tokens of sentence_bert_config.json."""
+    """Return the ids as sentence-transformers does: truncated to the 256 tokens of sentence_bert_config.json."""
     tokenizer = Tokenizer.from_file(str(get_model_path() / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(256)
@@ -300,7 +300,7 @@ LATE = {
 
 
 def late(path: Path, **changes) -> torch.Tensor:
-    """Saves a model as PyLate does; its projection of states. What is None is left out."""
+    """Save a model as PyLate does and return its projection of hidden states. Entries that are None are omitted."""
     save("modernbert", path)
     kinds = ("sentence_transformers.models.Transformer", "pylate.models.Dense.Dense")
     listed = [{"idx": at, "name": str(at), "path": "1_Dense" * at, "type": kind} for at, kind in enumerate(kinds)]

@@ -69,7 +69,7 @@ class Process:
         )
 
     def end(self):
-        """Its exit code and what it said."""
+        """Wait for the process and return its exit code and output."""
         _, said = self.popen.communicate(timeout=120)
         return self.popen.returncode, said
 

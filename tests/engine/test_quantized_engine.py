@@ -1,4 +1,4 @@
-"""Quantized checkpoints through the whole engine in one process: what it generates, beside transformers' restored."""
+"""Compare replies of the whole engine for quantized checkpoints with transformers on the dequantized weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A model that several processes share, through the whole engine: what it says, and how it ends."""
+"""Tests of the whole engine with tensor parallelism: its replies and its shutdown."""
 
 import asyncio
 import contextlib
@@ -82,7 +82,7 @@ def prompts_of(seed):
 
 
 def assert_transformers(model, made):
-    """Greedy tokens and the logprobs of the three best are those of transformers in float32."""
+    """Check that greedy tokens and the top three logprobs equal those of transformers in float32."""
     with torch.no_grad():
         logits = model(torch.tensor([[*made.prompt_ids, *made.ids]])).logits[0, len(made.prompt_ids) - 1 : -1]
     expected = logits.float().log_softmax(-1)
@@ -93,8 +93,8 @@ def assert_transformers(model, made):
         assert found.top_logprobs == pytest.approx(values.tolist(), abs=TOLERANCE)
 
 
-# Of each kind of part one: biases, fused projections, norms of q and k over all heads and of each, windows, soft caps,
-# parallel bodies, tied and untied heads, experts with and without a shared one. The vocabulary of 97 divides by none.
+# One model per feature: biases, fused projections, QK-norm over all heads and per head, windows, soft caps, parallel
+# residual blocks, tied and untied heads, experts with and without a shared one. No size divides the vocabulary of 97.
 SHARED = ("qwen2", "phi3", "olmo2", "cohere-qk-norm", "gemma2", "starcoder2", "mixtral", "qwen2-moe")
 
 
@@ -154,7 +154,7 @@ def test_memory_is_shared_out(demo_pair):
     one, two = demo_pair
     assert two._worker.kv_bytes == 2 * two._worker.blocks * two._worker.layout.block_bytes
     assert two._worker.layout.block_bytes * 2 == one._worker.layout.block_bytes
-    # norms alone are held by both, and of compiled kernels the padding of shares
+    # only norms are replicated, plus padding of the shards for compiled kernels
     assert one._worker.weight_bytes < two._worker.weight_bytes < 1.02 * one._worker.weight_bytes
 
 

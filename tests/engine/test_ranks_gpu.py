@@ -40,7 +40,7 @@ def test_the_runner_of_a_gpu_does_on_two_ranks_what_it_does_on_one():
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory):
-    """A tiny checkpoint whose MLPs are mixtures of experts, with one that all tokens take."""
+    """Write a tiny mixture-of-experts checkpoint with a shared expert."""
     transformers = pytest.importorskip("transformers")
     config = transformers.Qwen2MoeConfig(
         vocab_size=101,

@@ -85,7 +85,7 @@ def logprobs(model: Any, ids: tuple[int, ...]) -> torch.Tensor:
 
 
 def check(path: Path, model: Any) -> None:
-    """Compare greedy replies and their log probabilities with those of the whole model."""
+    """Compare greedy replies and their log probabilities with the whole model."""
     prompts = [(5, 9, 3), tuple(range(20, 41)), (7,)]
     params = Params(max_tokens=8, temperature=0.0, logprobs=0, ignore_eos=True)
     with LLM(path, block_tokens=4, max_context=48, kv_bytes=1 << 20, threads=1, task=TASK) as llm:
@@ -161,7 +161,7 @@ def test_the_page_of_models_lists_every_decoder() -> None:
 
 
 def test_settings_that_exports_leave_out_are_those_of_transformers(tmp_path: Path) -> None:
-    """As google/gemma-3-4b-it and llava-hf/llava-1.5-7b-hf write them."""
+    """Use the settings of google/gemma-3-4b-it and llava-hf/llava-1.5-7b-hf."""
     config = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "text_config": {"hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text"}

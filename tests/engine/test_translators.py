@@ -1,7 +1,7 @@
-"""Encoder-decoder models through the whole engine, held against transformers in float32.
+"""Compare encoder-decoder models in the whole engine with transformers in float32.
 
-Sources are read once, beside decode steps of others, in steps that they just fit into; requests are preempted and come
-back; none of it may be seen in a token or a logprob.
+Encoder inputs are computed once, together with decode steps of other requests, in steps that they just fit into;
+requests are preempted and resumed. None of this may change a token or a logprob.
 """
 
 import json
@@ -83,7 +83,7 @@ def test_preempted_requests_read_their_source_again_and_go_on(translator):
 
 
 def test_two_processes_say_what_transformers_says(translator):
-    """Of heads (6 of the encoder, 4 of the decoder) each has a half; of a vocabulary of 97 not quite."""
+    """Each rank has half of the heads (6 of the encoder, 4 of the decoder); the vocabulary of 97 splits unevenly."""
     with LLM(translator.path, **SMALL, tensor=2) as llm:
         for source, made in zip(sources(4), llm.generate(sources(4), greedy(9)), strict=True):
             assert_same(translator, source, made)
@@ -128,7 +128,7 @@ def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeyp
 
 
 def test_a_later_token_of_the_source_changes_what_an_earlier_one_says(bart):
-    """Of two sources with the same beginning. Were the encoder causal, their first states would be the same."""
+    """Two encoder inputs with the same prefix have different first states, because the encoder is not causal."""
     checkpoint = read_checkpoint(bart.path)
     form = layout(checkpoint.model, block_tokens=4, element_bytes=4)
     model = TextModel(checkpoint.model, form, SINGLE, torch.float32, "cpu")
@@ -143,7 +143,7 @@ def test_a_later_token_of_the_source_changes_what_an_earlier_one_says(bart):
 
 
 def test_a_sequence_holds_the_blocks_of_its_tokens_and_no_more(bart):
-    """Keys of a source lie in the pages of the decoder's own layers, at positions that these do not read."""
+    """Cross-attention keys share the pages of the decoder's self-attention, at positions that it does not read."""
     model = read_checkpoint(bart.path).model
     form = layout(model, block_tokens=4, element_bytes=4)
     assert len(form.groups) == 1 and form.layers_per_block == len(model.blocks) == 3

@@ -1,4 +1,4 @@
-"""Tiny random encoder-decoder models, saved by transformers, and what it makes of them."""
+"""Tiny random encoder-decoder models, saved by transformers, and their expected results."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +25,14 @@ SIZES = {
     "decoder_start_token_id": 2,
 }
 
-# name: what its classes begin with, what it has beside SIZES
+# name -> prefix of its transformers classes, settings in addition to SIZES
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("Bart", {}),
     "bart-forced": ("Bart", {"forced_bos_token_id": 5, "scale_embedding": True}),
     "mbart": ("MBart", {"scale_embedding": True, "activation_function": "relu"}),
     "pegasus": ("Pegasus", {"scale_embedding": True}),
     "marian": ("Marian", {"activation_function": "swish"}),
-    # Positions of this one skip padding, which nobody sends, and which a random model may well reply.
+    # Its positions skip padding tokens. No client sends them, but a random model may generate them.
     "m2m100": ("M2M100", {"pad_token_id": 0}),
 }
 

@@ -67,7 +67,7 @@ def large(target):
 
 
 def broken(target):
-    """One that does not compile, one that ends the compiling process, and one that is all right after them."""
+    """Return three launches: one with a compile error, one that crashes the compiler process, and a valid one."""
     x = torch.empty(1 << 10, device="meta", dtype=torch.float32)
     with recorded() as launches:
         launch(wrong_kernel, (1,), x)

@@ -17,7 +17,7 @@ from kernels.ops import OPS
 from kernels.tools.aot import TARGETS
 from kernels.tools.launchers import stand_in
 
-# What a launch asks of the driver before it goes on. Attribute 0 of a function: threads that a block may have.
+# Driver calls that a launch makes first. Attribute 0 of a function is the maximum number of threads per block.
 BODY = """
 int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { *value = attribute == 0 ? 1024 : 0; return 0; }
@@ -34,7 +34,7 @@ int cuLaunchedKernels(void) { return launched; }
 
 
 class Unwritten(Make):
-    """Floats of the host whose memory nobody touches: bench cases have gigabytes of them."""
+    """Make float tensors in uninitialized host memory, because bench cases need gigabytes of them."""
 
     def normal(self, *shape, dtype=None, scale=1.0):
         return torch.empty(shape, dtype=dtype or self.dtype)

@@ -1,4 +1,4 @@
-"""Launches of tiles at the ends of what is served: attention of the smallest and largest heads, and products."""
+"""Launches with the extreme supported tile sizes: attention with the smallest and largest heads, and matmuls."""
 
 from functools import partial
 from itertools import product
@@ -19,7 +19,9 @@ TYPES = (torch.bfloat16, torch.float32)
 
 
 def largest(target: Target) -> list[Wanted]:
-    """Of a target that others before it have the room of, the largest heads alone."""
+    """Return the largest launches for a target.
+
+    If an earlier target has the same shared memory, only the largest head size is included."""
     calls = []
     alike = next(one for one in TARGETS.values() if one.shared == target.shared)
     for dim, dtype in product(SIZES if alike == target else SIZES[-1:], TYPES):

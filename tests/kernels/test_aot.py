@@ -1,6 +1,6 @@
-"""Kernels compiled without a GPU: what they take of each architecture, and that a process there finds them all.
+"""Tests of ahead-of-time compilation without a GPU: resources per architecture, and cache hits at first launch.
 
-The compiling happens in other processes: in this one kernels are interpreted."""
+Other processes compile, because this one runs kernels in the interpreter."""
 
 import json
 import os
@@ -41,8 +41,9 @@ def report(*arguments, **environment):
 
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory):
-    """Every kernel for the architectures that matter most, one launch of each for the others, as compiling them all
-    takes minutes: the folder with them, and what the report says."""
+    """Compile kernels and return the cache folder, the finished process and the report.
+
+    All launches are compiled for the main architectures, one per kernel for the others: all would take minutes."""
     folder = tmp_path_factory.mktemp("kernels")
     done = report("--check", "--brief", "--cache", str(folder), "--json", str(folder / "report.json"))
     assert (folder / "report.json").exists(), done.stderr
@@ -50,7 +51,7 @@ def filled(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # all kernels, cold, beside whatever else runs here
+@pytest.mark.timeout(900)  # all kernels, with a cold cache, on a busy machine
 def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(filled):
     _, done, found = filled
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
@@ -110,7 +111,7 @@ def test_tiles_fit_devices_with_less_shared_memory(tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("program_file", [True, False], ids=["with file", "without file"])
 def test_a_first_launch_compiles_nothing(filled, tmp_path, program_file):
-    """As in a container: the folder of the cache links to the filled one, and there is no compiler."""
+    """Run as in a container: the cache folder links to the filled one, and there is no compiler."""
     folder, _, _ = filled
     linked = tmp_path / "cache"
     linked.mkdir()
@@ -162,7 +163,7 @@ def test_kernels_that_are_interpreted_are_not_compiled():
     assert done.stderr == "nothing can be compiled: TRITON_INTERPRET is set: kernels run in the interpreter\n"
 
 
-# What a signature tells apart is what Triton compiles anew: asked in a process that does not interpret.
+# Two launches have different signatures exactly if Triton compiles them separately. Runs without the interpreter.
 SIGNATURES = """
 import torch
 from kernels.tools.aot import TARGETS, compile_for, signature
@@ -224,7 +225,7 @@ def test_nothing_to_do_starts_nothing():
 
 
 def test_bench_cases_need_no_memory():
-    """They are compiled from tensors without any, at sizes that no host has room for."""
+    """Bench cases are compiled from meta tensors, at sizes that exceed the host's memory."""
     from kernels.op import Make
 
     for op in OPS:

@@ -1,7 +1,7 @@
-"""Attention kernels against one query at a time in float64, on pages of which everything that nobody may read is NaN.
+"""Compare attention kernels with float64 attention, one query at a time. Page entries that no row may read are NaN.
 
-What each operation means by itself and alone in its step is checked in test_ops.py; here are random steps of rows that
-decode, that prefill and that are padding, and what a step must not change.
+test_ops.py checks each operation alone; here are random steps that mix decode rows, prefill rows and padding, and
+checks of the memory that a step must not change.
 """
 
 import random
@@ -55,8 +55,7 @@ def small(monkeypatch):
 
 @dataclass
 class Step:
-    """Rows of (tokens to compute, length), keys and values of all their positions, and the pages that hold of them what
-    a row still needs."""
+    """Rows of (tokens to compute, length), the keys and values of all positions, and pages with those still in use."""
 
     rows: list
     heads: int = 4
@@ -67,10 +66,10 @@ class Step:
     softcap: float | None = None
     with_sinks: bool = False
     spans: tuple = ()  # row, begin, end
-    begins: tuple = ()  # of each row, or of none
+    begins: tuple = ()  # start position of each row, or empty
     dtype: torch.dtype = torch.float32
     fp8: bool = False
-    padding: int = 0  # tokens after those of the rows
+    padding: int = 0  # padding tokens after the rows
     seed: int = 0
     scale: float = field(init=False)
 
@@ -103,7 +102,7 @@ class Step:
                     continue
                 self.table[slot, block] = free.pop()
                 held = kv[:, block * size : (block + 1) * size].float()
-                pages[self.table[slot, block], LAYER] = 55.0  # what is behind the end of a row is stale, but a number
+                pages[self.table[slot, block], LAYER] = 55.0  # entries after the end of a row are stale but finite
                 pages[self.table[slot, block], LAYER, :, : held.shape[1]] = held
         self.pages = pages.to(stored)
         self.query_start = torch.tensor(self.starts, dtype=torch.int32)
@@ -147,7 +146,7 @@ class Step:
         return out
 
     def wanted(self):
-        """One query at a time in float64; what no row computes stays as it is."""
+        """Return the expected output, computed one query at a time in float64. Other entries stay unchanged."""
         out = self.out().cpu().double()
         group = self.heads // self.kv_heads
         for row, (count, length) in enumerate(self.rows):
@@ -502,7 +501,7 @@ def test_encoders_against_torch(causal, window, heads, kv_heads, dim):
         close(out[own], want.double().cpu())
 
 
-# What is refused, and what must not be asked of a device.
+# Rejected arguments, and checks that must not synchronize with the device
 
 
 def test_a_window_of_less_than_one_is_refused():

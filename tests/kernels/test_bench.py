@@ -1,5 +1,4 @@
-"""The benchmark of kernels and the search for their settings, with kernels run by the interpreter: all but the clock of
-a GPU is what runs there."""
+"""Tests of the kernel benchmark and the autotuner in the interpreter. Only the timing differs from a GPU."""
 
 import json
 import math
@@ -53,7 +52,7 @@ DOUBLED = Op(
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch):
-    """What the device can do, without measuring it."""
+    """Replace the measured device limits with constants."""
     monkeypatch.setattr(bench, "copy_rate", lambda device: 1e9)
     monkeypatch.setattr(bench, "matmul_rate", lambda device: 1e9)
 

@@ -1,4 +1,4 @@
-"""The benchmark of the compiled kernels of a CPU: what it times is what it says, on both sides."""
+"""Tests of the benchmark of compiled CPU kernels: both the kernel and the baseline run the stated work."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_bytes_and_flops_of_attention_are_those_of_what_is_seen(team):
     assert work.bytes == 2 * 5 * 4 * 16 * 4 + 2 * (10 + 10 + 7) * 2 * (16 + 4)
 
 
-# Each call changes what the next one starts from: both sides would have to see their arguments new.
+# These operate in place, so that each call changes the next call's input: a comparison needs fresh arguments.
 CHANGING = ("heads", "cap_logits", "logit_bias", "penalties")
 
 

@@ -35,8 +35,9 @@ def eight_bits(x):
 
 
 class Rows:
-    """Rows of (count, length): queries of their last positions and pages of all. A row's numbers depend on its length
-    alone, so that it is the same in any company. What no row may read is NaN."""
+    """Rows of (count, length) with queries for the last positions and pages for all positions.
+
+    The values of a row depend on its length alone, not on other rows. Entries that no row may read are NaN."""
 
     def __init__(self, rows, *, heads=4, kv_heads=2, dim=32, dtype=torch.float32, block=16, window=None, causal=True):
         self.rows, self.window, self.dim, self.causal = rows, window, dim, causal
@@ -84,7 +85,7 @@ class Rows:
         return near & (key <= query) if self.causal else near
 
     def parts(self):
-        """Of each row: q, k, v, [1, heads, …, dim] float64, and the mask."""
+        """Yield q, k, v ([1, heads, …, dim] in float64) and the mask of each row."""
         for row, (begin, end) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
             k, v = self.kv[row].permute(1, 2, 0, 3).unsqueeze(1)
             yield self.q[begin:end].double().transpose(0, 1).unsqueeze(0), k, v, self.seen(row)
@@ -119,7 +120,7 @@ MIXED = [(1, 1), (1, 70), (6, 40), (33, 130), (1, 64), (17, 17)]
 @pytest.mark.parametrize("window", [None, 1, 5, 65, 130])
 @pytest.mark.parametrize("dim", [32, 40, 64])
 def test_rows_that_are_read_both_ways_equal_torch(team, dim, window):
-    """Lengths about the sizes of a block, a chunk and a split, and none of them depends on another."""
+    """Test lengths near the sizes of a block, a chunk and a split; the rows do not affect each other."""
     lengths = (1, 2, 16, 17, 63, 64, 65, 130, 511, 513, 700)
     rows = Rows([(length, length) for length in lengths], dim=dim, heads=4, kv_heads=4, window=window, causal=False)
     got = rows.attend(team)

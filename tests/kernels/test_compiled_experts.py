@@ -69,7 +69,7 @@ def chosen_by(logits, k, scores):
 
 
 class Run:
-    """Buffers of a step and the operations on them; all results lie in poisoned memory with a margin."""
+    """Buffers of a step and the operations on them. Result buffers are larger than needed and filled with poison."""
 
     def __init__(self, team, logits, k, scores="softmax"):
         self.team, self.k, self.tokens, self.logits = team, k, len(logits), logits
@@ -102,7 +102,7 @@ class Run:
 
 
 def rows_of(run, y, outputs):
-    """Of the rows that an operation made, those that exist; the margins stay poisoned."""
+    """Return the valid rows of an operation's result, after a check that the margins are still poisoned."""
     pairs = run.tokens * run.k
     assert (y[pairs:] == POISON).all() and (y[:, outputs:] == POISON).all()
     return y[:pairs, :outputs]

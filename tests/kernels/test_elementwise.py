@@ -60,7 +60,7 @@ def test_heads_may_have_weights_of_their_own():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [2, 6, 8])
 def test_rotation_is_a_complex_product(interleaved, dim):
-    """Pairs as complex numbers times e^(i · position · frequency); what lies past dim stays."""
+    """Multiply pairs, as complex numbers, by e^(i · position · frequency); elements after dim are unchanged."""
     x, positions = random(5, 3, 8), torch.tensor([0, 1, 2, 7, 31])
     frequencies = random(dim // 2, seed=1).abs()
     got = x.clone()

@@ -1,4 +1,4 @@
-"""What the operations of experts do not touch, and what they refuse."""
+"""Tests of the expert operations: memory that they must not read or write, and rejected arguments."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from kernels.jit import installed, interpreted
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
 
-# In a process that ends where it reads what nobody may read: the matrices of all experts but two.
+# The matrices of all experts but two are unreadable: the process crashes if a kernel reads them.
 SCRIPT = """
 import ctypes, mmap, os
 import torch

@@ -1,5 +1,6 @@
-"""float8_e4m3fn in the kernels: conversions held to torch's own code by code, what rounding does at the edges, and sums
-of products held to float64."""
+"""Tests of float8_e4m3fn in the kernels.
+
+They compare conversions of each code with torch, rounding at the boundaries, and matmuls with float64."""
 
 import pytest
 import torch
@@ -48,12 +49,12 @@ def coded(x):
 
 
 def own_codes(x):
-    """By torch, some of whose releases do not saturate."""
+    """Return torch's codes. The clamp is needed because some torch releases do not saturate."""
     return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def steps(x, count):
-    """The float32 so many places from x, of which none is negative."""
+    """Return the float32 values that are `count` representable values after x. x must not be negative."""
     return (x.view(torch.int32) + count).view(torch.float32)
 
 
@@ -64,7 +65,7 @@ def alike(got, want):
 
 
 def test_every_number_between_two_codes_is_rounded_as_torch_rounds():
-    """Each code itself, the middle of it and the next, and the floats beside both: all that rounding decides on."""
+    """Test each code, each midpoint between codes, and their adjacent floats: all boundaries of rounding."""
     positive = NUMBERS[:0x7F]  # 0 to 448
     middles = (positive[:-1] + positive[1:]) / 2
     tried = torch.cat((positive, middles, torch.tensor([464.0, 480.0, 512.0, 1e30, torch.inf])))
@@ -95,8 +96,9 @@ def test_every_code_is_read_as_torch_reads_it(kind):
 
 
 def ways(x, group):
-    """The same rows rounded by each of the operations that round, which otherwise leave them as they are: relu of what
-    is positive; a norm by weights that undo it."""
+    """Yield the rows rounded by each operation that rounds, with arguments that do not change them otherwise.
+
+    For example relu of positive values, or a norm with weights that cancel it."""
     size = x.shape[1]
     yield QUANTIZE_ROWS(x, group)
     yield ACTIVATION_QUANTIZED(x.abs(), "relu", False, group)
@@ -177,7 +179,7 @@ def test_products_equal_sums_in_float64(inputs, outputs, unit, group, rounded):
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 129])
 def test_the_librarys_product_is_ours(rows):
-    """Of torch's, which on a GPU is another kernel for every release and number of rows."""
+    """Compare with torch's scaled matmul, which on a GPU uses different kernels by release and number of rows."""
     if ON_GPU and torch.cuda.get_device_capability()[0] not in LIBRARY:
         pytest.skip("torch has no such product for this GPU")
     x, x_scales, weight, scales = (one.to(DEVICE) for one in drawn(rows, 512, 208, 1, 512))

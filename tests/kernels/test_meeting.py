@@ -1,4 +1,4 @@
-"""Ranks that meet in shared memory: all they bring arrives, in order, and nobody waits for one that is gone."""
+"""Tests of shared-memory collectives: all data arrives in order, and no rank waits for a rank that exited."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def brought(rank, turn, *shape):
 @pytest.mark.parametrize("variant", usable())
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_what_every_rank_brings_reaches_all_over_many_turns(size, variant):
-    """Also what is larger than the room, and what is not float."""
+    """Includes tensors that are larger than the shared buffer and tensors that are not float."""
 
     def work(meeting):
         for turn in range(40):

@@ -1,5 +1,7 @@
-"""Every operation's Triton body against its torch meaning: on poisoned memory with guarded ends, on rows that lie
-apart, and row by row. In the interpreter on a CPU; on a GPU the same code, in every type and at serving sizes too."""
+"""Compare the Triton body of every operation with its torch reference.
+
+Inputs include poisoned memory with guarded ends, strided rows and single rows. On a CPU the interpreter runs the
+kernels; on a GPU the same tests also cover every type and serving sizes."""
 
 import math
 
@@ -14,7 +16,7 @@ from kernels.ops import OPS
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="Triton is not installed"),
-    # an infinity on the way is what a kernel counts on; numpy, which interprets it, warns
+    # kernels rely on intermediate infinities; numpy warns about them in the interpreter
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
 ]
 ON_GPU = torch.cuda.is_available()
@@ -152,7 +154,7 @@ def test_rows_may_lie_apart(op, case, dtype, memory):
 
 
 def spread(tensor):
-    """The same numbers with poison between the rows."""
+    """Return a copy of the tensor with poison between the rows."""
     if tensor.ndim < 2:
         return tensor.clone()
     size = math.prod(tensor.shape[1:])

@@ -193,7 +193,7 @@ def test_rows_of_similar_length_share_a_bucket_and_others_do_not():
 
 def test_a_windowed_row_gathers_only_the_blocks_of_its_window():
     (bucket,) = Rows([(199, 1)], window=6).reads().cuts.buckets
-    assert bucket.bias.shape[-1] == 2 * BLOCK  # positions 194 to 199 lie in blocks 48 and 49
+    assert bucket.bias.shape[-1] == 2 * BLOCK  # positions 194 to 199 are in blocks 48 and 49
 
 
 def test_other_layers_and_blocks_are_not_written():

@@ -22,7 +22,7 @@ ALLOWED = sorted(os.sched_getaffinity(0))
 
 
 def affinities(before: set[str] = frozenset()) -> dict[str, set[int]]:  # type: ignore[assignment]
-    """Of the threads of this process that are not among these."""
+    """Return the CPU affinity of each thread of this process except those in `before`."""
     tasks = Path("/proc/self/task")
     return {t.name: os.sched_getaffinity(int(t.name)) for t in tasks.iterdir() if t.name not in before}
 
@@ -99,7 +99,7 @@ def twice(team: Team, rows: int) -> None:
 
 
 def chain(team: Team, length: int, rows: int) -> tuple[Program, torch.Tensor, torch.Tensor]:
-    """y = x + x Wᵀ, `length` times one behind the other: two barriers a time."""
+    """Build a program that repeats y = x + x Wᵀ `length` times, with two barriers per repetition."""
     make = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 32, generator=make)
     weight = torch.randint(-2, 3, (32, 32), generator=make).float() / 32
@@ -118,7 +118,7 @@ def chain(team: Team, length: int, rows: int) -> tuple[Program, torch.Tensor, to
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_many_small_programs_end_and_are_right_beside_a_busy_process(threads, pinned):
-    """Threads up to four times the cores here, of which one is taken, too."""
+    """Test more threads than cores, while another process uses one core."""
     cpus = [ALLOWED[at % len(ALLOWED)] for at in range(threads)] if pinned else ()
     with guard(), busy(ALLOWED[:1]):
         team = Team(best(), threads, cpus)
@@ -142,7 +142,7 @@ def test_teams_are_made_and_ended_over_and_over():
 
 
 def test_two_teams_at_once_do_not_disturb_each_other():
-    """As two engines in tests do; each has its own caller."""
+    """Two engines in one test process use two teams, each with its own calling thread."""
     failed = []
 
     def work(seed: int) -> None:
@@ -165,8 +165,8 @@ def test_two_teams_at_once_do_not_disturb_each_other():
 
 
 def test_threads_sleep_while_one_holds_the_last_piece():
-    """Of one row there is one piece. To yield until it is done would use up the quota of all other cores: four threads
-    then take several times the CPU time of one."""
+    """One row is one piece of work, so that only one thread is busy. If the others yielded until it is done, they would
+    use up the CPU quota: four threads would take several times the CPU time of one."""
     size, times, rounds = 1 << 23, 20, 5  # a piece takes milliseconds on any CPU: threads spin and yield for less
     x, y = torch.zeros(1, size), torch.ones(1, size)
     ops = [Add(y=y.data_ptr(), x=x.data_ptr(), y_stride=size, x_stride=size, size=size, alpha=1.0)] * times

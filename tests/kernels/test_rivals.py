@@ -1,4 +1,4 @@
-"""What our attention is timed beside: a library that need not be there, asked for the same attention as ours."""
+"""Tests of the attention baselines: an optional library is called with the same attention as our kernels."""
 
 import sys
 from types import ModuleType
@@ -20,7 +20,7 @@ OPS = (DECODE_ATTENTION, PREFILL_ATTENTION, ENCODER_ATTENTION)
 
 
 def attend(q, k, v, starts, counts, scale, causal, window, softcap):
-    """One query at a time, in float64: `counts` keys of each row, the last of which is the last query's."""
+    """Compute attention in float64, one query at a time. Each row has `counts` keys, up to its last query."""
     out = torch.zeros_like(q)
     group = q.shape[1] // k[0].shape[1]
     for row, (first, stop) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -46,7 +46,7 @@ def of_the_package(
     window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
     block_table=None,
 ):  # fmt: skip
-    """As flash-attn spells it."""
+    """Simulate the function with the signature of flash-attn."""
     starts, ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     counts = [stop - first for first, stop in zip(ends, ends[1:], strict=False)]
     assert max_seqlen_q == max(b - a for a, b in zip(starts, starts[1:], strict=False)) and max_seqlen_k == max(counts)
@@ -60,7 +60,7 @@ def of_vllm(
     return_attn_probs=False, block_table=None, return_softmax_lse=False, out=None, scheduler_metadata=None,
     q_descale=None, k_descale=None, v_descale=None, num_splits=0, fa_version=2, s_aux=None,
 ):  # fmt: skip
-    """As vLLM's build spells it: of paged keys the lengths, of others where they begin."""
+    """Simulate the function of vLLM's build: it takes lengths for paged keys and start offsets otherwise."""
     assert (seqused_k is None) == (block_table is None) != (cu_seqlens_k is None) and fa_version == 3
     ends = cu_seqlens_k
     if ends is None:
@@ -112,7 +112,7 @@ def test_the_library_is_asked_for_what_the_operation_means(installed, op, case):
     theirs = rivals.flash_attention(*rivals.flash_arguments(op.name, args))
     (ours,) = op.reference(*args)
     rows = torch.ones(len(ours), dtype=torch.bool)
-    if op is not ENCODER_ATTENTION:  # of which it makes rows of one token, or of several, alone
+    if op is not ENCODER_ATTENTION:  # which computes only rows of one token, or only longer rows
         counts = args[5].diff().long()
         rows = ((counts == 1) == (op is DECODE_ATTENTION)).repeat_interleave(counts)
     torch.testing.assert_close(theirs[rows], ours[rows], atol=2e-5, rtol=0)
@@ -126,7 +126,7 @@ def test_absent_it_is_said_to_be_missing_and_nothing_is_timed_beside(absent):
 
 
 def test_one_that_breaks_as_it_is_imported_is_none(absent, monkeypatch):
-    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))  # without what is wanted of it
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))  # without the required functions
     assert rivals.flash() is None
 
 

@@ -1,5 +1,7 @@
-"""What the test of all operations cannot see of drawing tokens: exact borders of the cuts against float64 by brute
-force, rows that are not finite, and the ways that rare rows go."""
+"""Tests of the sampling kernels that test_ops.py does not cover.
+
+They compare exact thresholds of the truncation with float64 by brute force, and test rows that are not finite and the
+code paths of rare rows."""
 
 import math
 
@@ -21,7 +23,7 @@ from kernels.sampling.truncation import brackets
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="Triton is not installed"),
-    # what a kernel counts on and numpy, which interprets it, warns of
+    # kernels rely on these operations; numpy warns about them in the interpreter
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
 ]
@@ -51,7 +53,7 @@ def columns_of(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0):
 
 
 class Found:
-    """What `sample` gave for rows of logits, each with a slot of its own, in another order."""
+    """Result of `sample` for rows of logits. Each row has its own slot, in a different order from the rows."""
 
     def __init__(self, logits, columns, cuts=True):
         logits = torch.tensor(np.asarray(logits, np.float32)).to(DEVICE)
@@ -85,7 +87,7 @@ class Found:
 
 
 def oracle(s, k, p, border):
-    """Kept ids of fp32 s by sorting, in float64, and how near the mass of a prefix comes to what top_p asks for."""
+    """Return the kept ids of fp32 s by sorting in float64, and the distance between prefix mass and top_p."""
     order = np.argsort(-s.astype(np.float64), kind="stable")
     wide = s[order].astype(np.float64)
     count = int((wide >= wide[0] + border).sum())
@@ -161,9 +163,9 @@ def test_the_border_is_exact_whichever_way_a_row_goes(shift, way, monkeypatch):
 
 
 def test_each_way_is_gone(monkeypatch):
-    """Else the test above would show little."""
+    """Control: the test above only means something if each code path is reached."""
     logits = torch.randn(2, 9001, generator=torch.Generator().manual_seed(0)).to(DEVICE) * 0.2
-    logits[1] = logits[1].round() * 0.001 + logits[1] * 1e-5  # so close that no guess tells its tokens apart
+    logits[1] = logits[1].round() * 0.001 + logits[1] * 1e-5  # so close that no estimate separates its tokens
     columns, slot = columns_of(2, top_p=0.9), torch.arange(2, dtype=torch.int32, device=DEVICE)
     assert brackets(logits * 50, slot, columns).kind.tolist() == [1, 2]
     take("gathered", monkeypatch)
@@ -194,7 +196,7 @@ def test_top_p_of_equal_tokens_keeps_its_part_of_them_the_first(p, kept):
 
 
 def test_top_p_ends_with_the_token_that_reaches_it():
-    """Of ½, ¼, ⅛, ⅛ exactly half is one token, the least more is two."""
+    """With ½, ¼, ⅛, ⅛ a top_p of one half keeps one token, and any larger value keeps two."""
     logits = np.log([[0.5, 0.25, 0.125, 0.125]] * 4)
     found = Found(logits, columns_of(4, top_p=[0.7501, 0.75 - 1e-5, 0.5 + 1e-5, 0.5 - 1e-5]))
     assert [found.kept(row).tolist() for row in range(4)] == [[0], [0, 1], [0, 1], [0, 1, 2]]
@@ -238,7 +240,7 @@ def test_logits_that_only_the_temperature_makes_equal_are_equal():
 
 
 def test_the_border_of_min_p_is_not_rounded():
-    """As float32 it would be -1 in both rows."""
+    """In float32 the threshold would be -1 in both rows."""
     found = Found([[0.0, -1.0]] * 2, columns_of(2, min_p=np.exp([-1 + 1e-9, -1 - 1e-9])))
     assert [found.kept(row).tolist() for row in (1, 0)] == [[0], [0, 1]]
 

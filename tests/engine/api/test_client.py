@@ -1,4 +1,4 @@
-"""The gateway's end of an engine's socket: a stream of one request, before a peer that says what a test wants."""
+"""Tests of the gateway's side of an engine socket: the stream of one request from a scripted peer."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ def gains(*deltas: Delta) -> Output:
 
 
 class Peer:
-    """The engine's end: what it was told, and a way to say something."""
+    """The engine's side of the socket: records received messages and can send messages."""
 
     def __init__(self) -> None:
         self.heard: list[ToEngine] = []

@@ -1,4 +1,4 @@
-"""Makes `scheduler_simulation` importable for the tests beside it."""
+"""Make `scheduler_simulation` importable for the tests in this folder."""
 
 import sys
 from pathlib import Path

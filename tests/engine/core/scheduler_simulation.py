@@ -83,7 +83,7 @@ class Known:
 
 
 class Device:
-    """`salts`: by slot's new row there is no salt in a plan, so the driver tells whose rows are whose."""
+    """Simulated device. `salts`: slot -> salt of its request. Plans carry no salts, so the driver passes them in."""
 
     def __init__(self, layout, blocks, slots, max_step_tokens):
         self.layout, self.blocks, self.slots, self.max_step_tokens = layout, blocks, slots, max_step_tokens
@@ -239,7 +239,7 @@ def run(load):
         planned = scheduler.plan(float(outcome.steps))
         check_holders(scheduler)
         if planned is not None:
-            # the device runs a step when it is planned: its result is held back until later
+            # the device runs a step as soon as it is planned; its result is delivered later
             in_flight.append(device.run(planned.plan, [s.submit.salt for s in planned.sequences]))
         if in_flight and (planned is None or len(in_flight) == (2 if load.overlap else 1)):
             _settle(scheduler, in_flight.popleft(), outcome)
@@ -285,7 +285,7 @@ def _settle(scheduler, result, outcome):
 
 
 def check_holders(scheduler):
-    """Holders are what the tables say, and what nobody holds is free."""
+    """Check that reference counts equal the entries in block tables, and that unreferenced blocks are free."""
     pool = scheduler.cache.pool
     held = Counter()
     for sequence in scheduler._by_id.values():

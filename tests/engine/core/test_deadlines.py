@@ -109,8 +109,10 @@ def test_deadlines_of_requests_that_ended_are_not_kept():
 
 
 class Clocked:
-    """A random run over the checking device, and every request's end by brute force: at the first step that begins at
-    or behind a deadline of it, if it has not ended before (or had its first token)."""
+    """A random run on the checking device, with every request's end computed by brute force.
+
+    A request ends at the first step that starts at or after its deadline, unless it ended (or had its first token)
+    before."""
 
     def __init__(self, seed, scheduler, policy="fcfs"):
         self.rng = random.Random(seed)

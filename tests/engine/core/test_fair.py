@@ -29,8 +29,8 @@ CONFIG = SchedulerConfig(
     prefix_cache=False,
 )
 PROMPTS, REPLIES = (3, 40), (1, 30)
-# What two backlogged owners may differ by, as in theorem 4.4 there with all weights 1: twice the largest of the longest
-# prompt (here: whole requests are charged as they are computed) and what a batch holds.
+# Maximum difference between two backlogged owners, from theorem 4.4 with all weights 1: twice the larger of the longest
+# prompt (here the whole request, because requests are charged as they are computed) and the tokens of a batch.
 LONGEST = PROMPTS[1] + REPLIES[1]
 BOUND = 2 * RUNNING * LONGEST
 
@@ -125,7 +125,7 @@ def test_a_flood_does_not_delay_the_first_tokens_of_others(seed):
         bench.finish()
         return max(waits)
 
-    # A place is free when the next of those that run has ended, and the prompt is computed beside others of the batch.
+    # A slot is free when the next running request ends; the prompt is then computed in a batch with others.
     assert worst("fair") <= REPLIES[1] + RUNNING * (1 + PROMPTS[1] // (STEP_TOKENS - RUNNING)) < worst("fcfs") / 3
 
 
@@ -189,7 +189,7 @@ def test_many_owners_share_alike():
 
 
 def test_shares_are_kept():
-    """Counts over shares differ by no more than counts would with all shares alike"""
+    """Counts divided by shares differ by no more than counts do with equal shares."""
     rng = random.Random(9)
     bench = Bench(Scheduler(CONFIG))
     shares = {"quarter": 0.25, "one": 1.0, "three": 3.0}
@@ -205,7 +205,7 @@ def test_shares_are_kept():
 
 
 class Oracle:
-    """Who may be admitted next, by the words of algorithm 2: a list of all that wait, looked through each time."""
+    """Reference for algorithm 2: a linear search through all waiting requests for the next one to admit."""
 
     def __init__(self):
         self.counters, self.queue, self.last = Counter(), [], None
@@ -241,7 +241,7 @@ def test_the_order_is_that_of_the_paper(seed):
         else:
             owner, number = oracle.next()
             assert fair.waiting.first is sequences[number]
-            if rng.random() < 0.1:  # a client goes, whoever is next
+            if rng.random() < 0.1:  # a client disconnects, at any position in the queue
                 owner, number = rng.choice(oracle.queue)
             oracle.leave(owner, number)
             fair.waiting.remove(sequences[number])
@@ -287,7 +287,7 @@ class FairLoadScheduler(Scheduler):
 @pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_stream_is_the_undisturbed_one_under_fair_shares(windows, seed):
-    """With a cache far too small: every request ends, whoever preempts whom, and the best is never the victim."""
+    """With a cache that is far too small every request ends, and the first in order is never preempted."""
     rng = random.Random(seed)
     load = Load(
         seed, windows, blocks=rng.choice((14, 25)) * len(windows) + 10, policy="fair", overlap=seed != 1,

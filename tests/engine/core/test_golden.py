@@ -1,4 +1,4 @@
-"""Golden prompts between requests, on a made-up device: which steps they are, when they run, when they stand back."""
+"""Tests of golden prompts between requests on a simulated device: their steps, when they run, when they yield."""
 
 import threading
 
@@ -23,8 +23,10 @@ BLOCKS, RESERVED, VOCAB = 40, 64, 101
 
 
 class Device:
-    """Token and logits follow from all ids before them, read through the block table from pages that really are
-    written: so a block that somebody else writes to, or that was never given, changes them. `weight` is what drifts."""
+    """Simulated device whose tokens and logits depend on all earlier ids, read from pages through the block table.
+
+    A block that another request overwrites, or that was never allocated, changes them.
+    Changing `weight` causes drift."""
 
     weight_bytes = kv_bytes = 0
     memory = ()
@@ -200,7 +202,7 @@ def test_a_budget_ends_the_self_test_of_a_start_but_not_before_its_first_prompt(
 
 
 class Service:
-    """A loop in the test's thread. `idle` is called each time before it sleeps, and says what comes next."""
+    """An engine loop in the test's thread. It calls `idle` before each sleep to get the next action."""
 
     def __init__(self, device, clock, idle, **changes):
         self.sent, self.device, self.clock, self.idle = [], device, clock, idle

@@ -145,7 +145,7 @@ class SlowCompiler:
 
 
 def run(messages, *, device=None, open_compiler=Compiler, **changes):
-    """What the loop sends for these messages until all is done."""
+    """Run the loop on these messages until all requests end, and return the messages that it sends."""
     config = EngineConfig(**{"model": "m", "kv_bytes": 1, "max_context": 100, "max_step_tokens": 16, **changes})
     sent = []
     loop = build_loop(config, device or Device(), sent.extend, open_compiler)
@@ -217,7 +217,7 @@ def test_a_resumed_request_resumes_its_grammar():
 
 
 class Thoughts:
-    """Compiles budgets: token 1 is what the device draws, 3 and 4 are the end marker."""
+    """Compiler of thinking budgets: the device draws token 1; tokens 3 and 4 are the end marker."""
 
     def __init__(self, compiled):
         pass
@@ -268,7 +268,7 @@ def test_a_budget_that_is_not_used_up_costs_no_wait():
         Thinking(0, (3, 4), ("<",), (".!",), begun=True, open=True),
     ):
         device = Device()
-        emitted = (3, 4) if limit.budget == 0 else ()  # resumed behind the reasoning
+        emitted = (3, 4) if limit.budget == 0 else ()  # resumed after the reasoning
         asked = ask("a", max_tokens=9 + len(emitted), emitted=emitted, thinking=limit)
         sent = run([asked], device=device, open_compiler=Thoughts)
         assert len(streams(sent)[0]["a"]) == 9
@@ -296,7 +296,7 @@ def test_a_grammar_behind_the_reasoning_makes_a_mask_of_each_token():
     assert device.late[:7] == [2, 3, 4, 5, 6, 7, 8]
 
 
-LETTERS = "abc</>d"  # what the tokens of a Thinker stand for
+LETTERS = "abc</>d"  # text of each token of a Thinker
 MARKER = (3, 4, 5)
 
 
@@ -544,7 +544,7 @@ def test_requests_that_are_refused_fill_no_disk(tmp_path):
 
 
 def test_a_request_that_leaves_gives_up_its_compilation():
-    """SO-06: what has not begun never does; costs are counted, and what was there already costs nothing"""
+    """SO-06: a compilation that has not started is cancelled; costs are counted, and cached grammars cost nothing."""
     waiting = Future()
 
     class Waiting(Compiler):

@@ -1,5 +1,4 @@
-"""When the masks of constrained rows come: never so late that the device waits for ever, never so early that a step
-waits for them, whoever else runs."""
+"""Tests of the timing of masks for constrained rows: the device never waits forever and no step waits for masks."""
 
 import threading
 from concurrent.futures import Future
@@ -34,8 +33,10 @@ def word(id, text, **changes):
 
 
 def test_a_constrained_row_costs_the_others_no_step_and_itself_none():
-    """Every row has a token every step, each step is started before the one before it is waited for, and masks come
-    between: a batch with a grammar takes as many steps as one without."""
+    """A batch with a grammar takes as many steps as one without.
+
+    Every row gets a token in every step, each step starts before the previous result is awaited, and the masks arrive
+    in between."""
     device = Watched()
     ids, ends = streams(run([word("a", "30430430"), ask("b", max_tokens=9)], device=device))
     assert ids == {"a": (3, 0, 4, 3, 0, 4, 3, 0), "b": (1,) * 9}
@@ -61,7 +62,7 @@ def test_without_overlap_masks_are_there_when_a_step_starts():
 
 
 def test_a_prompt_in_chunks_beside_a_constrained_row_delays_nobody():
-    """The first mask of a request follows from its prompt: it is there at once, also beside rows whose are not."""
+    """The first mask of a request depends only on its prompt: it is ready at once, unlike those of other rows."""
     device = Watched()
     long = word("b", "40", prompt=tuple(range(7)) * 4)
     ids, ends = streams(run([word("a", "3043043043"), long], device=device))
@@ -94,7 +95,9 @@ def test_words_stay_whole_while_requests_are_preempted_and_slots_change_hands(bl
 
 
 class Worker(Device):
-    """Draws in a thread of its own, as a worker does, and waits there for late masks. Step `dies` fails."""
+    """Simulated device that samples in its own thread, like a worker, and waits for late masks there.
+
+    `dies`: number of the step that fails."""
 
     def __init__(self, dies=0):
         super().__init__()

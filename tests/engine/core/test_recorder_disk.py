@@ -1,4 +1,4 @@
-"""A recording on a disk that fails: steps go on, and what is kept can be replayed."""
+"""Tests of a recording when the disk fails: steps continue, and the part on disk can be replayed."""
 
 import errno
 from pathlib import Path

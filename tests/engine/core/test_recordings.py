@@ -50,7 +50,7 @@ def content(value: Any, seen: frozenset[int] = frozenset()) -> Any:
 
 
 class Restored(Scheduler):
-    """Compares itself with what a recording of its state comes to, before and after each step."""
+    """Scheduler that compares itself with its state restored from a recording, before and after each step."""
 
     compared = 0
 

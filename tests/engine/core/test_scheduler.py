@@ -24,7 +24,7 @@ def scheduler(**changes):
 
 
 def telling(**changes):
-    """A scheduler, and what it tells: (id, time, event)."""
+    """Return a scheduler and the list of its events: (id, time, event)."""
     told = []
     made = scheduler(**changes)
     return Scheduler(made.config, lambda *happened: told.append(happened)), told
@@ -359,7 +359,7 @@ def test_a_fully_cached_prompt_whose_last_block_is_in_use_computes_that_block():
 
 
 def timings(scheduler):
-    """Of the last delta of each request, in the order in which they end."""
+    """Return the timing from the last delta of each request."""
     found = {}
     while scheduler.running or scheduler.waiting:
         for delta in step(scheduler)[1].deltas:
@@ -538,7 +538,7 @@ def test_the_oracle_knows_the_first_token():
     assert expected(request, 100) == ([next_token([1, 2, 3])], "length", None)
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- events ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_that_runs_at_once_is_told_so_and_what_the_cache_gave():

@@ -33,7 +33,7 @@ def traffic_of(seed=1, count=120, rate=15.0):
     rng, at, asks = random.Random(seed), 1000.0, []
     for number in range(count):
         at += rng.expovariate(rate)
-        # salted: what is found in the cache depends on where blocks end, which is for another test
+        # salted to prevent cache hits: these depend on block boundaries, which another test covers
         prompt = tuple(rng.randrange(2, 50) for _ in range(rng.randrange(2, 120)))
         asks.append((at, Submit(str(number), prompt, Sampling(), rng.randrange(1, 60), salt=str(number))))
     return asks

@@ -1,4 +1,4 @@
-"""A World over a process group: sums in order of the ranks, whatever stands beside a row, and an end to all waiting."""
+"""Tests of a World over a process group: sums in rank order, batch invariance, and no endless waits."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The list of keys and tensors of a GGUF file beside the package gguf; files that are damaged or hostile."""
+"""Compare keys and tensors of GGUF files with the package gguf, and test damaged or malicious files."""
 
 import struct
 from pathlib import Path

@@ -75,7 +75,7 @@ def plain(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": 10000.0, **more}
 
 
-# name: configuration class, what it has beside SIZES
+# name -> configuration class, settings in addition to SIZES
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-odd-heads-biases": ("Llama", {**ODD, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -127,7 +127,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def spelled(more: dict[str, Any]) -> dict[str, Any]:
-    """The same configuration in the words of the installed transformers: before 5 there was no `rope_parameters`."""
+    """Return the configuration for the installed transformers: releases before 5 have no `rope_parameters`."""
     rope = more.get("rope_parameters")
     if rope is None or int(transformers.__version__.partition(".")[0]) >= 5:
         return more
@@ -159,7 +159,7 @@ def random_model(name: str) -> Any:
 
 @dataclass
 class Saved:
-    """A checkpoint directory, and what transformers makes of it."""
+    """A checkpoint directory and the logits of transformers for it."""
 
     path: Path
     known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
@@ -233,7 +233,7 @@ def own_checkpoint(tmp_path: Path) -> Callable[[str], Saved]:
 
 @dataclass
 class Request:
-    """A sequence whose tokens are all known; `rope_length` is that of the prompt."""
+    """A sequence whose tokens are all known. `rope_length`: length of its prompt."""
 
     ids: list[int]
     rope_length: int
@@ -247,7 +247,7 @@ class Request:
 
 
 class Driver:
-    """Runs requests through a model in the steps it is told, with shuffled block ids and poisoned unused pages."""
+    """Runs requests through a model in given steps, with shuffled block ids and poisoned unused pages."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class Driver:
         )
         self.model.load(self.checkpoint, known=known)
         self.pages = make_pages(self.layout, blocks, page_dtype, torch.device("cpu"))
-        # What is read without having been written must not matter, as long as it is finite.
+        # Finite values in unwritten page entries must not affect results.
         self.pages.fill_(3.0)
         self.fused = FusedModel(self.model, scales) if fused else None
         self.free = list(np.random.default_rng(seed).permutation(np.arange(1, blocks)))
@@ -345,7 +345,7 @@ class Driver:
         tokens: np.ndarray,
         tables: list[np.ndarray],
     ) -> Tensor:
-        """With a row of padding behind the others, as a captured step has."""
+        """Run a step with a padding row at the end, as in a captured step."""
 
         def integers(values: Any) -> Tensor:
             return torch.tensor(np.array(values), dtype=torch.int32)
@@ -432,7 +432,7 @@ ROOM = 1 << 16  # floats that a rank can bring to a meeting at once
 
 
 def shared_worlds(size: int, variant: str) -> list[Shared]:
-    """Of ranks in threads that meet as processes do, each with its own mapping of the memory."""
+    """Return worlds for ranks in threads that use shared memory like processes, each with its own mapping."""
     file = os.memfd_create("ranks")
     try:
         return [Shared(Meeting(variant, file, rank, size, ROOM)) for rank in range(size)]

@@ -1,4 +1,4 @@
-"""What a plan counts on for a checkpoint that is loaded in a test."""
+"""The planned memory of a checkpoint that a test loads."""
 
 from typing import Any
 

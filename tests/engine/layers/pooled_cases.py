@@ -28,7 +28,7 @@ LOCAL = {"local_attention": 6, "layer_types": [KINDS[2], KINDS[0], KINDS[0]]}
 THREE = {"id2label": {0: "no", 1: "maybe", 2: "yes"}, "label2id": {"no": 0, "maybe": 1, "yes": 2}}
 ONE = {"id2label": {0: "relevant"}, "label2id": {"relevant": 0}}
 
-# name: class of transformers, what its configuration has beside SIZES
+# name -> class of transformers, settings in addition to SIZES
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", {}),
     "bert-odd": ("BertModel", {"hidden_size": 40, "num_attention_heads": 5, "hidden_act": "gelu_new"}),
@@ -81,6 +81,6 @@ def save(name: str, path: Path) -> Path:
 
 
 def values(result: StepResult, row: int) -> torch.Tensor:
-    """What a row of a step was pooled to."""
+    """Return the pooled output of a row of a step."""
     pooled = result.pooled[row]
     return torch.from_numpy(np.frombuffer(pooled.values, "<f4").reshape(pooled.shape).copy())

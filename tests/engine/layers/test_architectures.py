@@ -68,7 +68,7 @@ def test_generation_past_the_prompt_equals_transformers_with_its_cache(case, ker
 
 
 def test_a_bf16_checkpoint_equals_transformers_in_float32(case, kernels, bf16_checkpoint, driver, ids):
-    """Compiled kernels keep such weights as they are; activations are float32 on both sides."""
+    """Compiled kernels keep bf16 weights unchanged; activations are float32 on both sides."""
     prompt = ids(PROMPT, 8)
     close(driver(bf16_checkpoint(case).path, kernels=kernels).run(prompt, 30), bf16_checkpoint(case).logits(prompt))
 

@@ -33,7 +33,7 @@ class Saved:
     path: Path
     kind: str
 
-    @cache  # noqa: B019  # lives as long as the session
+    @cache  # noqa: B019  # kept for the whole session
     def model(self) -> Any:
         kind = getattr(transformers, self.kind)
         return kind.from_pretrained(self.path, attn_implementation="eager", dtype=torch.float32).eval()
@@ -82,7 +82,7 @@ class Runner:
         self.pages = make_pages(form, 64, torch.float32, torch.device("cpu"))
 
     def hidden(self, prompts: list[list[int]], segments: list[list[int]] | None = None) -> list[Tensor]:
-        """Of each prompt [tokens, hidden], all in one step."""
+        """Run all prompts in one step and return the hidden states of each, [tokens, hidden]."""
         count = np.array([len(ids) for ids in prompts])
         tokens = np.zeros((len(prompts), count.max()), np.int32)
         each = -(-int(count.max()) // 16)

@@ -1,5 +1,7 @@
-"""Experts in arrangements that no family has yet: layers of several sizes, a shared expert without a gate, experts and
-attention beside each other. Compiled and fused kernels against torch, and torch against a sum that is written out."""
+"""Tests of experts in arrangements that no model family has yet.
+
+For example layers of several sizes, a shared expert without a gate, and experts in parallel with attention. The tests
+compare compiled and fused kernels with torch, and torch with an explicit sum."""
 
 import weakref
 
@@ -116,7 +118,7 @@ fused = pytest.mark.skipif(not installed(), reason="Triton is not installed")
 
 
 class Rank:
-    """One of several ranks, in one thread: what it brings to a sum is written down."""
+    """One of several simulated ranks in one thread; it records its inputs to all-reduce."""
 
     def __init__(self, rank, size):
         self.rank, self.size, self.brought = rank, size, []
@@ -127,7 +129,7 @@ class Rank:
 
 
 def layer_of(part, world=SINGLE, dtype=torch.float32):
-    """One layer of experts on random weights, those of all stacked."""
+    """Return a layer of experts with random, stacked weights."""
     layer = ExpertsLayer(part, "layers.0", world)
     weights = RandomWeights(sources(with_layers(part)), torch.float32, torch.device("cpu"))
     for one in layer.loadables:
@@ -156,7 +158,7 @@ GATED = Experts(
 @pytest.mark.parametrize("part", [SMALL, LARGE, GATED], ids=["many", "one", "gated"])
 @pytest.mark.parametrize("tokens", [1, 2, 30, 131])
 def test_fused_kernels_add_what_torch_adds(part, tokens):
-    """Few tokens, of which most experts have none, and more than a tile has."""
+    """Test few tokens, so that most experts have none, and more tokens than a tile."""
     layer = layer_of(part)
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
     torch.testing.assert_close(_experts(layer, x), layer(x, None), atol=2e-6, rtol=1e-5)
@@ -247,7 +249,7 @@ class Live(TorchDispatchMode):
 @pytest.mark.parametrize("shared", [0, 5632])
 @pytest.mark.parametrize("inner", [768, 4096])
 def test_a_step_takes_no_more_than_the_plan_counts(tokens, shared, inner):
-    """Of layers as wide as those that are served, on tensors without memory."""
+    """Check layers of production width on meta tensors."""
     hidden = 2048
     beside = MLP(hidden=hidden, intermediate_size=shared, name="shared") if shared else None
     gate = "opened" if shared else None

@@ -1,4 +1,4 @@
-"""Bytes that are planned against bytes that are held: equal, for every architecture, format and kind of kernels."""
+"""Tests that planned bytes equal allocated bytes for every architecture, format and kind of kernels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +81,7 @@ def test_other_types_of_activations_too(checkpoint, bf16_checkpoint, name, dtype
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
 def test_stacked_experts_too(bf16_checkpoint, name, dtype):
-    """As fused kernels want them."""
+    """Check stacked experts, the layout of the fused kernels."""
     checkpoint = read_checkpoint(bf16_checkpoint(name).path)
     form = layout(checkpoint.model, block_tokens=16, element_bytes=4)
     model = TextModel(checkpoint.model, form, SINGLE, DTYPES[dtype], "cpu", stacked=True)

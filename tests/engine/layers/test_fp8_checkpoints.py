@@ -1,5 +1,7 @@
-"""Checkpoints in fp8: restored where torch multiplies, equal to transformers; as they are where Triton kernels do,
-close to the same with activations rounded as the checkpoint says."""
+"""Tests of fp8 checkpoints.
+
+With torch, weights are dequantized and results equal transformers. Triton kernels keep weights in fp8; results are
+close to transformers with activations rounded as the checkpoint specifies."""
 
 import json
 
@@ -109,14 +111,14 @@ def test_every_code_is_what_torch_reads_and_NaN_is_NaN(own):
     assert int(got.isnan().sum()) == 2 * 64
 
 
-# As they are
+# Weights kept in fp8
 
 
 @needs_triton
 @pytest.mark.parametrize("more", [{}, RAGGED], ids=["whole", "ragged"])
 @pytest.mark.parametrize("kind", FP8_KINDS)
 def test_triton_runs_them_as_transformers_with_activations_rounded(kind, more, written, driver, ids):
-    """But for numbers that lie on the edge of two codes, which a last place decides."""
+    """Values on the boundary between two codes may differ, because the last bit decides their rounding."""
     made, prompt = written(kind, **more), ids(9, 1)
     model = made.model()
     stored = made.tensors()
@@ -134,7 +136,7 @@ def test_triton_runs_them_as_transformers_with_activations_rounded(kind, more, w
 @needs_triton
 @pytest.mark.parametrize("kind", ["blocks", "tensor-static", "channel-weights-only"])
 def test_widened_weights_give_the_logits_of_restored_ones(kind, written, driver, ids):
-    """What multiplies no e4m3 rounds no activations."""
+    """Activations are not rounded if the matmul does not use e4m3."""
     made, prompt = written(kind, **RAGGED), ids(9, 3)
     got = driver(made.path, kernels="triton", fp8=WIDENED).run(prompt, 4)
     torch.testing.assert_close(got, made.logits(prompt), atol=1e-4, rtol=0)
@@ -177,7 +179,7 @@ def test_each_projection_multiplies_by_its_own_scales(kind, more, written, drive
 @needs_triton
 @pytest.mark.parametrize("kind", ["tensor-static", "autofp8-static"])
 def test_of_static_scales_of_one_matrix_the_largest_is_taken(kind, own, driver):
-    """What would saturate with one of them does not with the largest, and the MLP keeps its own."""
+    """Activations that saturate with a smaller scale do not with the largest; the MLP keeps its own scale."""
     made = own(kind)
     scales = {"q": 0.01, "k": 0.08, "v": 0.02}
     for name, scale in scales.items():
@@ -225,8 +227,8 @@ def test_a_row_is_the_same_beside_others_bit_for_bit(kind, written, driver, ids)
     ],
 )
 def test_branches_of_every_kind_read_rows_as_they_want_them(architecture, more, tmp_path, driver, ids):
-    """Biases; one source of several pieces; two bodies behind a norm, which is none of the mean square; no norm before
-    a body; layer norms, an MLP without a gate; norms behind bodies."""
+    """Cases: biases; one tensor with several slices; two sub-layers after one LayerNorm; no norm before a sub-layer;
+    LayerNorm and an MLP without a gate; norms after sub-layers."""
     made, prompt = write(tmp_path, FP8_KINDS["autofp8-dynamic"], architecture, **more), ids(5, 2)
     plain = made.logits(prompt)
     widened = driver(made.path, kernels="triton", fp8=WIDENED).run(prompt, 4)
@@ -270,7 +272,7 @@ def test_a_matrix_of_which_one_source_is_plain_is_restored(own, driver, ids):
 
 @needs_triton
 def test_norms_and_activations_round_where_all_their_readers_are_in_fp8(written, driver, ids, monkeypatch):
-    """A layer that is left out reads what is not rounded: layer 1's down projection here."""
+    """A layer excluded from quantization reads unrounded inputs: here the down projection of layer 1."""
     from engine.layers import fused, rounded
     from kernels import fp8
 
@@ -370,7 +372,7 @@ def test_only_what_multiplies_fp8_rounds_to_it(bf16_checkpoint):
 
 @pytest.mark.parametrize("kind", FP8_KINDS)
 def test_each_rank_holds_its_rows_and_inputs_with_their_scales(kind, written):
-    """Their matrices, put together again, are those of one rank."""
+    """The concatenated matrices of all ranks equal those of a single rank."""
     made = written(kind, hidden_size=256, head_dim=64)
     checkpoint = read_checkpoint(made.path)
     assert tensor_problem(checkpoint.model, checkpoint.quantization, 2, fp8=True) is None
@@ -397,7 +399,7 @@ def _numbers(layer):
     return layer.weight.restored() if isinstance(layer.weight, Fp8Weight) else layer.weight
 
 
-# What is wrong
+# Errors
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""The model as fused kernels, in Triton's interpreter: every architecture against transformers, prompts in pieces and
-token by token, rows beside each other, and pages of 8 bits."""
+"""Tests of the model with fused kernels in Triton's interpreter.
+
+They compare every architecture with transformers, with chunked prompts, decoding, batches and 8-bit pages."""
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def close(got, want, tolerance=2e-5):
 
 
 def test_every_architecture_equals_transformers(case, checkpoint, driver, ids):
-    """A prompt in two pieces, then tokens one at a time; longer where what is past 16 positions is another model."""
+    """Run a prompt in two chunks, then single tokens; longer for models whose RoPE changes after 16 positions."""
     counts = (11, 7, 1, 1) if case in ("llama-dynamic", "phi3-long") else (7, 4, 1, 1)
     saved, prompt = checkpoint(case), ids(sum(counts))
     made = driver(saved.path, kernels="triton")

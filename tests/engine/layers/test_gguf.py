@@ -275,7 +275,7 @@ def test_without_the_package_the_message_says_what_to_install(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(CheckpointError, match=r"type Q4_1 are dequantized by the package gguf, .* pip install gguf$"):
         read_checkpoint(folder)
-    assert read_checkpoint(plain).quantization.method == "gguf"  # its blocks are held as they are
+    assert read_checkpoint(plain).quantization.method == "gguf"  # its blocks are loaded without dequantization
 
 
 def test_reading_a_gguf_file_does_not_import_torch(tmp_path):

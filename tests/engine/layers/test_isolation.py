@@ -1,4 +1,4 @@
-"""What a row computes does not depend on what others left in the pages or compute beside it."""
+"""Tests that a row's result does not depend on stale page contents or on other rows of the batch."""
 
 import torch
 

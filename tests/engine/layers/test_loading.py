@@ -35,7 +35,7 @@ def test_every_architecture_is_made_of_exactly_the_tensors_that_transformers_sav
 
 
 def test_every_projection_has_the_path_that_transformers_gives_its_module(case, checkpoint):
-    """Experts are modules of their own only in files: transformers keeps those of a layer, and its router, in one."""
+    """Experts are separate modules only in files: transformers keeps a layer's experts and router in one module."""
     saved = checkpoint(case)
     read = read_checkpoint(saved.path)
     paths, model = linear_paths(read.model), saved.transformers()

@@ -1,4 +1,4 @@
-"""Pages of 16 and 8 bits under a whole model: what they cost, and that steps change nothing."""
+"""Tests of 16-bit and 8-bit KV pages with a whole model: their error, and independence of the split into steps."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_torch_and_compiled_kernels_agree_over_16_bit_pages_however_steps_are_cu
 
 
 def test_a_block_of_pages_is_its_bytes(checkpoint, driver, ids):
-    """Whoever gets a copy of a request's blocks goes on as it would have."""
+    """A request with a copy of another request's blocks continues with the same results."""
     engine = driver(checkpoint("llama").path, kernels=best(), page_dtype=torch.int8)
     assert engine.pages[0].nbytes == engine.layout.block_bytes
     prompt = ids(21, 2)

@@ -103,7 +103,7 @@ def test_every_compiled_projection_multiplies_by_the_restored_weights(kind, writ
 
 
 def near(got, want):
-    """What activations in 8 bits cost these models: 1 to 2 %."""
+    """Compare within 4 %: 8-bit activations cause an error of 1 to 2 % in these models."""
     return (got - want).norm() / want.norm() < 0.04
 
 
@@ -115,7 +115,7 @@ def test_a_compiled_model_stays_near_transformers(kind, written, driver, ids):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_projections_are_held_in_their_own_bits(kind, written, driver):
-    """But for one that the checkpoint has in float32."""
+    """Layers that the checkpoint stores in float32 are excluded."""
     made = written(kind)
     engine = driver(made.path, kernels=best())
     left_out = KINDS[kind].settings.get("ignore", ())
@@ -149,7 +149,7 @@ def test_eight_bits_multiply_like_a_whole_number_product(rows, written, compiled
     engine.model.target.team.run(Program([program.linear(layer.weight, None, x, y)], (x, y)), StepData(rows))
     values, x_scales, outliers = rounded_rows(x, 64, outlier_ratio(8))
     want = (values.double() * x_scales.double() + outliers.double()) @ weight.T.double() * scales
-    # Blocks are added in float32: where they cancel, the error is that of the largest one.
+    # Blocks are added in float32: if they cancel, the error is relative to the largest block.
     assert (y.double() - want).abs().max() < 1e-6 * want.abs().max()
 
 
@@ -248,7 +248,7 @@ def test_zero_biases_that_exporters_add_change_nothing(own, driver, ids):
 
 
 def test_a_symmetric_checkpoint_with_other_zero_points_keeps_them(own, driver, ids):
-    """What is stored counts; the settings only say what to expect."""
+    """The stored zero points are used, even if the settings say that the checkpoint is symmetric."""
     made, prompt = own("gptq-32-zeros"), ids(9, 3)
     made.configure(sym=True)
     torch.testing.assert_close(driver(made.path).run(prompt, 9), made.logits(prompt), atol=1e-4, rtol=0)
@@ -294,8 +294,7 @@ def test_all_projections_of_the_kinds_are_quantized_but_for_those_left_out(writt
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_hold_their_share_of_the_whole_numbers(kind, size, written):
-    """Of every projection the numbers of a rank are those of the whole, cut; what cannot be cut is refused by the same
-    rule before anything is loaded."""
+    """Each rank's weights are slices of the whole weights. Sizes that cannot be split are rejected before loading."""
     checkpoint = read_checkpoint(written(kind).path)
     model, own = checkpoint.model, checkpoint.quantization
     weights = QuantizedWeights(Weights(checkpoint.tensors, lambda done: None), own, sources(model))
@@ -336,7 +335,7 @@ def test_ranks_stay_as_near_to_transformers_as_one_does(kind, size, written, dri
 
 @dataclass(frozen=True)
 class Fixed:
-    """A world that nobody meets in."""
+    """A world without communication."""
 
     rank: int
     size: int

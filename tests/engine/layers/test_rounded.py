@@ -1,4 +1,4 @@
-"""Weights rounded to 8 and 4 bits at load: what it costs, batch invariance, and the file that keeps them."""
+"""Tests of weights quantized to 8 and 4 bits at load: accuracy, batch invariance, and the cache file."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ def test_a_rounded_row_is_the_same_whatever_stands_beside_it(case_name, bits, co
 
 @pytest.mark.parametrize("case_name", SOME)
 def test_every_variant_rounds_alike(case_name, checkpoint, driver, ids):
-    """The same whole numbers everywhere: only the order of float additions differs."""
+    """All variants use the same integers; only the order of float additions differs."""
     prompt = ids(29, 9)
     for bits in ("int8", "int4"):
         want = driver(checkpoint(case_name).path, kernels="base", bits=bits).run(prompt, 29)
@@ -98,7 +98,7 @@ def test_torch_refuses_rounded_weights(checkpoint, driver):
 
 @pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
 def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, tmp_path, driver, compiled):
-    """Of sizes that need no padding: router and shared gate together are 32 rows. They are never rounded."""
+    """Use sizes without padding: router and shared gate, which are never quantized, have 32 rows together."""
     config = transformers.Qwen2MoeConfig(
         vocab_size=96,
         hidden_size=64,

@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint directory is found without reading weights, and said with the file's name."""
+"""Tests that errors in a checkpoint directory are found without reading weights and reported with the file name."""
 
 import json
 import struct
@@ -92,7 +92,7 @@ def test_a_whole_checkpoint_is_read(folder):
     numbers = sum(torch.Size(shape).numel() for shape in TENSORS.values())
     norms = sum(shape[0] for shape in TENSORS.values() if len(shape) == 1)
     planned = weight_bytes(read.model, read.tensors, read.quantization, Holder(dtype="bfloat16", device="cuda"))
-    assert planned == 2 * numbers + 2 * norms  # norms are held in float32
+    assert planned == 2 * numbers + 2 * norms  # norms use float32
 
 
 def test_offsets_point_to_the_numbers(folder):

@@ -1,4 +1,4 @@
-"""Experts as config.json declares them: which layers have them, how many, by which keys, and what is refused."""
+"""Tests of experts in config.json: their layers, number and keys, and rejected values."""
 
 import pytest
 

@@ -36,7 +36,7 @@ def add(folder: Path, names: dict[str, torch.Tensor]) -> None:
 
 
 def scales(folder: Path) -> KVScales:
-    """As an engine reads them, the other tensors being those that it expects."""
+    """Read the KV scales like an engine, after a check of the other tensors."""
     found = read_checkpoint(folder)
     check_tensors(found.model, found.tensors, found.quantization)
     return read_kv_scales(folder, found.model, found.tensors)
@@ -136,7 +136,7 @@ def test_a_file_that_does_not_fit_is_refused(plain: Path, factors: object, messa
 
 
 def move_settings(made: Written, change: Callable[[dict], None] = lambda settings: None) -> None:
-    """As exporters of ModelOpt before 0.37 wrote them."""
+    """Move the settings to the file that ModelOpt wrote before 0.37."""
     file = made.path / "config.json"
     config = json.loads(file.read_text())
     settings = config.pop("quantization_config")

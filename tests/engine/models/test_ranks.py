@@ -31,7 +31,7 @@ HIDDEN = 24
 
 @dataclass(frozen=True)
 class Rank:
-    """A world in which nobody waits."""
+    """A world without communication."""
 
     rank: int
     size: int
@@ -93,7 +93,7 @@ def built(declared, rank, size):
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_can_be_shared_is_what_the_layers_can_load(name):
-    """Of every number of ranks up to 13; a fault on either side shows."""
+    """For up to 13 ranks, the check and the layers agree on the sizes that can be split."""
     declared = CASES[name]
     for size in range(1, 14):
         problem = tensor_problem(declared, None, size, compiled=False)
@@ -107,8 +107,9 @@ def test_what_can_be_shared_is_what_the_layers_can_load(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_share_of_a_rank_is_what_it_really_holds(name):
-    """To the byte, of the first and of the last rank, whose shares of the vocabulary differ. What a checkpoint would
-    have in its file is random here, and held."""
+    """Compare bytes exactly, for the first and the last rank, whose vocabulary shards differ.
+
+    Weights that a checkpoint would memory-map are random here and allocated."""
     declared = CASES[name]
     for size in tensor_sizes(declared, None, compiled=False):
         for rank in (0, size - 1):

@@ -1,4 +1,4 @@
-"""The sampling stages once more, row by row in plain float64 numpy: the meaning against which the engine is held."""
+"""Reference implementation of the sampling stages, row by row in float64 numpy."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ MAX_CONTEXT = 40
 
 @dataclass(frozen=True)
 class Request:
-    """A row of a test: what it asks for and the tokens known so far."""
+    """A row of a test: its sampling parameters and the tokens so far."""
 
     sampling: Sampling
     prompt: tuple[int, ...] = (1, 2)

@@ -1,4 +1,4 @@
-"""Sampling by compiled kernels beside the same by torch: token for token, in every variant that this CPU runs."""
+"""Compare sampling with compiled kernels and with torch, token by token, in every variant that this CPU supports."""
 
 import itertools
 
@@ -56,7 +56,7 @@ def shaped(seed: int, asked: list[Request]) -> np.ndarray:
     logits = np.random.default_rng(seed).normal(0, 3, (len(asked), VOCAB))
     for row, request in enumerate(asked):
         if row % 4 == 0 and request.sampling.logprobs is None:
-            logits[row] = np.round(logits[row])  # many equal ones, of which torch's topk takes any
+            logits[row] = np.round(logits[row])  # many equal logits, among which torch's topk chooses arbitrarily
     logits[::7, ::2] = -np.inf
     return logits.astype(np.float32)
 
@@ -67,7 +67,7 @@ def same(given, wanted) -> None:
     for row, found in given.logprobs.items():
         other = wanted.logprobs[row]
         assert (found.token, found.rank) == (other.token, other.rank)
-        possible = sum(value > -np.inf for value in other.top_logprobs)  # behind them torch names any tokens
+        possible = sum(value > -np.inf for value in other.top_logprobs)  # after them torch returns arbitrary tokens
         assert found.top_ids[:possible] == other.top_ids[:possible]
         np.testing.assert_allclose(found.logprob, other.logprob, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(found.top_logprobs, other.top_logprobs, rtol=1e-5, atol=1e-5)
@@ -128,7 +128,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_torch_passes_over_no_vocabulary_and_copies_none(team, temperature):
-    """Of rows with every edit and cut, and with processed logprobs; 60 rows, so that nothing small is as large."""
+    """Use all logit processors, truncation and processed logprobs; 60 rows make vocabulary-sized tensors stand out."""
     asked = Request(
         Sampling(
             temperature=temperature,
@@ -156,5 +156,5 @@ def test_torch_passes_over_no_vocabulary_and_copies_none(team, temperature):
         prepared = Prepared(rows.rows([asked] * 60), rows.noise)
         sampled = prepared.finish(logits)
     assert not sampled.failed and len(sampled.logprobs) == 60
-    # what the team reads is as large as the tables: 60 slots of 40 tokens
+    # the kernels' inputs are as large as the tables: 60 slots of 40 tokens
     assert max(largest.seen.values()) < 60 * VOCAB // 8, largest.seen

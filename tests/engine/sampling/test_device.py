@@ -1,4 +1,4 @@
-"""Sampling on the device, in the interpreter, against the torch pipeline that is held against float64 elsewhere."""
+"""Compare sampling on the device, in the interpreter, with the torch pipeline (test_pipeline.py checks that one)."""
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from kernels.sampling.gumbel import noise_of
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="Triton is not installed"),
-    # what a kernel counts on and numpy, which interprets it, warns of
+    # kernels rely on these operations; numpy warns about them in the interpreter
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
 ]
@@ -25,7 +25,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Both:
-    """The same rows sampled by the pipeline and on the device."""
+    """Samples the same rows with the pipeline and on the device."""
 
     def __init__(self, bench, vocab):
         self.table, self.vocab = bench(vocab), vocab

@@ -1,4 +1,4 @@
-"""Drawn tokens: their distribution, and what they may depend on (SA-04, SA-05, SA-08, SA-10, SA-11)."""
+"""Tests of the distribution of sampled tokens and of their reproducibility (SA-04, SA-05, SA-08, SA-10, SA-11)."""
 
 import math
 

@@ -39,7 +39,7 @@ REPLIES = ((), (3,), (3, 3), (5, 0, 5, 36, 3, 3), (9, 4, 4, 4))
 
 
 def asking(sampling: Sampling) -> Sampling:
-    """The same, with the whole distribution that the draw comes from."""
+    """Return the parameters with processed logprobs of the whole vocabulary."""
     return msgspec.structs.replace(sampling, logprobs=-1, logprobs_mode="processed")
 
 

@@ -1,5 +1,7 @@
-"""Masks are exact: in every place that can be reached, for vocabularies of every kind, the allowed tokens are those
-that a member of the language goes on with. The oracle lists the language's texts."""
+"""Tests that masks are exact.
+
+In every reachable state and for all kinds of vocabularies, a token is allowed exactly if some text of the language
+continues with it. The reference lists the texts of the language."""
 
 import base64
 import itertools
@@ -35,7 +37,7 @@ def trained_byte_level() -> Tokenizer:
 
 
 def unigram_with_bytes() -> Tokenizer:
-    """As SentencePiece makes them: pieces with ▁, everything else byte by byte."""
+    """Return a SentencePiece-style tokenizer: pieces with ▁, and bytes for all other text."""
     pieces = ["▁", "▁the", "a", "b", "ab", "cat", "1", "12", "2", "0", "true", '"', ":", "你", "▁你", "tr", "rue", "e"]
     scores = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
     made = Tokenizer(models.Unigram([*scores, *((piece, -2.0) for piece in pieces)], unk_id=0, byte_fallback=True))
@@ -48,7 +50,7 @@ def unigram_with_bytes() -> Tokenizer:
 
 
 def tekken() -> str:
-    """A tekken.json: ranks of bytes, special tokens before them."""
+    """Return a tekken.json: special tokens first, then the byte sequences in merge order."""
     pieces = [bytes([byte]) for byte in range(256)]
     pieces += [text.encode() for text in ("ab", "abc", "12", "true", " a", "你", "你好", '{"', '":')]
     pieces += ["😀".encode()[:2], "😀".encode()[:3], "好".encode()[1:]]
@@ -181,7 +183,7 @@ def test_logits_may_be_narrower_than_the_tokenizer(vocabularies: dict[str, Path]
 def test_uniform_random_replies_decode_to_members(
     vocabularies: dict[str, Path], vocabulary: str, language: str
 ) -> None:
-    """SO-01: a model that knows nothing, read as a gateway reads it, behind a prompt that has text"""
+    """SO-01: sample allowed tokens uniformly after a prompt, and decode them as the gateway does."""
     places = Places(vocabularies[vocabulary], language, extra=1)
     rng, decoded = random.Random(5), set()
     prompt = places.tokenizer.encode("cat ab")
@@ -209,7 +211,7 @@ RUNS = [
 
 
 def with_words() -> Tokenizer:
-    """Runs of letters of every length that slices of the vocabulary know, and what is nearly one."""
+    """Return a tokenizer with runs of letters of all lengths that vocabulary slices cover, and near misses."""
     made = trained_byte_level()
     words = [
         "".join("abzyQ"[(at + step) % kinds] for at in range(size))

@@ -269,7 +269,7 @@ def test_the_cache_is_bounded_in_bytes_as_well(walk, monkeypatch):
 
 
 def test_a_known_grammar_waits_for_no_compilation(tokenizer_directory):
-    """SO-06: what is there is there at once, though all threads are busy; what was given up never begins"""
+    """SO-06: a cached grammar is ready at once even if all threads are busy; a cancelled compilation never starts."""
     seconds = []
     compiler = Compiler(tokenizer_directory("byte level"), 300, seconds.append)
     known, other = Grammar("regex", "ab"), Grammar("regex", "cd")

@@ -1,4 +1,4 @@
-"""JSON Schema: the official suite through the masks, what is rewritten, what is refused and by which name."""
+"""Tests of JSON Schema: the official suite through the masks, rewritten schemas, and rejected keywords."""
 
 import json
 import random
@@ -52,7 +52,7 @@ def test_a_refusal_names_a_keyword_or_that_nothing_is_valid(suite: tuple[str, li
 
 
 def _walk(matcher: Any, rng: random.Random) -> str | None:
-    """A random text of the language; None if it gets long."""
+    """Return a random text of the language, or None if it gets too long."""
     walk, text = matcher.deep_copy(), bytearray()
     while len(text) < 400:
         mask = walk.compute_bitmask()

@@ -25,7 +25,7 @@ def budget(tokens: int, *, begun=True, open=True, close: tuple[int, ...] = (END,
 
 
 def drawn(matcher: Budget, wanted: list[int]) -> list[int]:
-    """What is emitted where `wanted` would be drawn freely."""
+    """Return the tokens that the matcher emits if the model samples `wanted`."""
     emitted = []
     for token in wanted:
         mask = matcher.mask()
@@ -63,7 +63,7 @@ def test_a_reply_without_reasoning_is_left_alone() -> None:
 
 
 def test_a_start_that_the_model_repeats_does_not_count() -> None:
-    """Of models that may leave it away."""
+    """The start marker is not counted for models that may omit it."""
     assert drawn(budget(2, open=False), [START, 0, 1, 2, 3]) == [START, 0, 1, END, 3]
     spelled = [TOKENS.index(piece) for piece in ("<", "thin", "k>")]
     assert drawn(budget(1, open=False), [*spelled, 0, 1, 2]) == [*spelled, 0, END, 2]
@@ -78,7 +78,7 @@ def test_channels_have_the_budget_each_time() -> None:
 
 
 def test_what_is_forced_depends_on_the_emitted_tokens_alone() -> None:
-    """A matcher that is told the first tokens goes on like the one that drew them."""
+    """A matcher that replays the first tokens continues like the one that sampled them."""
     chance = random.Random(3)
     for _ in range(200):
         tokens, begun, is_open = chance.randint(0, 6), chance.random() < 0.5, chance.random() < 0.5

@@ -41,7 +41,7 @@ def compiler(tokenizer_directory: Any) -> Any:
 
 
 def accepts(compiler: Compiler, grammar: Grammar, text: str) -> bool:
-    """Whether the grammar accepts the whole text, byte by byte."""
+    """Return whether the grammar accepts the whole text, byte by byte."""
     matcher = compiler.compile(grammar, [])
     vocabulary = compiler._text.token_bytes
     ids = {vocabulary(token): token for token in range(299, -1, -1) if len(vocabulary(token)) == 1}
@@ -56,7 +56,7 @@ def accepts(compiler: Compiler, grammar: Grammar, text: str) -> bool:
 @pytest.mark.parametrize("kind", ["json_schema", "lark"])
 @pytest.mark.parametrize("seed", range(10))
 def test_reply_that_prefers_whitespace_ends(compiler: Compiler, kind: str, seed: int) -> None:
-    """Wherever whitespace is allowed, a whitespace token is drawn."""
+    """Sample a whitespace token wherever one is allowed."""
     text = json.dumps(SCHEMA) if kind == "json_schema" else f"start: {json_expression(SCHEMA)}"
     matcher = compiler.compile(Grammar(kind, text), [])  # type: ignore[arg-type]
     vocabulary, chance, reply = compiler._text.token_bytes, random.Random(seed), b""

@@ -41,7 +41,7 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """Llama 2's pipeline: ▁ for spaces, <0xNN> for what the vocabulary lacks, one leading space stripped."""
+    """Return a tokenizer like Llama 2's: ▁ for spaces, <0xNN> for unknown bytes, one leading space stripped."""
     backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
@@ -96,13 +96,13 @@ def sentence_pieces(**options: Any) -> bytes:
 
 
 def llama_pieces() -> bytes:
-    """As Llama 2's: joins of bytes as a last resort, every space kept."""
+    """Return a SentencePiece model like Llama 2's: BPE with byte fallback that keeps all spaces."""
     kept = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
     return sentence_pieces(model_type="bpe", vocab_size=400, byte_fallback=True, character_coverage=0.98, **kept)
 
 
 def unigram_pieces() -> bytes:
-    """As T5's: what is not in it is unknown, white space is tidied up."""
+    """Return a SentencePiece model like T5's: unigram with an unknown token and normalized whitespace."""
     return sentence_pieces(model_type="unigram", vocab_size=85, character_coverage=0.98)
 
 
@@ -117,7 +117,7 @@ def rank_lines() -> bytes:
 
 
 def spelled(text: str) -> bytes:
-    """The bytes that a byte-level name stands for, by the alphabet's own rule."""
+    """Return the bytes that a byte-level token text encodes."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in plain}
     table |= {chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(plain)))}
@@ -129,7 +129,7 @@ def added(*texts: str, first: int) -> dict[str, Any]:
 
 
 _ENDS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-# The file's name, what is in it, tokenizer_config.json.
+# File name, contents, tokenizer_config.json.
 PLAIN: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
     "pieces": (
         "tokenizer.model",

@@ -93,7 +93,7 @@ def encode_bytes(t: Tokenizer) -> bool:
         ids = t.encode_bytes(data)
         return b"".join(map(t.token_bytes, ids)) == data and not t.special_ids & set(ids)
 
-    if t.longest_piece is None:  # what it has not is unknown
+    if t.longest_piece is None:  # missing characters become the unknown token
         return joined(b"") and joined(b" ")
     return all(map(joined, (b"fox", b" The quick", b"", b"the  dog")))
 

@@ -96,7 +96,7 @@ def test_halves_of_surrogates_are_no_characters(tokenizer_dirs: dict[str, Path],
     tokenizer = Tokenizer(tokenizer_dirs["byte_fallback"])
     ids = [next(id for id in range(3, 259) if tokenizer.token_bytes(id) == bytes([byte])) for byte in data]
     assert "".join(pieces(tokenizer, [], ids)) == data.decode(errors="replace")
-    for cut in range(len(ids) + 1):  # what the prompt shows by itself is not shown again
+    for cut in range(len(ids) + 1):  # text that the prompt already shows is not repeated
         parts = [*pieces(tokenizer, [], ids[:cut]), *pieces(tokenizer, ids[:cut], ids[cut:])]
         assert "".join(parts) == data.decode(errors="replace")
 

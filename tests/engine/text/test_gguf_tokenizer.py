@@ -1,4 +1,4 @@
-"""Tokenizers inside GGUF files, written by the package gguf as llama.cpp's converter does, beside the originals."""
+"""Compare tokenizers in GGUF files, written with the package gguf like llama.cpp's converter, with the originals."""
 
 import io
 import json
@@ -25,7 +25,7 @@ LETTERS = st.sampled_from(
 TEXT = st.one_of(st.text(max_size=40), st.lists(LETTERS, max_size=30).map("".join), st.sampled_from(CORPUS))
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 PLAIN_ADDED = ["<think>", "</think>", "<tool_call>"]
-# As the tokenizer.json of each model has them.
+# From the tokenizer.json of each model.
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -90,7 +90,7 @@ def begun(backend: Tokenizer, begin: str) -> Tokenizer:
 
 
 def write_bpe(path: Path, backend: Tokenizer, pre: str, **more: object) -> Path:
-    """As convert_hf_to_gguf.py: get_vocab_base and SpecialVocab. Two ids at the end are no tokens."""
+    """Write a BPE vocabulary like convert_hf_to_gguf.py (get_vocab_base, SpecialVocab), with two unused last ids."""
     described = json.loads(backend.to_str())
     texts = {token: text for text, token in backend.get_vocab().items()}
     kinds = {token["id"]: 3 if token["special"] else 4 for token in described["added_tokens"]}
@@ -169,7 +169,7 @@ def trained_pieces() -> sentencepiece.SentencePieceProcessor:
 
 
 def write_pieces(path: Path, model: sentencepiece.SentencePieceProcessor, **more: object) -> Path:
-    """As convert_hf_to_gguf.py's _create_vocab_sentencepiece, with three tokens that added_tokens.json has."""
+    """Write pieces like convert_hf_to_gguf.py's _create_vocab_sentencepiece, with three tokens of added_tokens.json."""
     size = model.get_piece_size()
 
     def kind(token: int) -> int:

@@ -1,4 +1,4 @@
-"""SentencePiece's and tiktoken's files, beside the libraries themselves and transformers, over texts of all kinds."""
+"""Compare SentencePiece and tiktoken files with these libraries and transformers on all kinds of texts."""
 
 import json
 import shutil
@@ -88,7 +88,7 @@ def test_a_model_that_tidies_up_takes_all_space_from_a_start(
 
 
 def test_transformers_cuts_at_special_tokens_alike(plain_dirs: dict[str, Path], loaded: dict[str, Tokenizer]) -> None:
-    """Beside transformers' slow tokenizer: texts with special tokens within."""
+    """Compare texts that contain special tokens with transformers' slow tokenizer."""
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     file = str(plain_dirs["pieces_legacy"] / "tokenizer.model")
     theirs = SentencePieceBackend(vocab_file=file, legacy=True, **names)

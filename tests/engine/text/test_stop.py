@@ -41,7 +41,7 @@ def cuts(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("stops", [["END"], ["aab", "ab"], ["b", "aab"], ["xb", "b"], ["中a"], ["zz"]])
 def test_every_cut_of_the_text_stops_at_the_same_place(stops: list[str], include: bool) -> None:
-    """ST-01: a stop string over several tokens, overlapping candidates, beside multi-byte characters."""
+    """ST-01: test stop strings over several tokens, overlapping candidates and adjacent multi-byte characters."""
     for text in ("aaENDb", "aaaab", "é中ab", "xxb"):
         for parts in cuts(text):
             assert feed(stops, parts, include=include) == brute_force(stops, text, include), parts

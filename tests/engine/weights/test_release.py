@@ -24,7 +24,7 @@ def resident(path: Path) -> int:
 
 
 def written(tmp_path, sizes):
-    """Tensors of so many bytes each, and their file."""
+    """Return tensors with the given sizes in bytes, and their file."""
     tensors = {name: torch.randn(size // 4) for name, size in sizes.items()}
     save_file(tensors, tmp_path / "x.safetensors")
     return tensors, tmp_path / "x.safetensors"

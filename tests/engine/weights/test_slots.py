@@ -14,7 +14,7 @@ from engine.weights.slot import fused, slots
 
 @dataclass(frozen=True)
 class Rank:
-    """A World of which only rank and size matter."""
+    """A World that only has a rank and a size."""
 
     rank: int
     size: int

@@ -13,11 +13,11 @@ GREEDY = Sampling(temperature=0.0, logprobs=0)
 
 
 def silent(phase: str, fraction: float) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress reports."""
 
 
 class Requests:
-    """Prompts of random tokens, and the steps that generate from them. `sources`: so many of each an encoder reads."""
+    """Random prompts and the steps that generate from them. `sources`: number of encoder input tokens per prompt."""
 
     def __init__(
         self, worker: Worker, lengths: list[int], sampling: Sampling = GREEDY, sources: list[int] | None = None

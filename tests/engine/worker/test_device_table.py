@@ -1,4 +1,4 @@
-"""What is staged for a device is what the host's table has, and nothing is there before it was staged."""
+"""Tests of the device table: it equals the host table after staging, and holds nothing before."""
 
 import msgspec
 import numpy as np

@@ -30,7 +30,7 @@ def on_gpu(test: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """Every other layer has experts; beside them one that all tokens take."""
+    """Return a Qwen2-MoE model: every second layer has routed experts and one shared expert."""
     config = transformers.Qwen2MoeConfig(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -101,7 +101,7 @@ def test_tokens_are_those_of_transformers_in_steps_of_padded_sizes(config, wante
     ("running", "step", "context"), [(1, 512, 2048), (16, 512, 64), (3, 500, 100), (40, 33, 2048), (2, 2, 2), (1, 1, 8)]
 )
 def test_a_start_makes_steps_with_tiles_of_every_size_that_any_step_has(config, running, step, context):
-    """Where one prompt is shorter than a step, of several."""
+    """A prompt that is shorter than a step still leads to warm-up steps with several prompts."""
     sized = msgspec.structs.replace(config, max_running=running, max_step_tokens=step, max_context=context)
     checkpoint = read_checkpoint(config.model)
     form = layout(checkpoint.model, block_tokens=BLOCK, element_bytes=4)
@@ -134,7 +134,7 @@ def test_on_a_gpu_tokens_are_those_of_transformers(config, wanted):
 
 
 def scores(worker: Any, others: int, steps: int) -> list[float]:
-    """Logprobs of one request beside so many others."""
+    """Return the logprobs of one request that runs in a batch with `others` other requests."""
     requests = Requests(worker, [33] + [11] * others, GREEDY)
     requests.ids[0] = list(range(33))
     handles = [requests.prefill(), *(requests.decode() for _ in range(steps))]
@@ -144,7 +144,7 @@ def scores(worker: Any, others: int, steps: int) -> list[float]:
 @pytest.mark.slow
 @in_interpreter
 def test_an_invariant_request_is_the_same_in_any_batch_bit_for_bit(config):
-    """Alone, and beside so many others that its experts' rows are cut into larger tiles."""
+    """Compare a batch of one with a batch that is large enough for the expert kernels to use larger tiles."""
     worker = started(config, invariant=True, max_step_tokens=256)
     assert scores(worker, 0, 2) == scores(worker, 9, 2)
     worker.close()

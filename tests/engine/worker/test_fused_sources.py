@@ -52,7 +52,7 @@ def model(request: pytest.FixtureRequest) -> Any:
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter if parameter.ndim == 1 else 0))
-        made.get_input_embeddings().weight.mul_(5.0)  # so that a token changes what follows it
+        made.get_input_embeddings().weight.mul_(5.0)  # large embeddings, so that each token affects the next ones
     made.generation_config = transformers.GenerationConfig(decoder_start_token_id=START, pad_token_id=1)
     return made
 
@@ -154,7 +154,7 @@ def test_the_step_that_is_measured_may_have_more_tokens_than_there_are_positions
 
 
 def scores(worker: Any, others: int, steps: int, source: int = 37) -> list[float]:
-    """Logprobs of one request beside so many others, of which each reads another source."""
+    """Return the logprobs of one request that runs with `others` other requests, each with its own encoder input."""
     requests = replies(
         worker, [source + 1] + [5 + 3 * other for other in range(others)], [source, *range(3, 3 + others)]
     )
@@ -187,7 +187,7 @@ def test_on_a_gpu_too_bit_for_bit(config, dtype):
 @on_gpu
 @pytest.mark.parametrize("sources", [[3], [3, 90, 20], [5] * 9])
 def test_a_captured_step_is_the_step_itself(config, sources):
-    """Also where those of another size, with other sources, were replayed before."""
+    """A captured step gives eager results, also after replays of other sizes with other encoder inputs."""
     found = []
     for sizes in (graph_ladder(32), ()):
         worker = started(config, graph_sizes=sizes, graph_bytes=1 << 30, invariant=True)

@@ -143,7 +143,7 @@ def test_a_page_that_lost_its_content_shows(compiled, plain):
 
 
 def test_weights_of_another_checkpoint_show_within_the_widest_band(locked):
-    """A tenth more on one norm is what a wrong file of the same shape would be at the very least"""
+    """A norm scaled by 1.1, a smaller change than any wrong file of the same shape, is detected."""
     victim = Victim(configured())
     norm = victim.model.branches[0].loadables[0].weight
     with victim.changed(norm, lambda weight: weight.mul_(1.1)):

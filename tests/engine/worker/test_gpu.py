@@ -1,4 +1,4 @@
-"""The worker on a GPU: nothing waits for the device, a replay is what launches give, the pool is what was free."""
+"""Tests of the worker on a GPU: no device synchronization, graph replay equals eager launches, KV pool size."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Captured decode steps: which size runs a step, what a memory budget keeps, and where outputs are left."""
+"""Tests of captured decode steps: choice of the graph size, memory budget, output buffers."""
 
 import pytest
 import torch
@@ -64,8 +64,9 @@ def test_the_ladder_ends_at_the_most_rows_and_pads_little(most):
 
 
 class Pool:
-    """A simulated GPU's allocator with a pool for graphs: pieces that are freed are used again within the pool, and the
-    pool grows by what is missing. `beside`: bytes outside of the pool, and `unused` of them are held but not in use."""
+    """Simulated GPU allocator with a graph pool. The pool reuses freed pieces and grows by the missing bytes.
+
+    `beside`: bytes reserved outside the pool; `unused`: those of them that are not in use."""
 
     def __init__(self, beside=0, unused=0):
         self.beside, self.unused = beside, unused
@@ -94,7 +95,9 @@ VOCAB, WIDTH = 128256, 28672
 
 
 def steps_of(pool, *, shared):
-    """Launches of an 8B model: activations and fp32 logits, of which the logits stay if no buffer takes them."""
+    """Return a function that simulates a step of an 8B model: it allocates activations and fp32 logits.
+
+    The logits stay allocated unless a shared buffer takes them."""
 
     def run(size):
         activations, logits = 2 * size * WIDTH, 4 * size * VOCAB

@@ -40,7 +40,9 @@ def device(request):
 
 
 def block(device):
-    """100 MB, each page written. Of a CPU's memory from the system itself: the C library may have so much at hand."""
+    """Allocate 100 MB and write each page.
+
+    On a CPU use mmap: malloc may already have that much free memory, which would hide the allocation."""
     if device.type == "cuda":
         return torch.ones(SIZE // 4, device=device)
     made = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -50,7 +52,7 @@ def block(device):
 
 
 def test_what_is_kept_is_reported_within_5_percent_and_names_the_device(device):
-    block(device)  # what the first allocation sets up is not measured
+    block(device)  # exclude one-time setup by the first allocation
     with Meter(device) as meter:
         kept = block(device)
     assert meter.taken.kept == pytest.approx(SIZE, rel=0.05) and len(kept)
@@ -85,7 +87,7 @@ def test_pages_of_a_mapped_file_are_in_the_peak_and_not_in_what_is_kept(tmp_path
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A model of 77 MB in float32, stored in bfloat16, so that every weight is made anew."""
+    """Return the configuration of a 77 MB float32 model, stored in bfloat16 so that loading copies each weight."""
     made = transformers.AutoModelForCausalLM.from_config(
         transformers.LlamaConfig(
             vocab_size=97,
@@ -111,7 +113,7 @@ def test_a_start_tells_what_each_phase_took(config):
 
 
 async def told(socket):
-    """What the gateway is told of an engine's memory."""
+    """Return the memory usage that the engine reports to the gateway."""
     client = EngineClient(socket)
     task = asyncio.create_task(client.run())
     await asyncio.wait_for(client.wait_ready(), 120)
@@ -156,11 +158,11 @@ def test_an_engine_process_tells_its_memory_and_logs_it_beside_the_plan(config, 
     assert found, line
     weights, most, cache, process_mib = (float(text.replace(",", "")) for text in found.groups())
     assert memory["loading"].device == "cpu" and memory["loading"].peak / 2**20 == pytest.approx(most, abs=0.1)
-    # 75 MiB of weights, up to 12 of what libraries set up on first use, and less what they give back
+    # 75 MiB of weights plus up to 12 MiB of first-use library allocations, minus later frees
     assert 70 <= weights < 87 and weights <= most < 200 and cache < 10 and process_mib > 50
 
 
-# In a process of its own: one that ran other tests has memory to give that nobody counts.
+# Run in a separate process: after other tests, the allocator has free memory that hides allocations.
 LOADING = """
 import sys
 from pathlib import Path

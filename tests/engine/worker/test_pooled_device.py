@@ -1,6 +1,7 @@
-"""Models that pool by the fused kernels, in Triton's interpreter: every architecture against transformers, every kind
-of pooling against the runner that torch computes in, prompts in pieces and beside each other. Prompts are short: each
-token takes the interpreter some hundredths of a second."""
+"""Tests of pooling models with the fused kernels in Triton's interpreter.
+
+They compare each architecture with transformers and each kind of pooling with the torch runner, with chunked and with
+batched prompts. Prompts are short because the interpreter takes some hundredths of a second per token."""
 
 import json
 import threading
@@ -89,10 +90,10 @@ class Steps:
         self.prompts: dict[int, Prompt] = {}
         self._free = np.random.default_rng(0).permutation(np.arange(1, 600)).tolist()
         self._number = 0
-        self.blocks: dict[int, tuple[tuple[int, ...], ...]] = {}  # by slot, those of its last row
+        self.blocks: dict[int, tuple[tuple[int, ...], ...]] = {}  # slot -> block tables of its last row
 
     def start(self, counts: dict[int, int], new: dict[int, Prompt], dropped: tuple[int, ...] = ()) -> Any:
-        """counts: of each slot, its next tokens. Gives what waits for the step."""
+        """Start a step and return its handle. `counts`: slot -> number of tokens to compute."""
         self._number += 1
         self.prompts = {slot: one for slot, one in self.prompts.items() if slot not in dropped} | new
         entered = tuple(
@@ -166,7 +167,7 @@ def test_a_prompt_is_the_same_bit_for_bit_whatever_stands_beside_it(name, saved)
 
 @pytest.mark.parametrize("name", ["bert-score", "nomic"])
 def test_segments_have_rows_of_their_own(name, saved):
-    """Beside a prompt without any, in slots where others had theirs."""
+    """Segment ids are not mixed up with a prompt without segments or with earlier prompts of the same slots."""
     checkpoint = saved(name)
     pooling = Pooling(task_of(checkpoint.kind), activate=False)
     ids, other = prompt(9, 4), prompt(5, 5)
@@ -182,7 +183,7 @@ def test_segments_have_rows_of_their_own(name, saved):
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "nomic", "gemma3-both-ways"])
 def test_a_later_token_changes_an_earlier_one(name, saved):
-    """Of the same step and prompt, and of no other."""
+    """With bidirectional attention a token affects earlier tokens of its own prompt and of no other prompt."""
     ids = prompt(4, 9)
     changed = [*ids[:-1], 3 + (ids[-1] - 2) % 90]
     before, after, again = Steps(saved(name).path).pool([ids, changed, ids], TOKENS)
@@ -231,7 +232,7 @@ def test_two_ranks_compute_what_one_computes(name, saved):
             close(got, checkpoint.output(ids))
 
 
-# Every kind of pooling, beside the runner in which torch computes
+# Compare every kind of pooling with the torch runner
 
 
 def both(path: Path, task: TaskConfig = AUTO) -> tuple[Steps, Steps]:
@@ -331,10 +332,10 @@ def test_rows_of_a_step_may_want_different_things(saved):
 
 @pytest.mark.parametrize("pool", ["cls", "last", "mean", "max"])
 def test_a_prompt_of_a_decoder_may_come_in_pieces(pool, saved):
-    """Two others stand elsewhere; they end before it, and the slot of one is taken by another."""
+    """Two other prompts run in other slots and end earlier; a new prompt reuses one of these slots."""
     task, ids = TaskConfig(pool=pool), [prompt(length, length) for length in (14, 5, 7, 3)]
     steps = Steps(saved("qwen3").path, task=task)
-    plain = Pooling("embed", activate=False)  # no unit length hides how long a vector came out
+    plain = Pooling("embed", activate=False)  # without normalization, so that vector lengths are compared too
     new = {slot: Prompt(ids[number], plain) for slot, number in ((4, 0), (1, 1), (2, 2))}
     found: dict[int, torch.Tensor] = {}
     first = steps.step({4: 4, 1: 4, 2: 6}, new)
@@ -385,7 +386,7 @@ def test_numbers_of_tokens_are_kept_until_their_prompt_is_complete(activate, sav
     close(values(last(), 0), want)
 
 
-# What goes wrong
+# Errors
 
 
 def test_a_prompt_whose_numbers_are_not_finite_fails_alone(saved):

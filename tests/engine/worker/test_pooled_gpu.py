@@ -29,7 +29,7 @@ EMBED, TOKENS = Pooling("embed"), Pooling("token_embed", activate=False)
 
 
 def silent(phase: str, fraction: float) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress reports."""
 
 
 @pytest.fixture(scope="module", params=KINDS)

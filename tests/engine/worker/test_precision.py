@@ -1,4 +1,4 @@
-"""The precision of torch's float32 products is that of the configuration, from the start of the worker on."""
+"""Tests that the worker sets torch's float32 matmul precision from the configuration when it starts."""
 
 import warnings
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is compiled ahead of time for a model is all that its worker launches, whatever the steps are like."""
+"""Tests that precompilation for a model covers every kernel that its worker launches in any step."""
 
 import json
 import os
@@ -175,7 +175,7 @@ def run(*command):
 )
 @pytest.mark.slow
 def test_no_step_launches_what_was_not_compiled_ahead(tmp_path, changed, kv_dtype, invariant, weights):
-    """Steps of many forms, of tensors with memory, against what a few steps on none have told."""
+    """Compare the launches of many kinds of real steps with those recorded from a few steps on meta tensors."""
     (tmp_path / "script.py").write_text(SCRIPT)
     folder = config_json(tmp_path / "model", **changed)
     done = run(str(tmp_path / "script.py"), str(folder), kv_dtype, invariant, weights)

@@ -1,4 +1,4 @@
-"""When the ranks of an engine are taken to have failed, told in seconds that are handed in."""
+"""Tests of the rank watchdog: when it reports failed ranks. The tests pass in the time, so that nothing waits."""
 
 import pytest
 

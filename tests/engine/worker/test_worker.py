@@ -1,4 +1,4 @@
-"""A worker by itself: plans in, results out, on a tiny model; and what a start refuses."""
+"""Tests of the worker alone on a tiny model: step plans and their results, and errors at startup."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +24,7 @@ GREEDY = Sampling(temperature=0.0, logprobs=0)
 
 
 def silent(phase: str, fraction: float) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress reports."""
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_masks_that_come_after_the_start_hold_for_the_step_that_waits_for_them(w
 
 
 def test_tokens_of_a_step_are_where_the_next_one_reads_them(worker, best):
-    """Two requests, one of which leaves, and steps of one token each that fit and do not fit a captured size."""
+    """Remove one request, and run decode steps that match a captured size and steps that do not."""
     known = {0: (1, 2, 3), 1: (4, 5), 2: (6,)}
     first = tuple(Row(slot, 0, len(ids), True, ((2 * slot + 1,),)) for slot, ids in known.items())
     handle = worker.start(StepPlan(1, tuple(new(slot, ids) for slot, ids in known.items()), (), first), {})
@@ -170,7 +170,7 @@ def test_a_prompt_in_pieces_draws_after_its_last(worker, best):
 def test_what_a_start_tells_is_what_was_allocated(worker, config, model):
     assert worker.blocks == config.kv_bytes // worker.layout.block_bytes
     assert worker.kv_bytes == worker.blocks * worker.layout.block_bytes <= config.kv_bytes
-    # on a CPU the embedding is read where it lies, in the checkpoint's file
+    # on a CPU the embedding is memory-mapped from the checkpoint file
     in_the_file = model.model.embed_tokens.weight.nbytes
     assert worker.weight_bytes == sum(parameter.nbytes for parameter in model.parameters()) - in_the_file
     assert set(worker.seconds) - {"capturing"} == {"reading", "loading", "allocating", "warming"}
