@@ -418,8 +418,8 @@ class Endpoints(Section):
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Web origins that may call the API from a browser; * permits all."""
     keep_alive: Seconds = 75.0
-    """Time after which a connection without a request is closed. Set it above the idle timeout of a load balancer. 0s
-    closes it after each reply."""
+    """Time after which a connection without a request is closed (set it above a load balancer's idle timeout);
+    0s closes it after each reply."""
     stream_keep_alive: Seconds = 15.0
     """Pause of a stream after which a comment is sent, so that proxies keep it open; 0s disables it."""
     connections: Connections = Connections()

@@ -42,7 +42,7 @@ def test_the_entry_point_can_be_executed():
 def test_kernels_are_compiled_where_the_image_has_them_and_the_entry_point_looks():
     """Their paths are in what they are found by."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
-    (cache,) = re.findall(r"engine\.worker\.ahead .*--cache (\S+);", text)
+    (cache,) = re.findall(r"engine\.worker\.precompile .*--cache (\S+);", text)
     entry = re.findall(r"^COPY entrypoint\.sh (\S+)$", text, re.MULTILINE)[0]
     assert f"COPY --from=build {cache} {cache}\n" in text
     assert cache == f"{Path(entry).parent}/compiled"

@@ -101,7 +101,7 @@ def test_a_bit_that_flips_has_the_engine_replaced_under_requests_and_a_second_on
     appliance.wait_ready()
     assert appliance.metric("slipway_self_test_failures_total") == 1
     output = appliance.output()
-    assert re.search(r"slipway engine: drift: golden prompt \w+ .* expected, .* found, .* at first", output)
+    assert re.search(r"slipway engine: drift: golden prompt \w+ .* expected, .* found, .* first result", output)
     bundle = Path(re.search(r"crash bundle (\S+); slipway explain drift", output)[1])
     death = json.loads((bundle / "death.json").read_text())
     assert death["cause"] == "drift" and "golden prompt" in (bundle / "log.txt").read_text()

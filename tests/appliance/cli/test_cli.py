@@ -131,7 +131,7 @@ def faults(folder: Path) -> dict[str, Any]:
         "is damaged": lambda: (folder / "config.json").write_text("{"),
         "NoSuchForCausalLM": lambda: change(folder, architectures=["NoSuchForCausalLM"]),
         "no safetensors files": lambda: weights.rename(folder / "pytorch_model.bin"),
-        "cut off": lambda: weights.write_bytes(weights.read_bytes()[:-1]),
+        "truncated": lambda: weights.write_bytes(weights.read_bytes()[:-1]),
         "truncated within its header": lambda: weights.write_bytes(weights.read_bytes()[:20]),
         "lacks model.norm.weight": lambda: write_safetensors(weights, without("model.norm.weight")),
         "has model.extra": lambda: write_safetensors(weights, SHAPES | {"model.extra": (3,)}),

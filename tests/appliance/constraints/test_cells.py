@@ -265,12 +265,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cell], Saved]:
 
 
 def model_of(cell: Cell) -> str:
-    """The row of a cell whose model it has; of `the same, rounded`, the row above."""
+    """The row of a cell whose model it has; of `as above, rounded`, the row above."""
     if cell.table.name not in ("models", "ranks"):
         return ""
     rows = list(cell.table.rows)
     at = rows.index(cell.row)
-    label = rows[at - 1].label if cell.row.label.startswith("the same") else cell.row.label
+    label = rows[at - 1].label if cell.row.label.startswith("as above") else cell.row.label
     return label if label in MODELS else ""
 
 

@@ -148,7 +148,10 @@ def test_on_a_cpu_torch_computes_and_says_why(tmp_path: Path, made: Callable) ->
         ("quantization.weights=int8", "only compiled kernels of a CPU multiply by weights that are rounded"),
         ("quantization.weights=int4", "the model is an encoder-decoder"),
         ("quantization.kv_cache=int8", "only compiled kernels of a CPU read int8 pages"),
-        ("engine.cache.prefix=true", "depends on all of it, so that no other request can begin with it; leave it out"),
+        (
+            "engine.cache.prefix=true",
+            "depend on the complete encoder input, so requests cannot share them; leave it",
+        ),
         ("model.task=embed", "this checkpoint is an encoder-decoder model, and can be served to generate"),
         ("model.task=score", "can be served to generate"),
         ("model.task=classify", "can be served to generate"),

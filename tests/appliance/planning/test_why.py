@@ -95,7 +95,7 @@ def test_a_number_has_the_names_that_an_operator_gives_it(tmp_path: Path, word: 
 
 def test_a_key_is_explained_with_its_value_reason_and_meaning(tmp_path: Path) -> None:
     text, found = explain(made(tmp_path, "cpu"), "engine.scheduling.max_step_tokens")
-    assert found and text.startswith("engine.scheduling.max_step_tokens = auto → 512: for cpu\n  from default. Most")
+    assert found and text.startswith("engine.scheduling.max_step_tokens = auto → 512: for cpu\n  from default. Maximum")
 
 
 def test_an_unknown_number_is_answered_with_what_there_is(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_files_are_served_as_they_are_under_a_strict_policy(make_gateway: Callab
 
 
 def test_only_files_of_the_page_need_no_key(make_gateway: Callable[..., Any]) -> None:
-    """RT-02: only GET requests for exact names are open; any other path is guarded. A trailing slash changes nothing."""
+    """RT-02: only GET requests for exact names are open; any other path is guarded. A trailing slash is ignored."""
     gateway = make_gateway()
     gateway.service.set_keys(parse_keys(["secret"], "keys"))
     guarded = [

@@ -153,7 +153,7 @@ def test_crashes_of_tests_that_every_request_passes_count_again():
 
 
 def poisoned(quarantine: Quarantine, crashes: int) -> list[str]:
-    """Crash the engine at the first token of one request, also when it is tested alone. Return the isolated requests."""
+    """Crash the engine at the first token of one request, also if it is tested alone. Return the isolated requests."""
     isolated = []
     for _ in range(crashes):
         quarantine.next_group(["a"], idle=True)
