@@ -1,4 +1,4 @@
-"""Faults are rolled back: by the tool itself, harmlessly if repeated, and by the guard process if the tool is killed."""
+"""Faults are rolled back: by the tool, harmlessly if repeated, and by the guard process if the tool is killed."""
 
 import json
 import os

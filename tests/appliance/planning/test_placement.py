@@ -53,7 +53,7 @@ def refusal(tmp_path: Path, here: Machine, *sets: str, environment: dict[str, st
 
 
 def whole(places: Places, here: Machine) -> None:
-    """Check an invariant of every placement: all threads have different allowed CPUs, and no other process uses them."""
+    """Check that all threads have different allowed CPUs, and that no other process uses them."""
     taken = [cpu for own in places.cpus for cpu in own]
     assert len(taken) == len(set(taken)) and set(taken) <= set(here.topology.allowed)
     assert not set(taken) & set(places.others)

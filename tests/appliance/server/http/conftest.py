@@ -140,7 +140,7 @@ def scored(token: int, sampling: Sampling, vocab: int, rank: int) -> Logprob:
 
 
 def entry(token: int, count: int, vocab: int, rank: int = 1) -> Logprob:
-    """Return a synthetic score: the most likely tokens are the token itself, or (rank > 1) its neighbours, by halves."""
+    """Return a synthetic score: the top tokens are the token itself, or (rank > 1) its neighbours, by halves."""
     first = token if rank == 1 else token + 1
     top = [(first + index) % vocab for index in range(count if count >= 0 else vocab)]
     scores = [-0.5 * (index + 1) for index in range(len(top))]

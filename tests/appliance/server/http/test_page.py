@@ -144,7 +144,7 @@ def test_files_are_served_as_they_are_under_a_strict_policy(make_gateway: Callab
 
 
 def test_only_files_of_the_page_need_no_key(make_gateway: Callable[..., Any]) -> None:
-    """RT-02: only GET requests for exact names are open; any other path is guarded. A trailing slash changes nothing."""
+    """RT-02: only GET requests for exact names are open; any other path is guarded. A trailing slash is ignored."""
     gateway = make_gateway()
     gateway.service.set_keys(parse_keys(["secret"], "keys"))
     guarded = [
@@ -333,7 +333,7 @@ def test_requests_of_late_are_listed_newest_first(live: LiveGateway) -> None:
     assert {(one["prompt_tokens"], one["tokens"], one["finish"]) for one in listed()} == {(3, 4, "length")}
 
 
-def test_a_summary_tells_state_tokens_and_times() -> None:
+def test_a_summary_has_state_tokens_and_times() -> None:
     from appliance.server.routing.timeline import Arrived, FirstToken, Over, Placed, Stories
 
     stories = Stories(3)
