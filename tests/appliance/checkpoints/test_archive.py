@@ -102,7 +102,7 @@ def test_without_an_entity_tag_only_the_time_of_the_last_change_allows_to_resume
     assert any("m.tar.gz" in text and "attempt 2 of 3 follows" in text for text in told)
 
 
-def test_who_waited_for_another_process_does_not_download_what_that_has_unpacked(
+def test_a_process_that_waited_does_not_download_unpacked_files(
     server: Callable[[], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     web, asked = server(), threading.Event()

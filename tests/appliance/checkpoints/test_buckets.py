@@ -105,7 +105,7 @@ def test_s3_resumes_at_the_byte(s3: Any, tmp_path: Path, checkpoint_files: dict[
 @pytest.mark.parametrize(
     ("uri", "words"), [("s3://nowhere/x", "404"), ("s3://models/team/none", "has no weights: .* no files at all")]
 )
-def test_a_bucket_or_folder_that_is_not_there_is_told(s3: Any, uri: str, words: str, tmp_path: Path) -> None:
+def test_a_missing_bucket_or_folder_is_reported(s3: Any, uri: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=words) as caught:
         prove(given(tmp_path, f"{{s3: {{uri: '{uri}'}}}}"), MACHINE)
     assert caught.value.cause is exits.SOURCE and ":3:22: model.source.s3.uri: " in str(caught.value)

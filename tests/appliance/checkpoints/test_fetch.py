@@ -93,7 +93,7 @@ def test_a_file_of_another_size_than_announced_is_never_put_in_place(
     assert not (tmp_path / "r" / "a").exists() and len(web.gets("/a")) <= 6
 
 
-def test_an_attempt_goes_on_at_the_byte_where_the_last_one_ended(web: Files, tmp_path: Path) -> None:
+def test_a_retry_resumes_at_the_byte_where_the_last_attempt_ended(web: Files, tmp_path: Path) -> None:
     web.faults["/a"] = [("cut", 100_000), ("cut", 50_000)]
     fetched(web, tmp_path, listing(a=DATA))
     assert web.gets("/a") == ["", "bytes=100000-", "bytes=150000-"]
@@ -133,9 +133,7 @@ def test_a_wrong_checksum_is_refused_at_once_and_leaves_no_file(web: Files, tmp_
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "give a token"), (403, "give a token"), (404, "no such file")])
-def test_what_another_attempt_cannot_cure_is_not_tried_again(
-    status: int, words: str, web: Files, tmp_path: Path
-) -> None:
+def test_permanent_failures_are_not_retried(status: int, words: str, web: Files, tmp_path: Path) -> None:
     web.faults["/a"] = [status] * 9
     with pytest.raises(SourceError, match=words):
         fetched(web, tmp_path, listing(a=DATA))
@@ -174,7 +172,7 @@ def test_without_room_nothing_is_begun(web: Files, tmp_path: Path) -> None:
     assert not web.seen
 
 
-def test_a_failed_file_ends_the_others_and_is_the_one_that_is_told(web: Files, tmp_path: Path) -> None:
+def test_a_failed_file_stops_the_other_downloads_and_is_reported(web: Files, tmp_path: Path) -> None:
     web.files["/b"] = DATA * 40
     web.slow_s, web.faults["/c"] = 0.01, [404]
     with pytest.raises(SourceError, match="c: the server answered 404"):
@@ -197,7 +195,7 @@ def _in_a_process(url: str, folder: str) -> None:
     fetch(Plain(Web(stall_s=9.0, headers={}, cure=""), url), wanted, shelf, Policy(min_free=1), Progress(wanted.bytes))
 
 
-def test_of_several_processes_one_downloads_and_the_others_wait(web: Files, tmp_path: Path) -> None:
+def test_one_of_several_processes_downloads_and_the_others_wait(web: Files, tmp_path: Path) -> None:
     web.slow_s = 0.05
     context = multiprocessing.get_context("spawn")
     found = [context.Process(target=_in_a_process, args=(web.url, str(tmp_path))) for _ in range(3)]
@@ -209,7 +207,7 @@ def test_of_several_processes_one_downloads_and_the_others_wait(web: Files, tmp_
     assert (tmp_path / "r" / "a").read_bytes() == DATA and web.gets("/a") == [""]
 
 
-def test_who_waits_for_another_process_says_so_and_how_far_it_is(web: Files, tmp_path: Path) -> None:
+def test_a_process_that_waits_for_another_reports_its_progress(web: Files, tmp_path: Path) -> None:
     shelf, wanted = Shelf(tmp_path / "r", tmp_path / "lock"), listing(a=DATA)
     progress, texts = Progress(wanted.bytes), []
     shelf.folder.mkdir()
@@ -225,7 +223,7 @@ def test_who_waits_for_another_process_says_so_and_how_far_it_is(web: Files, tmp
     assert texts == ["150.0 of 300.0 kB, by another process"] and (shelf.folder / "a").read_bytes() == DATA
 
 
-def test_progress_tells_rate_and_time_left() -> None:
+def test_progress_has_rate_and_remaining_time() -> None:
     now = [0.0]
     progress = Progress(15_200_000_000, clock=lambda: now[0])
     for _ in range(20):

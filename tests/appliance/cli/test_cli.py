@@ -259,7 +259,7 @@ def actions(command: str) -> list[argparse.Action]:
     return parser(command, every=True)._subparsers._group_actions[0].choices[command]._actions  # type: ignore
 
 
-def test_every_option_has_help_and_no_short_form_stands_for_two_options() -> None:
+def test_every_option_has_help_and_a_unique_short_form() -> None:
     shorts: dict[str, str] = {}
     for name in COMMANDS:
         for action in actions(name):

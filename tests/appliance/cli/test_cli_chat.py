@@ -100,7 +100,7 @@ def test_a_failed_reply_leaves_the_conversation_as_it_was_and_ends_a_pipe() -> N
         talk(failing(503, body), Conversation("demo"), io.StringIO("a\nb\n"), io.StringIO())
 
 
-def test_an_error_within_the_stream_is_told() -> None:
+def test_an_error_within_the_stream_is_reported() -> None:
     text = 'data: {"choices": [{"delta": {"content": "x"}}]}\n\ndata: {"error": {"message": "engine died"}}\n\n'
     broken = client(lambda request: httpx.Response(200, text=text))
     with pytest.raises(ChatError, match="engine died"):

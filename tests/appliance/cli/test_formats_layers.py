@@ -82,7 +82,7 @@ def test_json_tells_layer_way_and_the_file_of_each_edit(capsys: Output) -> None:
     assert body["edits"] == [] and body["suggestion"] == "did you mean 8MiB? set BODY=8MiB"
 
 
-def test_github_and_sarif_name_the_file_where_the_mistake_stands(capsys: Output) -> None:
+def test_github_and_sarif_name_the_file_with_the_mistake(capsys: Output) -> None:
     assert main(["check", "--format", "github", "m.yaml"]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",title")[0] for line in lines] == [

@@ -90,14 +90,14 @@ def test_printed_it_is_the_same_and_no_file_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_no_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_checkpoint_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, said in ((tmp_path, "config.json"), (tmp_path / "gone", "no such directory")):
         assert main(["init", str(folder), "-o", str(tmp_path / "m.yaml")]) == exits.CHECKPOINT.number
         assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_does_not_fit_is_told_and_nothing_is_written(
+def test_a_model_that_does_not_fit_is_reported_and_no_file_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = "avx512:8:14GiB"

@@ -21,7 +21,7 @@ def test_printable_text_stays_and_everything_else_is_escaped() -> None:
     assert printable("a\nb\ud800", keep="\n") == "a\nb\\ud800"
 
 
-def test_what_a_service_tells_of_a_request_is_escaped() -> None:
+def test_request_details_from_the_service_are_escaped() -> None:
     choice = {"id": HOSTILE, "spent_ms": {}, "events": [{"at_ms": 1, "text": HOSTILE}]}
     assert all(line.isprintable() for line in story_lines(choice))
 
@@ -33,7 +33,7 @@ def test_a_reply_is_shown_without_control_characters() -> None:
 
 
 @pytest.mark.parametrize("text", ['"a\\e[2J": 1\n', 'model: {source: {path: "/m\\e[2J\\x7f"}}\n'])
-def test_problems_of_a_manifest_are_told_without_control_characters(
+def test_problems_of_a_manifest_are_printed_without_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     manifest = tmp_path / "m.yaml"

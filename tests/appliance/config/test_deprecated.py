@@ -74,7 +74,7 @@ def test_both_names_in_one_file_are_refused_at_the_old_one(tmp_path: Path) -> No
         loaded(tmp_path, "endpoints: {port: 80}\nserver: {tcp_port: 81}\n")
 
 
-def test_a_wrong_value_under_an_old_name_is_refused_where_it_stands(tmp_path: Path) -> None:
+def test_a_wrong_value_under_an_old_name_is_refused_at_its_position(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"m\.yaml:3:20: endpoints\.port: 99999; "):
         loaded(tmp_path, "server: {tcp_port: 99999}\n")
 

@@ -170,7 +170,7 @@ def test_no_line_is_shown_with_what_may_be_a_secret(text: str) -> None:
         ("names: [sk-abcdefgh12345678, b]", 30, 14),
     ],
 )
-def test_a_column_is_found_again_beside_what_is_hidden(line: str, column: int, shown: int) -> None:
+def test_a_column_is_found_next_to_a_redacted_value(line: str, column: int, shown: int) -> None:
     text = document(line)
     assert text.shown_column(1, column) == shown
     if shown != 21 or column == 21:  # the same letter is there, except for the hidden one

@@ -195,7 +195,7 @@ def test_a_mistake_without_the_marked_part_is_the_only_problem(
     assert len(refused(tmp_path / "m.yaml", marked(text)[0]).problems) == 1
 
 
-def test_no_message_repeats_what_stands_below_secrets(tmp_path: Path) -> None:
+def test_no_message_repeats_values_under_secrets(tmp_path: Path) -> None:
     for text in (
         "secrets: {key: hunter2}",
         "secrets: {key: {value: hunter2}}",

@@ -118,7 +118,7 @@ def test_where_no_edit_is_expected_none_leaves_another_mistake_behind(folder: Pa
 
 
 @pytest.mark.parametrize("name", [seeded.name for seeded in SEEDED if seeded.outside and not seeded.options])
-def test_what_stands_in_no_file_is_right_once_the_advice_is_followed(folder: Path, name: str) -> None:
+def test_following_the_advice_fixes_values_outside_of_files(folder: Path, name: str) -> None:
     seeded = BY_NAME[name]
     word, _, assignment = seeded.outside.partition(" ")
     variable, _, value = assignment.partition("=")

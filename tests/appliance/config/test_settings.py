@@ -50,7 +50,7 @@ def test_precedence_is_options_then_environment_then_manifest_then_defaults(tmp_
     assert origins == ["--set limits.max_stop", "SLIPWAY__LIMITS__MAX_CHOICES", here, "default"]
 
 
-def test_the_order_stands_in_one_class() -> None:
+def test_the_order_is_defined_in_one_class() -> None:
     assert [one.name for one in fields(Layers)] == ["options", "environment", "overlays", "manifest", "profile"]
 
 

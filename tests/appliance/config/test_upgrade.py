@@ -108,7 +108,7 @@ def test_any_manifest_means_the_same_after_it_and_keeps_every_comment(seed: int,
     assert upgraded(new) == new
 
 
-def test_a_problem_of_an_older_file_is_told_at_its_line_and_in_its_words(tmp_path: Path) -> None:
+def test_a_problem_of_an_older_file_is_reported_at_its_line_with_its_key_names(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text("apiVersion: slipway/v1\nmodel:\n  path: [x]\nlimits: {max_stop: 0}\n")
     with pytest.raises(Refused) as caught:

@@ -29,7 +29,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
             yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
 
 
-def test_nobody_else_reads_the_environment() -> None:
+def test_no_other_module_reads_the_environment() -> None:
     found = {
         name
         for name, tree in sources()

@@ -46,7 +46,7 @@ def test_values_are_those_that_pyyaml_reads() -> None:
         (("list", 1, "z", 0), "deep"),
     ],
 )
-def test_a_value_stands_where_the_text_has_it(path: tuple[str | int, ...], word: str) -> None:
+def test_a_value_has_its_position_in_the_text(path: tuple[str | int, ...], word: str) -> None:
     before = TEXT[: TEXT.index(word)]
     place = read_yaml(TEXT.encode(), "m").values[path]
     assert place == Place("m", before.count("\n") + 1, len(before) - before.rfind("\n"))
@@ -55,7 +55,7 @@ def test_a_value_stands_where_the_text_has_it(path: tuple[str | int, ...], word:
 @pytest.mark.parametrize(
     ("path", "word"), [(("model", "names"), "names:"), (("limits", "max_body"), '"max_body"'), (("empty",), "empty")]
 )
-def test_a_key_stands_where_the_text_has_it(path: tuple[str, ...], word: str) -> None:
+def test_a_key_has_its_position_in_the_text(path: tuple[str, ...], word: str) -> None:
     before = TEXT[: TEXT.index(word)]
     place = read_yaml(TEXT.encode(), "m").keys[path]
     assert place == Place("m", before.count("\n") + 1, len(before) - before.rfind("\n"))

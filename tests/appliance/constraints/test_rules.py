@@ -203,7 +203,7 @@ def test_a_refusal_names_the_least_conflict_with_places_reasons_and_ways_out(
     assert str(error).replace(f"{tmp_path}/", "") == words
 
 
-def test_several_conflicts_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_several_conflicts_are_reported_together_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = (
         "hardware:\n  device: cpu\n  kernels: torch\n  graphs: true\nquantization:\n  weights: int8\n  kv_cache: fp8\n"
     )

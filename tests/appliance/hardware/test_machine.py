@@ -107,7 +107,7 @@ def test_the_answer_of_the_driver_becomes_gpus() -> None:
     assert parse_gpus(told, None) == ((), "cuInit: no device (100)")
 
 
-def test_gpus_that_torch_cannot_use_are_none_and_why_is_said() -> None:
+def test_gpus_that_torch_cannot_use_are_ignored_with_a_reason() -> None:
     assert parse_gpus(H100, Build("2.13.0+cpu", None)) == (
         (),
         "torch 2.13.0+cpu is built without CUDA: install a build with it",

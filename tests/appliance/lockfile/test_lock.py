@@ -163,7 +163,7 @@ def test_a_refused_start_runs_nothing_and_leaves_nothing(manifest: Path, tmp_pat
     ],
     ids=["shard gone", "tokenizer gone", "new template", "new named template", "one byte more"],
 )
-def test_what_changed_in_the_folder_is_refused_by_name(
+def test_changed_files_in_the_folder_are_refused_by_name(
     manifest: Path,
     change: Callable[[Path], None],
     name: str,

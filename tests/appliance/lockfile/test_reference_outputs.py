@@ -97,7 +97,7 @@ def test_without_prompts_none_are_recorded_and_the_lock_says_why(
     assert read_lock(lock_path(manifest)).golden is None
 
 
-def test_an_engine_is_told_what_its_lock_has(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_receives_the_contents_of_its_lock(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = engine(manifest, capsys)
     assert msgspec.convert(told["locked"], Recorded) == MADE
     assert (told["prompts"], told["at_start"], told["every_s"], told["budget_s"]) == (4, True, 300.0, 10.0)

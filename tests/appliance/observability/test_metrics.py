@@ -96,7 +96,7 @@ def test_gauges_show_the_load_and_return_to_zero(gateway, engine, eventually):
     eventually("all zero", lambda: [gateway.metric(name) for name in names] == [0, 0, 0])
 
 
-def test_the_gauges_of_a_dead_engine_are_zero(gateway, engine, eventually):
+def test_the_gauges_of_a_crashed_engine_are_zero(gateway, engine, eventually):
     """ME-02 nothing runs in an engine that is gone"""
     engine.holding = True
     with gateway.client.stream("POST", "/test/generate", json={"max_tokens": 9, "stream": True}) as stream:
@@ -149,7 +149,7 @@ def test_refused_and_aborted_requests_are_counted(start_gateway, engine, eventua
     assert gateway.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == 1
 
 
-def test_a_request_over_the_token_backlog_is_told_so_and_counted(start_gateway, engine, eventually):
+def test_a_request_over_the_token_backlog_is_refused_and_counted(start_gateway, engine, eventually):
     """ER-14 ME-05 the whole reply, and the other reason of the counter"""
     gateway = start_gateway(engine, max_waiting_tokens=3)
     refused = {"name": "vllm:admission_rejections_total", "reason": "max_num_queued_tokens"}

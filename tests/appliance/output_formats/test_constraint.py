@@ -113,7 +113,7 @@ def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
 
 @pytest.mark.parametrize("special", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_models_write_is_allowed(name: str, special: bool) -> None:
+def test_grammars_accept_the_outputs_of_models(name: str, special: bool) -> None:
     """The golden calls: a grammar must accept the spelling that the model uses."""
     form = FORMATS[name]
     assert form.calls is not None

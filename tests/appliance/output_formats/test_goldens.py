@@ -74,7 +74,7 @@ def test_every_split_of_every_golden_reads_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDENS if name != "harmony"])
-def test_text_beside_calls_is_content(name: str) -> None:
+def test_text_around_calls_is_content(name: str) -> None:
     """TC-02; bare calls only begin a reply."""
     golden, form = GOLDENS[name], FORMATS[name]
     calls = form.calls
@@ -137,7 +137,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_what_is_no_call_is_content(name: str) -> None:
+def test_text_that_is_not_a_call_is_content(name: str) -> None:
     """TC-05: the complete text is returned unchanged, for any split."""
     text = MALFORMED[name]
     for cut in range(len(text) + 1):

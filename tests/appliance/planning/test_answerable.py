@@ -144,7 +144,7 @@ def test_certificates_that_cannot_be_served_are_refused(check: Check, tmp_path: 
 @pytest.mark.parametrize(
     ("keys", "wrong"), [("# none\n", "holds no key"), ("k name=a b=c", "line 1: word 3 is none of")]
 )
-def test_a_list_of_keys_that_lets_nobody_in_is_refused(check: Check, tmp_path: Path, keys: str, wrong: str) -> None:
+def test_a_key_list_without_valid_keys_is_refused(check: Check, tmp_path: Path, keys: str, wrong: str) -> None:
     (tmp_path / "keys").write_text(keys)
     more = "endpoints: {api_keys: k}\nsecrets: {k: {file: keys}}\n"
     problem = only(check(more))
@@ -154,7 +154,7 @@ def test_a_list_of_keys_that_lets_nobody_in_is_refused(check: Check, tmp_path: P
 
 
 @pytest.mark.parametrize("host", ["999.1.1.1", "1.2.3", "no such host", "http://host", "a/b", "::g"])
-def test_what_is_no_address_is_refused(check: Check, host: str) -> None:
+def test_invalid_addresses_are_refused(check: Check, host: str) -> None:
     problem = only(check(f"endpoints: {{host: '{host}'}}\n"))
     assert problem.key == "endpoints.host" and "is neither an IP address nor a host name" in problem.message
 

@@ -64,7 +64,7 @@ def test_with_a_length_of_its_own_the_context_stays_long(tmp_path: Path) -> None
     assert fits[CONTEXT] == (found.memory.blocks - 1) // 63
 
 
-def test_what_cannot_be_held_is_refused_with_the_nearest_values(tmp_path: Path) -> None:
+def test_capacity_that_does_not_fit_is_refused_with_the_nearest_values(tmp_path: Path) -> None:
     machine = free(roomy(tmp_path, 129, SHARE))
     sets = (SHARE, "hardware.capacity={requests: 9, tokens: 256}", "model.max_context=1000")
     error = refused(tmp_path, *sets, machine=machine)

@@ -14,7 +14,7 @@ from appliance.config.settings import Given, load
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_demo_is_served_under_its_name_on_the_port_that_make_serve_tells() -> None:
+def test_the_demo_is_served_under_its_name_on_the_port_that_make_serve_prints() -> None:
     manifest = load(Given(ROOT / "manifests/demo.yaml")).manifest
     assert (manifest.model.source.path, manifest.model.names, manifest.endpoints.port) == ("demo", ("demo",), 8000)
 

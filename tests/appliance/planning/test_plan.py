@@ -277,7 +277,7 @@ def test_the_hash_of_outputs_follows_settled_values_and_no_others(tmp_path: Path
     assert planned(tmp_path, machine=replace(CPU, cores=5)).gateway.outputs_sha256 != plain
 
 
-def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
+def test_every_key_is_shown_with_value_and_origin(tmp_path: Path) -> None:
     found = {one.key: one for one in planned(tmp_path, "limits.max_stop=2").effective}
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
     assert found["model.source.path"].origin == f"{tmp_path / 'm.yaml'}:2:24"
@@ -434,7 +434,7 @@ def test_pages_on_a_cpu_are_float32_for_a_float32_checkpoint(tmp_path: Path) -> 
     assert found.memory.block_bytes == 2 * BLOCK
 
 
-def test_pages_beside_16_bit_activations_have_their_type(tmp_path: Path) -> None:
+def test_pages_have_the_type_of_16_bit_activations(tmp_path: Path) -> None:
     found = planned(tmp_path, "model.dtype=float16", "hardware.kernels=torch")
     assert reason(found, "quantization.kv_cache") == (
         "float16",
@@ -450,7 +450,7 @@ def test_pages_of_a_quantized_gguf_file_are_float16_with_torch_kernels(tmp_path:
     assert plain.engines[0].kv_dtype == "bfloat16"
 
 
-def test_beside_rounded_weights_pages_are_float16(tmp_path: Path) -> None:
+def test_pages_are_float16_with_quantized_weights(tmp_path: Path) -> None:
     found = planned(tmp_path, "quantization.weights=int8", machine=COMPILED)
     assert found.engines[0].kv_dtype == "float16" and "int8" in reason(found, "quantization.kv_cache")[1]
     asked = planned(tmp_path, "quantization.weights=int8", "quantization.kv_cache=float32", machine=COMPILED)
@@ -574,7 +574,7 @@ def test_what_the_kernels_of_a_gpu_cannot_do_is_refused(
         ),
     ],
 )
-def test_what_compiled_kernels_cannot_do_is_refused(
+def test_options_that_compiled_kernels_lack_are_refused(
     tmp_path: Path, sets: list[str], machine: Machine, words: str
 ) -> None:
     assert words in str(refused(tmp_path, *sets, machine=machine))

@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts(
         ({"quant_method": "hqq"}, "is quantized (hqq, 4 bits), which is not supported: supported are gptq, awq"),
     ],
 )
-def test_what_is_not_served_is_refused_with_what_to_use(
+def test_unserved_models_are_refused_with_an_alternative(
     folder: Callable[[str], Written], settings: dict[str, object], words: str
 ) -> None:
     made = folder("gptq-128")
@@ -141,7 +141,7 @@ def test_what_is_not_served_is_refused_with_what_to_use(
     assert words in str(caught.value) and "or the float32, bfloat16 or float16 one" in str(caught.value)
 
 
-def test_a_gguf_file_without_a_tokenizer_beside_is_refused(folder: Callable[[str], Written]) -> None:
+def test_a_gguf_file_without_a_tokenizer_next_to_it_is_refused(folder: Callable[[str], Written]) -> None:
     from tests.engine.layers import test_gguf
 
     made = folder("gptq-128")

@@ -7,7 +7,7 @@ from appliance.runtime import listener as listen
 from appliance.runtime import processes
 
 
-def test_a_dead_child_that_nobody_reaped_is_no_descendant() -> None:
+def test_a_zombie_child_is_not_a_descendant() -> None:
     command = [sys.executable, "-c", "input()"]
     living, dead = (subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(2))
     assert {living.pid, dead.pid} <= set(processes.descendants(os.getpid()))

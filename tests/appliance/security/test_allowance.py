@@ -56,7 +56,7 @@ def test_the_request_that_empties_the_tokens_is_served_and_what_is_over_has_to_f
     assert made.headers(alice.owner, 0.0)["x-ratelimit-remaining-tokens"] == "0"
 
 
-def test_a_refused_request_takes_nothing_and_the_longer_wait_is_told():
+def test_a_refused_request_consumes_no_quota_and_reports_the_longer_wait():
     alice = key("alice", requests_per_minute=60, tokens_per_minute=60)
     made = allowances(alice)
     made.spend(alice.owner, 70, 0.0)
@@ -122,7 +122,7 @@ def test_a_client_over_its_requests_gets_429_with_what_is_left_and_others_do_not
     assert limited.metric("slipway_key_refusals_total", key="alice", unit="requests") == 1
 
 
-def test_tokens_of_prompts_and_replies_count_and_are_told_by_key(limited):
+def test_prompt_and_reply_tokens_are_counted_and_reported_by_key(limited):
     statuses = [ask(limited, "sk-b").status_code for _ in range(4)]
     assert statuses == [200, 200, 429, 429], "3 + 4 twice are over 12"
     assert limited.metric("slipway_key_tokens_total", key="unnamed") == 14

@@ -44,7 +44,7 @@ def test_a_client_that_trusts_the_certificate_is_served_and_one_that_does_not_is
     assert not reached(gateway, ssl.create_default_context())
 
 
-def test_who_speaks_no_tls_gets_nothing(gateway):
+def test_clients_without_tls_get_no_reply(gateway):
     with pytest.raises(httpx.TransportError):
         httpx.get(gateway.url.replace("https", "http") + "/ready")
 
@@ -73,7 +73,7 @@ def test_a_renewed_certificate_is_taken_by_itself_and_open_streams_go_on(gateway
     assert "".join(pieces).count("data: ") >= 2
 
 
-def test_a_certificate_that_cannot_be_used_is_told_and_the_one_before_stays(gateway, tmp_path, caplog):
+def test_an_unusable_certificate_is_reported_and_the_previous_one_stays(gateway, tmp_path, caplog):
     before = trusting(tmp_path, "a")
     (tmp_path / "a.crt").write_text("-----BEGIN CERTIFICATE-----\nhalf of i")
     until("it is told", lambda: any("holds no PEM certificate" in each.getMessage() for each in caplog.records))

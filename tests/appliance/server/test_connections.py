@@ -158,7 +158,7 @@ def test_trailers_do_not_become_headers_of_the_request(limited):
 @pytest.mark.parametrize(
     "request_bytes", [b"NONSENSE\r\n\r\n", b"GET /live HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"]
 )
-def test_what_is_no_http_gets_an_error_object(limited, request_bytes):
+def test_requests_that_are_not_http_get_an_error_object(limited, request_bytes):
     gateway = limited()
     status, error = exchange(gateway, request_bytes)
     assert status == 400 and error["message"] == "Invalid HTTP request received."

@@ -153,7 +153,7 @@ def test_a_missing_tokenizer_is_one_clear_line_and_a_code(run, new_engine, check
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["absent.json"]])
-def test_a_wrong_command_line_is_told(arguments):
+def test_a_wrong_command_line_is_reported(arguments):
     done = subprocess.run([sys.executable, "-m", "appliance.server", *arguments], capture_output=True, text=True)
     assert done.returncode in (2, EXIT_PERMANENT)
     assert len(done.stderr.splitlines()) == 1
@@ -181,7 +181,7 @@ def test_open_streams_finish_in_the_drain_and_new_requests_go_elsewhere(run, eng
     assert process.wait() == 0
 
 
-def test_what_is_open_after_the_drain_budget_ends_with_abort(run, engine, eventually):
+def test_open_requests_after_the_drain_budget_end_with_abort(run, engine, eventually):
     """ER-23 with a budget of 0, in-flight requests get finish_reason abort"""
     process = run(engine, drain_s=0.0)
     eventually("ready", lambda: process.get("/ready") == 200)
@@ -239,7 +239,7 @@ REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: applicatio
 
 
 @pytest.mark.parametrize("drain_s", [0.0, 2.0])
-def test_requests_that_nobody_has_read_at_sigterm_get_503(run, engine, eventually, drain_s):
+def test_unread_requests_at_sigterm_get_503(run, engine, eventually, drain_s):
     """On new connections and on a reused one: no client sees a reset"""
     process = run(engine, drain_s=drain_s)
     eventually("ready", lambda: process.get("/ready") == 200)

@@ -27,7 +27,7 @@ def parked(launched, tmp_path):
 
 
 @pytest.mark.parametrize("by", ["engine", "gateway"])
-def test_a_damaged_checkpoint_parks_whoever_finds_it(parked, by):
+def test_a_damaged_checkpoint_halts_the_appliance_whichever_program_finds_it(parked, by):
     appliance = parked(by)
     appliance.started("gateway", times=2 if by == "gateway" else 1)
     appliance.until(lambda: not any(" engine " in command for command in appliance.alive().values()))

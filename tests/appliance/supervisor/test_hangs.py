@@ -47,7 +47,7 @@ def test_an_engine_that_never_wrote_a_pulse_is_loading(hangs):
     assert looks(hangs, None, 299, 300) == [False, True]
 
 
-def test_the_pulse_of_the_life_before_says_nothing(hangs):
+def test_the_heartbeat_of_the_previous_process_is_ignored(hangs):
     """A stale BUSY of a killed engine must not shorten the time limit of its successor, which starts slowly"""
     old = Heartbeat(PID - 1, State.BUSY, 1000)
     assert looks(hangs, old, 89, 91, 299, 300) == [False, False, False, True]

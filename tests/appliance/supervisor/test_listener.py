@@ -23,7 +23,7 @@ def live(port: int) -> int:
         return int(reply.status)
 
 
-def test_nobody_is_refused_between_two_gateways(launched: Callable[..., Appliance]) -> None:
+def test_connections_are_not_refused_between_two_gateways(launched: Callable[..., Appliance]) -> None:
     appliance = launched(backoff_s=1.0)
     first = appliance.started("gateway")
     assert live(appliance.port) == 200  # earlier connections were not refused either
@@ -65,7 +65,7 @@ def test_connections_that_wait_for_a_gateway_get_503_at_the_end(
     assert appliance.end() == 0
 
 
-def test_who_comes_after_the_end_was_asked_for_is_refused(launched: Callable[..., Appliance]) -> None:
+def test_connections_after_sigterm_are_refused(launched: Callable[..., Appliance]) -> None:
     """A fake gateway keeps its listener until it exits; the launcher closes its own at once and no connection is
     lost."""
     appliance = launched()

@@ -72,7 +72,7 @@ def test_deaths_with_a_cause_of_their_own_do_not_count():
     assert world.notices[-1].kind == "exhausted"
 
 
-def test_the_death_of_what_hung_says_so():
+def test_the_crash_report_of_a_hung_program_says_that_it_hung():
     world = World(Policy(max=5, window_s=600.0))
     world.sentinel.hung("engine-0", "hung: no step was finished for 90 s")
     world.dies(1)
@@ -109,7 +109,7 @@ def test_drift_of_one_engine_says_nothing_of_another_nor_do_other_deaths_of_it()
     assert {notice.kind for notice in world.notices} == {"restart"}
 
 
-def test_a_death_counts_until_the_window_has_passed_over_it():
+def test_a_crash_counts_until_the_window_has_passed():
     world = World(Policy(max=1, window_s=10.0))
     world.dies(0.0)
     world.sentinel.start_due(0.0)
@@ -142,7 +142,7 @@ def test_every_other_end_is_a_crash_and_the_notice_says_how_it_ended(status, how
     assert world.notices == [Notice(kind="restart", program="engine-0", how=how, restart=1, delay_s=0.0)]
 
 
-def test_a_death_that_is_told_twice_counts_once():
+def test_a_crash_that_is_reported_twice_counts_once():
     world = World(Policy(max=5, window_s=600.0))
     world.dies(0.0)
     world.sentinel.start_due(0.0)
@@ -151,7 +151,7 @@ def test_a_death_that_is_told_twice_counts_once():
     assert len(world.notices) == 2
 
 
-def test_a_death_told_late_of_a_program_that_runs_again_does_not_count():
+def test_a_late_crash_report_of_a_restarted_program_does_not_count():
     """Nor is anything restarted while Supervisor shuts down, which looks the same from here."""
     world = World(Policy(max=5, window_s=600.0))
     world.dies(0.0, status=None)
@@ -206,7 +206,7 @@ def test_what_the_keeper_saw_says_how_it_ended():
     assert (world.notices[0].how, world.notices[0].death) == ("killed by SIGSEGV", world.death)
 
 
-def test_a_death_that_ends_everything_is_told_once():
+def test_a_crash_that_stops_the_appliance_is_reported_once():
     """A new monitor checks the state first and receives the earlier events afterwards"""
     world = World(Policy(max=0, window_s=600.0))
     world.dies(0.0)

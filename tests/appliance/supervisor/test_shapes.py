@@ -67,7 +67,7 @@ def test_a_crash_loop_ends_with_the_documented_code_and_nothing_left(launched, t
         assert all(len(told["death"]["killed"]) == 2 for told in bundles(appliance))
 
 
-def test_before_the_next_start_all_that_the_dead_engine_left_is_gone(launched):
+def test_leftovers_of_a_crashed_engine_are_removed_before_its_restart(launched):
     appliance = launched(engines=[["litter", "SIGKILL"]], max=1)
     appliance.started("engine-0", times=2)
     first, alive = appliance.pids("engine-0")[0], appliance.alive()
@@ -84,7 +84,7 @@ def test_what_a_killed_keeper_could_not_clear_the_next_one_does(launched):
     assert not {child, engine} & set(appliance.alive())
 
 
-def test_a_kill_for_memory_is_told_from_any_other(launched, tmp_path):
+def test_an_out_of_memory_kill_differs_from_other_kills(launched, tmp_path):
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom_kill 3\n")
     (tmp_path / "memory.max").write_text("1000\n")

@@ -96,7 +96,7 @@ def test_arguments_and_environment_arrive_byte_for_byte(launched):
     assert shown["directory"] == str(Path.cwd())
 
 
-def test_an_engine_is_told_its_number_of_threads(launched):
+def test_an_engine_receives_its_number_of_threads(launched):
     appliance = launched(engines=[["show"]])
     appliance.started("engine-0")
     environment = json.loads((appliance.directory / "engine-0.show").read_text())["environment"]

@@ -95,7 +95,7 @@ def test_a_gateway_that_has_never_answered_is_starting(tmp_path, probe_of):
     assert "health.stalled_loading" in probe.look(101.0)
 
 
-def test_a_late_answer_starts_the_budget_anew(listener, probe_of):
+def test_a_late_answer_restarts_the_budget(listener, probe_of):
     probe = probe_of(listener.path)
     now = 0.0
     for _ in range(5):
@@ -160,7 +160,7 @@ def test_time_in_a_run_queue_is_that_of_processes_that_share_a_cpu(stopped):
             each.wait()
 
 
-def test_a_start_that_is_told_twice_is_one_start(listener, stopped):
+def test_a_start_that_is_reported_twice_counts_once(listener, stopped):
     """A new monitor asks Supervisor for its programs, and receives the events of their starts afterwards."""
     killed: list[str] = []
     budgets = Budgets(loading_s=1e9, gateway_s=1e-9)

@@ -104,7 +104,7 @@ def test_files_that_double_at_each_step_end_with_a_refusal(refused: Refuse) -> N
     assert f"more than {MAX_FILES} files" in problems[0] and len(problems) < 2 * MAX_FILES
 
 
-def test_a_base_that_is_no_yaml_is_told_with_its_way_and_alone(refused: Refuse) -> None:
+def test_a_base_that_is_not_yaml_is_the_only_reported_problem(refused: Refuse) -> None:
     problems = refused("extends: a.yaml\n", files={"a.yaml": "model: {path: '/m}\n"})
     assert len(problems) == 1
     assert problems[0].startswith("a.yaml:1:15: not valid YAML") and problems[0].endswith("; extended by m.yaml:1:10")
@@ -167,7 +167,7 @@ def test_the_whole_plan_takes_the_files_of_a_base_from_the_folder_of_the_base(lo
     assert found.gateway.api_keys is not None and found.gateway.api_keys.file == str(tmp_path / "shared/keys")
 
 
-def test_a_mistake_of_a_base_that_two_files_extend_is_told_once(refused: Refuse) -> None:
+def test_a_mistake_of_a_base_that_two_files_extend_is_reported_once(refused: Refuse) -> None:
     files = {"a.yaml": "extends: base.yaml\n", "b.yaml": "extends: base.yaml\n"}
     for base, place in (("endpoints: {docs: no}\n", "1:19"), ("endpoints: {port:80}\nlimits:\n\tx: 1\n", "3:1")):
         problems = refused(HEAD + MODEL + "extends: [a.yaml, b.yaml]\n", files={**files, "base.yaml": base})

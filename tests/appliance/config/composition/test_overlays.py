@@ -88,7 +88,9 @@ def test_without_overlays_a_name_may_be_meant_as_a_file(refused: Refuse) -> None
 
 
 @pytest.mark.parametrize("words", [(), ("--overlay dev",), ("--overlay dev", "--overlay prod"), ("limits.max_stop=4",)])
-def test_mistakes_of_overlays_are_told_once_whether_chosen_or_not(refused: Refuse, words: tuple[str, ...]) -> None:
+def test_mistakes_of_overlays_are_reported_once_whether_selected_or_not(
+    refused: Refuse, words: tuple[str, ...]
+) -> None:
     text = HEAD + "limits: {max_stop: 1}\noverlays:\n"
     text += "  dev: {limits: {max_stop: 0}, endpoint: {port: 1}, endpoints: {docs: no}}\n"
     text += "  prod: {model: {max_context: '${var.no}'}, limits: {max_choices: 0}}\n"
@@ -133,7 +135,7 @@ def test_an_overlay_may_count_on_what_environment_and_options_give(loaded: Load)
     assert loaded(text, "secrets.k.env=K", SLIPWAY__SECRETS__E__ENV="E").manifest.endpoints.api_keys is None
 
 
-def test_mistakes_of_the_file_are_not_told_again_for_each_overlay(refused: Refuse) -> None:
+def test_mistakes_of_the_file_are_not_repeated_for_each_overlay(refused: Refuse) -> None:
     text = HEAD + "zzz: 1\nendpoints: {port: a, docs: no}\n"
     text += "overlays: {a: {limits: {max_stop: 1}}, b: {endpoints: {docs: true}}}\n"
     assert [problem.split(" ")[0] for problem in refused(text)] == ["m.yaml:3:1:", "m.yaml:4:19:", "m.yaml:4:28:"]

@@ -59,7 +59,7 @@ def flow(value: Any) -> str:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_of_two_sources_that_give_one_key_the_higher_wins_and_says_where(seed: int, tmp_path: Path) -> None:
+def test_the_higher_of_two_sources_of_a_key_wins_and_is_named(seed: int, tmp_path: Path) -> None:
     source = random.Random(seed)
     dealt: dict[str, dict[str, Any]] = {name: {} for name in SOURCES}
     for key, make in WORDS.items():

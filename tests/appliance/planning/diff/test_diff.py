@@ -64,7 +64,7 @@ def configs(folder: Path, *sets: str) -> tuple[list[dict[str, Any]], dict[str, A
 
 
 @pytest.mark.parametrize("key", [key for key in leaves() if "*" not in key.path], ids=lambda key: key.name)
-def test_a_program_that_would_be_told_something_else_is_said_to_restart(folder: Path, key: Key) -> None:
+def test_programs_restart_if_their_configuration_changes(folder: Path, key: Key) -> None:
     """Plan another value for every key; compare the configurations of engines and gateway with the stated
     consequence."""
     engines, gateway = configs(folder)

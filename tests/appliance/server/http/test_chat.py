@@ -162,7 +162,7 @@ def test_prompt_logprobs_are_not_streamed(gateway: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_prompt_logprobs_stand_beside_the_choices(gateway: Any, count: int) -> None:
+def test_prompt_logprobs_are_next_to_the_choices(gateway: Any, count: int) -> None:
     """CH-09"""
     found = whole(gateway.says("x"), {"prompt_logprobs": count})["prompt_logprobs"]
     assert found[0] is None and len(found) == len(gateway.submits[0].prompt)

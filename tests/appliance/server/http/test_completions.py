@@ -501,7 +501,7 @@ def test_numbers_beyond_64_bit_are_refused_by_kind(gateway: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["regex", "grammar", "choice", "json"])
-def test_what_is_no_language_is_refused_before_generation(gateway: Any, kind: str) -> None:
+def test_invalid_grammars_are_refused_before_generation(gateway: Any, kind: str) -> None:
     """SO-02"""
     deep: dict[str, Any] = {}
     for _ in range(70):

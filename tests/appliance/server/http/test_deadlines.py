@@ -264,7 +264,7 @@ def test_without_keys_all_requests_have_one_owner(start: Callable[..., Gateway],
     assert [submit.owner for submit in engine.submits] == [""]
 
 
-def test_a_durable_reply_keeps_no_deadline_and_goes_on_with_that_of_who_asks(
+def test_a_durable_reply_resumes_with_the_deadline_of_the_new_request(
     start: Callable[..., Gateway], engine: FakeEngine, eventually: Any, tmp_path: Any
 ) -> None:
     gateway = start(engine, journal=str(tmp_path / "j"), linger_s=0.0)
@@ -287,7 +287,7 @@ def test_a_durable_reply_keeps_no_deadline_and_goes_on_with_that_of_who_asks(
     assert two.all()[-1][1] == "[DONE]" and two.status == 200
 
 
-def test_a_durable_reply_that_was_late_begins_anew(
+def test_a_durable_reply_that_was_late_is_generated_again(
     start: Callable[..., Gateway], engine: FakeEngine, eventually: Any, tmp_path: Any
 ) -> None:
     gateway = start(engine, journal=str(tmp_path / "j"))

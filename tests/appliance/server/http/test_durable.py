@@ -137,7 +137,7 @@ def test_requests_with_one_key_are_one_generation(start: Callable[..., Gateway],
     until("another key is another request", lambda: len(engine.submits) == 4)
 
 
-def test_a_stream_goes_on_behind_every_event(start: Callable[..., Gateway], engine: FakeEngine) -> None:
+def test_a_stream_resumes_after_every_event(start: Callable[..., Gateway], engine: FakeEngine) -> None:
     gateway = start(engine)
     whole = Reader(gateway, Idempotency_Key="k").all()
     ids = [event for event, _ in whole]
@@ -147,7 +147,7 @@ def test_a_stream_goes_on_behind_every_event(start: Callable[..., Gateway], engi
     assert len(engine.submits) == 2
 
 
-def test_a_chat_goes_on_behind_its_opening_too(start: Callable[..., Gateway], engine: FakeEngine) -> None:
+def test_a_chat_stream_also_resumes_after_its_first_event(start: Callable[..., Gateway], engine: FakeEngine) -> None:
     gateway = start(engine)
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9, "n": 2, "stream": True}
     whole = Reader(gateway, body, "/v1/chat/completions", Idempotency_Key="k").all()
@@ -196,7 +196,7 @@ def test_without_a_key_nothing_is_kept_and_events_have_no_ids(
         ({"Idempotency_Key": "new", "Last_Event_ID": "1.1"}, {}, 404, "Nothing is kept"),
     ],
 )  # fmt: skip
-def test_mistakes_are_told(
+def test_mistakes_are_reported(
     start: Callable[..., Gateway],
     engine: FakeEngine,
     headers: dict[str, str],
@@ -355,7 +355,7 @@ def test_engines_that_go_while_it_is_gone_on_with_lose_nothing_of_it(
     assert token_ids(seen + rest.all()) == ALL
 
 
-def test_a_request_that_fails_can_be_tried_anew(start: Callable[..., Gateway], engine: FakeEngine) -> None:
+def test_a_failed_request_can_be_retried(start: Callable[..., Gateway], engine: FakeEngine) -> None:
     gateway = start(engine)
     engine.refusal = Failed("", "nan", "numbers", None)
     failed = Reader(gateway, Idempotency_Key="k").all()
@@ -411,7 +411,7 @@ def test_only_ids_of_events_are_positions(text: str) -> None:
         read_position(text, 2)
 
 
-def test_however_tokens_came_together_a_stream_goes_on_at_its_token(make_gateway: Callable[..., Any]) -> None:
+def test_a_stream_resumes_at_its_token_however_tokens_are_split(make_gateway: Callable[..., Any]) -> None:
     """A client resumes a stream in a run whose deltas are split differently: texts, tokens and logprobs join."""
     gateway = make_gateway()
     rng = random.Random(3)

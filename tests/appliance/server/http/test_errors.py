@@ -160,7 +160,7 @@ def test_exceptions_have_one_translation(gateway, raised, status, type):
         assert secret not in reply.text
 
 
-def test_what_no_retry_can_help_says_so(gateway):
+def test_permanent_errors_say_that_a_retry_is_useless(gateway):
     """H-7 the SDKs retry 5xx unless a header forbids it"""
     assert gateway.generate(raises="NotImplementedError").headers["x-should-retry"] == "false"
 
@@ -230,7 +230,7 @@ def test_messages_lose_paths_addresses_and_tracebacks(message, clean):
     assert sanitise(message) == clean
 
 
-def test_the_engine_s_errors_and_bugs_are_told_apart():
+def test_engine_errors_and_engine_bugs_are_distinguished():
     assert api_error(RequestError("too long", "prompt")).status == 400
     assert api_error(EngineGone("left")).status == 500
     assert type(api_error(ZeroDivisionError("secret"))) is ApiError

@@ -73,7 +73,7 @@ def test_an_engine_that_gave_up_is_shown_as_failed(start_gateway, engine, eventu
     assert gateway.client.get("/live").status_code == 200
 
 
-def test_a_dead_engine_is_seen_and_its_return_too(gateway, engine, eventually):
+def test_an_engine_crash_and_restart_change_the_health_status(gateway, engine, eventually):
     """ER-12 engine crashed: /health returns 503, new requests wait for its restart, the gateway keeps running."""
     engine.die()
     eventually("unhealthy", lambda: gateway.client.get("/health").status_code == 503)

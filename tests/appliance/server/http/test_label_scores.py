@@ -45,7 +45,7 @@ def test_each_item_is_a_prompt_of_one_token_drawn_from_the_models_own_distributi
         ({"query": "hello " * 100000}, "input_text"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_by_name(gateway: Any, change: dict[str, Any], param: str) -> None:
+def test_unscorable_inputs_are_refused_by_name(gateway: Any, change: dict[str, Any], param: str) -> None:
     status, reply = gateway.post(PATH, {**ASKED, **change})
     assert status == 400, reply
     assert reply["error"]["param"].removeprefix("body.") == param, reply

@@ -134,7 +134,7 @@ def test_a_request_that_pools_counts_until_it_is_over(
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_response_in_the_background_counts_while_somebody_reads_it(
+def test_a_background_response_counts_as_load_while_a_client_reads_it(
     generating: Gateway, engine: FakeEngine, eventually: Eventually, how: str
 ) -> None:
     """API-05: its creation is over at once; each that follows its events counts by itself"""

@@ -170,7 +170,7 @@ def test_a_secret_without_keys_is_an_error_and_not_an_open_door(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
-def test_of_a_stream_every_byte_is_counted(make_gateway, path):
+def test_every_byte_of_a_stream_is_counted(make_gateway, path):
     gateway = make_gateway(compat="openai").says("hello world", each=1)
     said = {"messages": [{"role": "user", "content": "hi"}]}
     body = {"/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi"}}.get(path, said)

@@ -333,7 +333,7 @@ def test_requests_of_late_are_listed_newest_first(live: LiveGateway) -> None:
     assert {(one["prompt_tokens"], one["tokens"], one["finish"]) for one in listed()} == {(3, 4, "length")}
 
 
-def test_a_summary_tells_state_tokens_and_times() -> None:
+def test_a_summary_has_state_tokens_and_times() -> None:
     from appliance.server.routing.timeline import Arrived, FirstToken, Over, Placed, Stories
 
     stories = Stories(3)

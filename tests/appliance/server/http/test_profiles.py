@@ -173,7 +173,7 @@ def test_no_client_asks_again_for_another_task(gateway: Any, compat: str) -> Non
     assert asked == 1
 
 
-def test_a_response_has_vllms_fields_beside(gateway: Any, compat: str) -> None:
+def test_a_response_also_has_vllms_fields(gateway: Any, compat: str) -> None:
     assert ("kv_transfer_params" in gateway.post("/v1/responses", {"input": "hello"})[1]) == (compat == "vllm")
 
 

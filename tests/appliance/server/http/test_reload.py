@@ -461,7 +461,7 @@ def test_what_cannot_be_taken_changes_nothing(world: Callable[..., World]) -> No
         assert there.allowed("one") == 200 and there.allowed(None) == 401
 
 
-def test_a_key_file_is_read_anew_although_nothing_else_changed(world: Callable[..., World]) -> None:
+def test_a_key_file_is_reread_although_nothing_else_changed(world: Callable[..., World]) -> None:
     there = world(api_keys=of_file("one.txt"))
     (there.folder / "one.txt").write_text("three\nfour\n")
     assert there.allowed("one") == 200

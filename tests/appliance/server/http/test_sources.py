@@ -82,7 +82,7 @@ def test_ids_are_all_of_the_beginning(sourced: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [[], [1.5], ["x"], 7, {"a": 1}, [True]])
-def test_what_is_neither_text_nor_ids_is_refused_by_name(sourced: Any, value: Any) -> None:
+def test_inputs_other_than_text_and_ids_are_refused_by_name(sourced: Any, value: Any) -> None:
     assert error(sourced, decoder_prompt=value)["param"] == "decoder_prompt"
 
 

@@ -126,7 +126,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_what_is_no_language_is_refused_before_anything_runs(make_gateway: Callable[..., Any], path: str) -> None:
+def test_invalid_grammars_are_refused_before_anything_runs(make_gateway: Callable[..., Any], path: str) -> None:
     """SO-02"""
     gateway = make_gateway(grammar_bytes=4096)
     for name, (body, words) in REFUSED.items():
@@ -137,7 +137,7 @@ def test_what_is_no_language_is_refused_before_anything_runs(make_gateway: Calla
     assert not gateway.submits
 
 
-def test_what_a_loose_schema_loses_is_in_the_log(gateway: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_keywords_dropped_from_a_loose_schema_are_logged(gateway: Any, caplog: pytest.LogCaptureFixture) -> None:
     schema = {"properties": {"a": {"uniqueItems": True}}}
     with caplog.at_level(logging.WARNING):
         assert gateway.says("x").post("/v1/completions", {"prompt": "a", **form(schema)})[0] == 200

@@ -103,7 +103,7 @@ def test_a_file_is_written_anew_with_what_came_behind(tmp_path: Path) -> None:
     one.log.stop()
 
 
-def test_a_full_disk_is_told_and_later_records_are_read_behind_what_it_cut(
+def test_a_full_disk_is_reported_and_records_after_the_torn_one_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, real, full = Written(tmp_path / "j"), os.write, [True]

@@ -140,7 +140,7 @@ def test_more_than_fits_is_refused_while_it_all_runs(world: World) -> None:
     fill(ledger, b"more", 1, ends=True)
 
 
-def test_the_file_is_written_anew_when_most_of_it_is_gone(world: World) -> None:
+def test_the_file_is_rewritten_when_most_entries_are_deleted(world: World) -> None:
     ledger = world.ledger(keep_s=5)
     entry = ledger.open(b"long", b"", IDENTITY, SUBMITS)
     entry.state = "running"

@@ -19,7 +19,7 @@ from engine.api.messages import Sampling, Submit, Timing
 
 
 @pytest.mark.parametrize(("limit", "waiting", "full"), [(0, 0, False), (0, 1, True), (1, 0, False), (1, 1, True)])
-def test_small_limits_admit_one_while_nobody_waits(limit, waiting, full):
+def test_small_limits_admit_one_request_while_the_queue_is_empty(limit, waiting, full):
     assert Admission(limit).is_full(waiting) == full
 
 
@@ -143,7 +143,7 @@ def paced():
     return pace
 
 
-def test_a_request_that_the_queue_makes_late_is_refused_and_told_by_how_much():
+def test_a_request_that_the_queue_makes_late_is_refused_with_the_delay():
     late = paced().late([ask(ttft_deadline=115.0)], Ahead(8, 800), 110.0)
     assert (late.field, late.given_s, late.expected_s) == ("ttft_deadline_ms", 5.0, pytest.approx(8.2))
     assert late.excess_s == pytest.approx(3.2)
@@ -167,7 +167,7 @@ def test_the_least_reply_counts_for_the_end_and_not_for_the_first_token(left_s, 
     assert found is None if not late else (found.field, found.expected_s) == ("deadline_ms", pytest.approx(10.2))
 
 
-def test_of_requests_and_tokens_ahead_the_faster_count_is_believed():
+def test_the_wait_uses_the_faster_of_request_and_token_rates():
     """After short prompts, one long prompt is not refused, and neither are many short ones after long ones."""
     asked = ask(ttft_deadline=115.0)
     assert paced().late([asked], Ahead(2, 90_000), 110.0) is None

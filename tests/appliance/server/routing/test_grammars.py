@@ -173,7 +173,7 @@ HOSTILE: dict[str, Grammar] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_answered_and_harms_nobody(shared: Grammars, name: str) -> None:
+def test_a_hostile_grammar_is_refused_and_other_requests_are_served(shared: Grammars, name: str) -> None:
     """SO-02"""
     bounds = Bounds(256 << 10, 1.0, 512 << 20)
     assert len(check(shared, HOSTILE[name], bounds)) < 1500

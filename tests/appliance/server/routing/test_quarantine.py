@@ -94,7 +94,7 @@ def test_two_poison_requests_with_different_crash_points_are_both_isolated():
     assert service.most_charged <= 2
 
 
-def test_a_poison_request_that_arrives_beside_long_running_ones_is_isolated_after_few_crashes():
+def test_a_poison_request_among_long_running_ones_is_isolated_after_few_crashes():
     """The long-running requests are less likely to be the cause, so they are not tested first"""
     requests = {f"r{number}": Request(500) for number in range(31)}
     requests["bad"] = Request(500, poison_after(0), arrival_s=2.0)

@@ -226,7 +226,7 @@ def test_all_sequences_of_a_request_are_admitted_or_none(routed, engine):
     routed([engine], body, max_waiting=2)
 
 
-def test_running_requests_are_no_waiting_ones(routed, engine):
+def test_running_requests_do_not_count_as_waiting(routed, engine):
     """ER-13 the limit counts the queue, not running requests"""
     engine.holding = True
 
@@ -291,7 +291,7 @@ def test_without_an_engine_requests_are_refused_at_once(new_engine, new_config):
     asyncio.run(body())
 
 
-def test_requests_of_a_dead_engine_go_on_with_the_other_behind_their_last_token(routed, new_engine):
+def test_requests_of_a_crashed_engine_resume_on_the_other_after_their_last_token(routed, new_engine):
     """ER-12 with data parallelism"""
     first, second = new_engine().start(), new_engine().start()
     first.holding = second.holding = True
@@ -403,7 +403,7 @@ def test_requests_wait_for_the_next_engine_and_go_on_behind_their_last_token(rou
     routed([engine], body)
 
 
-def test_what_an_engine_gave_before_it_died_is_given_first(routed, engine):
+def test_tokens_from_before_an_engine_crash_are_delivered_first(routed, engine):
     """Deltas that the client had not taken yet are counted as emitted"""
     engine.holding = True
 
@@ -535,7 +535,7 @@ def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finis
     assert "request bad is quarantined" in caplog.text
 
 
-def test_an_engine_that_is_swapped_is_no_death_and_requests_wait_however_long_it_takes(routed, engine):
+def test_an_engine_swap_is_not_a_crash_and_requests_wait_until_it_is_over(routed, engine):
     engine.holding = True
 
     async def body(router):
@@ -570,7 +570,7 @@ def test_an_engine_that_is_swapped_is_no_death_and_requests_wait_however_long_it
     routed([engine], body, hold_s=0.0)
 
 
-def test_a_successor_that_dies_is_a_death_as_any_other(routed, engine):
+def test_a_crash_of_a_replacement_engine_counts_as_a_crash(routed, engine):
     async def body(router):
         router.expect_end(0)
         await asyncio.to_thread(engine.die)

@@ -105,7 +105,7 @@ def test_engines_tell_by_the_routers_keys_and_clients_read_their_own_ids() -> No
     ]
 
 
-def test_a_request_that_lost_its_engine_tells_so(start_gateway, engine, eventually) -> None:  # type: ignore[no-untyped-def]
+def test_a_request_reports_that_its_engine_crashed(start_gateway, engine, eventually) -> None:  # type: ignore[no-untyped-def]
     engine.holding = True
     gateway = start_gateway(engine)
     import threading

@@ -43,7 +43,7 @@ def told(reader: Reader) -> list[tuple[str, Any]]:
     return [(event, record) for event, record in reader.all() if record["type"] != "ping"]
 
 
-def test_a_stream_goes_on_behind_every_event_that_has_an_id(served: Gateway, engine: FakeEngine) -> None:
+def test_a_stream_resumes_after_every_event_that_has_an_id(served: Gateway, engine: FakeEngine) -> None:
     engine.holding = True
     first = Reader(served, BODY, "/v1/messages", Idempotency_Key="k")
     until("it runs", lambda: len(engine.open) == 1)

@@ -565,7 +565,7 @@ def test_tokens_are_counted_as_the_request_then_has_them(gateway: Any, body: dic
     assert tokens == reply["usage"]["input_tokens"] == len(gateway.submits[0].prompt) > 3
 
 
-def test_what_does_not_fit_the_window_is_counted_too(gateway: Any) -> None:
+def test_tokens_beyond_the_context_window_are_counted_too(gateway: Any) -> None:
     """AN-10: clients ask in order to find out if the prompt fits."""
     status, reply = gateway.post(
         f"{PATH}/count_tokens", {"model": "qwen", "messages": [{"role": "user", "content": "中" * 300}]}
@@ -730,7 +730,7 @@ async def weather(city: str) -> str:
     return f"sunny in {city}"
 
 
-def test_tool_runner_goes_on_without_a_thread(make_gateway: Any) -> None:
+def test_tool_runner_continues_without_a_thread(make_gateway: Any) -> None:
     """The SDK asks for a thread stored on the server; the error code makes it send complete conversations."""
     gateway = make_gateway(max_context=1000)
     texts = [CALL.replace("get_weather", "weather"), "It is sunny."]

@@ -64,7 +64,7 @@ def test_inputs_of_parts_are_texts(gateway):
         ({"truncate": "START", "max_tokens": 6}, lambda ids: [ids[0], *ids[-5:]]),
     ],
 )
-def test_a_long_text_is_cut_where_it_is_said(gateway, extra, kept):
+def test_a_long_text_is_truncated_at_the_requested_side(gateway, extra, kept):
     """B5.3 truncate and max_tokens"""
     text = "hello world stop the answer is 42 " * 6
     assert gateway.post(URL, {"texts": [text], **extra})[0] == 200

@@ -56,7 +56,7 @@ def test_a_reply_has_the_shape_of_the_reference(embedder):
     assert reply == {"object": "list", "model": "qwen", "usage": usage}
 
 
-def test_cached_tokens_are_told_in_openais_profile(make_pooling):
+def test_cached_tokens_are_reported_in_the_openai_profile(make_pooling):
     gateway = make_pooling("embed", compat="openai", cached=3)
     _, reply = gateway.post(URL, {"input": TEXTS})
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 9, "cache_write_tokens": 18}
@@ -112,7 +112,7 @@ def test_the_old_name_of_activation_is_refused_with_the_new_one(embedder):
     assert (message, param) == ("Parameter normalize was removed; use use_activation instead.", "normalize")
 
 
-def test_what_is_too_long_is_refused(embedder):
+def test_inputs_that_are_too_long_are_refused(embedder):
     """EM-04 the window"""
     message, param = refusal(embedder, {"input": "hello " * 40})
     count = len(embedder.tokenizer.encode("hello " * 40))
@@ -255,7 +255,7 @@ def test_a_gateway_that_ends_says_so(embedder):
     assert status == 503
 
 
-def test_a_deadline_that_passed_is_told(embedder):
+def test_a_passed_deadline_is_reported(embedder):
     embedder.router.reply = lambda submit: [Delta(submit.id, finish="deadline")]
     status, _ = embedder.post(URL, {"input": "hello", "deadline_ms": 5})
     assert status == 504 and embedder.submits[0].deadline is not None
@@ -511,7 +511,7 @@ def test_the_official_client_raises_what_it_should(embedder):
         embedder.openai(lambda client: client.embeddings.create(model="absent", input="hello"))
 
 
-def test_a_load_balancer_is_told_the_load(embedder):
+def test_a_load_balancer_receives_the_load(embedder):
     async def call() -> httpx.Response:
         async with embedder.client() as client:
             return await client.post(URL, json={"input": "x"}, headers={"endpoint-load-metrics-format": "TEXT"})

@@ -96,7 +96,7 @@ def test_other_counts_are_refused(crosser, counts):
         ({"text_1": "x", "text_2": "y", "normalize": True}, "normalize"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_with_its_field(crosser, body, param):
+def test_unscorable_inputs_are_refused_with_their_field(crosser, body, param):
     """SC-01 empty sides; POOL-04 bare parts and media"""
     assert refusal(crosser, body)[1] == param
     assert not crosser.submits
@@ -297,7 +297,7 @@ def test_equal_documents_keep_their_order(crosser):
         ({"documents": DOCUMENTS}, "body.query"),
     ],
 )
-def test_what_cannot_be_ranked_is_refused_with_its_field(crosser, body, param):
+def test_unrankable_inputs_are_refused_with_their_field(crosser, body, param):
     assert refusal(crosser, body, "/rerank")[1] == param
 
 

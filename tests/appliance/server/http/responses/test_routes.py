@@ -477,7 +477,7 @@ def test_tool_choices_bind_the_reply(gateway):
     assert refused(gateway, tools=tools, tool_choice={"type": "web_search"})["param"] == "tool_choice"
 
 
-def test_a_text_format_binds_the_reply_and_is_told(gateway):
+def test_a_text_format_constrains_the_reply_and_is_echoed(gateway):
     gateway.says('{"city": "Oslo"}')
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     form = {"type": "json_schema", "name": "place", "schema": schema, "strict": True}
@@ -558,7 +558,7 @@ def test_mistakes_name_their_field(gateway, fields, param):
     assert "max_completion_tokens" not in error["message"] and "messages" not in error["message"]
 
 
-def test_a_model_that_does_not_exist_and_responses_that_nobody_keeps(gateway):
+def test_unknown_models_and_unknown_responses_are_refused(gateway):
     assert gateway.post(PATH, body(model="nobody"))[1]["error"]["param"] == "model"
     status, reply = gateway.post(PATH, body(previous_response_id="resp_1"))
     assert status == 404 and "Response with id 'resp_1' not found." in reply["error"]["message"]

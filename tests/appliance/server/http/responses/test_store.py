@@ -145,7 +145,7 @@ def test_a_response_is_retrieved_as_it_ended_and_its_events_behind_every_number(
     assert gateway.metric("slipway_responses_bytes") > 0
 
 
-def test_a_stream_goes_on_in_another_gateway_with_the_exact_rest(start, engine, tmp_path):
+def test_a_stream_resumes_in_another_gateway_with_the_exact_rest(start, engine, tmp_path):
     """RS-11: the gateway shuts down during a stream; the next one sends the same event numbers, however tokens are
     split"""
     engine.holding = True
@@ -203,7 +203,7 @@ def test_a_log_that_lost_its_end_is_generated_again_into_the_same_events(start, 
     assert 1 <= len(engine.submits[1].emitted) <= 3
 
 
-def test_an_engine_that_dies_under_a_response_is_not_noticed(start, engine):
+def test_an_engine_crash_during_a_response_is_invisible_to_the_client(start, engine):
     """RS-14"""
     engine.holding = True
     gateway = start(engine)
@@ -264,7 +264,7 @@ def test_a_response_that_is_cancelled_stops_and_keeps_what_it_had(start, engine)
     assert missing.status_code == 404 and "Response with id 'resp_none' not found." in missing.text
 
 
-def test_what_is_deleted_is_gone(start, engine):
+def test_deleted_responses_are_gone(start, engine):
     gateway = start(engine)
     id = created(gateway)["id"]
     reply = gateway.client.delete(f"{PATH}/{id}")
