@@ -273,8 +273,8 @@ class Quantization(Section):
     """Store weights rounded to int8 or int4 in the user's cache folder, for the next start."""
     kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"
     """Number format of the KV cache. auto: on a GPU the activations' type; on a CPU the checkpoint's, and float16 for
-    GGUF files and with 8-bit or 4-bit weights. fp8 requires a GPU. int8 requires compiled kernels of a CPU and costs a
-    measured 0.23 % of perplexity."""
+    GGUF files and with 8-bit or 4-bit weights. fp8 requires a GPU. int8 requires compiled kernels of a CPU and costs
+    about 0.1 % of perplexity."""
 
 
 class Parallelism(Section):
