@@ -3,8 +3,9 @@
 Without a GPU, kernels run in Triton's interpreter; its environment variable must be set before they are imported. Its
 matrix products add in a fixed order (tests/interpreter.py), so results do not depend on the machine's BLAS.
 
-What hypothesis tries is the same in every run; `pytest --hypothesis-profile=default` looks for new examples. Files that
-take longest begin first: processes that share the tests file by file would wait for one that began last.
+Hypothesis generates the same examples in every run; `pytest --hypothesis-profile=default` looks for new ones. The
+slowest files start first, because worker processes that share the tests by file would wait for a slow file that
+starts last.
 """
 
 import faulthandler
@@ -65,7 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """pytest no longer watches a test once it has failed, and what hangs as it is torn down would hang for ever."""
+    """Limit the time of the teardown. pytest cancels its timeout once a test has failed, so a teardown could
+    hang forever."""
     limit = float(item.config.getini("faulthandler_timeout"))
     faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
     yield

@@ -1,4 +1,4 @@
-"""The benchmark beside other engines: what it reads, and a whole run of its own sides on a small shape."""
+"""CPU comparison with other engines: its inputs, and a complete run of Slipway's own backends on a small model."""
 
 import argparse
 import json
@@ -50,7 +50,7 @@ def test_no_prompt_begins_with_another_one():
 
 
 def test_every_round_of_a_prefill_reads_a_new_prompt(tmp_path, monkeypatch):
-    """An engine with a prefix cache reads none of it from there; a prompt that is repeated ends the side."""
+    """Prompts of prefill rounds never hit the prefix cache; a repeated prompt aborts the backend."""
     measure = slipway.load(make("small", tmp_path), "stored", "base", 1, (2, 64, 128))
     for asked in (Job(0, 64), Job(2, 64), Job(0, 64), Job(1, 64), Job(0, 64), Job(0, 48), Job(0, 64)):
         assert measure(asked) > 0
@@ -61,7 +61,8 @@ def test_every_round_of_a_prefill_reads_a_new_prompt(tmp_path, monkeypatch):
 
 
 def test_rounds_alternate_between_the_sides():
-    """The first round of each job counts for nobody; a round beside a busy process follows each other one."""
+    """The first round of each job is a discarded warm-up. Each measured
+    round is followed by one with a busy process."""
     asked: list[tuple[str, str]] = []
 
     class Fake:
@@ -94,7 +95,7 @@ def test_the_bandwidth_is_the_largest_rate_of_all_rounds(monkeypatch, compiler):
 
 
 def test_compiled_loops_read_every_byte(tmp_path):
-    """Each sum of 64-bit words is that of numpy."""
+    """Each sum of 64-bit words equals the sum that numpy computes."""
     words = np.arange(2 * bandwidth.TURN // 8 + 8, dtype=np.int64)
     aligned = words[-words.ctypes.data % 64 // 8 :][: 2 * bandwidth.TURN // 8]
     readers = bandwidth.compiled_loops(tmp_path)
@@ -104,7 +105,8 @@ def test_compiled_loops_read_every_byte(tmp_path):
 
 
 def test_bytes_of_a_token_are_those_of_the_matrices(tmp_path):
-    """bf16 as they are, float32 in transformers, 8 bits with scales; nothing is known of other engines' files."""
+    """Stored weights are bf16, transformers uses float32, 8-bit weights add scales; the
+    files of other engines are unknown."""
     folder = make("small", tmp_path)
     sizes = {text: token_bytes(folder, name(text)) for text in ("slipway@base:stored", "transformers:float32")}
     weights = sum(math.prod(one.shape) for one in read_checkpoint(folder).tensors.values())

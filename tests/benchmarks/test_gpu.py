@@ -61,7 +61,7 @@ def test_prompts_of_one_length_share_no_beginning():
     assert len({request.prompt[:2] for request in made}) == 5
 
 
-# -- what is computed from what was seen -------------------------------------------------------------------------------
+# -- values computed from measurements ---------------------------------------------------------------------------------
 
 
 def steps(*sizes):
@@ -80,7 +80,7 @@ def test_a_profile_tells_what_ran_in_the_window_and_how_long_the_device_waited()
         ("early", 500.0, 700.0),
         ("crossing", 700.0, 800.0),  # ends as the window begins
         ("a", 800.0, 840.0),
-        ("b", 830.0, 850.0),  # 10 us beside a
+        ("b", 830.0, 850.0),  # overlaps a for 10 us
         ("a", 900.0, 950.0),
         ("late", 1050.0, 1100.0),
     ]
@@ -100,8 +100,8 @@ def model(shape):
 
 
 def test_a_perfect_engine_reads_its_weights_and_its_keys():
-    """Llama 3.1 8B by hand: 8,030 M weights, of which the embedding's 525 M are looked up; 128 KiB of keys and values a
-    token; 32 heads of 128 in 32 layers."""
+    """Llama 3.1 8B, computed by hand: 8,030 M weights, including 525 M of the embedding, which are only looked up;
+    128 KiB of keys and values per token; 32 heads of 128 in 32 layers."""
     llama = model("llama-3.1-8b")
     form = layout(llama, block_tokens=16, element_bytes=2)
     costs = Costs.of(llama, form, 2 * 8_030_261_248)
@@ -135,7 +135,8 @@ def test_of_fp8_a_perfect_engine_reads_a_byte_a_number():
 
 
 def test_of_experts_a_perfect_engine_reads_those_that_some_row_takes():
-    """Qwen3 30B-A3B by hand: 48 layers of 128 experts with three matrices of 768 x 2,048, of which a token takes 8."""
+    """Qwen3 30B-A3B, computed by hand: 48 layers of 128 experts, 8 active per token, each with three matrices of
+    768 x 2,048."""
     moe, total = model("qwen3-30b-a3b"), 30_532_122_624
     costs = Costs.of(moe, layout(moe, block_tokens=16, element_bytes=2), 2 * total)
     one, embed = 48 * 3 * 768 * 2048, 151936 * 2048
@@ -431,7 +432,7 @@ def test_parts_without_their_packages_are_left_out(suite):
 
 @pytest.mark.slow
 def test_the_whole_suite_runs_on_a_cpu_with_only_the_packages_it_needs(tmp_path):
-    """As on a machine that lacks what the gateway needs: those packages cannot be imported."""
+    """Make the gateway's packages impossible to import, as on a machine without them."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "for name in ('pydantic', 'fastapi', 'orjson', 'llguidance', 'openai', 'jsonschema'):\n"

@@ -113,7 +113,7 @@ def llama_decode(context, batch):
 def llama_get_logits(context):
     return ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
 """
-"""Stands for llama-cpp-python, which the tests do not install: the calls that the benchmark makes, and known logits."""
+"""Fake of llama-cpp-python, which the tests do not install: has the calls of the benchmark, and known logits."""
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_run_beside_llama_cpp_measures_both_on_its_files(file, llama_python, t
     quality.main()
     found = json.loads(out.read_text())
     assert found["settings"]["llama_cpp"] == "1.2.3" and set(found["results"]) == {"float32 (torch)", *names}
-    # 10 of the 19 tokens are the one before; the others get what is left.
+    # 10 of the 19 tokens repeat the previous token; the others share the remaining probability.
     expected = math.exp(math.log(math.exp(5) + 258) - 5 * 10 / 19)
     for name in names:
         result = found["results"][name]["all"]

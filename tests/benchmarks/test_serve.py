@@ -199,7 +199,7 @@ def test_lengths_have_the_wanted_median_and_a_long_tail():
 
 
 def test_arrivals_of_an_open_loop_come_at_the_wanted_rate():
-    """BEN-01 Poisson arrivals: mean gap 1/rate, and gaps vary as much as they are long"""
+    """BEN-01 Poisson arrivals: mean gap 1/rate, and their standard deviation equals their mean."""
     starts = [ask.start_s for ask in load_of(seed=2, rate=20.0)]
     gaps = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
     assert starts[0] == 0.0

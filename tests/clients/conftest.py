@@ -1,7 +1,7 @@
-"""Clients that people really use, unmodified, against a running demo service: `make clients`.
+"""Run unmodified, widely used clients against a running demo service: `make clients`.
 
-They need packages that do not go together with the project's own, so they have an environment of their own
-(requirements/clients.txt) and know the service by its URL alone. What they showed becomes docs/clients.md.
+Their packages conflict with the project's own, so they are installed in a separate environment
+(requirements/clients.txt) and reach the service only by its URL. The results are written to docs/clients.md.
 """
 
 import json

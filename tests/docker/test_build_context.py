@@ -23,8 +23,8 @@ print(json.dumps({one.name: [*one.sources, *one.depends] for one in given["ext_m
 
 
 def admits(patterns: list[str], path: str) -> bool:
-    """Return whether .dockerignore lets this file into the context. As in Docker, the last matching pattern decides,
-    and a pattern that matches a folder matches all files below it."""
+    """Return whether .dockerignore lets this file into the context. The last matching pattern decides, and a
+    pattern that matches a folder matches all files below it, as in Docker."""
     parts = path.split("/")
     names = ["/".join(parts[: length + 1]) for length in range(len(parts))]
     kept = True

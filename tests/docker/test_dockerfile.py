@@ -40,7 +40,7 @@ def test_the_entry_point_can_be_executed():
 
 
 def test_kernels_are_compiled_where_the_image_has_them_and_the_entry_point_looks():
-    """Their paths are in what they are found by."""
+    """The cache is in the folder `compiled` next to the entry point, where the entry point looks for it."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
     (cache,) = re.findall(r"engine\.worker\.precompile .*--cache (\S+);", text)
     entry = re.findall(r"^COPY entrypoint\.sh (\S+)$", text, re.MULTILINE)[0]

@@ -37,7 +37,8 @@ def called(tmp_path):
 
 
 def test_kernels_compiled_with_the_image_are_in_tritons_cache(tmp_path):
-    """As links, for the cache is written to as well; again when the container starts anew."""
+    """The entry point links them, because Triton also writes to the cache, and it runs again when
+    the container restarts."""
     (tmp_path / "entrypoint.sh").write_text((ROOT / "entrypoint.sh").read_text())
     (tmp_path / "slipway").write_text('#!/bin/sh\necho "$TRITON_LIBCUDA_PATH"\n')
     (tmp_path / "slipway").chmod(0o755)

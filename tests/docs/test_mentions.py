@@ -1,4 +1,4 @@
-"""What the pages show works (APP-04): Python parses, YAML is a manifest, commands, options, modules, targets exist."""
+"""Examples in the pages work (APP-04): Python parses, YAML is a manifest, commands, options, modules, targets exist."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Pages that are made from code say what the code says, and links of all pages lead somewhere."""
+"""Generated pages match the code that they are generated from, and the links of all pages have existing targets."""
 
 import re
 import runpy

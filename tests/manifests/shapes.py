@@ -100,7 +100,7 @@ def write_header(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]])
 
 
 def make_gguf(name: str, folder: Path, quant: str = "Q4_0") -> Path:
-    """The same as one GGUF file, matrices in a type of ggml. The head is tied or of that type too."""
+    """Write the model as one GGUF file with matrices of the ggml type `quant`. An untied head has this type too."""
     import gguf
     import numpy as np
 

@@ -29,19 +29,19 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 
 @dataclass(frozen=True)
 class Expected:
-    """Model by the name of its configuration; what the plan must come to. `weight_share`: bytes held on a CPU, as a
-    share of two bytes a parameter, at most (a tied head is held twice: rows to look up, and packed). `at_once`: whole
-    contexts that the caches must hold together. `ranks` share each engine's model."""
+    """Model of a manifest and the expected values of its plan."""
 
-    model: str
+    model: str  # name of its configuration
     device: str
     kernels: str
     kv_dtype: str
     context: int
-    at_once: int
+    at_once: int  # complete contexts that the caches must have room for at the same time
     weights: str = "stored"
     weight_share: float = 1.0
-    ranks: int = 1
+    """Highest ratio of the weights' bytes on a CPU to two bytes per parameter. A tied head is stored twice: as rows to
+    look up, and packed."""
+    ranks: int = 1  # tensor-parallel processes of each engine
 
 
 LLAMA, LARGE, QWEN = "Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct", "Qwen3-0.6B"
@@ -102,8 +102,9 @@ def config(name: str) -> dict[str, int]:
 
 
 def norms(facts: dict[str, int], ranks: int) -> tuple[int, int]:
-    """Weights of norms in the checkpoint, and on each rank, where they are float32: the two of each layer and the last
-    lie whole on all; those of queries and keys (Qwen3's) are stored for one head and held for each of the rank's."""
+    """Return the number of norm weights in the checkpoint and on each rank, where they are float32. Every rank has the
+    two norms of each layer and the final norm in full. Query and key norms (Qwen3) are stored once in the checkpoint
+    and repeated for each head of the rank."""
     layers, whole = facts["num_hidden_layers"], facts["hidden_size"] * (2 * facts["num_hidden_layers"] + 1)
     if facts["model_type"] != "qwen3":
         return whole, whole
@@ -202,7 +203,7 @@ def test_a_manifest_says_what_it_is_for_and_where_its_schema_is(name: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_manifest_is_valid_by_the_schema_and_each_key_of_it_counts(name: str) -> None:
-    """Valid as it is; and with any of its keys misspelt, no longer."""
+    """The unchanged manifest is valid; it becomes invalid when any of its keys is misspelt."""
     validator = jsonschema.Draft202012Validator(manifest_schema())
     text = (FOLDER / name).read_text()
     validator.validate(yaml.safe_load(text))

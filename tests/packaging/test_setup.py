@@ -64,7 +64,7 @@ def test_a_wrong_variable_fails_the_build(sources: Path, tmp_path: Path, environ
 
 
 def test_no_extension_is_optional(sources: Path, tmp_path: Path) -> None:
-    """One that fails must not be dropped silently, whichever it is."""
+    """The build fails if any extension fails to compile, instead of dropping the extension silently."""
     fails_for_one = program(tmp_path / "c++", 'case "$*" in *_base*) exit 1 ;; esac; for last; do :; done; : >"$last"')
     log = tmp_path / "log"
     wrapper = program(tmp_path / "cxx", f'echo "$@" >>{log}; exec {fails_for_one} "$@"')

@@ -1,4 +1,4 @@
-"""The demo model's corpus: seeded, its test problems never trained, its template the one that transformers renders."""
+"""The demo model's corpus: seeded, its test problems never trained, its template rendered as by transformers."""
 
 import json
 import random

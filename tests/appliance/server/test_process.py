@@ -289,7 +289,7 @@ def test_a_request_goes_on_though_what_was_open_cannot_be_written_down(run, engi
     eventually("a token", lambda: len(lines) > 1)
     engine.die()
     eventually("not ready", lambda: process.get("/ready") == 503)
-    engine.holding = False  # before it returns, and the request with it
+    engine.holding = False  # set while the engine is down, so that the resumed request can finish
     engine.start()
     reading.join()
     assert finishes([line for line in lines if line.startswith("data: {")]) == ["length"]

@@ -128,7 +128,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_torch_passes_over_no_vocabulary_and_copies_none(team, temperature):
-    """Use all logit processors, truncation and processed logprobs; 60 rows make vocabulary-sized tensors stand out."""
+    """Use all logit processors, truncation and processed logprobs; 60 rows make vocabulary-sized tensors detectable."""
     asked = Request(
         Sampling(
             temperature=temperature,

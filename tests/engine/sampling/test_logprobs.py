@@ -55,7 +55,7 @@ def test_processed_logprobs_depend_on_the_temperature(logits, bench, request_of)
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
 def test_tokens_of_ones_own_choice_stand_in_place_of_the_most_likely(mode, logits, bench, request_of):
-    """Logprobs of chosen tokens keep the requested order and duplicates, and equal those of logprobs=-1."""
+    """Logprobs of chosen tokens keep the requested order and duplicates, and equal the values of logprobs=-1."""
     wanted = (99, 3, 50, 3, 0)
     given = {"temperature": 0.5, "top_k": 40, "logit_bias": {3: 2.0}, "seed": 5, "logprobs_mode": mode}
     named, all_of_them = (

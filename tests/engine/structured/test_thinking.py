@@ -78,7 +78,7 @@ def test_channels_have_the_budget_each_time() -> None:
 
 
 def test_what_is_forced_depends_on_the_emitted_tokens_alone() -> None:
-    """A matcher that replays the first tokens continues like the one that sampled them."""
+    """A matcher that replays the first tokens continues like the matcher that sampled them."""
     chance = random.Random(3)
     for _ in range(200):
         tokens, begun, is_open = chance.randint(0, 6), chance.random() < 0.5, chance.random() < 0.5

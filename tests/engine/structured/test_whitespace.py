@@ -56,7 +56,7 @@ def accepts(compiler: Compiler, grammar: Grammar, text: str) -> bool:
 @pytest.mark.parametrize("kind", ["json_schema", "lark"])
 @pytest.mark.parametrize("seed", range(10))
 def test_reply_that_prefers_whitespace_ends(compiler: Compiler, kind: str, seed: int) -> None:
-    """Sample a whitespace token wherever one is allowed."""
+    """Sample a whitespace token at every position that allows one."""
     text = json.dumps(SCHEMA) if kind == "json_schema" else f"start: {json_expression(SCHEMA)}"
     matcher = compiler.compile(Grammar(kind, text), [])  # type: ignore[arg-type]
     vocabulary, chance, reply = compiler._text.token_bytes, random.Random(seed), b""
