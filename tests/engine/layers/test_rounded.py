@@ -203,4 +203,4 @@ def test_a_folder_that_cannot_be_written_costs_nothing_else(kept, compiled, driv
     driver(path, kernels=compiled, bits="int8", known=known).run(ids(9, 1), 9)
     with caplog.at_level(logging.WARNING):
         known.close()
-    assert "are not kept" in caplog.text
+    assert "are not cached" in caplog.text
