@@ -181,7 +181,7 @@ def test_what_nobody_uses_is_not_launched(both, request_of):
     two = both(37)
     rows = two.table.rows([request_of(Sampling(), (1,), (2, 3)), request_of(Sampling(temperature=0.0, top_k=3))])
     step = two.sampler.prepare(rows)
-    assert step.mask is None and not step.edits and not step.asking and not step.cuts
+    assert step.mask is None and not step.edits and not step.logprob_groups and not step.cuts
 
 
 def test_more_rows_with_penalties_than_lines_of_counts(both, request_of):
