@@ -17,15 +17,12 @@ constexpr int64_t DEPTH_INPUTS = 512;           // inputs whose unpacked weights
 constexpr int64_t OUTPUT_TILES = 4;             // of a piece of work where there are many rows
 constexpr int64_t FLIGHTS = 4;                  // blocks whose sums are on their way at once
 
-// Layout of a tile of outputs.
-struct GroupForm {
-    int64_t group, bytes, step, count, span;  // inputs and bytes of a group's weights; to the next group; groups; inputs of
-                                              // a tile, which are a block of x
-    explicit GroupForm(const Linear& op) : group(op.group ? op.group : BLOCK8) {
-        bytes = op.form == TILES_INT4 ? group * W / 2 : group * W;
-        step = bytes + (op.group ? (op.scale_type == F32 ? 4 : 2) * W + (op.zeros ? W : 0) : 0);
+// Layout of a tile of outputs. AMX_INT8, which has no groups, counts as groups of one block without scales.
+struct GroupForm : GroupTile {
+    int64_t count, span;  // groups; inputs of a tile, which are a block of x
+    explicit GroupForm(const Linear& op) : GroupTile(op), span(block_of(op)) {
+        if (!op.group) group = BLOCK8, bytes = step = BLOCK8 * W;
         count = (op.inputs + group - 1) / group;
-        span = block_of(op);
     }
 };
 

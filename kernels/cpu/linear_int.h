@@ -4,7 +4,7 @@
 // others determine the scale. Without this, int8 costs SmolLM2-135M 7 times the KL divergence.
 //
 // Sums within a block are integers and exact. Scaled sums of blocks are added in float in the order of the inputs, and so
-// are the products of outliers, apart from these; both sums are added last.
+// are the products of outliers, block by block and the largest first, apart from these; both sums are added last.
 //
 // Weights are unsigned: 8 bits with 128 for zero, 4 bits with 8 or a zero point of each group. With q of x signed,
 // Σ (w - zero) q = Σ w q - zero · Σ q, and Σ q is known when x is packed. Where groups hold other inputs than neighbouring
@@ -230,21 +230,14 @@ static inline float take_outliers(float* x, int64_t size, int64_t input, float r
     float sizes[MOST_OUTLIERS + 1];
     for (int i = 0; i <= MOST_OUTLIERS; i++) sizes[i] = bits_to_float(uint32_t(found[i]));
     const int count = sizes[1] > ratio * sizes[2] ? 2 : sizes[0] > ratio * sizes[1] ? 1 : 0;
-    int64_t places[MOST_OUTLIERS] = {};
+    Outlier made[MOST_OUTLIERS];
     for (int i = 0; i < count; i++) {
-        places[i] = place_of(x, size, found[i]);
-        if (i && found[1] == found[0]) {  // the same size twice: its other place
-            const float kept = std::exchange(x[places[0]], 0.f);
-            places[1] = place_of(x, size, found[1]);
-            x[places[0]] = kept;
-        }
+        const int64_t place = place_of(x, size, found[i]);
+        made[i] = entry(input + place);
+        made[i].value = std::exchange(x[place], 0.f);
     }
-    if (count == 2 && places[0] > places[1]) std::swap(places[0], places[1]);
-    for (int i = 0; i < count; i++) {
-        Outlier made = entry(input + places[i]);
-        made.value = std::exchange(x[places[i]], 0.f);
-        std::memcpy(list + 1 + OUTLIER_WORDS * list[0]++, &made, sizeof(made));
-    }
+    std::memcpy(list + 1 + OUTLIER_WORDS * list[0], made, sizeof(Outlier) * size_t(count));
+    list[0] += count;
     const float scale = sizes[count] / 127.f;
     return scale < std::numeric_limits<float>::min() ? 0.f : scale;
 }
