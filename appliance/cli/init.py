@@ -190,7 +190,7 @@ def _head(checkpoint: Checkpoint, name: str, schema: str | None, called: str, co
     elif chat_templates(checkpoint.path) is None:
         lines.append("# It brings no chat template: /v1/chat/completions needs model.chat_template.")
     lines.append(
-        f"# Take the # from a key to write it; what stands behind it is what it comes to on {called}, and why."
+        f"# Remove the # to set a key. The comment after it is the value on {called}, and the reason."
     )
     lines.append(
         "# All keys: slipway explain model (and quantization, hardware, engine, endpoints, limits, lifecycle …)."
