@@ -189,9 +189,7 @@ def _head(checkpoint: Checkpoint, name: str, schema: str | None, called: str, co
         lines.append("# Its encoder reads the prompt of /v1/completions, and its decoder replies; it holds no chats.")
     elif chat_templates(checkpoint.path) is None:
         lines.append("# It brings no chat template: /v1/chat/completions needs model.chat_template.")
-    lines.append(
-        f"# Remove the # to set a key. The comment after it is the value on {called}, and the reason."
-    )
+    lines.append(f"# Remove the # to set a key. The comment after it is the value on {called}, and the reason.")
     lines.append(
         "# All keys: slipway explain model (and quantization, hardware, engine, endpoints, limits, lifecycle …)."
     )
