@@ -1,7 +1,6 @@
 """Weights in 8 or 4 bits: quantized here or in the checkpoint, and dequantized.
 
-int8    w ≈ scale · q of each output, |q| ≤ 128; rounded here: |q| ≤ 127, scale = largest |w| / 127
-groups  w ≈ scale · q of each output and group of inputs, |q| ≤ 128
+int8    w ≈ scale · q of each output and group of inputs, |q| ≤ 128; rounded here: |q| ≤ 127, scale = largest |w| / 127
 int4    w ≈ scale · (q - zero) of each output and group of inputs, 0 ≤ q ≤ 15; zero is 8 where the format has none
 
 Activations are rounded to 8 bits in blocks of neighbouring inputs when they are multiplied (`rounded_rows`):
@@ -26,15 +25,6 @@ MOST_OUTLIERS = 2  # activations of a block that stay in float
 
 @dataclass(frozen=True)
 class Int8Weight:
-    values: Tensor  # [outputs, inputs] int8
-    scales: Tensor  # [outputs] float32
-
-    def restored(self) -> Tensor:
-        return self.values.float() * self.scales[:, None]
-
-
-@dataclass(frozen=True)
-class Int8Groups:
     """The last group may be shorter than the others. `order`: column i multiplies input order[i]; None: input i."""
 
     values: Tensor  # [outputs, inputs] int8
@@ -61,7 +51,7 @@ class Int4Weight:
         return _in_order((self.values.float() - zeros) * _wide(self.scales, self), self.order)
 
 
-def _wide(of_groups: Tensor, weight: Int8Groups | Int4Weight) -> Tensor:
+def _wide(of_groups: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:
     """[outputs, groups] → [outputs, inputs] float32."""
     return of_groups.float().repeat_interleave(weight.group, 1)[:, : weight.values.shape[1]]
 
@@ -75,15 +65,21 @@ def _in_order(columns: Tensor, order: Tensor | None) -> Tensor:
     return inputs
 
 
-def to_int8(weight: Tensor) -> Int8Weight:
-    """Quantize a weight, [outputs, inputs] of any floating type."""
-    scales = weight.abs().amax(1).float() / 127
-    inverse = torch.where(scales > 0, 1 / scales, 0.0)
-    values = torch.empty(weight.shape, dtype=torch.int8)
-    for at in range(0, len(weight), ROWS_AT_ONCE):
+def to_int8(weight: Tensor, group: int) -> Int8Weight:
+    """Quantize a weight, [outputs, inputs] of any floating type. Scales are bfloat16, which has the range of float32.
+    The integers are computed from the rounded scales, so their rounding costs no accuracy."""
+    outputs, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -inputs % group)) if inputs % group else weight
+    values = torch.empty((outputs, inputs), dtype=torch.int8)
+    scales = torch.empty((outputs, padded.shape[1] // group), dtype=torch.bfloat16)
+    for at in range(0, outputs, ROWS_AT_ONCE):
         part = slice(at, at + ROWS_AT_ONCE)
-        values[part] = (weight[part].float() * inverse[part, None]).round_().clamp_(-127, 127)
-    return Int8Weight(values, scales)
+        groups = padded[part].float().unflatten(1, (-1, group))
+        scales[part] = groups.abs().amax(2) / 127
+        wide = scales[part].float().unsqueeze(2)
+        rounded = torch.where(wide > 0, groups / wide, 0.0).round_().clamp_(-127, 127)
+        values[part] = rounded.flatten(1)[:, :inputs]
+    return Int8Weight(values, scales, group)
 
 
 def to_int4(weight: Tensor, group: int) -> Int4Weight:
@@ -125,9 +121,9 @@ def _rounded_by(groups: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return values, (values * wide).sub_(groups).square_().sum(2)
 
 
-def activation_block(group: int = 0) -> int:
-    """Return the number of inputs that share a scale of the activations, for weights in groups of `group` inputs or for
-    weights with a scale per output (0). A group consists of whole blocks (`block_of` in kernels/cpu/linear_int.h)."""
+def activation_block(group: int) -> int:
+    """Return the number of inputs that share a scale of the activations, for weights in groups of `group` inputs. A
+    group consists of whole blocks (`block_of` in kernels/cpu/linear_int.h)."""
     return SMALL_BLOCK if group % LARGE_BLOCK else LARGE_BLOCK
 
 

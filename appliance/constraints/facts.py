@@ -130,14 +130,14 @@ def _expert_matrices(model: Model) -> Iterator[list[tuple[str, ...]]]:
                     yield [tuple(join(inside, row.source) for row in linears[at].rows) for inside, linears in mlps]
 
 
-def _form(checkpoint: Checkpoint, paths: tuple[str, ...]) -> str | tuple[int, int | None, bool]:
+def _form(checkpoint: Checkpoint, paths: tuple[str, ...]) -> str | tuple[int, int, bool]:
     """Return the format in which compiled kernels hold a fused matrix: bits, group and zero points, or a plain type."""
     schemes = {} if checkpoint.quantization is None else checkpoint.quantization.schemes
     own = [schemes.get(path) for path in paths]
     if alike(own):
         zeros = any(scheme is not None and scheme.zeros for scheme in own)
         first = next(scheme for scheme in own if scheme is not None)
-        return first.bits, first.group or (CHANNEL_GROUP if first.bits == 4 else None), zeros
+        return first.bits, first.group or CHANNEL_GROUP, zeros
     if any(scheme is not None and scheme.form != "turned" for scheme in own):
         return "float32"
     types = {info.dtype if (info := checkpoint.tensors.get(f"{path}.weight")) else "" for path in paths}

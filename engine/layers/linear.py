@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.api.config import WeightBits
 from engine.distributed.world import World
-from engine.models.footprint import INT4_GROUP
+from engine.models.footprint import INT4_GROUP, INT8_GROUP
 from engine.models.parts import Linear
 from engine.models.sources import join
 from engine.weights.packed import PackedFile
@@ -91,7 +91,8 @@ class Target:
             return self._held(pack_for(weight(stored if stored == torch.bfloat16 else self.dtype), self.team.tiling))
         known = self.known.get(name) if self.known is not None else None
         if known is None:
-            rounded = to_int4(weight(stored), INT4_GROUP) if self.bits == "int4" else to_int8(weight(stored))
+            matrix = weight(stored)
+            rounded = to_int4(matrix, INT4_GROUP) if self.bits == "int4" else to_int8(matrix, INT8_GROUP)
             known = self._held(pack_for(rounded, self.team.tiling))
             if self.known is not None:
                 self.known.put(name, known)

@@ -131,7 +131,7 @@ def _pieces(weight: Tensor | Packed | Fp8Weight, bias: Tensor | None) -> Iterato
     whole: tuple[Tensor | None, ...]
     match weight:
         case Packed():
-            whole = weight.data, weight.scales, weight.order
+            whole = weight.data, weight.order
         case Fp8Weight():
             whole = weight.tensors
         case Tensor():

@@ -48,8 +48,10 @@ Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
 PARTS: tuple[Part, ...] = ("embedding", "attention", "mlp", "experts", "norms", "head")
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-INT4_GROUP = 32  # number of inputs that share a scale in weights quantized to 4 bits at load time
-SCALE_SIZE = 2  # bytes of that scale, float16
+# Number of inputs that share a scale in weights quantized at load time.
+INT4_GROUP = 32
+INT8_GROUP = 64
+SCALE_SIZE = 2  # bytes of that scale: float16 with 4 bits, bfloat16 with 8
 
 
 class Tiling(Protocol):
@@ -57,8 +59,6 @@ class Tiling(Protocol):
 
     @property
     def width(self) -> int: ...
-    @property
-    def word8(self) -> int: ...
     @property
     def matrix(self) -> bool: ...
 
@@ -395,15 +395,10 @@ class _Footprint:
             yield Holding(part, name, "float32", factors, temporary=3 * math.prod(factors) + restoring)
             return
         temporary = _rounding(elements, inputs, ELEMENT_BYTES.get(stored, 4), bits) + restoring
-        if bits == "int8":
-            side, word = (16, 64) if tiling.matrix else (2 * tiling.width, tiling.word8)
-            yield Holding(part, name, "int8", (_up(rows, side), _up(inputs, word), 1), temporary=temporary)
-            yield Holding(part, f"{name} (scales)", "float32", (rows, 4))
-            return
-        groups = -(-inputs // INT4_GROUP)
-        each = INT4_GROUP // 2 + SCALE_SIZE
-        what = f"int4, groups of {INT4_GROUP} with a scale"
-        yield Holding(part, name, what, (_up(rows, tiling.width), groups, each), temporary=temporary)
+        group, vectors = (INT4_GROUP, 1) if bits == "int4" else (INT8_GROUP, 2)
+        each = group * int(bits.removeprefix("int")) // 8 + SCALE_SIZE
+        factors = _up(rows, vectors * tiling.width), -(-inputs // group), each
+        yield Holding(part, name, f"{bits}, groups of {group} with a scale", factors, temporary=temporary)
 
     def _packed_numbers(
         self, part: Part, name: str, sources: list[str], schemes: list[Scheme], rows: int, inputs: int
@@ -413,17 +408,13 @@ class _Footprint:
         tiling = self.to.tiling
         first, elements = schemes[0], rows * inputs
         temporary = 6 * elements  # unpacked, joined, padded and reordered, one byte each
-        if first.bits == 8 and first.group is None:
-            side, word = (16, 64) if tiling.matrix else (2 * tiling.width, tiling.word8)
-            yield Holding(part, name, "int8", (_up(rows, side), _up(inputs, word), 1), temporary=temporary)
-            yield Holding(part, f"{name} (scales)", "float32", (rows, 4))
-            return
         group = first.group or CHANNEL_GROUP
         scale = self._scale_bytes(sources, schemes)
         zeros = first.bits == 4 and any(scheme.zeros for scheme in schemes)
         each = group * first.bits // 8 + scale + zeros
         what = f"int{first.bits}, groups of {group} with a scale{' and a zero point' if zeros else ''}"
-        yield Holding(part, name, what, (_up(rows, tiling.width), -(-inputs // group), each), temporary=temporary)
+        factors = _up(rows, tiling.width * (1 if first.bits == 4 else 2)), -(-inputs // group), each
+        yield Holding(part, name, what, factors, temporary=temporary)
         if any(scheme.ordered for scheme in schemes) and first.group is not None:
             yield Holding(part, f"{name} (order)", "int32", (inputs, 4))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # index of the output in each four bits of a word, from the lowest bits on
-CHANNEL_GROUP = 128  # 4-bit matrices with one scale per output are stored in groups of this size with equal scales
+CHANNEL_GROUP = 128  # matrices with one scale per output are stored in groups of this size with equal scales
 GROUP_MULTIPLE = 32
 FP8_BLOCK = 128  # number of outputs, and of inputs, of an fp8 block with one scale
 

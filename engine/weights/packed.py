@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -22,7 +23,7 @@ from engine.weights.files import Weights
 from kernels.cpu.library import Tiling
 from kernels.cpu.packing import Packed
 
-VERSION = 3
+VERSION = 4
 FREE_SHARE = 0.5  # maximum share of the disk's free space for a file
 _log = logging.getLogger(__name__)
 
@@ -44,9 +45,9 @@ class PackedFile:
         """Return a matrix as a view of the file, or None. It must be copied before `release`."""
         if name not in self._forms:
             return None
-        scales = f"{name}.scales"
-        kept = self._weights.read(scales).clone() if scales in self._weights.tensors else None
-        return Packed(self._weights.read(name), scales=kept, **self._forms[name])
+        form = dict(self._forms[name])
+        scale_type = getattr(torch, str(form.pop("scale_type")))
+        return Packed(self._weights.read(name), scale_type=scale_type, **form)
 
     def release(self) -> None:
         """Make the pages of all matrices read so far non-resident."""
@@ -73,7 +74,6 @@ class PackedFile:
         if size > room.f_bavail * room.f_frsize * FREE_SHARE:
             raise OSError(f"{size:,} bytes are more than half of the free space")
         tensors = {name: packed.data for name, packed in self._new.items()}
-        tensors |= {f"{name}.scales": packed.scales for name, packed in self._new.items() if packed.scales is not None}
         forms = {
             name: {
                 "form": one.form,
@@ -81,6 +81,7 @@ class PackedFile:
                 "inputs": one.inputs,
                 "group": one.group,
                 "zeros": one.zeros,
+                "scale_type": str(one.scale_type).removeprefix("torch."),
             }
             for name, one in self._new.items()
         }

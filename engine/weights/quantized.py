@@ -22,9 +22,9 @@ from engine.weights.fp8 import fused_fp8, restored
 from engine.weights.random import RandomWeights
 from engine.weights.slot import Slots
 from kernels.fp8 import Fp8Weight
-from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight
+from kernels.quantisation import Int4Weight, Int8Weight
 
-Numbers = Int4Weight | Int8Groups | Int8Weight
+Numbers = Int4Weight | Int8Weight
 MIDDLE = {4: 8, 8: 128}  # zero point of unsigned integers without stored zero points
 BLOCK = 32  # inputs per block of Q4_0 and Q8_0
 
@@ -107,8 +107,6 @@ class QuantizedWeights:
         if count == whole:
             return numbers
         values = numbers.values[:, first : first + count].contiguous()
-        if isinstance(numbers, Int8Weight):
-            return replace(numbers, values=values)
         if numbers.order is not None or (self.schemes[name].group is not None and count % numbers.group):
             raise CheckpointError(
                 f"{self._file(name)}: {name}: a rank's {count} of {whole} inputs are not whole groups of "
@@ -129,21 +127,18 @@ class QuantizedWeights:
         wide = kinds.pop() if len(kinds) == 1 else torch.float32
         scales = torch.cat([piece.scales.to(wide) for piece in pieces])
         first = pieces[0]
-        if isinstance(first, Int8Weight):
-            return Int8Weight(values, scales)
-        grouped = [piece for piece in pieces if not isinstance(piece, Int8Weight)]
-        if any(not _same(piece.order, first.order) for piece in grouped):
+        if any(not _same(piece.order, first.order) for piece in pieces):
             raise CheckpointError(
                 f"{self._file(names[0])}: {', '.join(dict.fromkeys(names))} group the same inputs in different orders "
                 "(act order), which compiled kernels do not support; set hardware.kernels to torch"
             )
         zeros = None
         if isinstance(first, Int4Weight):
-            fours = [piece for piece in grouped if isinstance(piece, Int4Weight)]
+            fours = [piece for piece in pieces if isinstance(piece, Int4Weight)]
             if any(piece.zeros is not None for piece in fours):
                 zeros = torch.cat([_zeros_of(piece) for piece in fours])
             return Int4Weight(values, scales, zeros, first.group, first.order)
-        return Int8Groups(values, scales, first.group, first.order)
+        return Int8Weight(values, scales, first.group, first.order)
 
     def _gptq(self, path: str, scheme: Scheme, rows: int, inputs: int) -> Numbers:
         read = self._weights.read
@@ -229,7 +224,7 @@ class QuantizedWeights:
         body = raw[:, :, 2:]
         scales = _turned(scales, scheme.heads)
         if scheme.bits == 8:
-            return Int8Groups(_turned(body.contiguous().view(torch.int8).flatten(1), scheme.heads), scales, BLOCK)
+            return Int8Weight(_turned(body.contiguous().view(torch.int8).flatten(1), scheme.heads), scales, BLOCK)
         values = torch.cat((body & 15, body >> 4), 2).flatten(1)
         return Int4Weight(_turned(values, scheme.heads), scales, None, BLOCK)
 
@@ -280,8 +275,8 @@ def random_weights(
 
 def _eight(values: Tensor, scales: Tensor, group: int | None, order: Tensor | None) -> Numbers:
     if group is None:
-        return Int8Weight(values.contiguous(), scales[:, 0].float())
-    return Int8Groups(values.contiguous(), scales.contiguous(), group, order)
+        group, scales = CHANNEL_GROUP, scales.expand(-1, -(-values.shape[1] // CHANNEL_GROUP))
+    return Int8Weight(values.contiguous(), scales.contiguous(), group, order)
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:

@@ -5,7 +5,7 @@
 // inputs the three parts are added in the same order whatever the number of rows.
 // int8: x quantized to 8 bits in blocks, as in linear_int.h; the products are in linear_amx_groups.h.
 //
-// A tile holds 16 rows of 64 bytes: 32 inputs of 2 bytes, or 64 of one. Weights: [16 outputs][block][word][output][4
+// A tile holds 16 rows of 64 bytes: 32 inputs of 2 bytes, or 64 of one. bf16 weights: [16 outputs][block][word][output][4
 // bytes]; x: [16 rows][block][part][row][64 bytes], and for int8 also the scales, [16 rows][block of x][row], and the
 // outliers, [row][list].
 #pragma once
@@ -56,14 +56,10 @@ static void configure(int64_t tokens) {
     config.load();
 }
 
-template <class T> static inline int64_t blocks(const Linear& op) {
-    const int64_t inputs = op.group ? (op.inputs + op.group - 1) / op.group * op.group : op.inputs;
-    return (inputs + T::INPUTS - 1) / T::INPUTS;
-}
 // Blocks of x with a scale of their own, in int8.
-static inline int64_t x_blocks(const Linear& op) {
-    const int64_t unit = op.group ? op.group : BLOCK8;
-    return (op.inputs + unit - 1) / unit * unit / block_of(op);
+static inline int64_t x_blocks(const Linear& op) { return (op.inputs + op.group - 1) / op.group * op.group / block_of(op); }
+template <class T> static inline int64_t blocks(const Linear& op) {
+    return (T::PARTS == 1 ? x_blocks(op) * block_of(op) + T::INPUTS - 1 : op.inputs + T::INPUTS - 1) / T::INPUTS;
 }
 static inline int64_t row_tiles(int64_t tokens) { return (tokens + SIDE - 1) / SIDE; }
 static inline int64_t output_tiles(const Linear& op) { return (op.outputs + SIDE - 1) / SIDE; }

@@ -1,8 +1,8 @@
-// y = x Wᵀ by vectors over weights that are packed for matrix tiles (linear_amx.h). With one or two rows such tiles would be
+// y = x Wᵀ by vectors over bf16 weights that are packed for matrix tiles (linear_amx.h). With one or two rows such tiles would be
 // nearly empty, and the memory's bandwidth limits the speed.
 //
-// The results equal the results of the matrix tiles bit for bit, so that the number of rows may decide. 8 bits: whole numbers.
-// bf16: for each block of 32 inputs and each part of x a tile instruction adds up the products of even inputs and those
+// The results equal the results of the matrix tiles bit for bit, so that the number of rows may decide:
+// for each block of 32 inputs and each part of x a tile instruction adds up the products of even inputs and those
 // of odd ones, in order and rounded to float one by one, then both together, and this to the sum so far; it takes
 // subnormal numbers for zero, and so does this code, by the CPU's own modes.
 #pragma once
@@ -75,42 +75,6 @@ template <int R, int T> static void few_bf16(const Linear& op, const float* x, i
     put(op, R, 0, R, tile * SIDE, T * SIDE, out);
 }
 
-// x: a panel as quantise_row lays it out.
-template <int R, int T> static void few_int8(const Linear& op, const int32_t* x, int64_t tile) {
-    const Quantised form(op);
-    const int64_t count = blocks<Int8>(op), apart = count * TILE;
-    const uint8_t* w = (const uint8_t*)op.weight + tile * apart;
-    const float* x_scales = (const float*)(x + count * SIDE * R);
-    const int32_t* totals = x + count * (SIDE + 1) * R;
-    const __m512i middle = _mm512_set1_epi8(-128);
-    vf acc[T][R] = {};
-    for (int64_t block = 0; block < count; block++) {
-        vi sums[T][R];
-        UNROLL for (int t = 0; t < T; t++)
-            UNROLL for (int r = 0; r < R; r++) sums[t][r] = vi{} + totals[block * R + r];
-        for (int64_t word = block * SIDE; word < (block + 1) * SIDE; word++)
-            UNROLL for (int t = 0; t < T; t++) {
-                const uint8_t* at = w + t * apart + word * LINE;
-                fetch(at, apart - word * LINE, (T - 1) * apart);
-                const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(at), middle);
-                UNROLL for (int r = 0; r < R; r++)
-                    sums[t][r] = (vi)_mm512_dpbusd_epi32((__m512i)sums[t][r], line, _mm512_set1_epi32(x[word * R + r]));
-            }
-        UNROLL for (int t = 0; t < T; t++)
-            UNROLL for (int r = 0; r < R; r++) acc[t][r] += splat(x_scales[block * R + r]) * to_float(sums[t][r]);
-    }
-    float out[R * T * SIDE], scales[T * SIDE] = {};
-    std::memcpy(scales, op.scales + tile * SIDE, sizeof(float) * size_t(std::min(T * SIDE, op.outputs - tile * SIDE)));
-    UNROLL for (int t = 0; t < T; t++)
-        UNROLL for (int r = 0; r < R; r++) {
-            float* at = out + (r * T + t) * SIDE;
-            store(at, acc[t][r]);
-            add_outliers<1, 4, true>(form.outliers(x, R, r), w + t * apart, at);
-            store(at, load(at) * load(scales + t * SIDE));
-        }
-    put(op, R, 0, R, tile * SIDE, T * SIDE, out);
-}
-
 // Pieces [begin, end), each of few_width(rows) output tiles.
 template <int R = 1> static void few_rows(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end) {
     if (rows != R) {
@@ -121,8 +85,7 @@ template <int R = 1> static void few_rows(const Linear& op, int64_t rows, const 
     const int64_t tiles = output_tiles(op);
     for (int64_t tile = begin * T; tile < std::min(end * T, tiles); tile += T) {
         const bool whole = tile + T <= tiles;
-        if (op.form == AMX_BF16) whole ? few_bf16<R, T>(op, packed, tile) : few_bf16<R, 1>(op, packed, tile);
-        else whole ? few_int8<R, T>(op, (const int32_t*)packed, tile) : few_int8<R, 1>(op, (const int32_t*)packed, tile);
+        whole ? few_bf16<R, T>(op, packed, tile) : few_bf16<R, 1>(op, packed, tile);
     }
 }
 

@@ -1,8 +1,8 @@
 // y = x Wᵀ by matrix tiles (Intel AMX) with weights of 8 or 4 bits (linear_int.h), where there are enough rows.
 //
-// Weights in groups are packed for the vector kernels. Some groups of one tile of outputs at a time are unpacked to signed
-// bytes without their zero points, [word][output][4 inputs], the format of a matrix tile, and serve all row tiles
-// of the piece. Weights of 8 bits without groups (AMX_INT8) are stored in this format, in blocks of 64 inputs.
+// Weights are packed for the vector kernels. Some groups of 16 outputs at a time are unpacked to signed bytes without their
+// zero points, [word][output][4 inputs], the format of a matrix tile, and serve all row tiles of the piece. A tile of 8-bit
+// weights has 32 outputs, so it makes two such tiles.
 // One instruction multiplies a block of x, whose sums are integers and exact. Blocks are added in the same order by the
 // same operations as in the vector kernels: the results are the same bit for bit, so that the number of rows may decide.
 #pragma once
@@ -17,13 +17,14 @@ constexpr int64_t DEPTH_INPUTS = 512;           // inputs whose unpacked weights
 constexpr int64_t OUTPUT_TILES = 4;             // of a piece of work where there are many rows
 constexpr int64_t FLIGHTS = 4;                  // blocks whose sums are on their way at once
 
-// Layout of a tile of outputs. AMX_INT8, which has no groups, counts as groups of one block without scales.
+// Layout of the weights of 16 outputs.
 struct GroupForm : GroupTile {
-    int64_t count, span;  // groups; inputs of a tile, which are a block of x
-    explicit GroupForm(const Linear& op) : GroupTile(op), span(block_of(op)) {
-        if (!op.group) group = BLOCK8, bytes = step = BLOCK8 * W;
-        count = (op.inputs + group - 1) / group;
+    int64_t count, span, parts;  // groups; inputs of a tile, which are a block of x; parts of 16 outputs of a packed tile
+    explicit GroupForm(const Linear& op) : GroupTile(op), count((op.inputs + group - 1) / group), span(block_of(op)) {
+        parts = op.form == TILES_INT8 ? NR / W : 1;
     }
+    int64_t offset(int64_t tile) const { return tile / parts * count * step; }
+    int part(int64_t tile) const { return int(tile % parts); }
 };
 
 // Tiles 4 and 5 hold x, 6 and 7 weights, the others sums.
@@ -36,15 +37,17 @@ static void configure_groups(int64_t span) {
     config.load();
 }
 
-// Groups [first, last) of one tile of outputs, [group][word][16 outputs][4 inputs].
+// Groups [first, last) of 16 outputs, part `part` of the packed tile `w`: [group][word][16 outputs][4 inputs].
 // Meanwhile the same groups `ahead` bytes further on are fetched.
-static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, int64_t first, int64_t last, int64_t ahead, uint8_t* out) {
+static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, int part, int64_t first, int64_t last,
+                   int64_t ahead, uint8_t* out) {
     const __m512i low_half = _mm512_set1_epi8(15);
+    const int64_t share = form.step / form.parts;
     for (int64_t g = first; g < last; g++) {
         const uint8_t* at = w + g * form.step;
-        for (int64_t line = 0; line < form.step; line += LINE) _mm_prefetch((const char*)(at + ahead + line), _MM_HINT_T1);
-        if (op.form == GROUPS_INT8) {
-            for (int64_t i = 0; i < form.bytes; i += LINE, out += LINE)
+        for (int64_t line = part * share; line < (part + 1) * share; line += LINE) _mm_prefetch((const char*)(at + ahead + line), _MM_HINT_T1);
+        if (op.form == TILES_INT8) {
+            for (int64_t i = part * LINE; i < form.bytes; i += form.parts * LINE, out += LINE)
                 _mm512_storeu_si512(out, _mm512_xor_si512(_mm512_loadu_si512(at + i), _mm512_set1_epi8(-128)));
             continue;
         }
@@ -59,10 +62,10 @@ static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, in
 }
 
 // One tile of 16 rows and 16 outputs: sums[16][stride] (+)= Σ scale · x_scale · (x · w) over groups [first, last). x: the row
-// tile, with its scales [block][16]; w: signed weights from `first` on; if `ahead` is not 0, the weights `ahead` bytes further on
-// are prefetched; packed: the packed tile, for the scales of its groups.
+// tile, with its scales [block][16]; w: signed weights from `first` on; packed, part: the packed tile and its part, for the
+// scales of the groups.
 static void add_groups(const Linear& op, const GroupForm& form, const uint8_t* x, const float* x_scales, const uint8_t* w,
-                       int64_t ahead, const uint8_t* packed, int64_t first, int64_t last, float* sums, int64_t stride) {
+                       const uint8_t* packed, int part, int64_t first, int64_t last, float* sums, int64_t stride) {
     const int64_t blocks = form.group / form.span, end = last * blocks;
     vf acc[SIDE];
     UNROLL for (int r = 0; r < SIDE; r++) acc[r] = first ? load(sums + r * stride) : vf{};
@@ -72,7 +75,6 @@ static void add_groups(const Linear& op, const GroupForm& form, const uint8_t* x
 #define FLIGHT(number, sum, a, b)                                                                                \
     if (number < flights) {                                                                                      \
         const int64_t input = (block + number) * form.span;                                                      \
-        for (int64_t line = 0; ahead && line < TILE; line += LINE) _mm_prefetch((const char*)(w + ahead + line), _MM_HINT_T1); \
         _tile_zero(sum);                                                                                         \
         _tile_loadd(a, x + input / Int8::INPUTS * TILE + input % Int8::INPUTS, LINE);                            \
         _tile_loadd(b, w, LINE);                                                                                 \
@@ -84,8 +86,7 @@ static void add_groups(const Linear& op, const GroupForm& form, const uint8_t* x
 #undef FLIGHT
         for (int64_t number = 0; number < flights; number++) {
             const float* own = x_scales + (block + number) * SIDE;
-            vf scale = splat(1.f);
-            if (op.group) scale = group_scales(packed + (block + number) / blocks * form.step + form.bytes, op.scale_type);
+            const vf scale = group_scales(packed + (block + number) / blocks * form.step + form.bytes, op.scale_type, part);
             UNROLL for (int r = 0; r < SIDE; r++) acc[r] += scale * own[r] * to_float(load(whole[number] + r * SIDE));
         }
     }
@@ -107,8 +108,8 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
     const GroupForm form(op);
     const int64_t tile = index % work.across * work.width, tiles = std::min(work.width, output_tiles(op) - tile);
     const int64_t first = index / work.across * CHUNK, rows = std::min(CHUNK, work.row_tiles - first);
-    const int64_t stride = work.width * SIDE, x_apart = blocks<Int8>(op) * TILE, apart = form.count * form.step;
-    const uint8_t *x = (const uint8_t*)x_tiles + first * x_apart, *w = (const uint8_t*)op.weight + tile * apart;
+    const int64_t stride = work.width * SIDE, x_apart = blocks<Int8>(op) * TILE;
+    const uint8_t *x = (const uint8_t*)x_tiles + first * x_apart, *w = (const uint8_t*)op.weight;
     const float* x_scales = (const float*)((const uint8_t*)x_tiles + packed_tiles<Int8>(op, tokens) * TILE);
     const int64_t deep = std::max<int64_t>(1, DEPTH_INPUTS / form.group), unpacked = deep * form.group * SIDE;
     float* sums = at_least(scratch.sums, size_t(CHUNK * SIDE * stride));
@@ -117,32 +118,24 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
     for (int64_t g = 0; g < form.count; g += deep) {
         const int64_t last = std::min(form.count, g + deep);
         // The next groups of these tiles, or the first ones of those that come next.
-        const int64_t ahead = (last < form.count ? deep : tiles * form.count - g) * form.step;
-        for (int64_t n = 0; op.group && n < tiles; n++) unpack(op, form, w + n * apart, g, last, ahead, wide + n * unpacked);
+        const int64_t ahead = last < form.count ? deep * form.step : form.offset(tile + tiles) - form.offset(tile) - g * form.step;
+        for (int64_t n = tile; n < tile + tiles; n++)
+            unpack(op, form, w + form.offset(n), form.part(n), g, last, ahead, wide + (n - tile) * unpacked);
         for (int64_t row = 0; row < rows; row++)
-            for (int64_t n = 0; n < tiles; n++) {
-                const uint8_t *packed = w + n * apart, *lying = packed + g * form.step;
-                add_groups(op, form, x + row * x_apart, x_scales + (first + row) * x_blocks(op) * SIDE,
-                           op.group ? wide + n * unpacked : lying, op.group || row ? 0 : ahead, packed, g, last,
-                           sums + row * SIDE * stride + n * SIDE, stride);
-            }
+            for (int64_t n = 0; n < tiles; n++)
+                add_groups(op, form, x + row * x_apart, x_scales + (first + row) * x_blocks(op) * SIDE, wide + n * unpacked,
+                           w + form.offset(tile + n), form.part(tile + n), g, last, sums + row * SIDE * stride + n * SIDE, stride);
     }
     const int32_t* lists = (const int32_t*)x_scales;
     for (int64_t row = 0; row < std::min(rows * SIDE, tokens - first * SIDE); row++)
         for (int64_t n = 0; n < tiles; n++) {
             const int32_t* list = outliers(op, tokens, first * SIDE + row, lists);
+            const uint8_t* packed = w + form.offset(tile + n);
             float* at = sums + row * stride + n * SIDE;
-            if (op.form == AMX_INT8) add_outliers<1, 4, true>(list, w + n * apart, at);
-            else if (op.form == GROUPS_INT8) add_outliers<false, false>(op, list, w + n * apart, at);
-            else if (op.zeros) add_outliers<true, true>(op, list, w + n * apart, at);
-            else add_outliers<true, false>(op, list, w + n * apart, at);
+            if (op.form == TILES_INT8) add_outliers<1, false, false>(op, list, packed, form.part(tile + n), at);
+            else if (op.zeros) add_outliers<1, true, true>(op, list, packed, 0, at);
+            else add_outliers<1, true, false>(op, list, packed, 0, at);
         }
-    if (!op.group) {
-        alignas(64) float scales[OUTPUT_TILES * SIDE] = {};
-        std::memcpy(scales, op.scales + tile * SIDE, sizeof(float) * size_t(std::min(tiles * SIDE, op.outputs - tile * SIDE)));
-        for (int64_t r = 0; r < rows * SIDE; r++)
-            for (int64_t n = 0; n < tiles * SIDE; n += SIDE) store(sums + r * stride + n, load(sums + r * stride + n) * load(scales + n));
-    }
     put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
 }
 

@@ -10,12 +10,11 @@
 // Σ (w - zero) q = Σ w q - zero · Σ q, and Σ q is known when x is packed. Where groups hold other inputs than neighbouring
 // ones, x is packed in their order.
 //
-// 8 bits: [tile of NR outputs][word][NR][WORD8], blocks of BLOCK8 inputs. 4 bits: [tile of W outputs][group]{[pair of
-// words][W][WORD4] with the first word in the low halves, [W] scales, [W] zero points if there are any}. 8 bits in groups:
-// [tile of W outputs][group]{[word][W][WORD8], [W] scales}. A group is one block or several. Scales of groups are of the
-// type that the checkpoint has them in. A panel of x: [word][R] words of 4 bytes, then [block][R] scales, then [block][R]
-// totals: -Σ q times the number that represents zero in all weights, if there is one; then the list of outliers of each
-// row.
+// 8 bits: [tile of NR outputs][group]{[word][NR][WORD8], [NR] scales}. 4 bits: [tile of W outputs][group]{[pair of
+// words][W][WORD4] with the first word in the low halves, [W] scales, [W] zero points if there are any}. A group is one
+// block of inputs or several. Scales have the type of the checkpoint's. A panel of x: [word][R] words of 4 bytes, then
+// [block][R] scales, then [block][R] totals: -Σ q times the number that represents zero in all weights, if there is one;
+// then the list of outliers of each row.
 #pragma once
 
 #include <limits>
@@ -40,7 +39,7 @@ constexpr int MOST_ROWS4 = 8, MOST_ROWS8 = 4;
 #else
 constexpr int MOST_ROWS4 = 8, MOST_ROWS8 = MOST_ROWS;
 #endif
-constexpr int64_t BLOCK8 = 64;  // inputs of a block of x, and of a matrix tile of 8-bit weights, see linear_amx.h
+constexpr int64_t LARGE_BLOCK = 64;   // inputs of a block of x, if groups consist of such blocks; else PART
 constexpr int64_t MOST_OUTLIERS = 2;  // of a block
 constexpr int64_t PART = 32;  // inputs whose products with 4 bits can be summed in 16 bits: 8 · 2 · 15 · 127 < 2^15
 
@@ -128,23 +127,14 @@ template <int R> static inline __attribute__((always_inline)) void dot4(const ui
 #endif
 }
 
-// sums[r] += Σ w · x over PART inputs of 8 bits.
-template <int R> static inline __attribute__((always_inline)) void dot8_part(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
-    UNROLL for (int i = 0; i < PART / WORD8; i++) {
-        const vi word = word8(w + i * W * WORD8);
-        UNROLL for (int r = 0; r < R; r++) {
-            sums[r] = dot8(sums[r], word, x[i * R + r]);
-            IN_ORDER(sums[r]);
-        }
-    }
-}
-
-static inline vf group_scales(const uint8_t* at, int32_t type) {
-    return type == F16 ? load((const fp16*)at) : type == BF16 ? load((const bf16*)at) : load((const float*)at);
+// W scales of vector `v` of a tile of outputs.
+static inline vf group_scales(const uint8_t* at, int32_t type, int v = 0) {
+    const int64_t first = v * W;
+    return type == F16 ? load((const fp16*)at + first) : type == BF16 ? load((const bf16*)at + first) : load((const float*)at + first);
 }
 
 // Inputs of a block of x; a group is a whole number of blocks.
-static inline int64_t block_of(const Linear& op) { return op.group % BLOCK8 ? PART : BLOCK8; }
+static inline int64_t block_of(const Linear& op) { return op.group % LARGE_BLOCK ? PART : LARGE_BLOCK; }
 
 // Words of 4 bytes of a row's list of outliers: their number, then an Outlier for each.
 constexpr int64_t OUTLIER_WORDS = 4;
@@ -158,13 +148,12 @@ struct Quantised {
     int64_t word, words, block, blocks, width, most_rows;  // inputs of a word; words of a row; inputs of a block; blocks of
                                                            // a row; outputs of a tile
     explicit Quantised(const Linear& op) : block(block_of(op)) {
-        const bool groups = op.form == TILES_INT4 || op.form == GROUPS_INT8;
-        word = op.form == TILES_INT4 ? WORD4 : WORD8;
-        const int64_t unit = groups ? op.group : op.form == AMX_INT8 ? BLOCK8 : word;
-        words = (op.inputs + unit - 1) / unit * unit / word;
-        blocks = (words * word + block - 1) / block;
-        width = groups ? W : NR;
-        most_rows = groups ? MOST_ROWS4 : MOST_ROWS8;
+        const bool narrow = op.form == TILES_INT4;
+        word = narrow ? WORD4 : WORD8;
+        words = (op.inputs + op.group - 1) / op.group * op.group / word;
+        blocks = words * word / block;
+        width = narrow ? W : NR;
+        most_rows = narrow ? MOST_ROWS4 : MOST_ROWS8;
     }
     int64_t list() const { return outlier_words(blocks); }
     int64_t panel(int64_t rows) const { return (words + 2 * blocks + list()) * rows; }  // in words of 4 bytes
@@ -277,12 +266,13 @@ round_block(const float* x, int64_t size, float scale, int8_t* out) {
     return total;
 }
 
-// Layout of a tile of W outputs of weights in groups.
+// Layout of a tile of outputs.
 struct GroupTile {
     int64_t group, bytes, scale_bytes, step;  // inputs of a group; bytes of its weights, of its scales, and to the next one
     explicit GroupTile(const Linear& op) : group(op.group) {
-        bytes = op.form == TILES_INT4 ? group * W / 2 : group * W;
-        scale_bytes = (op.scale_type == F32 ? 4 : 2) * W;
+        const int64_t width = op.form == TILES_INT4 ? W : NR;
+        bytes = op.form == TILES_INT4 ? group * W / 2 : group * NR;
+        scale_bytes = (op.scale_type == F32 ? 4 : 2) * width;
         step = bytes + scale_bytes + (op.zeros ? W : 0);
     }
 };
@@ -290,32 +280,30 @@ struct GroupTile {
 // Where the weights of an input are in a tile.
 static inline auto places_of(const Linear& op) {
     const GroupTile form(op);
-    const int64_t width = op.form == AMX_INT8 ? 16 : NR, word = op.form == AMX_INT8 ? 4 : WORD8;
-    const bool groups = op.group, narrow = op.form == TILES_INT4;
+    const bool narrow = op.form == TILES_INT4;
     return [=](int64_t input) {
-        if (!groups) return Outlier{int32_t(input / word * width * word), int32_t(input % word * 8), 0, 0.f};
         const int64_t within = input % form.group, start = input / form.group * form.step;
-        const int64_t offset = narrow ? within / (2 * WORD4) * W * WORD4 : within / WORD8 * W * WORD8;
+        const int64_t offset = narrow ? within / (2 * WORD4) * W * WORD4 : within / WORD8 * NR * WORD8;
         const int64_t shift = narrow ? within % WORD4 * 8 + within / WORD4 % 2 * 4 : within % WORD8 * 8;
         return Outlier{int32_t(start + offset), int32_t(shift), int32_t(start + form.bytes), 0.f};
     };
 }
 
-// Quantizes a row of x: `inputs` integers (0 from op.inputs on), the scale and the sum of the integers of each block,
+// Quantizes a row of x: `inputs` integers, whole blocks (0 from op.inputs on), the scale and the sum of the integers of each block,
 // `apart` from the next block's, and the list of outliers.
 static void quantise_blocks(const Linear& op, const float* x, int64_t inputs, int8_t* row, float* scales, int32_t* sums,
                             int64_t apart, int32_t* list) {
     const int64_t block = block_of(op);
     const float ratio = outlier_ratio(op);
     const auto entry = places_of(op);
-    alignas(64) float own[BLOCK8];
+    alignas(64) float own[LARGE_BLOCK];
     list[0] = 0;
     for (int64_t at = 0; at < inputs; at += block, scales += apart, sums += apart) {
         const int64_t count = std::clamp<int64_t>(op.inputs - at, 0, block);
         std::memcpy(own, x + at, sizeof(float) * size_t(count));
-        std::memset(own + count, 0, sizeof(float) * size_t(BLOCK8 - count));
+        std::memset(own + count, 0, sizeof(float) * size_t(LARGE_BLOCK - count));
         *scales = take_outliers(own, block, at, ratio, list, entry);
-        *sums = round_block(own, std::min(block, inputs - at), *scales, row + at);
+        *sums = round_block(own, block, *scales, row + at);
     }
 }
 
@@ -325,44 +313,31 @@ template <int64_t WORD> static inline vi word_at(const uint8_t* at) {
     else return load((const int32_t*)at);
 }
 
-// sums[n] += Σ x · w over the outliers of a row, for V · W outputs. w: their tile of 8-bit weights, [word][V · W][WORD];
-// SIGNED: without 128 for zero.
-template <int V, int64_t WORD, bool SIGNED>
-__attribute__((noinline)) static void add_outliers(const int32_t* list, const uint8_t* w, float* sums) {
+// sums[n] += Σ x · w over the outliers of a row, for V · W outputs of a tile from vector `first` on. zeros: bytes from a scale
+// to its zero point.
+template <int V, bool NARROW, bool ZEROS, class S>
+__attribute__((noinline)) static void add_outliers(const int32_t* list, const uint8_t* w, int64_t zeros, int first, float* sums) {
+    constexpr int64_t WORD = NARROW ? WORD4 : WORD8;
     const Outlier* entries = (const Outlier*)(list + 1);
     vf sum[V] = {};
     for (int32_t i = 0; i < list[0]; i++) {
         const Outlier one = entries[i];
         UNROLL for (int v = 0; v < V; v++) {
-            vi value = (word_at<WORD>(w + one.offset + v * W * WORD) >> one.shift) & 255;
-            value = SIGNED ? (value ^ 128) - 128 : value - 128;
-            sum[v] += splat(one.value) * to_float(value);
+            const int64_t output = (first + v) * W;
+            const vi value = (word_at<WORD>(w + one.offset + output * WORD) >> one.shift) & (NARROW ? 15 : 255);
+            const vi zero = ZEROS ? load(w + one.scale + zeros) : vi{} + (NARROW ? 8 : 128);
+            sum[v] += load((const S*)(w + one.scale) + output) * one.value * to_float(value - zero);
         }
     }
     UNROLL for (int v = 0; v < V; v++) store(sums + v * W, load(sums + v * W) + sum[v]);
 }
-
-// sums[n] += Σ x · w over the outliers of a row, for a tile of W outputs of weights in groups. NARROW: 4 bits. zeros: bytes
-// from a scale to its zero point.
-template <bool NARROW, bool ZEROS, class S>
-__attribute__((noinline)) static void add_outliers(const int32_t* list, const uint8_t* w, int64_t zeros, float* sums) {
-    const Outlier* entries = (const Outlier*)(list + 1);
-    vf sum = {};
-    for (int32_t i = 0; i < list[0]; i++) {
-        const Outlier one = entries[i];
-        const vi value = (word_at<NARROW ? WORD4 : WORD8>(w + one.offset) >> one.shift) & (NARROW ? 15 : 255);
-        const vi zero = ZEROS ? load(w + one.scale + zeros) : vi{} + (NARROW ? 8 : 128);
-        sum += load((const S*)(w + one.scale)) * one.value * to_float(value - zero);
-    }
-    store(sums, load(sums) + sum);
-}
-template <bool NARROW, bool ZEROS>
-static inline void add_outliers(const Linear& op, const int32_t* list, const uint8_t* w, float* sums) {
+template <int V, bool NARROW, bool ZEROS>
+static inline void add_outliers(const Linear& op, const int32_t* list, const uint8_t* w, int first, float* sums) {
     if (!list[0]) return;
     const int64_t zeros = GroupTile(op).scale_bytes;
-    if (op.scale_type == F16) add_outliers<NARROW, ZEROS, fp16>(list, w, zeros, sums);
-    else if (op.scale_type == BF16) add_outliers<NARROW, ZEROS, bf16>(list, w, zeros, sums);
-    else add_outliers<NARROW, ZEROS, float>(list, w, zeros, sums);
+    if (op.scale_type == F16) add_outliers<V, NARROW, ZEROS, fp16>(list, w, zeros, first, sums);
+    else if (op.scale_type == BF16) add_outliers<V, NARROW, ZEROS, bf16>(list, w, zeros, first, sums);
+    else add_outliers<V, NARROW, ZEROS, float>(list, w, zeros, first, sums);
 }
 
 // A row of x, its inputs in the order in which groups hold them.
@@ -396,87 +371,91 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
     }
 }
 
-// Neighbouring tiles of 8-bit weights that multiply a piece of a panel in turn, and its blocks.
-constexpr int64_t MOST_TILES = 4, DEEP = 7;
+// Neighbouring tiles of 8-bit weights that multiply a piece of a panel in turn, and the inputs of that piece.
+constexpr int64_t MOST_TILES = 4, DEEP = 448;
 constexpr int64_t FEW_PANELS = 4;  // so many are near anyway, and take one tile at a time, as it comes from memory
 
-// Some blocks of a tile of 8-bit weights for a panel, onto sums, `stride` apart. scales and totals: of the blocks of x. With
-// each word, `ahead` bytes more of `next` are fetched.
-template <int R>
-__attribute__((noinline)) static void int8_blocks(const uint8_t* w, const int32_t* x, int64_t words, const float* scales,
-                                                  const int32_t* totals, bool begins, const uint8_t* next, int64_t ahead,
-                                                  float* sums, int64_t stride) {
-    constexpr int64_t BYTES = W * WORD8, WORDS = BLOCK8 / WORD8;
+// Some groups of a tile of 8-bit weights for a panel, onto sums, `stride` apart. scales and totals: of the blocks of x. BLOCK:
+// inputs of a block of x. With each line of weights, 1 / share as much of `next` is fetched.
+template <int R, int64_t BLOCK>
+__attribute__((noinline)) static void int8_groups(const Linear& op, const uint8_t* w, const int32_t* x, int64_t groups,
+                                                  const float* scales, const int32_t* totals, bool begins, const uint8_t* next,
+                                                  int64_t share, float* sums, int64_t stride) {
+    constexpr int64_t BYTES = W * WORD8, WORDS = BLOCK / WORD8;
+    const auto [group, bytes, scale_bytes, step] = GroupTile(op);
+    const int64_t blocks = group / BLOCK, ahead = 2 * BYTES / share;
     vf acc[R][2];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int v = 0; v < 2; v++) acc[r][v] = begins ? vf{} : load(sums + r * stride + v * W);
-    for (; words > 0; words -= WORDS, scales += R, totals += R) {
-        vi left[R], right[R];
-        UNROLL for (int r = 0; r < R; r++) left[r] = right[r] = vi{} + totals[r];
-        const auto word = [&]() __attribute__((always_inline)) {
-            __builtin_prefetch(next);
-            if (ahead > 64) __builtin_prefetch(next + 64);
-            const vi w0 = word8(w), w1 = word8(w + BYTES);
-            UNROLL for (int r = 0; r < R; r++) {
-                left[r] = dot8(left[r], w0, x[r]);
-                right[r] = dot8(right[r], w1, x[r]);
-                IN_ORDER(left[r]);
-                IN_ORDER(right[r]);
+    for (; groups > 0; groups--, w += scale_bytes, next += scale_bytes / share) {
+        const uint8_t* group_end = w + bytes;
+        for (int64_t block = 0; block < blocks; block++, scales += R, totals += R) {
+            vi left[R], right[R];
+            UNROLL for (int r = 0; r < R; r++) left[r] = right[r] = vi{} + totals[r];
+            _Pragma("GCC unroll 4") for (int64_t i = 0; i < WORDS; i++, w += 2 * BYTES, x += R, next += ahead) {
+                __builtin_prefetch(next);
+                if (ahead > 64) __builtin_prefetch(next + 64);
+                const vi w0 = word8(w), w1 = word8(w + BYTES);
+                UNROLL for (int r = 0; r < R; r++) {
+                    left[r] = dot8(left[r], w0, x[r]);
+                    right[r] = dot8(right[r], w1, x[r]);
+                    IN_ORDER(left[r]);
+                    IN_ORDER(right[r]);
+                }
             }
-            w += 2 * BYTES, x += R, next += ahead;
-        };
-        if (words >= WORDS) {
-            _Pragma("GCC unroll 4") for (int64_t i = 0; i < WORDS; i++) word();
-        } else {
-            for (int64_t i = 0; i < words; i++) word();
+            const vf scale0 = group_scales(group_end, op.scale_type), scale1 = group_scales(group_end, op.scale_type, 1);
+            UNROLL for (int r = 0; r < R; r++) {
+                acc[r][0] += scale0 * scales[r] * to_float(left[r]);
+                acc[r][1] += scale1 * scales[r] * to_float(right[r]);
+            }
         }
-        UNROLL for (int r = 0; r < R; r++) {
-            acc[r][0] += splat(scales[r]) * to_float(left[r]);
-            acc[r][1] += splat(scales[r]) * to_float(right[r]);
-        }
+        __builtin_prefetch(next);
     }
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int v = 0; v < 2; v++) store(sums + r * stride + v * W, acc[r][v]);
 }
 
-// Some neighbouring tiles of 8-bit weights for the panels of a chunk, which all multiply DEEP blocks before the next ones.
-template <int R>
+// Some neighbouring tiles of 8-bit weights for the panels of a chunk, which all multiply DEEP inputs before the next ones.
+template <int R, int64_t BLOCK>
 static void int8_tiles(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
                        int64_t count, int64_t tile, int64_t tiles, Scratch& scratch) {
-    constexpr int64_t BYTES = NR * WORD8, WORDS = BLOCK8 / WORD8;
-    const int64_t stride = tiles * NR, apart = form.words * BYTES, deep = count > 1 ? DEEP * WORDS : form.words;
+    const auto [group, bytes, scale_bytes, step] = GroupTile(op);
+    const int64_t groups = form.blocks * BLOCK / group, stride = tiles * NR, apart = groups * step;
+    const int64_t deep = count > 1 ? std::max<int64_t>(1, DEEP / group) : groups;
     const uint8_t* w = (const uint8_t*)op.weight + tile * apart;
     float* out = at_least(scratch.sums, size_t(CHUNK_PANELS) * R * MOST_TILES * NR);
-    for (int64_t k = 0; k < form.words; k += deep) {
-        const int64_t depth = std::min(deep, form.words - k);
+    for (int64_t g = 0; g < groups; g += deep) {
+        const int64_t depth = std::min(deep, groups - g);
         for (int64_t p = 0; p < count; p++)
             for (int64_t t = 0; t < tiles; t++) {
                 const int32_t* panel = packed + (first + p) * form.panel(R);
-                const int32_t* scales = panel + (form.words + k / WORDS) * R;
-                const uint8_t* piece = w + t * apart + k * BYTES;
+                const int32_t* scales = panel + (form.words + g * group / BLOCK) * R;
+                const uint8_t* piece = w + t * apart + g * step;
                 // Each panel prefetches a share of the weights that are multiplied next.
-                const uint8_t* after = k + depth < form.words ? piece + depth * BYTES : w + (tiles + t) * apart;
-                const uint8_t* next = count > 1 ? after + p * depth * BYTES / count : piece + FETCH;
-                int8_blocks<R>(piece, panel + k * R, depth, (const float*)scales, scales + form.blocks * R, k == 0, next,
-                               BYTES / count, out + p * R * stride + t * NR, stride);
+                const uint8_t* after = g + depth < groups ? piece + depth * step : w + (tiles + t) * apart;
+                const uint8_t* next = count > 1 ? after + p * depth * step / count : piece + FETCH;
+                int8_groups<R, BLOCK>(op, piece, panel + g * group / WORD8 * R, depth, (const float*)scales,
+                                      scales + form.blocks * R, g == 0, next, count, out + p * R * stride + t * NR, stride);
             }
     }
-    float scales[MOST_TILES * NR] = {};
-    std::memcpy(scales, op.scales + tile * NR, sizeof(float) * size_t(std::min(stride, op.outputs - tile * NR)));
     for (int64_t row = 0; row < count * R; row++) {
         const int32_t* list = form.outliers(packed + (first + row / R) * form.panel(R), R, row % R);
-        for (int64_t t = 0; t < tiles; t++) add_outliers<2, WORD8, false>(list, w + t * apart, out + row * stride + t * NR);
-        for (int64_t n = 0; n < stride; n += W) {
-            float* at = out + row * stride + n;
-            store(at, load(at) * load(scales + n));
-        }
+        for (int64_t t = 0; t < tiles; t++)
+            add_outliers<2, false, false>(op, list, w + t * apart, 0, out + row * stride + t * NR);
     }
     put(op, tokens, first * R, count * R, tile * NR, stride, out);
 }
 
-// One tile of weights in groups for the panels of a chunk. BLOCK: inputs of a block of x.
-template <int R, bool NARROW, bool ZEROS, int64_t BLOCK>
-static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
+template <int R>
+static void int8_tiles(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
+                       int64_t count, int64_t tile, int64_t tiles, Scratch& scratch) {
+    if (form.block == PART) int8_tiles<R, PART>(op, form, tokens, packed, first, count, tile, tiles, scratch);
+    else int8_tiles<R, LARGE_BLOCK>(op, form, tokens, packed, first, count, tile, tiles, scratch);
+}
+
+// One tile of 4-bit weights for the panels of a chunk. BLOCK: inputs of a block of x.
+template <int R, bool ZEROS, int64_t BLOCK>
+static void int4_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
                         int64_t count, int64_t tile, Scratch& scratch) {
     const auto [group, bytes, scale_bytes, step] = GroupTile(op);
     const int64_t blocks = group / BLOCK, groups = form.blocks / blocks;
@@ -508,8 +487,7 @@ static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens,
                     }
                     UNROLL for (int64_t part = 0; part < BLOCK; part += PART) {
                         const int64_t input = b * BLOCK + part, within = input - i * group;
-                        if constexpr (NARROW) dot4<R>(at + within * W / 2, panel + input / WORD4 * R, found);
-                        else dot8_part<R>(at + within * W, panel + input / WORD8 * R, found);
+                        dot4<R>(at + within * W / 2, panel + input / WORD4 * R, found);
                     }
                     UNROLL for (int r = 0; r < R; r++) acc[r] += scale * ((const float*)scales)[r] * to_float(found[r]);
                 }
@@ -518,15 +496,15 @@ static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens,
         }
     }
     for (int64_t row = 0; row < count * R; row++)
-        add_outliers<NARROW, ZEROS>(op, form.outliers(packed + (first + row / R) * form.panel(R), R, row % R), w, out + row * W);
+        add_outliers<1, true, ZEROS>(op, form.outliers(packed + (first + row / R) * form.panel(R), R, row % R), w, 0, out + row * W);
     put(op, tokens, first * R, count * R, tile * W, W, out);
 }
 
-template <int R, bool NARROW, bool ZEROS>
-static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
-                        int64_t count, int64_t tile, Scratch& scratch) {
-    if (form.block == PART) groups_tile<R, NARROW, ZEROS, PART>(op, form, tokens, packed, first, count, tile, scratch);
-    else groups_tile<R, NARROW, ZEROS, BLOCK8>(op, form, tokens, packed, first, count, tile, scratch);
+template <int R, bool ZEROS>
+static void int4_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
+                      int64_t count, int64_t tile, Scratch& scratch) {
+    if (form.block == PART) int4_tile<R, ZEROS, PART>(op, form, tokens, packed, first, count, tile, scratch);
+    else int4_tile<R, ZEROS, LARGE_BLOCK>(op, form, tokens, packed, first, count, tile, scratch);
 }
 
 // Pieces [begin, end): chunks of panels × tiles, tiles counting fastest.
@@ -547,9 +525,8 @@ static void quantised_pieces(const Linear& op, int64_t tokens, const Quantised& 
         if (op.form == TILES_INT8) {
             if constexpr (R <= MOST_ROWS8) int8_tiles<R>(op, form, tokens, x, first, count, tile, next - piece, scratch);
         } else if constexpr (R <= MOST_ROWS4) {
-            if (op.form == GROUPS_INT8) groups_tile<R, false, false>(op, form, tokens, x, first, count, tile, scratch);
-            else if (op.zeros) groups_tile<R, true, true>(op, form, tokens, x, first, count, tile, scratch);
-            else groups_tile<R, true, false>(op, form, tokens, x, first, count, tile, scratch);
+            if (op.zeros) int4_tile<R, true>(op, form, tokens, x, first, count, tile, scratch);
+            else int4_tile<R, false>(op, form, tokens, x, first, count, tile, scratch);
         }
     }
 }

@@ -8,15 +8,14 @@
 #include "linear_int.h"
 
 // Implementation of a product. On CPUs with matrix tiles it depends on the number of rows.
-enum class Way { VECTORS, WHOLE, FEW_BF16, FEW_INT8, TILES_BF16, TILES_INT8 };
+enum class Way { VECTORS, WHOLE, FEW_BF16, TILES_BF16, TILES_WHOLE };
 
 static inline Way way_of(const Linear& op, [[maybe_unused]] int64_t rows) {
 #ifdef __AMX_BF16__
     if (op.form == AMX_BF16) return rows <= amx::MOST_FEW ? Way::FEW_BF16 : Way::TILES_BF16;
-    if (op.form == AMX_INT8) return rows <= amx::MOST_FEW ? Way::FEW_INT8 : Way::TILES_INT8;
-    if (op.form >= TILES_INT4 && rows >= amx::LEAST_ROWS) return Way::TILES_INT8;
+    if (op.form >= TILES_INT4 && rows >= amx::LEAST_ROWS) return Way::TILES_WHOLE;
 #endif
-    return op.form >= TILES_INT8 ? Way::WHOLE : Way::VECTORS;
+    return op.form >= TILES_INT4 ? Way::WHOLE : Way::VECTORS;
 }
 
 // Number of floats of the packed rows.
@@ -24,9 +23,8 @@ static inline size_t packed_size(const Linear& op, int64_t rows) {
     switch (way_of(op, rows)) {
 #ifdef __AMX_BF16__
         case Way::TILES_BF16:
-        case Way::TILES_INT8: return amx::packed_floats(op, rows);
+        case Way::TILES_WHOLE: return amx::packed_floats(op, rows);
         case Way::FEW_BF16: return amx::few_floats(op, rows);
-        case Way::FEW_INT8:
 #endif
         case Way::WHOLE: {
             const Quantised form(op);
@@ -44,9 +42,8 @@ static inline void pack(const Linear& op, int64_t row, int64_t rows, float* pack
     switch (way_of(op, rows)) {
 #ifdef __AMX_BF16__
         case Way::TILES_BF16: return amx::pack_row<amx::Bf16>(op, row, rows, packed, scratch);
-        case Way::TILES_INT8: return amx::pack_row<amx::Int8>(op, row, rows, packed, scratch);
+        case Way::TILES_WHOLE: return amx::pack_row<amx::Int8>(op, row, rows, packed, scratch);
         case Way::FEW_BF16: return amx::pack_few(op, row, rows, packed, scratch);
-        case Way::FEW_INT8:
 #endif
         case Way::WHOLE: return quantise_row(op, row, rows, packed, scratch);
         default: return pack_row(op, row, rows, packed);
@@ -64,12 +61,11 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
             const int64_t pieces = amx::Work(op, rows).pieces;
             return {pieces, some(pieces, 16)};
         }
-        case Way::FEW_BF16:
-        case Way::FEW_INT8: {
+        case Way::FEW_BF16: {
             const int64_t pieces = amx::few_pieces(op, amx::few_width(rows));
             return {pieces, some(pieces, 16)};
         }
-        case Way::TILES_INT8: {
+        case Way::TILES_WHOLE: {
             const int64_t pieces = amx::GroupsWork(op, rows).pieces;
             return {pieces, some(pieces, 16)};
         }
@@ -94,9 +90,8 @@ static inline void run_pieces(const Linear& op, int64_t rows, const float* packe
     switch (way_of(op, rows)) {
 #ifdef __AMX_BF16__
         case Way::TILES_BF16: return amx::pieces(op, rows, packed, begin, end, scratch);
-        case Way::TILES_INT8: return amx::groups_pieces(op, rows, packed, begin, end, scratch);
-        case Way::FEW_BF16:
-        case Way::FEW_INT8: return amx::few_rows(op, rows, packed, begin, end);
+        case Way::TILES_WHOLE: return amx::groups_pieces(op, rows, packed, begin, end, scratch);
+        case Way::FEW_BF16: return amx::few_rows(op, rows, packed, begin, end);
 #endif
         case Way::WHOLE: {
             const Quantised form(op);
@@ -114,7 +109,7 @@ static inline void take_tiles([[maybe_unused]] const Linear& op, [[maybe_unused]
     const Way way = way_of(op, rows);
     if (way == Way::TILES_BF16) amx::configure(rows);
     if (way == Way::FEW_BF16) amx::flush_subnormal(true);
-    if (way == Way::TILES_INT8) amx::configure_groups(amx::GroupForm(op).span);
+    if (way == Way::TILES_WHOLE) amx::configure_groups(amx::GroupForm(op).span);
 #endif
 }
 static inline void release_tiles([[maybe_unused]] const Linear& op, [[maybe_unused]] int64_t rows) {

@@ -4,10 +4,8 @@ form         order                                                          used
 tiles_f32    [outputs / 2V][input][2V], V floats to a vector                float32, and types that round differently
 tiles_bf16   the same in bf16: half the bytes, the same numbers             bf16 checkpoints
 amx_bf16     [outputs / 16][inputs / 32][pair of inputs][output][2]         bf16 checkpoints on CPUs with matrix tiles
-tiles_int8   [outputs / 2V][word][2V][inputs of a word], 128 for zero       8 bits
-amx_int8     [outputs / 16][inputs / 64][four inputs][output][4], signed    8 bits on CPUs with matrix tiles
 tiles_int4   [outputs / V][group]{pairs of words, scales, zero points}      4 bits
-groups_int8  [outputs / V][group]{words, scales}, 128 for zero              8 bits in groups
+tiles_int8   [outputs / 2V][group]{words, scales}, 128 for zero             8 bits
 
 Outputs are padded, and inputs are padded to whole words, groups or blocks, with values that multiply as zero.
 """
@@ -18,10 +16,10 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import Tiling
-from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight
+from kernels.quantisation import Int4Weight, Int8Weight
 
-FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "tiles_int8", "amx_int8", "tiles_int4", "groups_int8")
-Weight = Tensor | Int8Weight | Int8Groups | Int4Weight
+FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "tiles_int4", "tiles_int8")
+Weight = Tensor | Int8Weight | Int4Weight
 
 
 @dataclass(frozen=True)
@@ -32,24 +30,21 @@ class Packed:
     form: str
     outputs: int
     inputs: int
-    scales: Tensor | None = None  # of each output of 8-bit weights
-    group: int = 0  # inputs that share a scale, which is then stored within `data`; 0: none
+    group: int = 0  # inputs that share a scale, which is stored within `data`; 0: none
     zeros: bool = False  # whether 4-bit weights have zero points
     scale_type: torch.dtype = torch.float16  # of the scales within `data`
     order: Tensor | None = None  # [inputs] int32, the input that each column multiplies; default: column i is input i
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + sum(one.nbytes for one in (self.scales, self.order) if one is not None)
+        return self.data.nbytes + sum(one.nbytes for one in (self.order,) if one is not None)
 
 
 def form_for(weight: Weight, tiling: Tiling) -> str:
     """Return the fastest form that keeps every number of the weight."""
     match weight:
         case Int8Weight():
-            return "amx_int8" if tiling.matrix else "tiles_int8"
-        case Int8Groups():
-            return "groups_int8"
+            return "tiles_int8"
         case Int4Weight():
             return "tiles_int4"
         case _ if weight.dtype == torch.bfloat16:
@@ -60,11 +55,8 @@ def form_for(weight: Weight, tiling: Tiling) -> str:
 def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
     """Pack a weight, [outputs, inputs]. `form` None: the best form for it."""
     form = form or form_for(weight, tiling)
-    match weight:
-        case Int8Weight():
-            return _pack_int8(weight, form, tiling)
-        case Int8Groups() | Int4Weight():
-            return _pack_groups(weight, form, tiling)
+    if not isinstance(weight, Tensor):
+        return _pack_groups(weight, form, tiling)
     outputs, inputs = weight.shape
     if form == "amx_bf16":
         data = _words(_padded(weight.to(torch.bfloat16), 16, 32), 16, 2)
@@ -74,24 +66,17 @@ def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
     return Packed(data, form, outputs, inputs)
 
 
-def _pack_int8(weight: Int8Weight, form: str, tiling: Tiling) -> Packed:
+def _pack_groups(weight: Int8Weight | Int4Weight, form: str, tiling: Tiling) -> Packed:
     outputs, inputs = weight.values.shape
-    if form == "amx_int8":
-        data = _words(_padded(weight.values, 16, 64), 16, 4)
-    else:
-        unsigned = (_padded(weight.values, 2 * tiling.width, tiling.word8).to(torch.int16) + 128).to(torch.uint8)
-        data = _words(unsigned, 2 * tiling.width, tiling.word8)
-    return Packed(data, form, outputs, inputs, weight.scales.contiguous())
-
-
-def _pack_groups(weight: Int8Groups | Int4Weight, form: str, tiling: Tiling) -> Packed:
-    outputs, inputs = weight.values.shape
-    side, group = tiling.width, weight.group
+    side, group = tiling.width * (1 if isinstance(weight, Int4Weight) else 2), weight.group
     if group % 32:
         raise ValueError(f"groups of {group} inputs: compiled kernels multiply groups of a multiple of 32")
     values = _padded(weight.values, side, group)
     zeros = weight.zeros if isinstance(weight, Int4Weight) else None
-    words = _halves(values, side, tiling.word4, group) if form == "tiles_int4" else _bytes(values, side, tiling, group)
+    if form == "tiles_int4":
+        words = _halves(values, side, tiling.word4, group)
+    else:
+        words = _bytes(values, side, tiling.word8, group)
     parts = [words, _of_groups(weight.scales, side).view(torch.uint8)]
     if zeros is not None:
         parts.append(_of_groups(zeros, side))
@@ -114,10 +99,10 @@ def _halves(values: Tensor, side: int, word: int, group: int) -> Tensor:
     return (words[:, :, :, 0] | words[:, :, :, 1] << 4).flatten(2)
 
 
-def _bytes(values: Tensor, side: int, tiling: Tiling, group: int) -> Tensor:
+def _bytes(values: Tensor, side: int, word: int, group: int) -> Tensor:
     """8 bits → [outputs / side][group][bytes]."""
     unsigned = (values.to(torch.int16) + 128).to(torch.uint8)
-    return _words(unsigned, side, tiling.word8).unflatten(1, (-1, group // tiling.word8)).flatten(2)
+    return _words(unsigned, side, word).unflatten(1, (-1, group // word)).flatten(2)
 
 
 def _words(weight: Tensor, side: int, word: int) -> Tensor:

@@ -55,15 +55,15 @@ struct Heads {
     int32_t rope, interleaved, group, layer;
 };
 
-enum Form : int32_t { TILES_F32, TILES_BF16, AMX_BF16, TILES_INT8, AMX_INT8, TILES_INT4, GROUPS_INT8, FORMS };
+enum Form : int32_t { TILES_F32, TILES_BF16, AMX_BF16, TILES_INT4, TILES_INT8, FORMS };
 
 // y = x Wᵀ (+ b)
 struct Linear {
-    const void* weight;         // packed, see kernels/cpu/packing.py
-    const float *scales, *bias;  // of each output: what an 8-bit weight is multiplied by; null elsewhere
+    const void* weight;  // packed, see kernels/cpu/packing.py
+    const float* bias;   // of each output, or null
     const float* x;
     float* y;
-    int64_t x_stride, y_stride, outputs, inputs, group;  // group: inputs that share a scale, where groups have their own
+    int64_t x_stride, y_stride, outputs, inputs, group;  // group: inputs that share a scale, of 4 and 8 bits
     int32_t form, zeros, scale_type;                     // zeros: 4-bit weights have zero points, else all have 8
     const int32_t* order;                                // groups hold inputs in this order; null: one after another
 };

@@ -76,7 +76,7 @@ class Heads(Structure):
 class Linear(Structure):
     kind: ClassVar[int] = 5
     _fields_ = [
-        *_fields(c_void_p, "weight scales bias x y"),
+        *_fields(c_void_p, "weight bias x y"),
         *_fields(c_int64, "x_stride y_stride outputs inputs group"),
         *_fields(c_int32, "form zeros scale_type"),
         ("order", c_void_p),
@@ -87,7 +87,6 @@ def linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> Linear:
     """x: [rows, inputs]; y: [rows, outputs]; rows may be farther apart than that."""
     return Linear(
         weight=weight.data.data_ptr(),
-        scales=None if weight.scales is None else weight.scales.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
         x=x.data_ptr(),
         y=y.data_ptr(),

@@ -120,9 +120,7 @@ def test_projections_are_held_in_their_own_bits(kind, written, driver):
     engine = driver(made.path, kernels=best())
     left_out = KINDS[kind].settings.get("ignore", ())
     forms = {layer.weight.form for layer in linears(engine.model) if layer.name not in left_out}
-    eight = "amx_int8" if best() == "amx" and KINDS[kind].group is None else None
-    wanted = {4: "tiles_int4", 8: "groups_int8" if KINDS[kind].group else eight or "tiles_int8"}[KINDS[kind].bits]
-    assert forms == {wanted}
+    assert forms == {f"tiles_int{KINDS[kind].bits}"}
     assert {layer.weight.form for layer in linears(engine.model) if layer.name in left_out} <= {"tiles_f32"}
 
 
