@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.models.footprint import INT4_GROUP, INT8_GROUP
+from engine.models.footprint import LARGE_GROUP, SMALL_GROUP
 from kernels.quantisation import to_int4, to_int8
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -72,8 +72,8 @@ def _restored(rounded: Callable[[Tensor], Any]) -> Callable[[Values], Values]:
     return lambda values: rounded(torch.from_numpy(values)).restored().numpy()
 
 
-_restored_int8 = _restored(lambda weight: to_int8(weight, INT8_GROUP))
-_restored_int4 = _restored(lambda weight: to_int4(weight, INT4_GROUP))
+_restored_int8 = _restored(lambda weight: to_int8(weight, LARGE_GROUP))
+_restored_int4 = _restored(lambda weight: to_int4(weight, SMALL_GROUP))
 
 
 def _dequantized(file: Path) -> dict[str, Values]:

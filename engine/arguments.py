@@ -26,6 +26,8 @@ ARGUMENTS = {
     "model.pooling.dimensions": "task.dimensions",
     "model.pooling.score_tokens": "task.score_tokens",
     "quantization.weights": "weights",
+    "quantization.group_size": "weight_group",
+    "quantization.head": "head",
     "quantization.kv_cache": "kv_dtype",
     "parallelism.tensor": "tensor",
     "hardware.device": "device",

@@ -442,6 +442,8 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         device=config.device,
         tiling=tiling(config.kernels),
         bits=config.weights,
+        group=config.weight_group,
+        head=config.head,
         fp8=config.kernels == "triton",
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)

@@ -77,6 +77,8 @@ EFFECTS: dict[str, Effect] = {
     "model.trust_remote_code": Effect("engine"),  # built-in architectures never run remote code
     "model.lock": Effect("engine"),  # selects the reference outputs of the lock file
     "quantization.weights": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
+    "quantization.group_size": Effect("engine", outputs="yes", caches=("weights", "prefix"), memory=True),
+    "quantization.head": Effect("engine", outputs="yes", caches=("weights", "prefix"), memory=True),
     "quantization.keep": Effect("engine"),
     "quantization.kv_cache": _NUMBERS,
     "parallelism.data": Effect("service", outputs="rounding", memory=True),

@@ -269,6 +269,12 @@ class Quantization(Section):
     weights: Literal["auto", "int8", "int4", "fp8"] = "auto"
     """Number format of the weights: auto keeps the checkpoint's, other values round at load; int8 and int4 require
     compiled kernels of a CPU, fp8 requires Triton kernels of a GPU."""
+    group_size: Literal["auto", 32, 64, 128] = "auto"
+    """Inputs that share a scale of weights rounded to int8 or int4. Smaller groups are more accurate and take more
+    memory, 2 bytes for each scale. auto: 64 for int8, 32 for int4 and for models that pool."""
+    head: Literal["auto", "stored", "int8", "int4"] = "auto"
+    """Number format of the output head; auto is int8 with int8 and int4 weights, otherwise the checkpoint's. int4 makes
+    decoding faster where the vocabulary is large, and costs accuracy (docs/performance.md)."""
     keep: bool = True
     """Store weights rounded to int8 or int4 in the user's cache folder, for the next start."""
     kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"

@@ -10,7 +10,7 @@ from typing import Any
 
 from appliance.constraints.facts import ModelFacts
 from appliance.hardware.machine import Machine
-from engine.api.config import Device, Dtype, KVDtype, WeightBits
+from engine.api.config import Device, Dtype, HeadBits, KVDtype, WeightBits
 
 TORCH, TRITON = "torch", "triton"
 
@@ -23,6 +23,8 @@ class Facts:
     machine: Machine
     lacks: "Callable[[View], str] | None" = field(default=None, compare=False)
     """Function that returns the memory shortage of a choice, "" if it fits; None disables the memory rule."""
+    group_size: int = 0  # inputs that share a scale of weights quantized at load; 0: chosen for the model
+    head: HeadBits = "auto"  # number format of the head
 
 
 @dataclass

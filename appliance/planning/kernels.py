@@ -43,7 +43,14 @@ class Resolved:
 def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Resolved:
     """Resolve kernels and data types. Raise Refused with a minimal set of conflicting keys."""
     asked, rooms = written(settings), Rooms(settings, checkpoint, machine)
-    facts = Facts(model_facts(checkpoint), machine, None if "tensor" in asked else rooms.lacks)
+    quantization = settings.manifest.quantization
+    facts = Facts(
+        model_facts(checkpoint),
+        machine,
+        None if "tensor" in asked else rooms.lacks,
+        group_size=0 if quantization.group_size == "auto" else quantization.group_size,
+        head=quantization.head,
+    )
     situation = Situation(facts, asked)
     view = solve(situation) or _without_memory(situation)
     if view is None:

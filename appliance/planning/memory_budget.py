@@ -260,6 +260,8 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
         device=view.device,
         tiling=tiling(view.kernels),
         bits=view.weights,
+        group=view.facts.group_size,
+        head=view.facts.head,
         rank=rank,
         ranks=view.tensor,
         fp8=view.kernels == TRITON,

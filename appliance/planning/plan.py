@@ -20,7 +20,7 @@ from appliance.config.keys import leaves
 from appliance.config.manifest import Manifest
 from appliance.config.problems import Problem, Refused
 from appliance.config.settings import Settings
-from appliance.constraints.rule import is_compiled
+from appliance.constraints.rule import View, is_compiled
 from appliance.constraints.unused_keys import problems as idle_keys
 from appliance.constraints.weights import ON_CPU
 from appliance.hardware.machine import Machine
@@ -38,8 +38,9 @@ from appliance.planning.pooled import choices as pooled_choices
 from appliance.planning.precision import matmul_precision
 from appliance.planning.self_test import self_test, tolerance
 from appliance.planning.shutdown import ending
+from appliance.planning.weight_format import weight_format
 from engine.api import config as engine_config
-from engine.api.config import EngineConfig, WeightBits
+from engine.api.config import EngineConfig
 from engine.api.files import real_path
 from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint
@@ -131,7 +132,9 @@ def plan(
         graph_bytes=memory.graphs,
         planned=planned_parts(memory),
         weights=view.weights,
-        weight_cache=_weight_cache(settings, view.weights),
+        weight_group=view.facts.group_size,
+        head=view.facts.head,
+        weight_cache=_weight_cache(settings, view),
         record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
         self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
@@ -149,6 +152,7 @@ def plan(
         "model.format": output_format(settings, checkpoint, origin.folder),
         **resolved.choices,
         **_prefix(checkpoint),
+        **weight_format(settings, checkpoint, view),
         "model.max_context": max_context,
         "hardware.threads": places.threads,
         "hardware.cpus": places.pinned,
@@ -256,8 +260,9 @@ def _prefix(checkpoint: Checkpoint) -> dict[str, Choice[Any]]:
     return {"engine.cache.prefix": Choice(False, "what is kept of a source depends on the whole of it")}
 
 
-def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
-    if weights not in ON_CPU or not settings.manifest.quantization.keep or settings.cache is None:
+def _weight_cache(settings: Settings, view: View) -> str | None:
+    quantized = view.weights in ON_CPU or view.facts.head in ON_CPU
+    if not quantized or not settings.manifest.quantization.keep or settings.cache is None:
         return None
     return str(settings.cache / "weights")
 

@@ -57,6 +57,7 @@ def _against(engine: EngineConfig, lock: str) -> str:
         return "held to what the engine itself gives when it begins, for no lock has any"
     made = locked.arithmetic
     by = f"recorded with {made.kernels} in {made.dtype} on {made.device}"
-    if made.weights != engine.weights:
-        return f"those of {lock} cannot be compared: {by}, weights {made.weights}, and here they are {engine.weights}"
+    if made.weights != engine.weight_format:
+        here = engine.weight_format
+        return f"those of {lock} cannot be compared: {by}, weights {made.weights}, and here they are {here}"
     return f"held to {lock} ({by})"

@@ -12,6 +12,7 @@ Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4", "fp8"]
+HeadBits = Literal["auto", "stored", "int8", "int4"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 MAX_RUNNING = 256
 
@@ -102,6 +103,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """With "random", weights are random numbers, and only config.json is read."""
     weights: WeightBits = "stored"
     """Number format to which weights are quantized while they are loaded. "stored": as in the checkpoint."""
+    weight_group: int = 0
+    """Inputs that share a scale of int8 and int4 weights. 0: the number that suits the model (`quantization_group`)."""
+    head: HeadBits = "auto"
+    """Number format of the head. "auto": int8 with int8 and int4 weights, otherwise as in the checkpoint."""
     weight_cache: str | None = None
     """Folder in which quantized weights are kept for the next start."""
     trust_remote_code: bool = False
@@ -116,7 +121,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Interval at which an idle engine runs a one-token step as a health check. 0: never."""
     self_test: SelfTest = SelfTest()
 
+    @property
+    def weight_format(self) -> str:
+        """All settings that determine the numbers of quantized weights, such as `int4, groups of 64, int8 head`."""
+        group = f", groups of {self.weight_group}" if self.weight_group else ""
+        return self.weights + group + ("" if self.head == "auto" else f", {self.head} head")
+
     def __post_init__(self) -> None:
+        if self.weight_group % 32 or self.weight_group < 0:
+            raise ConfigError(f"weight_group={self.weight_group}: must be a multiple of 32, or 0 for the default")
         if self.kv_bytes < 0:
             raise ConfigError(f"kv_bytes={self.kv_bytes}: must be at least 0 (0 is for models without a KV cache)")
         for name in ("max_context", "block_tokens", "max_running", "max_step_tokens", "threads", "tensor"):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.api.config import WeightBits
 from engine.distributed.world import World
-from engine.models.footprint import INT4_GROUP, INT8_GROUP
+from engine.models.footprint import LARGE_GROUP
 from engine.models.parts import Linear
 from engine.models.sources import join
 from engine.weights.packed import PackedFile
@@ -34,6 +34,9 @@ class Target:
     device: torch.device
     team: Team | None = None  # threads of the compiled kernels; None: torch or Triton multiplies
     bits: WeightBits = "stored"  # format to which matrices are quantized while they are loaded
+    group: int = LARGE_GROUP  # inputs that share a scale of matrices quantized to int8 or int4
+    head: WeightBits = "stored"  # format to which the head is quantized
+    head_group: int = LARGE_GROUP
     known: PackedFile | None = None  # cache of matrices that were quantized and packed before
     invariant: bool = False
     """Triton multiplies, so that the sums of a row do not depend on the other rows. Otherwise the library multiplies,
@@ -91,8 +94,7 @@ class Target:
             return self._held(pack_for(weight(stored if stored == torch.bfloat16 else self.dtype), self.team.tiling))
         known = self.known.get(name) if self.known is not None else None
         if known is None:
-            matrix = weight(stored)
-            rounded = to_int4(matrix, INT4_GROUP) if self.bits == "int4" else to_int8(matrix, INT8_GROUP)
+            rounded = (to_int4 if self.bits == "int4" else to_int8)(weight(stored), self.group)
             known = self._held(pack_for(rounded, self.team.tiling))
             if self.known is not None:
                 self.known.put(name, known)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.api.config import WeightBits
+from engine.api.config import HeadBits, WeightBits
 from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.kv.layout import Layout
@@ -22,6 +22,7 @@ from engine.layers.pooler import PoolerLayer
 from engine.layers.step import plan_step
 from engine.layers.vocabulary import Vocabulary
 from engine.models.checkpoint import Checkpoint, check_tensors
+from engine.models.footprint import head_bits, quantization_group
 from engine.models.parts import Model, attentions
 from engine.models.sources import join, sources
 from engine.models.stored import stored_tensors
@@ -66,14 +67,29 @@ class TextModel:
         invariant: bool = False,
         stacked: bool = False,
         fp8: Fp8Products | None = None,
+        group: int = 0,
+        head: HeadBits = "auto",
     ) -> None:
         """team: threads of the compiled kernels, which run float32 steps on a CPU; several ranks must share memory.
-        bits: format to which matrices are quantized. invariant, stacked, fp8: see Target."""
+        bits, group, head: format to which matrices and the head are quantized. invariant, stacked, fp8: see Target."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
-        self.target = Target(dtype, self.device, team, bits, invariant=invariant, stacked=stacked, fp8=fp8)
-        if bits != "stored" and (fp8 is None if bits == "fp8" else team is None):
-            raise ValueError(f"torch cannot multiply by {bits} weights; use weights as stored, or other kernels")
+        of_head = head_bits(bits, head)
+        for one in (bits, of_head):
+            if one != "stored" and (fp8 is None if one == "fp8" else team is None):
+                raise ValueError(f"torch cannot multiply by {one} weights; use weights as stored, or other kernels")
+        self.target = Target(
+            dtype,
+            self.device,
+            team,
+            bits,
+            group=group or quantization_group(bits, model),
+            head=of_head,
+            head_group=group or quantization_group(of_head, model),
+            invariant=invariant,
+            stacked=stacked,
+            fp8=fp8,
+        )
         self._meeting = world.meeting if isinstance(world, Shared) else None
         if team is not None and (dtype != torch.float32 or self.device.type != "cpu"):
             raise ValueError(f"compiled kernels support float32 on a CPU, not {dtype} on {device}")

@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.api.config import WeightBits
 from engine.distributed.world import World
 from engine.layers.batch import Batch
 from engine.layers.linear import Read, Target
@@ -61,9 +60,7 @@ class Vocabulary:
     def _load_head(self, read: Read, out: Head) -> None:
         target, mine = self.target, slice(self.first, self.last)
         path = self.name.removesuffix(".weight")
-        # 4 bits would be too coarse for the head, which selects the token. On a GPU it is not quantized.
-        head_bits: dict[WeightBits, WeightBits] = {"int4": "int8", "fp8": "stored"}
-        rounded = replace(target, bits=head_bits.get(target.bits, target.bits))
+        rounded = replace(target, bits=target.head, group=target.head_group)
         count = self.last - self.first
         share = Slot(path if out.tied else out.name, self.first, count, 0)
         packed: Tensor | Packed | None = target.whole_numbers("", Slots((share,), count, 0, self.part.hidden))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
-from engine.api.config import Dtype, WeightBits
+from engine.api.config import Dtype, HeadBits, WeightBits
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
 from engine.models.parts import (
     MLP,
@@ -48,9 +48,9 @@ Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
 PARTS: tuple[Part, ...] = ("embedding", "attention", "mlp", "experts", "norms", "head")
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-# Number of inputs that share a scale in weights quantized at load time.
-INT4_GROUP = 32
-INT8_GROUP = 64
+# Numbers of inputs that share a scale in weights quantized at load time.
+SMALL_GROUP = 32  # 4 bits, and 8 bits of pooling models, whose vectors need the accuracy
+LARGE_GROUP = 64
 SCALE_SIZE = 2  # bytes of that scale: float16 with 4 bits, bfloat16 with 8
 
 
@@ -71,6 +71,8 @@ class Holder:
     device: Literal["cpu", "cuda"] = "cpu"
     tiling: Tiling | None = None  # of the compiled kernels; None: torch or Triton multiplies
     bits: WeightBits = "stored"
+    group: int = 0  # inputs that share a scale of quantized weights; 0: `quantization_group`
+    head: HeadBits = "auto"
     rank: int = 0
     ranks: int = 1
     fp8: bool = False  # fp8 matrices of a checkpoint are kept in fp8, because Triton kernels multiply by them
@@ -78,6 +80,19 @@ class Holder:
     @property
     def element_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
+
+
+def quantization_group(bits: WeightBits, model: Model) -> int:
+    """Return the number of inputs that share a scale if the manifest does not set it."""
+    return SMALL_GROUP if bits == "int4" or model.head is None else LARGE_GROUP
+
+
+def head_bits(bits: WeightBits, head: HeadBits) -> WeightBits:
+    """Return the format to which the head is quantized. By default it has at least 8 bits, because it selects the
+    token, and is not quantized on a GPU."""
+    if head != "auto":
+        return head
+    return "int8" if bits in ("int8", "int4") else "stored"
 
 
 class Holding(NamedTuple):
@@ -291,8 +306,7 @@ class _Footprint:
     def _head(self, name: str, rows: int, inputs: int, stored: str, in_file: bool, *, tied: bool) -> Iterator[Holding]:
         to = self.to
         if to.tiling is not None:
-            bits: WeightBits = "int8" if to.bits == "int4" else to.bits
-            yield from self._packed("head", name, rows, inputs, stored, bits)
+            yield from self._packed("head", name, rows, inputs, stored, head_bits(to.bits, to.head))
             return
         transposed = to.device == "cpu" and to.dtype == "float32"
         if stored == HEADER_NAMES[to.dtype] and not transposed and (in_file or tied):
@@ -395,7 +409,7 @@ class _Footprint:
             yield Holding(part, name, "float32", factors, temporary=3 * math.prod(factors) + restoring)
             return
         temporary = _rounding(elements, inputs, ELEMENT_BYTES.get(stored, 4), bits) + restoring
-        group, vectors = (INT4_GROUP, 1) if bits == "int4" else (INT8_GROUP, 2)
+        group, vectors = self.to.group or quantization_group(bits, self.model), 1 if bits == "int4" else 2
         each = group * int(bits.removeprefix("int")) // 8 + SCALE_SIZE
         factors = _up(rows, vectors * tiling.width), -(-inputs // group), each
         yield Holding(part, name, f"{bits}, groups of {group} with a scale", factors, temporary=temporary)

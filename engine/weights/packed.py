@@ -16,7 +16,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from engine.api.config import WeightBits
 from engine.api.errors import CheckpointError
 from engine.models.headers import read_headers
 from engine.weights.files import Weights
@@ -32,11 +31,11 @@ class PackedFile:
     """Matrices by name: `get` cached ones, `put` new ones. `close` writes a new file if there are new ones."""
 
     def __init__(
-        self, folder: Path, files: Iterable[Path], bits: WeightBits, tiling: Tiling, share: tuple[int, int] = (0, 1)
+        self, folder: Path, files: Iterable[Path], kind: str, tiling: Tiling, share: tuple[int, int] = (0, 1)
     ) -> None:
-        """share: rank and number of ranks."""
+        """kind: number format, in full. share: rank and number of ranks."""
         stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(set(files))]
-        key = json.dumps([VERSION, bits, tiling._asdict(), share, stats])
+        key = json.dumps([VERSION, kind, tiling._asdict(), share, stats])
         self.path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
         self._new: dict[str, Packed] = {}
         self._weights, self._forms = _read(self.path)

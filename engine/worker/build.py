@@ -183,6 +183,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             invariant=config.invariant and config.kernels == "triton",
             stacked=config.kernels == "triton",
             fp8=_fp8_products(config, device),
+            group=config.weight_group,
+            head=config.head,
         )
         _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
         trim_heap()
@@ -262,7 +264,7 @@ def _arithmetic(config: EngineConfig, device: torch.device) -> Arithmetic:
         kernels=config.kernels,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
-        weights=config.weights,
+        weights=config.weight_format,
         ranks=config.tensor,
         precision=config.matmul_precision,
         library=f"torch {torch.__version__}" + (f", triton {version('triton')}" if config.kernels == "triton" else ""),
@@ -302,6 +304,8 @@ def _team(config: EngineConfig) -> Team | None:
         if config.weights != "stored" and (config.weights, config.kernels) != ("fp8", "triton"):
             who = "triton" if config.weights == "fp8" else "compiled"
             raise ConfigError(f"weights={config.weights}: only {who} kernels multiply by them, not {config.kernels}")
+        if config.head in ("int8", "int4"):
+            raise ConfigError(f"head={config.head}: only compiled kernels multiply by it, not {config.kernels}")
         _check_kernels(config)
         return None
     if config.weights == "fp8":
@@ -360,10 +364,11 @@ def _load(
 
 
 def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None, world: World) -> PackedFile | None:
-    if team is None or config.weights == "stored" or config.weight_cache is None:
+    quantized = config.weights != "stored" or config.head in ("int8", "int4")
+    if team is None or not quantized or config.weight_cache is None:
         return None
     files = {info.file for info in checkpoint.tensors.values()}
-    return PackedFile(Path(config.weight_cache), files, config.weights, team.tiling, (world.rank, world.size))
+    return PackedFile(Path(config.weight_cache), files, config.weight_format, team.tiling, (world.rank, world.size))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from engine.sampling.rows import Rows
 from kernels.activation import ACTIVATIONS
 from kernels.cpu import library, program
 from kernels.cpu.library import MissingKernels, Tiling, usable
-from kernels.cpu.packing import FORMS, form_for, pack
+from kernels.cpu.packing import FORMS, pack
 from kernels.cpu.pages import arranged, restored
 from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Norm, Program, StepData, Team
 from kernels.paged_kv import write_kv, write_rows

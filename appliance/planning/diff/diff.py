@@ -90,7 +90,7 @@ def _rounds(side: Side) -> bool:
     if side.plan is not None:
         return side.plan.engines[0].weight_cache is not None
     quantization = side.settings.manifest.quantization
-    return quantization.weights in ON_CPU and quantization.keep
+    return (quantization.weights in ON_CPU or quantization.head in ON_CPU) and quantization.keep
 
 
 def _on_gpu(side: Side) -> bool:

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from engine.api.config import WeightBits
+from engine.api.config import HeadBits, WeightBits
 from engine.distributed.shared import Shared
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import layout
@@ -264,6 +264,8 @@ class Driver:
         known: PackedFile | None = None,
         scales: KVScales | None = None,
         fp8: Fp8Products | None = None,
+        group: int = 0,
+        head: HeadBits = "auto",
     ):
         """kernels: torch, triton (in its interpreter) or a compiled variant. fp8: how triton multiplies by fp8."""
         self.checkpoint = read_checkpoint(path)
@@ -287,6 +289,8 @@ class Driver:
             invariant=fused,
             stacked=fused,
             fp8=(fp8 or Fp8Products()) if fused else None,
+            group=group,
+            head=head,
         )
         self.model.load(self.checkpoint, known=known)
         self.pages = make_pages(self.layout, blocks, page_dtype, torch.device("cpu"))

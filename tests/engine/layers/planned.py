@@ -9,12 +9,20 @@ from kernels.cpu.library import tiling
 
 
 def predicted(
-    checkpoint: Checkpoint, kernels: str, dtype: str = "float32", bits: str = "stored", world: Any = SINGLE
+    checkpoint: Checkpoint,
+    kernels: str,
+    dtype: str = "float32",
+    bits: str = "stored",
+    world: Any = SINGLE,
+    group: int = 0,
+    head: str = "auto",
 ) -> tuple[Holding, ...]:
     holder = Holder(
         dtype=dtype,
         tiling=tiling(kernels),
         bits=bits,
+        group=group,
+        head=head,
         rank=world.rank,
         ranks=world.size,
         fp8=kernels == "triton",

@@ -128,6 +128,23 @@ def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, 
     assert held == each[bits]
 
 
+@pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
+@pytest.mark.parametrize(("group", "head"), [(32, "auto"), (128, "int4"), (0, "int8"), (64, "stored")])
+def test_groups_and_head_are_quantized_as_the_manifest_says(group, head, bits, checkpoint, driver, compiled, ids):
+    path, prompt = checkpoint("qwen2").path, ids(9, 1)
+    engine = driver(path, kernels=compiled, bits=bits, group=group, head=head)
+    assert part_bytes(predicted(engine.checkpoint, compiled, bits=bits, group=group, head=head)) == (
+        engine.model.memory_usage.parts
+    )
+    matrix, made = engine.model.branches[0].bodies[0].qkv.weight, engine.model.vocabulary.head
+    kinds = {"stored": ("tiles_f32", 0), "int8": ("tiles_int8", group or 64), "int4": ("tiles_int4", group or 32)}
+    assert (matrix.form, matrix.group) == kinds[bits]
+    expected = head if head != "auto" else "stored" if bits == "stored" else "int8"
+    assert (made.form, made.group) == kinds[expected]
+    got, want = engine.run(prompt, 9), driver(path).run(prompt, 9)
+    assert torch.nn.functional.cosine_similarity(got, want, dim=-1).min() > 0.9
+
+
 def experts_of(model):
     return [body for branch in model.branches for body in branch.bodies if isinstance(body, ExpertsLayer)]
 

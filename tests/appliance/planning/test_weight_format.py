@@ -1,0 +1,52 @@
+"""quantization.group_size and quantization.head: resolved values, memory, and refusal of values without effect."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.appliance.planning.test_plan import CPU, planned, refused
+
+GROUP, HEAD = "quantization.group_size", "quantization.head"
+COMPILED = replace(CPU, kernels=("avx2",))
+
+
+def engine(tmp_path: Path, *sets: str):
+    return planned(tmp_path, *sets, machine=COMPILED).engines[0]
+
+
+def test_values_reach_the_engine_and_appear_among_the_resolved_ones(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "quantization.weights=int4", f"{GROUP}=128", f"{HEAD}=int4", machine=COMPILED)
+    assert (plan.engines[0].weight_group, plan.engines[0].head) == (128, "int4")
+    assert plan.engines[0].weight_format == "int4, groups of 128, int4 head"
+    values = {one.key: one.resolved for one in plan.effective}
+    assert (values[GROUP], values[HEAD]) == (128, "int4")
+
+
+@pytest.mark.parametrize(("weights", "group"), [("int8", 64), ("int4", 32)])
+def test_defaults_depend_on_the_number_of_bits(tmp_path: Path, weights: str, group: int) -> None:
+    plan = planned(tmp_path, f"quantization.weights={weights}", machine=COMPILED)
+    values = {one.key: one.resolved for one in plan.effective}
+    assert (values[GROUP], values[HEAD]) == (group, "int8")
+    assert plan.engines[0].weight_format == weights
+
+
+def test_the_memory_plan_counts_groups_and_head(tmp_path: Path) -> None:
+    """The engine's tests compare the planned bytes with the loaded ones (tests/engine/layers/test_rounded.py)."""
+
+    def planned_bytes(*sets: str) -> int:
+        return engine(tmp_path, "quantization.weights=int8", *sets).weight_bytes
+
+    assert len({planned_bytes(f"{GROUP}={size}") for size in (32, 64, 128)}) == 3
+    assert planned_bytes(f"{GROUP}=64") == planned_bytes() > planned_bytes(f"{HEAD}=int4")
+
+
+def test_the_head_alone_can_be_quantized_and_is_cached(tmp_path: Path) -> None:
+    plain, head = engine(tmp_path), engine(tmp_path, f"{HEAD}=int8")
+    assert (head.weights, head.head) == ("stored", "int8") and head.weight_bytes < plain.weight_bytes
+
+
+def test_values_without_effect_are_refused_with_the_reason(tmp_path: Path) -> None:
+    assert "no weights are quantized" in str(refused(tmp_path, f"{GROUP}=32", machine=COMPILED))
+    by_torch = str(refused(tmp_path, f"{HEAD}=int4", "hardware.kernels=torch", machine=COMPILED))
+    assert "only compiled kernels of a CPU multiply by it" in by_torch
