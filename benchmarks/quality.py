@@ -30,7 +30,7 @@ from torch import Tensor
 from benchmarks.machine import facts
 from benchmarks.quality_files import gguf_file, tokenize, write_formats
 from benchmarks.quality_llama import LlamaCpp, installed
-from engine.api.config import KVDtype, WeightBits
+from engine.api.config import HeadBits, KVDtype, WeightBits
 from engine.distributed.world import SINGLE
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.layers.model import TextModel, make_pages
@@ -55,10 +55,14 @@ class Setting:
     file: str  # format of the file, see quality_files and quality_llama
     bits: WeightBits = "stored"  # rounding at load
     kv: KVDtype = "float32"
-    twin: str = "plain"  # format of the file whose weights, restored to float32, are the same
+    twin: str | None = "plain"
+    """Format of the file whose weights, restored to float32, are the same; None: the arithmetic is not measured."""
+    group: int = 0  # inputs that share a scale; 0: the default
+    head: HeadBits = "auto"
     engine: Literal["slipway", "llama.cpp"] = "slipway"
 
 
+UNQUANTIZED = Setting("stored", "plain")
 SETTINGS = (
     Setting("stored", "plain"),
     Setting("stored, KV bfloat16", "plain", kv="bfloat16"),
@@ -69,6 +73,9 @@ SETTINGS = (
     Setting("int8", "plain", bits="int8", twin="int8_restored"),
     Setting("Q4_0", "Q4_0", twin="Q4_0"),
     Setting("int4", "plain", bits="int4", twin="int4_restored"),
+    Setting("int8, groups of 32", "plain", bits="int8", group=32, twin=None),
+    Setting("int8, int4 head", "plain", bits="int8", head="int4", twin=None),
+    Setting("int4, int4 head", "plain", bits="int4", head="int4", twin=None),
 )
 
 LLAMA_SETTINGS = (
@@ -131,8 +138,9 @@ def windows_of(file: Path, texts: Path = TEXTS, most: int | None = None) -> list
 
 
 @torch.inference_mode()
-def score(folder: Path, windows: Windows, kernels: str, bits: WeightBits, kv: KVDtype, threads: int) -> Logprobs:
+def score(folder: Path, windows: Windows, kernels: str, threads: int, setting: Setting = UNQUANTIZED) -> Logprobs:
     """Run the model over each window in one step and return all log probabilities."""
+    kv = setting.kv
     checkpoint = read_checkpoint(folder)
     form = layout(
         checkpoint.model,
@@ -143,7 +151,8 @@ def score(folder: Path, windows: Windows, kernels: str, bits: WeightBits, kv: KV
     )
     cpu = torch.device("cpu")
     team = None if kernels == "torch" else Team(kernels, threads)
-    model = TextModel(checkpoint.model, form, SINGLE, torch.float32, cpu, team, bits)
+    quantized = {"bits": setting.bits, "group": setting.group, "head": setting.head}
+    model = TextModel(checkpoint.model, form, SINGLE, torch.float32, cpu, team, **quantized)
     model.load(checkpoint)
     blocks = WINDOW // BLOCK
     pages = make_pages(form, blocks + 1, DTYPES[kv], cpu)
@@ -175,19 +184,22 @@ def measure(
     llama: LlamaCpp | None = None,
 ) -> Iterator[tuple[str, dict[str, Difference]]]:
     """Yield each setting's name with its differences "all" and "arithmetic"."""
-    reference = score(files["plain"], windows, "torch", "stored", "float32", threads)
+    reference = score(files["plain"], windows, "torch", threads)
     yield "float32 (torch)", {"all": reference.difference(reference)}
-    twins = {"plain": reference}
+    twins: dict[str | None, Logprobs] = {"plain": reference}
     for one in settings:
-        if one.twin not in twins:  # keep one beside the reference: each takes gigabytes
-            twin = score(files[one.twin], windows, "torch", "stored", "float32", threads)
+        if one.twin is not None and one.twin not in twins:  # keep one beside the reference: each takes gigabytes
+            twin = score(files[one.twin], windows, "torch", threads)
             twins = {"plain": reference, one.twin: twin}
         if one.engine == "llama.cpp":
             assert llama is not None, "its settings are chosen only where there is llama.cpp"
             got = Logprobs(windows, llama.log_probabilities(files[one.file] / "model.gguf", windows, threads))
         else:
-            got = score(files[one.file], windows, kernels, one.bits, one.kv, threads)
-        yield one.name, {"all": got.difference(reference), "arithmetic": got.difference(twins[one.twin])}
+            got = score(files[one.file], windows, kernels, threads, one)
+        found = {"all": got.difference(reference)}
+        if one.twin is not None:
+            found["arithmetic"] = got.difference(twins[one.twin])
+        yield one.name, found
 
 
 def row(name: str, found: dict[str, Difference]) -> str:
@@ -219,7 +231,7 @@ def main() -> None:
     possible = SETTINGS if llama is None else (*SETTINGS, *LLAMA_SETTINGS)
     chosen = [one for one in possible if one.name in options.settings]
     with tempfile.TemporaryDirectory() as scratch:
-        files = write_formats(file, Path(scratch), {name for one in chosen for name in (one.file, one.twin)})
+        files = write_formats(file, Path(scratch), {name for one in chosen for name in (one.file, one.twin) if name is not None})
         if llama is not None and any(one.file.startswith("llama_") for one in chosen):
             files |= llama.write_formats(files["plain"])
         for name, found in measure(files, windows, chosen, options.kernels, options.threads, llama):

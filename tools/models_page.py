@@ -109,9 +109,9 @@ Checkpoints may contain scales for an 8-bit KV cache: as tensors of one number p
 attention probabilities are accepted and not used, because attention is not computed in 8 bits.
 
 - Scales keep the checkpoint's type: float16, bfloat16 or float32.
-- Groups have a multiple of 32 inputs, or all inputs of a row. 4-bit weights with one scale per output are stored in
-  groups of 128 with the same scale.
-- Activations are rounded to 8 bits row by row, as with all integer weights.
+- Groups have a multiple of 32 inputs, or all inputs of a row. Weights with one scale per output are stored in groups
+  of 128 with the same scale.
+- Activations are rounded to 8 bits in blocks of 32 or 64 inputs, as with all integer weights.
 - With act order, inputs are gathered into the order of the groups. Matrices that are multiplied together (q, k, v;
   gate, up) must have the same order, as they do after one calibration. If only some of them are quantized, or in
   different ways, they are dequantized to float32.
