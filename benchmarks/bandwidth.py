@@ -127,7 +127,9 @@ def line(found: Bandwidth) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--mebibytes", type=int, default=1024, help="size of the buffer; several times the last cache")
+    parser.add_argument(
+        "--mebibytes", type=int, default=1024, help="size of the buffer; use several times the last-level cache"
+    )
     options = parser.parse_args()
     print(line(measure(options.threads, options.mebibytes * MIB)))
 

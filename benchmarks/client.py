@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.load import Ask
+from benchmarks.load import LoadRequest
 
 _TEXT_KEYS = frozenset({"content", "reasoning", "reasoning_content", "tool_calls"})
 
@@ -16,35 +16,35 @@ _TEXT_KEYS = frozenset({"content", "reasoning", "reasoning_content", "tool_calls
 class Outcome:
     """Outcome of one request. Times are seconds since it was sent.
 
-    `pauses_s` are the intervals between chunks with tokens. `error` is empty for a complete reply.
+    `token_gaps_s` are the intervals between chunks with tokens. `error` is empty for a complete reply.
     """
 
     index: int
     sent_s: float
     first_s: float = 0.0
     last_s: float = 0.0
-    pauses_s: list[float] = field(default_factory=list)
+    token_gaps_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
     finish: str = ""
     error: str = ""
 
 
-def body_of(ask: Ask, model: str, *, chat: bool) -> dict[str, Any]:
+def body_of(request: LoadRequest, model: str, *, chat: bool) -> dict[str, Any]:
     """The request's body. `ignore_eos` keeps lengths as drawn where the server knows it."""
-    content = {"messages": [{"role": "user", "content": ask.prompt}]} if chat else {"prompt": ask.prompt}
+    content = {"messages": [{"role": "user", "content": request.prompt}]} if chat else {"prompt": request.prompt}
     return content | {
         "model": model,
-        "max_tokens": ask.max_tokens,
+        "max_tokens": request.max_tokens,
         "temperature": 0.0,
-        "seed": ask.seed,
+        "seed": request.seed,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
 
 
-def brings_text(choice: dict[str, Any]) -> bool:
+def has_token(choice: dict[str, Any]) -> bool:
     """Return true for a chunk with a token. Its text may be empty (part of a character). Role chunks have no token."""
     if "text" in choice:
         return True
@@ -54,13 +54,13 @@ def brings_text(choice: dict[str, Any]) -> bool:
     )
 
 
-async def send(client: httpx.AsyncClient, ask: Ask, model: str, *, chat: bool, began_s: float) -> Outcome:
+async def send(client: httpx.AsyncClient, request: LoadRequest, model: str, *, chat: bool, began_s: float) -> Outcome:
     """Send one request and read its stream to the end. Errors of server and network are returned, not raised."""
     start = time.perf_counter()
-    outcome = Outcome(ask.index, start - began_s)
+    outcome = Outcome(request.index, start - began_s)
     path = "/v1/chat/completions" if chat else "/v1/completions"
     try:
-        async with client.stream("POST", path, json=body_of(ask, model, chat=chat)) as reply:
+        async with client.stream("POST", path, json=body_of(request, model, chat=chat)) as reply:
             if reply.status_code != 200:
                 await reply.aread()
                 outcome.error = f"HTTP {reply.status_code}: {reply.text[:200]}"
@@ -90,17 +90,17 @@ async def _read(reply: httpx.Response, outcome: Outcome, start: float) -> None:
             outcome.prompt_tokens, outcome.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         for choice in record.get("choices", ()):
             outcome.finish = choice.get("finish_reason") or outcome.finish
-            if brings_text(choice):
+            if has_token(choice):
                 chunks += 1
-                _note(outcome, time.perf_counter() - start)
+                _record_token(outcome, time.perf_counter() - start)
     outcome.output_tokens = outcome.output_tokens or chunks
     if not done or not outcome.finish:
         outcome.error = "the stream ended before its reply was complete"
 
 
-def _note(outcome: Outcome, now_s: float) -> None:
+def _record_token(outcome: Outcome, now_s: float) -> None:
     if outcome.first_s:
-        outcome.pauses_s.append(now_s - outcome.last_s)
+        outcome.token_gaps_s.append(now_s - outcome.last_s)
     else:
         outcome.first_s = now_s
     outcome.last_s = now_s

@@ -3,7 +3,7 @@
     python -m benchmarks.cpu --sides slipway:int8 slipway-http:int8 llama.cpp:Q8_0 openvino:int8 \\
         --python llama.cpp=/opt/llama/bin/python openvino=/opt/openvino/bin/python
 
-A side is `ENGINE[@VARIANT]:BITS` (benchmarks/sides). Each runs in a process of its own that has loaded its model and
+A side is `ENGINE[@VARIANT]:BITS` (benchmarks/backends). Each runs in a process of its own that has loaded its model and
 waits, so rounds can alternate without loading anything again; engines may live in other environments (`--python`).
 A job is `decode:BATCH:CONTEXT` or `prefill:TOKENS`.
 
@@ -25,10 +25,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.backends import Job, Name, job, name
 from benchmarks.bandwidth import MIB, Bandwidth, faster, line, measure
 from benchmarks.machine import facts
 from benchmarks.shapes import SHAPES, make
-from benchmarks.sides import Job, Name, job, name
 from benchmarks.weights import token_bytes
 
 RESULTS = Path(__file__).parent / "results"
@@ -42,7 +42,7 @@ class Side:
 
     def __init__(self, side: Name, python: str, options: argparse.Namespace, most: tuple[int, int, int]) -> None:
         self.name = str(side)
-        command = [python, "-m", "benchmarks.sides", self.name, "--checkpoint", str(options.checkpoint)]
+        command = [python, "-m", "benchmarks.backends", self.name, "--checkpoint", str(options.checkpoint)]
         command += ["--threads", str(options.threads), "--most", *map(str, most)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         if side.variant == "avx2" and side.engine != "slipway":

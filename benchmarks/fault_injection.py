@@ -23,11 +23,11 @@ from typing import Any
 
 import httpx
 
-from appliance.chaos.client import PATIENCE_S, ask
+from appliance.chaos.client import TIMEOUT_S, send
 from appliance.supervisor.programs import program
 from benchmarks.machine import facts
-from benchmarks.serve import spread
-from benchmarks.service import serving
+from benchmarks.serve import summarize
+from benchmarks.service import running_service
 
 SCHEMA = {
     "type": "object",
@@ -58,7 +58,7 @@ def completion(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
 def mix(tokens: int) -> list[tuple[str, dict[str, Any]]]:
     """Return requests of every kind, each with and without streaming. Sampled requests have a seed."""
     sampled = {"temperature": 1.0, "seed": 7}
-    asks = [
+    requests = [
         completion("Once upon a time", max_tokens=tokens, temperature=0),
         completion("Tell me more", max_tokens=tokens, **sampled),
         completion("a b c", max_tokens=tokens, logprobs=3, **sampled),
@@ -69,7 +69,7 @@ def mix(tokens: int) -> list[tuple[str, dict[str, Any]]]:
         chat("Give me a person", max_tokens=tokens, response_format=_json_format(), **sampled),
         chat("What is the weather in Oslo?", max_tokens=tokens, tools=[TOOL], tool_choice="required", temperature=0),
     ]
-    return [(path, {**body, "stream": stream}) for path, body in asks for stream in (True, False)]
+    return [(path, {**body, "stream": stream}) for path, body in requests for stream in (True, False)]
 
 
 def _json_format() -> dict[str, Any]:
@@ -78,19 +78,15 @@ def _json_format() -> dict[str, Any]:
 
 @dataclass
 class Result:
-    """Counts of requests and times.
-
-    comebacks: reconnections of clients. differing: replies that differ from the expected ones. gaps_s: longest pause of
-    each interrupted stream. restarts_s: times from a kill until the service is ready again.
-    """
+    """Counts of requests and times."""
 
     kills: int = 0
     requests: int = 0
-    comebacks: int = 0
+    reconnects: int = 0  # repeated requests of clients
     failed: list[str] = field(default_factory=list)
-    differing: list[str] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)
-    restarts_s: list[float] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)  # replies that differ from the expected ones
+    gaps_s: list[float] = field(default_factory=list)  # longest pause of each interrupted stream
+    restarts_s: list[float] = field(default_factory=list)  # times from a kill until the service is ready again
 
 
 async def kill_under_load(
@@ -107,28 +103,30 @@ async def kill_under_load(
 
     With `durable`, each request has an idempotency key, and its client reconnects.
     """
-    rng, result, asks = random.Random(seed), Result(), mix(tokens)
+    rng, result, requests = random.Random(seed), Result(), mix(tokens)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
-        expected = [await ask(client, *each) for each in asks]
-        for (path, body), reply in zip(asks, expected, strict=True):
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
+        expected = [await send(client, *each) for each in requests]
+        for (path, body), reply in zip(requests, expected, strict=True):
             assert not reply.error, f"{path} {body}: {reply.error}"
-        over = asyncio.Event()
+        stopping = asyncio.Event()
         numbers, keys = itertools.count(), itertools.count()
 
         async def one_client() -> None:
-            while not over.is_set():
-                number = next(numbers) % len(asks)
+            while not stopping.is_set():
+                number = next(numbers) % len(requests)
                 key = f"{seed}-{result.requests}-{next(keys)}" if durable else ""
-                reply = await ask(client, *asks[number], key)
+                reply = await send(client, *requests[number], key)
                 result.requests += 1
-                result.comebacks += reply.comebacks
+                result.reconnects += reply.reconnects
                 if reply.error:
-                    result.failed.append(f"{asks[number]}: {reply.error}")
+                    result.failed.append(f"{requests[number]}: {reply.error}")
                 elif reply.choices != expected[number].choices:
-                    result.differing.append(f"{asks[number]}: {reply.choices} instead of {expected[number].choices}")
-                if reply.pauses_s and max(reply.pauses_s) > 0.5:
-                    result.gaps_s.append(max(reply.pauses_s))
+                    result.differing.append(
+                        f"{requests[number]}: {reply.choices} instead of {expected[number].choices}"
+                    )
+                if reply.token_gaps_s and max(reply.token_gaps_s) > 0.5:
+                    result.gaps_s.append(max(reply.token_gaps_s))
 
         clients = [asyncio.create_task(one_client()) for _ in range(streams)]
         try:
@@ -138,10 +136,10 @@ async def kill_under_load(
                 target = rng.choice(targets)
                 target.kill()
                 result.kills += 1
-                await target.back(client)
+                await target.wait_restarted(client)
                 result.restarts_s.append(time.perf_counter() - began_s)
         finally:
-            over.set()
+            stopping.set()
         await asyncio.gather(*clients)
     return result
 
@@ -163,14 +161,14 @@ class KillTarget:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._killed, signal.SIGKILL)
 
-    async def back(self, client: httpx.AsyncClient) -> None:
+    async def wait_restarted(self, client: httpx.AsyncClient) -> None:
         """Wait until a new process serves."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while self.pid() in (0, self._killed):
-            assert time.monotonic() < deadline_s, f"{self._name}: it was not restarted"
+            assert time.monotonic() < deadline_s, f"{self._name}: not restarted"
             await asyncio.sleep(0.05)
         while not await _is_ready(client):
-            assert time.monotonic() < deadline_s, f"{self._name}: it did not come back"
+            assert time.monotonic() < deadline_s, f"{self._name}: not ready after the restart"
             await asyncio.sleep(0.05)
 
 
@@ -192,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     wanted = {"kills": given.kills, "streams": given.streams, "tokens": given.tokens}
     names = ("engine-0", "gateway") if given.gateway else ("engine-0",)
-    with serving("lifecycle.restart.max=100000", "lifecycle.restart.backoff=0s", log=given.log) as demo:
+    with running_service("lifecycle.restart.max=100000", "lifecycle.restart.backoff=0s", log=given.log) as demo:
         targets = [KillTarget(demo.launcher, name) for name in names]
         result = asyncio.run(kill_under_load(demo.url, targets, **wanted, durable=given.gateway))
     report = {
@@ -200,11 +198,11 @@ def main(arguments: list[str] | None = None) -> int:
         "machine": asdict(facts()),
         "kills": result.kills,
         "requests": result.requests,
-        "comebacks": result.comebacks,
+        "comebacks": result.reconnects,
         "failed": len(result.failed),
         "differing": len(result.differing),
-        "gaps_ms": spread(result.gaps_s),
-        "restarts_ms": spread(result.restarts_s),
+        "gaps_ms": summarize(result.gaps_s),
+        "restarts_ms": summarize(result.restarts_s),
     }
     for name in ("kills", "requests", "comebacks", "failed", "differing"):
         print(f"{name:12}{report[name]}")

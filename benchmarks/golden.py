@@ -45,7 +45,7 @@ def differing(expected: Recorded, found: Recorded, band: Band) -> list[str]:
     ]
 
 
-class Victim:
+class EngineUnderTest:
     """A worker whose memory is changed under it, and mended again."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -60,7 +60,7 @@ class Victim:
     @property
     def weights(self) -> list[Tensor]:
         """Matrices and norms as kernels read them."""
-        loaded = [layer for branch in self.model.branches for layer in branch.loadables]
+        loaded = [layer for branch in self.model.residual_blocks for layer in branch.loadables]
         held = [*(layer.weight for layer in loaded if hasattr(layer, "weight")), self.model.vocabulary.head]
         return [one if isinstance(one, Tensor) else one.data for one in held]
 
@@ -120,7 +120,7 @@ def swap(weight: Tensor, row: int) -> None:
     weight[[row, row + 1]] = weight[[row + 1, row]]
 
 
-def faults(victim: Victim, kernels: str) -> dict[str, Fault]:
+def faults(victim: EngineUnderTest, kernels: str) -> dict[str, Fault]:
     kinds: dict[str, Fault] = {f"a bit, {place}": partial(victim.bit, place) for place in PLACES}
     if kernels == "torch":
         kinds |= {"a row times 1.5": partial(victim.rows, scale), "two rows swapped": partial(victim.rows, swap)}
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
     count = parser.parse_args(arguments).faults
     print(f"{'kernels':8} {'fault':32} {'faults':>7} {'bit for bit':>12} {'within 0.1 %':>13}")
     for kernels in (best(), "torch"):
-        victim, rng = Victim(configured(kernels=kernels)), random.Random(1)
+        victim, rng = EngineUnderTest(configured(kernels=kernels)), random.Random(1)
         for name, fault in faults(victim, kernels).items():
             bits = band = 0
             times = count if "page" not in name else 1

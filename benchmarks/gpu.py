@@ -26,9 +26,9 @@ from benchmarks.gpu_parts import CPU_PLAN, OPS_TESTS, ROOT, Suite, cuda_plan
 from benchmarks.machine import facts
 from kernels.report import table
 
-NEEDED = ("msgspec", "numpy", "safetensors", "triton", "pytest", "pytest_timeout")
+REQUIRED = ("msgspec", "numpy", "safetensors", "triton", "pytest", "pytest_timeout")
 # Optional packages: some tests and the gateway require one of them; the suite does not.
-WANTED = ("llguidance", "pydantic", "fastapi", "orjson", "openai", "jsonschema", "tokenizers", "transformers", "vllm")
+OPTIONAL = ("llguidance", "pydantic", "fastapi", "orjson", "openai", "jsonschema", "tokenizers", "transformers", "vllm")
 
 
 def missing(names: Sequence[str]) -> list[str]:
@@ -50,10 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (out / "logs").mkdir(parents=True, exist_ok=True)
     plan = cuda_plan(options.quick) if device == "cuda" else CPU_PLAN
     suite = Suite(out, plan, time.monotonic() + options.minutes * 60)
-    absent = missing(NEEDED)
-    print(
-        f"needed and not here: {', '.join(absent) or 'nothing'}; not needed: {', '.join(missing(WANTED)) or 'nothing'}"
-    )
+    absent = missing(REQUIRED)
+    print(f"missing, required: {', '.join(absent) or 'none'}; optional: {', '.join(missing(OPTIONAL)) or 'none'}")
     suite.results |= {"machine": asdict(facts()), "missing": absent, "quick": options.quick, "argv": sys.argv[1:]}
     for name, part in parts(suite, absent, options.peer):
         if options.only and not any(word in name for word in options.only):
@@ -106,7 +104,7 @@ def show(suite: Suite) -> None:
                 rate = theirs["new_tokens_per_s"]
                 print(f"{shape} {job}: {ours:,.0f} new tokens/s, vLLM {rate:,.0f}: {ours / rate:.2f} times")
     print()
-    print(table([("goal", "aim", "measured", "share"), *results["table"]], left=1))
+    print(table([("goal", "target", "measured", "share"), *results["table"]], left=1))
     for name in suite.failed:
         part = results["parts"][name]
         print(f"failed: {name}: {part.get('error') or 'code ' + str(part['code'])}, see logs")
@@ -119,7 +117,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
     parser.add_argument("--quick", action="store_true", help="fewer requests and samples")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time limit of the suite (8)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit of the suite in minutes (8)")
     parser.add_argument("--only", nargs="+", metavar="PART", help="parts whose names contain this")
     parser.add_argument("--peer", choices=("vllm",), help="also run the mixes with this engine")
     parser.add_argument("--device", choices=("cuda", "cpu"), help=argparse.SUPPRESS)  # cpu: a small model, for tests

@@ -34,7 +34,7 @@ from engine.models.checkpoint import read_checkpoint
 STEPS = 150  # decode steps of a measurement
 PROFILED = 40  # decode steps that are profiled
 PREFILLS = 3
-MOST_ROWS = 512
+MAX_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ KINDS: dict[str, Kind] = {
     "decode": Kind(("ROWS", "CONTEXT"), lambda rows, context: rows, lambda rows, context: context + 1024),
     "profile": Kind(("ROWS", "CONTEXT"), lambda rows, context: rows, lambda rows, context: context + 1024),
     "prefill": Kind(("TOKENS",), lambda tokens: 1, lambda tokens: tokens + 8),
-    "embed": Kind(("PROMPTS", "TOKENS"), lambda count, tokens: min(count, MOST_ROWS), lambda count, tokens: tokens),
-    "texts": Kind(("PROMPTS",), lambda count: min(count, MOST_ROWS), lambda count: TEXT.most),
-    **{mix: Kind(("REQUESTS",), lambda count: min(count, MOST_ROWS), lambda count: 2056) for mix in MIXES},
+    "embed": Kind(("PROMPTS", "TOKENS"), lambda count, tokens: min(count, MAX_ROWS), lambda count, tokens: tokens),
+    "texts": Kind(("PROMPTS",), lambda count: min(count, MAX_ROWS), lambda count: TEXT.most),
+    **{mix: Kind(("REQUESTS",), lambda count: min(count, MAX_ROWS), lambda count: 2056) for mix in MIXES},
 }
 
 
@@ -165,7 +165,7 @@ class Bench:
         times = []
         for _ in range(PREFILLS):
             (reply,) = self.engine.serve(same(1, tokens, 1, self.vocab))
-            assert reply.timing is not None, "a request that has ended has its times"
+            assert reply.timing is not None, "a finished request has its times"
             times.append(reply.timing.first_token - reply.timing.scheduled)
         middle = statistics.median(times)
         return {
@@ -281,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--jobs", nargs="+", type=job, required=True)
-    parser.add_argument("--start-only", action="store_true", help="start an engine for these jobs and run none")
+    parser.add_argument("--start-only", action="store_true", help="start an engine for these jobs, but run no job")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--copy", type=float, default=4e12, help="copy rate of the device, bytes per second")
     parser.add_argument("--matmul", type=float, default=8e14, help="bf16 matrix product rate, operations per second")

@@ -20,7 +20,7 @@ from kernels.ops import OPS
 
 ROOT = Path(__file__).resolve().parent.parent
 OPS_TESTS = ROOT / "tests" / "kernels" / "test_ops.py"
-TEST_LANES = 6  # test processes at a time: each holds some memory of the device
+TEST_PROCESSES = 6  # test processes at a time: each holds some memory of the device
 # Bytes of a device that a shape's jobs want: weights 57 GiB, keys and values of 256 rows of 690 tokens 16, graphs 4, a
 # step of 8,192 tokens and what libraries take.
 MEMORY = {"qwen3-30b-a3b": 84 << 30}
@@ -98,10 +98,10 @@ class Suite:
         part.rename(self.out / "results.json")
 
     def run(self, name: str, command: Sequence[str], limit_s: float, **environment: str) -> int | None:
-        """Run a command and return its exit code, or None if no time was left or it was stopped."""
+        """Run a command and return its exit code, or None if the time limit was reached or it was stopped."""
         limit_s = min(limit_s, self.end - time.monotonic())
         if limit_s < 1:
-            self.results["parts"][name] = {"code": None, "error": "no time was left"}
+            self.results["parts"][name] = {"code": None, "error": "the time limit was reached"}
             return None
         start = time.monotonic()
         log = self.out / "logs" / f"{name.replace('/', '-')}.log"
@@ -185,8 +185,8 @@ class Suite:
         """Tests marked gpu, each operation's in a process of its own, as an illegal access spoils all that come after
         it in a process."""
         groups, end = list(groups_of(self.plan)), time.monotonic() + LIMITS["tests"]
-        with ThreadPoolExecutor(TEST_LANES if self.plan.device == "cuda" else 1) as lanes:
-            list(lanes.map(lambda group: self._tests(*group, end), groups))
+        with ThreadPoolExecutor(TEST_PROCESSES if self.plan.device == "cuda" else 1) as threads:
+            list(threads.map(lambda group: self._tests(*group, end), groups))
         found = {name: read_tests(self.out / f"tests-{name}.xml") for name, _ in groups}
         total = {key: sum(one.get(key, 0) for one in found.values()) for key in ("passed", "failed", "skipped")}
         self.results["tests"] = {"total": total, "groups": found}
@@ -204,10 +204,10 @@ class Suite:
         self.results["bench"] = self.read("bench.json")
 
     def engine(self, shape: str) -> None:
-        lacks = lacking(shape, self.results.get("limits", {}).get("memory_bytes"))
-        if lacks:
-            print(f"engine {shape}: skipped: {lacks}", flush=True)
-            self.results["parts"][f"engine {shape}"] = {"code": 0, "left_out": lacks}
+        missing = missing_requirement(shape, self.results.get("limits", {}).get("memory_bytes"))
+        if missing:
+            print(f"engine {shape}: skipped: {missing}", flush=True)
+            self.results["parts"][f"engine {shape}"] = {"code": 0, "left_out": missing}
             return
         self.results.setdefault("engines", {})[shape] = self._engine(shape, shape, LIMITS["engine"])
 
@@ -238,12 +238,12 @@ class Suite:
         return {} if self.plan.device == "cuda" else {"TRITON_INTERPRET": "1"}
 
 
-def lacking(shape: str, memory_bytes: int | None) -> str:
+def missing_requirement(shape: str, memory_bytes: int | None) -> str:
     """Why the device has no room for the shape's jobs; empty where it has."""
     wanted = MEMORY.get(shape, 0)
     if memory_bytes is None or wanted <= memory_bytes:
         return ""
-    return f"its jobs want {wanted >> 30} GiB of memory, and the device has {memory_bytes >> 30}"
+    return f"its jobs need {wanted >> 30} GiB of memory, but the device has {memory_bytes >> 30}"
 
 
 def _kill(process: subprocess.Popen[Any]) -> None:
@@ -269,7 +269,7 @@ def groups_of(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 def read_tests(file: Path) -> dict[str, Any]:
     """Counts and the failures' first lines."""
     if not file.exists():
-        return {"error": "it ended without a report"}
+        return {"error": "exited without a report"}
     (suite,) = ElementTree.parse(file).getroot().iter("testsuite")
     total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
     failures = [

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.shapes import SHAPES, declare
 from benchmarks.workload import MIXES, Request
 
-MOST_ROWS, LONGEST = 512, 2056
+MAX_ROWS, LONGEST = 512, 2056
 
 
 def load(folder: Path) -> Any:
@@ -27,7 +27,7 @@ def load(folder: Path) -> Any:
         skip_tokenizer_init=True,
         dtype="bfloat16",
         max_model_len=LONGEST,
-        max_num_seqs=MOST_ROWS,
+        max_num_seqs=MAX_ROWS,
         max_num_batched_tokens=8192,
         enable_prefix_caching=False,
         gpu_memory_utilization=0.9,
@@ -48,7 +48,7 @@ def serve(llm: Any, requests: Sequence[Request]) -> float:
     outputs = llm.generate(prompts, wishes, use_tqdm=False)
     seconds = time.perf_counter() - start
     if [len(one.outputs[0].token_ids) for one in outputs] != [request.tokens for request in requests]:
-        raise RuntimeError("a request has another length than it asked for")
+        raise RuntimeError("a reply does not have the requested length")
     return seconds
 
 

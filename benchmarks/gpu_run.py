@@ -12,7 +12,7 @@ from benchmarks.workload import Request
 from engine.api.config import EngineConfig
 from engine.api.messages import Failed, FromEngine, Output, Pooling, Sampling, Submit, Timing
 from engine.core.loop import Handle, Loop, build_loop
-from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.models.parts import MLP, Experts, Model, all_bodies, attentions
 from engine.models.sources import join, mlp_linears, routed_mlps, sources
@@ -29,7 +29,7 @@ class Step:
     ended: float
 
 
-class _Seen:
+class _TimedHandle:
     def __init__(self, handle: Handle, done: Callable[[], None]) -> None:
         self._handle, self._done = handle, done
 
@@ -39,24 +39,26 @@ class _Seen:
         return found
 
 
-class Watched:
-    """A worker whose steps are written down."""
+class TimedWorker:
+    """A worker that records the time of each step."""
 
     def __init__(self, worker: Any) -> None:
         self.model: Model = worker.model
         self.layout: Layout = worker.layout
         self.blocks: int = worker.blocks
         self.weight_bytes: int = worker.weight_bytes
-        self.embed_bytes: int = worker.held["embedding"]
+        self.embed_bytes: int = worker.memory_usage["embedding"]
         self.kv_bytes: int = worker.kv_bytes
         self.seconds: dict[str, float] = worker.seconds
         self.steps: list[Step] = []
         self._worker = worker
 
-    def start(self, plan: StepPlan, masks: Masks | Late) -> _Seen:
+    def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> _TimedHandle:
         started, counts = time.perf_counter(), [row.count for row in plan.rows]
         handle = self._worker.start(plan, masks)
-        return _Seen(handle, lambda: self.steps.append(Step(len(counts), sum(counts), started, time.perf_counter())))
+        return _TimedHandle(
+            handle, lambda: self.steps.append(Step(len(counts), sum(counts), started, time.perf_counter()))
+        )
 
     def close(self) -> None:
         self._worker.close()
@@ -73,7 +75,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.worker = Watched(build_worker(config, lambda phase, fraction: None))
+        self.worker = TimedWorker(build_worker(config, lambda phase, fraction: None))
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
         self._loop: Loop = build_loop(config, self.worker, self._messages.put)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -96,7 +98,7 @@ class Engine:
         replies = self._served(submits)
         wrong = [reply.tokens for reply, one in zip(replies, requests, strict=True) if reply.tokens != one.tokens]
         if wrong:
-            raise RuntimeError(f"{len(wrong)} requests have another length than they asked for")
+            raise RuntimeError(f"{len(wrong)} replies do not have the requested length")
         return replies
 
     def pool(self, prompts: Sequence[tuple[int, ...]]) -> list[Reply]:
@@ -140,7 +142,7 @@ class Costs:
     kv_bytes: keys and values of a token.
     flops: operations of a token in the layers. head_flops: operations of a row in the head.
     attention_flops: operations of a token for each token that it attends to.
-    expert_bytes: weights of all routed experts. A token uses `taken` of them.
+    expert_bytes: weights of all routed experts. A token uses the share `used_share` of them.
     """
 
     read_bytes: int
@@ -149,7 +151,7 @@ class Costs:
     head_flops: int
     attention_flops: int
     expert_bytes: int = 0
-    taken: float = 0.0
+    used_share: float = 0.0
 
     @classmethod
     def of(cls, model: Model, layout: Layout, weight_bytes: int, embed_bytes: int | None = None) -> "Costs":
@@ -176,7 +178,7 @@ class Costs:
             head_flops=0 if model.head is None else 2 * embed,
             attention_flops=sum(4 * part.heads * part.head_dim for part in parts),
             expert_bytes=expert_bytes,
-            taken=sum(taken) / len(taken) if taken else 0.0,
+            used_share=sum(taken) / len(taken) if taken else 0.0,
         )
 
     def decode(self, rows: int, context: float) -> tuple[float, float]:
@@ -185,7 +187,9 @@ class Costs:
         If each row draws k of n experts evenly, the step reads n · (1 - (1 - k/n)^rows) experts. Random weights come
         close to this.
         """
-        moved = self.read_bytes + self.expert_bytes * (1 - (1 - self.taken) ** rows) + rows * context * self.kv_bytes
+        moved = (
+            self.read_bytes + self.expert_bytes * (1 - (1 - self.used_share) ** rows) + rows * context * self.kv_bytes
+        )
         return moved, rows * (self.flops + self.head_flops + context * self.attention_flops)
 
     def prefill(self, tokens: int) -> float:
@@ -216,7 +220,7 @@ def profiled(
     of the last event. step_us: time of a step without the profiler, which slows the host but not the device.
     """
     if not events:
-        raise RuntimeError("the profiler saw nothing on the device")
+        raise RuntimeError("the profiler recorded nothing on the device")
     last = max(end for _, _, end in events)
     inside = sorted(event for event in events if window[0] < event[2] - last <= window[1])
     inside.sort(key=lambda event: event[1])

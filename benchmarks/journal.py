@@ -20,10 +20,10 @@ from typing import Any
 import httpx
 
 from benchmarks.machine import facts
-from benchmarks.service import serving
+from benchmarks.service import running_service
 from benchmarks.shapes import SHAPES, make
 
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 
 
 async def stream(client: httpx.AsyncClient, number: int, tokens: int, *, durable: bool) -> int:
@@ -40,7 +40,7 @@ async def stream(client: httpx.AsyncClient, number: int, tokens: int, *, durable
 
 async def round_of(url: str, streams: int, tokens: int, *, durable: bool) -> float:
     """Tokens a second."""
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=None)) as client:
         began_s = time.perf_counter()
         await asyncio.gather(*(stream(client, number, tokens, durable=durable) for number in range(streams)))
         return streams * tokens / (time.perf_counter() - began_s)
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         checkpoint = make(given.shape, given.checkpoints / given.shape)
         text = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {checkpoint}}}}}\nquantization: {{weights: int8}}\n"
         manifest.write_text(text)
-        with serving("model.max_context=512", manifest=manifest) as service:
+        with running_service("model.max_context=512", manifest=manifest) as service:
             found = measure(service.url, given.rounds, given.streams, given.tokens)
     medians = {side: statistics.median(rates) for side, rates in found.items()}
     report: dict[str, Any] = {

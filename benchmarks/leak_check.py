@@ -91,7 +91,7 @@ def leaks(before: ResourceUsage, after: ResourceUsage) -> list[str]:
             if count > one.get(name, 0) + few
         ]
     if gone := before.memory.keys() - after.memory.keys():
-        found.append(f"no longer there: {', '.join(sorted(gone))}")
+        found.append(f"missing files: {', '.join(sorted(gone))}")
     if new := set(after.entries) - set(before.entries):
-        found.append(f"new in the run directory: {', '.join(sorted(new))}")
+        found.append(f"new files in the run directory: {', '.join(sorted(new))}")
     return found

@@ -28,7 +28,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Ask:
+class LoadRequest:
     """One request of the load. `start_s` counts from the beginning; 0 in a closed loop: a free client takes it."""
 
     index: int
@@ -47,7 +47,7 @@ def text(random_: random.Random, tokens: int) -> str:
     return " ".join(word(random_) for _ in range(max(1, round(tokens / TOKENS_A_WORD))))
 
 
-def make_load(*, requests: int, seed: int, prompt: Shape, output: Shape, rate: float | None) -> Iterator[Ask]:
+def make_load(*, requests: int, seed: int, prompt: Shape, output: Shape, rate: float | None) -> Iterator[LoadRequest]:
     """The requests of one run. With a `rate` in requests a second, arrivals are a Poisson process (open loop)."""
     start_s = 0.0
     for index in range(requests):
@@ -55,4 +55,4 @@ def make_load(*, requests: int, seed: int, prompt: Shape, output: Shape, rate: f
         if rate is not None and index:
             start_s += random_.expovariate(rate)
         words = text(random_, prompt.draw(random_))
-        yield Ask(index, words, output.draw(random_), random_.getrandbits(31), start_s)
+        yield LoadRequest(index, words, output.draw(random_), random_.getrandbits(31), start_s)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from appliance.chaos.client import Reply, ask
+from appliance.chaos.client import Reply, send
 from benchmarks.fault_injection import chat, completion, mix
 
 TOKENS = 100
@@ -49,9 +49,9 @@ class Tally:
         if self.differing:
             found.append(f"{len(self.differing)} replies differ: {self.differing[:FEW]}")
         if self.misjudged:
-            found.append(f"{len(self.misjudged)} malformed requests were misjudged: {self.misjudged[:FEW]}")
+            found.append(f"{len(self.misjudged)} malformed requests got a wrong status: {self.misjudged[:FEW]}")
         if self.aborts < aborts:
-            found.append(f"only {self.aborts} of {aborts} aborts were made")
+            found.append(f"only {self.aborts} of {aborts} requests were aborted")
         return found
 
 
@@ -108,7 +108,7 @@ class MixedLoad:
 
     async def record_expected(self) -> None:
         """Record the replies to good requests, sent one after another."""
-        self._expected = [await ask(self._client, *each) for each in self._asks]
+        self._expected = [await send(self._client, *each) for each in self._asks]
         assert not any(reply.error for reply in self._expected), "the service does not answer"
 
     async def run(self, seconds: float, aborts: float) -> None:
@@ -143,7 +143,7 @@ class MixedLoad:
 
     async def _good(self) -> None:
         number = next(self._numbers) % len(self._asks)
-        reply = await ask(self._client, *self._asks[number])
+        reply = await send(self._client, *self._asks[number])
         self._tally.requests += 1
         if reply.error:
             self._tally.failed.append(f"{self._asks[number]}: {reply.error}"[:500])

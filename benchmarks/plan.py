@@ -21,7 +21,7 @@ from appliance.config.settings import Given, Option, load
 from appliance.hardware.machine import Machine
 from appliance.planning.plan import plan
 from benchmarks.machine import facts
-from engine.api.messages import Taken
+from engine.api.messages import PhaseMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import PARTS
 from engine.models.ranks import tensor_problem
@@ -77,7 +77,7 @@ def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) 
         given = ("hardware.threads=1", "engine.scheduling.max_running=5", "quantization.keep=false", *sets)
         options = tuple(Option("--set", *one.split("=", 1)) for one in given)
         made = plan(load(Given(file, options, {})), checkpoint, HOST)
-    config, taken = made.engines[0], dict[str, Taken]()
+    config, taken = made.engines[0], dict[str, PhaseMemory]()
     trim_heap()  # excludes memory that previous engines have freed
     ranks = Ranks(config) if config.tensor > 1 else None
     worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__, ranks)

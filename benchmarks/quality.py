@@ -231,7 +231,8 @@ def main() -> None:
     possible = SETTINGS if llama is None else (*SETTINGS, *LLAMA_SETTINGS)
     chosen = [one for one in possible if one.name in options.settings]
     with tempfile.TemporaryDirectory() as scratch:
-        files = write_formats(file, Path(scratch), {name for one in chosen for name in (one.file, one.twin) if name is not None})
+        wanted = {one.file for one in chosen} | {one.twin for one in chosen if one.twin is not None}
+        files = write_formats(file, Path(scratch), wanted)
         if llama is not None and any(one.file.startswith("llama_") for one in chosen):
             files |= llama.write_formats(files["plain"])
         for name, found in measure(files, windows, chosen, options.kernels, options.threads, llama):

@@ -1,4 +1,4 @@
-"""llama.cpp for `benchmarks.quality`: runs benchmarks/sides/llama_cpp_scores.py in an interpreter that has it."""
+"""llama.cpp for `benchmarks.quality`: runs benchmarks/backends/llama_cpp_scores.py in an interpreter that has it."""
 
 import importlib.util
 import json
@@ -44,7 +44,7 @@ class LlamaCpp:
             return [torch.from_numpy(rows).log_softmax(1) for rows in logits]
 
     def _run(self, *arguments: str) -> str:
-        command = [self._python, "-m", "benchmarks.sides.llama_cpp_scores", *arguments]
+        command = [self._python, "-m", "benchmarks.backends.llama_cpp_scores", *arguments]
         done = subprocess.run(
             command,
             cwd=ROOT,

@@ -2,10 +2,11 @@
 
     python -m benchmarks.ranks [--ranks 2] [--rows 1,8,512] [--hidden 896] [--rounds 25] [--json FILE]
 
-On a CPU: shared memory of the compiled kernels (kernels/cpu/meeting.h), torch.distributed with gloo in rank order as in
-the engine, and gloo's own all-reduce, whose order depends on the message size. On GPUs: nccl's all-reduce, and the sum
-in rank order that `hardware.batch_invariant` uses. Ranks are processes; backends take turns; each sum is checked once,
-and rank 0 measures the time (median, range). A failing rank ends all of them. A layer of a model has two such sums.
+On a CPU: shared memory of the compiled kernels (kernels/cpu/shm_collective.h), torch.distributed with gloo in rank
+order as in the engine, and gloo's own all-reduce, whose order depends on the message size. On GPUs: nccl's all-reduce,
+and the sum in rank order that `hardware.batch_invariant` uses. Ranks are processes; backends take turns; each sum is
+checked once, and rank 0 measures the time (median, range). A failing rank ends all of them. A layer of a model has two
+such sums.
 """
 
 import argparse
@@ -25,14 +26,14 @@ from torch import Tensor
 
 from engine.distributed.group import Group, in_order, open_group
 from kernels.cpu.library import best
-from kernels.cpu.meeting import Meeting
-from kernels.cpu.program import Program, StepData, Team, share
+from kernels.cpu.program import Program, StepData, Team, all_reduce
+from kernels.cpu.shm_collective import ShmCollective
 from kernels.report import table
 from kernels.tools.timing import Time
 
 TIMEOUT_S = 120.0
 CALLS = 1 << 19  # floats that a sample adds up, at least in one call
-MOST_CALLS = 200
+MAX_CALLS = 200
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # for sums in another order
 
 Sum = Callable[[Tensor], Tensor]  # x, which may be overwritten, to the sum over all ranks
@@ -51,7 +52,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Settings:
     ranks: int
     rows: tuple[int, ...]
     hidden: int
@@ -64,55 +65,55 @@ class Asked:
         return torch.float32 if self.device == "cpu" else torch.bfloat16
 
 
-Work = Callable[[Asked, int], list[Row]]  # of a rank
+Work = Callable[[Settings, int], list[Row]]  # of a rank
 
 
-def brought(asked: Asked, rank: int, rows: int) -> Tensor:
+def rank_input(settings: Settings, rank: int, rows: int) -> Tensor:
     draw = torch.Generator().manual_seed(rank)
-    return torch.randn(rows, asked.hidden, generator=draw).to(asked.dtype)
+    return torch.randn(rows, settings.hidden, generator=draw).to(settings.dtype)
 
 
-def sides(asked: Asked, rank: int) -> dict[str, Sum]:
+def backends(settings: Settings, rank: int) -> dict[str, Sum]:
     """By name. All ranks open them in the same order."""
-    device = torch.device("cpu") if asked.device == "cpu" else torch.device("cuda", rank)
-    kind = "gloo" if asked.device == "cpu" else "nccl"
-    opened = open_group(device, asked.folder / "group", rank, asked.ranks, ordered=True, timeout_s=TIMEOUT_S)
+    device = torch.device("cpu") if settings.device == "cpu" else torch.device("cuda", rank)
+    kind = "gloo" if settings.device == "cpu" else "nccl"
+    opened = open_group(device, settings.folder / "group", rank, settings.ranks, ordered=True, timeout_s=TIMEOUT_S)
     assert isinstance(opened, Group)
-    own = Group(rank, asked.ranks, opened.group, ordered=False)
+    own = Group(rank, settings.ranks, opened.group, ordered=False)
     found: dict[str, Sum] = {f"{kind}, in order": opened.all_reduce, f"{kind}'s own": own.all_reduce}
     variant = best()
-    if asked.device == "cpu" and variant != "torch":
-        floats = max(asked.rows) * asked.hidden
-        with (asked.folder / "memory").open("r+b") as file:
-            meeting = Meeting(variant, file.fileno(), rank, asked.ranks, floats)
-        found = {f"shared memory ({variant})": partial(_in_memory, Team(variant, 1), meeting), **found}
+    if settings.device == "cpu" and variant != "torch":
+        floats = max(settings.rows) * settings.hidden
+        with (settings.folder / "memory").open("r+b") as file:
+            collective = ShmCollective(variant, file.fileno(), rank, settings.ranks, floats)
+        found = {f"shared memory ({variant})": partial(_in_memory, Team(variant, 1), collective), **found}
     return found
 
 
-def _in_memory(team: Team, meeting: Meeting, x: Tensor) -> Tensor:
-    team.run(Program([share(meeting, x, x, joins=False)], (x,)), StepData(len(x)))
+def _in_memory(team: Team, collective: ShmCollective, x: Tensor) -> Tensor:
+    team.run(Program([all_reduce(collective, x, x, gathers=False)], (x,)), StepData(len(x)))
     return x
 
 
-def measured(asked: Asked, rank: int) -> list[Row]:
+def measured(settings: Settings, rank: int) -> list[Row]:
     """Run the measurements of one rank. Raise AssertionError for a wrong sum."""
     torch.set_num_threads(1)
-    device = "cpu" if asked.device == "cpu" else f"cuda:{rank}"
-    adders, found = sides(asked, rank), []
-    for rows in asked.rows:
-        shares = torch.stack([brought(asked, one, rows) for one in range(asked.ranks)])
+    device = "cpu" if settings.device == "cpu" else f"cuda:{rank}"
+    adders, found = backends(settings, rank), []
+    for rows in settings.rows:
+        shares = torch.stack([rank_input(settings, one, rows) for one in range(settings.ranks)])
         wanted, x = in_order(shares), shares[rank].to(device)
         for side, add in adders.items():
             check(side, add(x.clone()).cpu(), wanted)
-        calls = max(1, min(MOST_CALLS, CALLS // x.numel()))
+        calls = max(1, min(MAX_CALLS, CALLS // x.numel()))
         samples: dict[str, list[float]] = {side: [] for side in adders}
-        for _ in range(asked.rounds):
+        for _ in range(settings.rounds):
             for side, add in adders.items():
                 samples[side].append(_sample(add, x.clone(), calls))
         for side, values in samples.items():
             spread = Time.of(values)
-            name = str(asked.dtype).removeprefix("torch.")
-            found.append(Row(side, rows, asked.hidden, asked.ranks, name, spread.us, spread.low, spread.high))
+            name = str(settings.dtype).removeprefix("torch.")
+            found.append(Row(side, rows, settings.hidden, settings.ranks, name, spread.us, spread.low, spread.high))
     return found
 
 
@@ -139,17 +140,17 @@ class RankFailed(Exception):
     """The message says which one, and how it ended."""
 
 
-def together(asked: Asked, work: Work = measured) -> list[Row]:
+def run_ranks(settings: Settings, work: Work = measured) -> list[Row]:
     """Run each rank in a process and return the results of rank 0.
 
     Raise RankFailed after all have ended: a rank would wait forever in shared memory for a rank that has exited.
     """
-    (asked.folder / "memory").touch()
+    (settings.folder / "memory").touch()
     processes = multiprocessing.get_context("spawn")
     receiver, sender = processes.Pipe(duplex=False)
     ranks = [
-        processes.Process(target=_rank, args=(work, asked, rank, sender if rank == 0 else None), daemon=True)
-        for rank in range(asked.ranks)
+        processes.Process(target=_rank, args=(work, settings, rank, sender if rank == 0 else None), daemon=True)
+        for rank in range(settings.ranks)
     ]
     try:
         for rank in ranks:
@@ -160,7 +161,7 @@ def together(asked: Asked, work: Work = measured) -> list[Row]:
             for number, rank in list(running.items()):
                 code = rank.exitcode  # may still be None just after the process sentinel is signalled
                 if code:
-                    raise RankFailed(f"rank {number} of {asked.ranks} ended with {code}")
+                    raise RankFailed(f"rank {number} of {settings.ranks} exited with {code}")
                 if code is not None:
                     del running[number]
         found: list[Row] = receiver.recv()
@@ -172,8 +173,8 @@ def together(asked: Asked, work: Work = measured) -> list[Row]:
                 rank.join()
 
 
-def _rank(work: Work, asked: Asked, rank: int, to: Connection | None) -> None:
-    found = work(asked, rank)
+def _rank(work: Work, settings: Settings, rank: int, to: Connection | None) -> None:
+    found = work(settings, rank)
     if to is not None:
         to.send(found)
 
@@ -182,20 +183,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     gpus = torch.cuda.device_count() if options.device != "cpu" else 0
     if options.device == "cuda" and gpus < options.ranks:
-        print(f"benchmarks.ranks: --device cuda: {options.ranks} ranks need as many GPUs; there are {gpus}")
+        print(f"benchmarks.ranks: --device cuda: {options.ranks} ranks need {options.ranks} GPUs; there are {gpus}")
         return 2
     device = "cuda" if gpus >= options.ranks else "cpu"
     with tempfile.TemporaryDirectory() as folder:
-        asked = Asked(options.ranks, options.rows, options.hidden, options.rounds, device, Path(folder))
+        settings = Settings(options.ranks, options.rows, options.hidden, options.rounds, device, Path(folder))
         try:
-            rows = together(asked)
+            rows = run_ranks(settings)
         except RankFailed as error:
             print(f"benchmarks.ranks: {error}")
             return 1
-    print(f"{asked.ranks} ranks on {device}, torch {torch.__version__}: microseconds of a sum")
+    print(f"{settings.ranks} ranks on {device}, torch {torch.__version__}: microseconds of a sum")
     print(table([("side", "rows", "hidden", "us", "x own"), *_cells(rows)], left=1))
     if options.json is not None:
-        facts = {"torch": torch.__version__, "device": device, "ranks": asked.ranks}
+        facts = {"torch": torch.__version__, "device": device, "ranks": settings.ranks}
         options.json.write_text(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 0
 

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from benchmarks.client import Outcome, send
-from benchmarks.load import Ask, Shape, make_load
+from benchmarks.load import LoadRequest, Shape, make_load
 from benchmarks.machine import facts
 
 PERCENTILES = (50, 90, 95, 99)
@@ -48,29 +48,29 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def closed_loop(
-    client: httpx.AsyncClient, asks: Sequence[Ask], model: str, clients: int, chat: bool
+    client: httpx.AsyncClient, load: Sequence[LoadRequest], model: str, clients: int, chat: bool
 ) -> list[Outcome]:
-    began_s, waiting, outcomes = time.perf_counter(), iter(asks), list[Outcome]()
+    began_s, pending, outcomes = time.perf_counter(), iter(load), list[Outcome]()
 
     async def one_client() -> None:
-        for ask in waiting:
-            outcomes.append(await send(client, ask, model, chat=chat, began_s=began_s))
+        for request in pending:
+            outcomes.append(await send(client, request, model, chat=chat, began_s=began_s))
 
     await asyncio.gather(*(one_client() for _ in range(clients)))
     return outcomes
 
 
-async def open_loop(client: httpx.AsyncClient, asks: Sequence[Ask], model: str, chat: bool) -> list[Outcome]:
+async def open_loop(client: httpx.AsyncClient, load: Sequence[LoadRequest], model: str, chat: bool) -> list[Outcome]:
     began_s = time.perf_counter()
 
-    async def at_its_time(ask: Ask) -> Outcome:
-        await asyncio.sleep(began_s + ask.start_s - time.perf_counter())
-        return await send(client, ask, model, chat=chat, began_s=began_s)
+    async def send_on_schedule(request: LoadRequest) -> Outcome:
+        await asyncio.sleep(began_s + request.start_s - time.perf_counter())
+        return await send(client, request, model, chat=chat, began_s=began_s)
 
-    return list(await asyncio.gather(*(at_its_time(ask) for ask in asks)))
+    return list(await asyncio.gather(*(send_on_schedule(request) for request in load)))
 
 
-def spread(values_s: Sequence[float]) -> dict[str, float]:
+def summarize(values_s: Sequence[float]) -> dict[str, float]:
     """Mean and percentiles (nearest rank) in milliseconds; empty without values."""
     if not values_s:
         return {}
@@ -93,12 +93,12 @@ def summary(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "output_tokens": output,
         "requests_per_second": round(len(good) / seconds, 3),
         "output_tokens_per_second": round(output / seconds, 3),
-        "time_to_first_token_ms": spread([outcome.first_s for outcome in good if outcome.first_s]),
-        "inter_token_latency_ms": spread([pause for outcome in good for pause in outcome.pauses_s]),
-        "time_per_output_token_ms": spread(
+        "time_to_first_token_ms": summarize([outcome.first_s for outcome in good if outcome.first_s]),
+        "inter_token_latency_ms": summarize([pause for outcome in good for pause in outcome.token_gaps_s]),
+        "time_per_output_token_ms": summarize(
             [(each.last_s - each.first_s) / (each.output_tokens - 1) for each in decoded]
         ),
-        "request_ms": spread([outcome.last_s for outcome in good]),
+        "request_ms": summarize([outcome.last_s for outcome in good]),
     }
 
 
@@ -126,7 +126,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "prompt": Shape(arguments.prompt_tokens, 1.2, arguments.most_tokens),
         "output": Shape(arguments.output_tokens, 0.9, arguments.most_tokens),
     }
-    asks = list(make_load(requests=arguments.requests, seed=arguments.seed, rate=arguments.rate, **shapes))
+    load = list(make_load(requests=arguments.requests, seed=arguments.seed, rate=arguments.rate, **shapes))
     headers = {"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
@@ -135,17 +135,17 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         model = arguments.model or await first_model(client)
         began_s = time.perf_counter()
         if arguments.rate is not None:
-            outcomes = await open_loop(client, asks, model, arguments.chat)
+            outcomes = await open_loop(client, load, model, arguments.chat)
         else:
-            outcomes = await closed_loop(client, asks, model, arguments.concurrency, arguments.chat)
+            outcomes = await closed_loop(client, load, model, arguments.concurrency, arguments.chat)
         seconds = time.perf_counter() - began_s
     settings = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "out")}
     return {
         "benchmark": "serve",
         "settings": settings | {"model": model, "concurrency": None if arguments.rate else arguments.concurrency},
         "asked": {
-            "max_tokens": sum(ask.max_tokens for ask in asks),
-            "prompt_characters": sum(len(ask.prompt) for ask in asks),
+            "max_tokens": sum(request.max_tokens for request in load),
+            "prompt_characters": sum(len(request.prompt) for request in load),
         },
         "machine": asdict(facts()),
         "result": summary(outcomes, seconds),

@@ -18,11 +18,11 @@ from appliance.supervisor import rundir
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "manifests" / "demo.yaml"
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
-class Running:
+class Service:
     """`launcher` is the process of `slipway serve`, `directory` its run directory."""
 
     url: str
@@ -31,7 +31,7 @@ class Running:
 
 
 @contextmanager
-def serving(*settings: str, manifest: Path = DEMO, log: Path | None = None) -> Iterator[Running]:
+def running_service(*settings: str, manifest: Path = DEMO, log: Path | None = None) -> Iterator[Service]:
     """Start `slipway serve` with these KEY=VALUE settings on a free local port, yield it when ready, then stop it.
 
     It is also stopped if this process gets a SIGTERM. `log` receives its output. Raise RuntimeError if it exits early.
@@ -50,7 +50,7 @@ def serving(*settings: str, manifest: Path = DEMO, log: Path | None = None) -> I
         opened.callback(appliance.terminate)
         url = f"http://127.0.0.1:{port}"
         wait_ready(url, appliance)
-        yield Running(url, appliance.pid, run_directory(appliance.pid))
+        yield Service(url, appliance.pid, run_directory(appliance.pid))
 
 
 def run_directory(launcher: int) -> Path:
@@ -62,12 +62,12 @@ def run_directory(launcher: int) -> Path:
 
 
 def wait_ready(url: str, appliance: "subprocess.Popen[bytes]") -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline_s:
         if appliance.poll() is not None:
-            raise RuntimeError(f"{url}: `slipway serve` ended with code {appliance.returncode}")
+            raise RuntimeError(f"{url}: `slipway serve` exited with code {appliance.returncode}")
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/ready").status_code == 200:
                 return
         time.sleep(0.1)
-    raise TimeoutError(f"{url}/ready: not 200 within {PATIENCE_S:.0f} s")
+    raise TimeoutError(f"{url}/ready: not 200 within {TIMEOUT_S:.0f} s")

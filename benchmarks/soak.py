@@ -23,7 +23,7 @@ import httpx
 from benchmarks.leak_check import ResourceUsage, leaks, measure_usage
 from benchmarks.machine import facts
 from benchmarks.mixed_load import MixedLoad, Tally
-from benchmarks.service import ROOT, Running, serving
+from benchmarks.service import ROOT, Service, running_service
 from engine.kv.layout import layout
 from engine.models.checkpoint import read_checkpoint
 
@@ -51,7 +51,7 @@ async def fill(client: httpx.AsyncClient, seed: int) -> None:
         reply.raise_for_status()
 
 
-async def soak(service: Running, *, minutes: float, aborts: int, streams: int, seed: int = 0) -> Any:
+async def soak(service: Service, *, minutes: float, aborts: int, streams: int, seed: int = 0) -> Any:
     """Run both parts of the load and return the report."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     tally = Tally()
@@ -64,9 +64,9 @@ async def soak(service: Running, *, minutes: float, aborts: int, streams: int, s
         samples: list[dict[str, Any]] = []
         began_s = time.monotonic()
         await _part(load, service, client, samples, first_s, aborts * first_s / total_s)
-        before = await rested(service, client)
+        before = await measure_at_rest(service, client)
         await _part(load, service, client, samples, total_s - first_s, aborts - tally.aborts)
-        after = await rested(service, client)
+        after = await measure_at_rest(service, client)
     return {
         "settings": {"minutes": minutes, "aborts": aborts, "streams": streams, "seed": seed},
         "machine": asdict(facts()),
@@ -81,7 +81,7 @@ async def soak(service: Running, *, minutes: float, aborts: int, streams: int, s
 
 async def _part(
     load: MixedLoad,
-    service: Running,
+    service: Service,
     client: httpx.AsyncClient,
     samples: list[dict[str, Any]],
     seconds: float,
@@ -97,7 +97,7 @@ async def _part(
     await over
 
 
-async def rested(service: Running, client: httpx.AsyncClient) -> ResourceUsage:
+async def measure_at_rest(service: Service, client: httpx.AsyncClient) -> ResourceUsage:
     """Return the resource usage once the service is idle, or after `REST_S`."""
     deadline_s = time.monotonic() + REST_S
     while True:
@@ -132,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = {"minutes": given.minutes, "aborts": given.aborts, "streams": given.streams, "seed": given.seed}
     with (
         tempfile.TemporaryDirectory(prefix="soak-") as folder,
-        serving(*SETTINGS, f"lifecycle.crash_bundles.folder={folder}/crashes", log=given.log) as service,
+        running_service(*SETTINGS, f"lifecycle.crash_bundles.folder={folder}/crashes", log=given.log) as service,
     ):
         report = asyncio.run(soak(service, **wanted))
     print("\n".join(table(report)))

@@ -29,7 +29,7 @@ from benchmarks.machine import facts
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "manifests" / "demo"
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 MESSAGES = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
 
@@ -55,17 +55,17 @@ ROUTES = {
 
 
 @dataclass(frozen=True)
-class Spent:
+class CpuTime:
     """Processor time of a process so far, with all its threads, in seconds."""
 
     user_s: float
     system_s: float
 
 
-def spent(pid: int) -> Spent:
+def cpu_time(pid: int) -> CpuTime:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
-    return Spent(int(fields[11]) / ticks, int(fields[12]) / ticks)
+    return CpuTime(int(fields[11]) / ticks, int(fields[12]) / ticks)
 
 
 class Clients:
@@ -134,7 +134,7 @@ def free_port() -> int:
 
 
 def wait_ready(port: int) -> None:
-    ends_s = time.monotonic() + PATIENCE_S
+    ends_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < ends_s:
         try:
             if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
@@ -142,7 +142,7 @@ def wait_ready(port: int) -> None:
         except httpx.TransportError:
             pass
         time.sleep(0.05)
-    raise SystemExit("the gateway was not ready in time")
+    raise SystemExit("the gateway was not ready within the time limit")
 
 
 async def measure(port: int, pid: int, route: Route, streams: int, rate: float, seconds: float) -> dict[str, float]:
@@ -152,10 +152,10 @@ async def measure(port: int, pid: int, route: Route, streams: int, rate: float, 
     while clients.begun < streams:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)
-    before, records, began_s = spent(pid), clients.records, time.monotonic()
+    before, records, began_s = cpu_time(pid), clients.records, time.monotonic()
     await asyncio.sleep(seconds)
     took_s = time.monotonic() - began_s
-    after, tokens = spent(pid), clients.records - records
+    after, tokens = cpu_time(pid), clients.records - records
     user_s, system_s = after.user_s - before.user_s, after.system_s - before.system_s
     for task in running:
         task.cancel()
@@ -168,7 +168,7 @@ async def measure(port: int, pid: int, route: Route, streams: int, rate: float, 
     }
 
 
-def told(name: str, rounds: list[dict[str, float]], asked: float) -> str:
+def format_result(name: str, rounds: list[dict[str, float]], asked: float) -> str:
     def median(key: str) -> float:
         return statistics.median(each[key] for each in rounds)
 
@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
                     one = asyncio.run(measure(port, pid, ROUTES[name], given.streams, given.rate, given.seconds))
                 found[f"{name} {side}"].append(one)
     for name, rounds in found.items():
-        print(told(name, rounds, given.streams * given.rate))
+        print(format_result(name, rounds, given.streams * given.rate))
     if given.out:
         settings = {"streams": given.streams, "rate": given.rate, "seconds": given.seconds}
         report = {"settings": settings, "machine": asdict(facts()), "rounds": found}

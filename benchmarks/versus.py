@@ -65,7 +65,9 @@ def slipway(checkpoint: Path, concurrency: int, threads: int, limit: int, kernel
     def run(work: list[Job]) -> None:
         wishes = [Params(temperature=0.0, max_tokens=job.tokens, ignore_eos=True) for job in work]
         got = llm.generate([job.prompt for job in work], wishes)
-        assert [len(generation.ids) for generation in got] == [job.tokens for job in work], "a reply has another length"
+        assert [len(generation.ids) for generation in got] == [job.tokens for job in work], (
+            "a reply does not have the requested length"
+        )
 
     return run
 
@@ -106,7 +108,9 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16, help="concurrent requests")
     parser.add_argument("--requests", type=int, default=48, help="requests per round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each server")
-    parser.add_argument("--lengths", choices=("mixed", "equal"), default="mixed", help="of requests; default: mixed")
+    parser.add_argument(
+        "--lengths", choices=("mixed", "equal"), default="mixed", help="mix of requests (default: mixed)"
+    )
     parser.add_argument("--limit", type=int, default=512, help="longest prompt and longest reply, in tokens")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of each server")
     parser.add_argument("--kernels", nargs="+", default=["auto"], help="CPU kernels of Slipway (auto)")

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from benchmarks.sides import Name
+from benchmarks.backends import Name
 from engine.gguf.file import read_gguf
 from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import Holder, footprint, part_bytes

@@ -23,7 +23,17 @@ import msgspec
 from engine.api.config import EngineConfig, read_config
 from engine.api.errors import EXIT_CRASH, EXIT_DRIFT, EXIT_PERMANENT, CheckpointError, Drift, EngineError, OutOfMemory
 from engine.api.heartbeat import HeartbeatWriter, State
-from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Submit, Taken, Tested, ToEngine
+from engine.api.messages import (
+    Failed,
+    FromEngine,
+    Loading,
+    PhaseMemory,
+    RankMemory,
+    Ready,
+    SelfTestResult,
+    Submit,
+    ToEngine,
+)
 from engine.api.server import Connection, Server
 from engine.binding import bind
 from engine.core.golden import SelfTestRunner
@@ -34,15 +44,15 @@ from engine.models.changes import WeightFiles
 from engine.worker.ranks import RankLost, Ranks
 
 Progress = Callable[[str, float], None]
-Took = Callable[[str, Taken], None]
-Lost = Callable[[Exception], None]  # reports the failure of another rank; called from any thread
-BuildWorker = Callable[[EngineConfig, Progress, Took, Lost], Worker]
+OnPhaseMemory = Callable[[str, PhaseMemory], None]
+OnRankLost = Callable[[Exception], None]  # reports the failure of another rank; called from any thread
+BuildWorker = Callable[[EngineConfig, Progress, OnPhaseMemory, OnRankLost], Worker]
 
 PROGRESS_S = 0.1  # minimum interval between Loading messages of one phase
 FILES_S = 2.0  # interval at which weight files are checked for changes on disk
 STOP_S = 0.5  # time limit of the step that is running when SIGTERM arrives
 TOLERANCE = 0.02  # relative difference between planned and real memory above which the log warns
-LAST_WORDS_S = 1.0  # time limit for a gateway to connect and receive the reason of a failed start
+FLUSH_S = 1.0  # time limit for a gateway to connect and receive the reason of a failed start
 PR_SET_PDEATHSIG = 1
 TESTING = "testing"  # the phase of the golden prompts
 
@@ -52,7 +62,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig, build_worker: BuildWorker) -> None:
         self._config, self._build_worker = config, build_worker
-        self._lock, self._last_words = threading.Lock(), threading.Lock()
+        self._lock, self._failure_lock = threading.Lock(), threading.Lock()
         self._loading = Loading("starting", 0.0)
         self._loading_at = 0.0
         self._loop: Loop | None = None
@@ -60,20 +70,20 @@ class Engine:
         self._connection: Connection | None = None  # the newest one; receives messages while loading
         self._listener: Connection | None = None  # the one that the loop serves; used only in the loop's thread
         self._connected = threading.Event()
-        self._pulse = HeartbeatWriter(config.pulse)
-        self._ended: SimpleQueue[None] = SimpleQueue()  # reentrant: a signal handler may call put during get
+        self._heartbeat = HeartbeatWriter(config.pulse)
+        self._exit_requested: SimpleQueue[None] = SimpleQueue()  # reentrant: a signal handler may call put during get
         self._code = 0
-        self._given_up = False
+        self._exiting = False
         self._server = Server(config.socket, opened=self._opened, received=self._received, closed=self._closed)
 
     def serve(self) -> int:
         """Run until the engine ends or gets SIGTERM or SIGINT. Return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._ended.put(None))
+            signal.signal(number, lambda *_: self._exit_requested.put(None))
         self._server.start()
         thread = threading.Thread(target=self._run, name="engine", daemon=True)
         thread.start()
-        self._ended.get()
+        self._exit_requested.get()
         self._server.close()
         if self._loop is not None:
             self._loop.stop()
@@ -84,15 +94,15 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            memory: dict[str, Taken] = {}
+            memory: dict[str, PhaseMemory] = {}
             files = WeightFiles(Path(self._config.model))
-            worker = self._build_worker(self._config, self._progress, memory.__setitem__, self._lost)
-            _check_room(self._config, worker)
+            worker = self._build_worker(self._config, self._progress, memory.__setitem__, self._on_rank_lost)
+            _check_pool(self._config, worker)
             open_compiler = partial(_open_compiler, self._config, worker)
-            watch = build_self_test(self._config, worker)
-            tested = self._test(watch, worker)
-            loop = build_loop(self._config, worker, self._send, open_compiler, self._pulse.beat, watch)
-            ready = _facts(self._config, worker, memory, tested)
+            self_test = build_self_test(self._config, worker)
+            result = self._test(self_test, worker)
+            loop = build_loop(self._config, worker, self._send, open_compiler, self._heartbeat.write, self_test)
+            ready = _ready_message(self._config, worker, memory, result)
             if memory:
                 print(f"slipway engine: {memory_line(self._config, memory)}", file=sys.stderr, flush=True)
             for warning in differences(self._config, ready):
@@ -111,35 +121,35 @@ class Engine:
             gc.freeze()  # modules and the model are never freed, so the collector need not traverse them
             loop.run()
             if self._listener is not None:
-                self._listener.flush(LAST_WORDS_S)
+                self._listener.flush(FLUSH_S)
             worker.close()
         except Exception as error:  # top level: report to gateway and log, then end the process
             self._fail(error)
-        self._ended.put(None)
+        self._exit_requested.put(None)
 
     def _fail(self, error: Exception) -> None:
         match error:
             case Drift():
-                self._give_up(EXIT_DRIFT, error.code, str(error))
+                self._exit_with(EXIT_DRIFT, error.code, str(error))
             case EngineError():
                 # An error after the start may depend on the requests, so a restart can help.
-                self._give_up(EXIT_PERMANENT if self._ready is None else EXIT_CRASH, error.code, str(error))
+                self._exit_with(EXIT_PERMANENT if self._ready is None else EXIT_CRASH, error.code, str(error))
             case RankLost():
-                self._give_up(EXIT_CRASH, "rank", str(error))
+                self._exit_with(EXIT_CRASH, "rank", str(error))
             case _:
                 traceback.print_exception(error)
-                self._give_up(EXIT_CRASH, "crash", f"{type(error).__name__}: {error}")
+                self._exit_with(EXIT_CRASH, "crash", f"{type(error).__name__}: {error}")
 
-    def _lost(self, error: Exception) -> None:
+    def _on_rank_lost(self, error: Exception) -> None:
         """End the process, whatever the engine's thread is waiting for."""
         self._fail(error)
-        self._ended.put(None)
+        self._exit_requested.put(None)
 
     def _probe(self, loop: Loop, pause_s: float) -> None:
         """Periodically request a health check step while the engine is idle; its heartbeat shows the result."""
         while True:
             time.sleep(pause_s)
-            if self._pulse.state is State.IDLE:
+            if self._heartbeat.state is State.IDLE:
                 loop.probe()
 
     def _watch_files(self, files: WeightFiles, mapped: bool) -> None:
@@ -148,31 +158,31 @@ class Engine:
             for change in files.changes():
                 if change.overwritten and mapped:
                     message = f"{change.file} {change.what} while the engine was using it (mapped); restart the engine"
-                    self._give_up(EXIT_PERMANENT, CheckpointError.code, message)
-                    self._ended.put(None)
+                    self._exit_with(EXIT_PERMANENT, CheckpointError.code, message)
+                    self._exit_requested.put(None)
                     return
                 after = "the next start of an engine reads the new content"
                 print(f"slipway engine: warning: {change.file} {change.what}; {after}", file=sys.stderr, flush=True)
             time.sleep(FILES_S)
 
-    def _test(self, watch: SelfTestRunner | None, worker: Worker) -> Tested | None:
+    def _test(self, self_test: SelfTestRunner | None, worker: Worker) -> SelfTestResult | None:
         """Run the golden prompts before the engine serves. Raises SelfTestFailed."""
-        if watch is None or not self._config.self_test.at_start:
+        if self_test is None or not self._config.self_test.at_start:
             return None
-        tested = watch.start(
+        result = self_test.start(
             lambda plan: worker.start(plan, {}).result(),
             time.monotonic,
             lambda fraction: self._progress(TESTING, fraction),
         )
-        worker.seconds[TESTING] = tested.seconds
-        if tested.differs:
-            print(f"slipway engine: warning: self-test: {tested.differs}", file=sys.stderr, flush=True)
-        if tested.skipped:
-            print(f"slipway engine: {skipped_line(self._config, tested)}", file=sys.stderr, flush=True)
-        return tested
+        worker.seconds[TESTING] = result.seconds
+        if result.differs:
+            print(f"slipway engine: warning: self-test: {result.differs}", file=sys.stderr, flush=True)
+        if result.skipped:
+            print(f"slipway engine: {skipped_line(self._config, result)}", file=sys.stderr, flush=True)
+        return result
 
     def _progress(self, phase: str, fraction: float) -> None:
-        self._pulse.beat(State.TESTING if phase == TESTING else State.LOADING)
+        self._heartbeat.write(State.TESTING if phase == TESTING else State.LOADING)
         now = time.monotonic()
         with self._lock:
             if phase == self._loading.phase and fraction < 1 and now - self._loading_at < PROGRESS_S:
@@ -181,18 +191,18 @@ class Engine:
             if self._connection is not None:
                 self._connection.send([self._loading])
 
-    def _give_up(self, code: int, word: str, message: str) -> None:
-        with self._last_words:  # if two threads report one cause, the second waits until the first has sent it
-            if self._given_up:
+    def _exit_with(self, code: int, word: str, message: str) -> None:
+        with self._failure_lock:  # if two threads report one cause, the second waits until the first has sent it
+            if self._exiting:
                 return
-            self._given_up, self._code = True, code
+            self._exiting, self._code = True, code
             print(f"slipway engine: {word}: {message}", file=sys.stderr, flush=True)
-            self._connected.wait(LAST_WORDS_S)
+            self._connected.wait(FLUSH_S)
             with self._lock:
                 connection = self._connection
             if connection is not None:
                 connection.send([Failed(None, word, message)])
-                connection.flush(LAST_WORDS_S)
+                connection.flush(FLUSH_S)
 
     def _attach(self, connection: Connection, ready: Ready) -> None:
         """Serve this connection from now on. Requests of the previous connection are aborted."""
@@ -249,7 +259,9 @@ def serve(config: EngineConfig, build_worker: BuildWorker) -> int:
         return EXIT_PERMANENT
 
 
-def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken], tested: Tested | None) -> Ready:
+def _ready_message(
+    config: EngineConfig, worker: Worker, memory: dict[str, PhaseMemory], result: SelfTestResult | None
+) -> Ready:
     blocks = worker.blocks - 1
     return Ready(
         max_context=config.max_context,
@@ -261,26 +273,26 @@ def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken], teste
         seconds=worker.seconds,
         pid=os.getpid(),
         memory=tuple(_rank_memory(config, rank, one, memory) for rank, one in enumerate(worker.memory)),
-        self_test=tested,
+        self_test=result,
     )
 
 
-def skipped_line(config: EngineConfig, tested: Tested) -> str:
+def skipped_line(config: EngineConfig, result: SelfTestResult) -> str:
     """Return the log line about golden prompts for which there was no time."""
-    of = tested.prompts + tested.skipped
+    of = result.prompts + result.skipped
     return (
-        f"self-test: {tested.prompts} of {of} golden prompts in {tested.seconds:.1f} s, as long as "
-        f"lifecycle.self_test.budget ({config.self_test.budget_s:g} s) allows; the others run when the engine is idle"
+        f"self-test: ran {result.prompts} of {of} golden prompts in {result.seconds:.1f} s; lifecycle.self_test.budget "
+        f"is {config.self_test.budget_s:g} s, so the others run when the engine is idle"
     )
 
 
-def _rank_memory(config: EngineConfig, rank: int, memory: RankMemory, own: dict[str, Taken]) -> RankMemory:
+def _rank_memory(config: EngineConfig, rank: int, memory: RankMemory, own: dict[str, PhaseMemory]) -> RankMemory:
     """Return the rank's memory with its plan. own: measured memory by phase of this process, which is rank 0."""
     planned = config.planned[rank] if config.planned else {}
     return msgspec.structs.replace(memory, planned=planned, taken=memory.taken if rank else own)
 
 
-def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
+def memory_line(config: EngineConfig, memory: dict[str, PhaseMemory]) -> str:
     """Return the log line that compares the memory of the start with the plan, by part."""
     kept = {phase: taken.kept for phase, taken in memory.items()}
     weights, cache = kept["reading"] + kept["loading"], kept["allocating"]
@@ -289,7 +301,7 @@ def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
     once_written = " (its pages count once they are written)" if config.device == "cpu" else ""
     return (
         f"memory{of} on {memory['loading'].device}: weights {_mib(weights, config.weight_bytes)}, "
-        f"loading them at most {_mib(memory['loading'].peak)}; "
+        f"peak while loading {_mib(memory['loading'].peak)}; "
         f"KV cache {_mib(cache, config.kv_bytes)}{once_written}; "
         f"process and first steps {_mib(process, config.workspace_bytes)}"
     )
@@ -309,8 +321,8 @@ def differences(config: EngineConfig, ready: Ready) -> list[str]:
             real = memory.held.get(part, 0)
             differs = abs(real - planned) if part == "kv" else real - planned
             if differs > TOLERANCE * planned:
-                more = f"{(real / planned - 1) * 100:+.1f} %" if planned else "none was planned"
-                what = f"memory of {part}{of}: {real:,} B, and {planned:,} B were planned ({more})"
+                more = f"{(real / planned - 1) * 100:+.1f} %" if planned else "not planned"
+                what = f"memory of {part}{of}: {real:,} B used, {planned:,} B planned ({more})"
                 found.append(f"{what}; please report it")
     return found
 
@@ -319,7 +331,7 @@ def _mib(count: int, planned: int = 0) -> str:
     return f"{count / 2**20:,.1f} MiB" + (f" of {planned / 2**20:,.1f} planned" if planned else "")
 
 
-def _check_room(config: EngineConfig, worker: Worker) -> None:
+def _check_pool(config: EngineConfig, worker: Worker) -> None:
     """Raise OutOfMemory if the pool is too small for one sequence of max_context tokens."""
     layout, step_tokens = worker.layout, config.max_step_tokens
     needed = layout.blocks_for(config.max_context, step_tokens) + 1
@@ -328,7 +340,7 @@ def _check_room(config: EngineConfig, worker: Worker) -> None:
         raise OutOfMemory(
             f"kv_bytes={config.kv_bytes}: the cache has {worker.blocks} blocks, one sequence of "
             f"max_context={config.max_context} tokens needs {needed} ({needed * layout.block_bytes} bytes); "
-            f"give it more memory, or lower max_context to {fits}"
+            f"raise hardware.kv_cache_memory, or lower model.max_context to {fits}"
         )
 
 
@@ -338,17 +350,17 @@ def _open_compiler(config: EngineConfig, worker: Worker, compiled: Callable[[flo
     return compiler_for(config.model, worker.model.embed.vocab, compiled)
 
 
-def build(config: EngineConfig, progress: Progress, took: Took, lost: Lost) -> Worker:
+def build(config: EngineConfig, progress: Progress, on_memory: OnPhaseMemory, on_rank_lost: OnRankLost) -> Worker:
     """Build the configured worker and start its other ranks. Raises the errors of `engine.worker.build`."""
     progress("importing", 0.0)  # importing torch takes a second or more, while the socket already answers
-    ranks = Ranks(config, lost) if config.tensor > 1 else None
+    ranks = Ranks(config, on_rank_lost) if config.tensor > 1 else None
     leave_out_unused(config)
     from engine.worker.build import build_worker
 
-    return build_worker(config, progress, took, ranks)
+    return build_worker(config, progress, on_memory, ranks)
 
 
-def _die_with_parent() -> None:
+def _exit_with_parent() -> None:
     """Request SIGTERM for the death of the parent: a supervisor that was killed cannot stop its programs."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -361,7 +373,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m engine CONFIG.json", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    _die_with_parent()
+    _exit_with_parent()
     try:
         config = read_config(Path(arguments[0]))
         bind(config)

@@ -18,4 +18,4 @@ def bind(config: EngineConfig) -> None:
         raise ConfigError(f"process_cpus={sorted(wanted)}: {error}") from error
     missing = wanted - os.sched_getaffinity(0)
     if missing:
-        raise ConfigError(f"process_cpus={sorted(wanted)}: {sorted(missing)} are not this process's; set hardware.cpus")
+        raise ConfigError(f"process_cpus={sorted(wanted)}: CPUs {sorted(missing)} are not available; set hardware.cpus")

@@ -34,7 +34,7 @@ def record(config: EngineConfig, worker: Worker) -> Recorded:
     found: dict[str, Golden] = {}
     if watch is not None:
         watch.start(lambda plan: worker.start(plan, {}).result(), time.monotonic, lambda fraction: None)
-        found = watch.kept
+        found = watch.references
     return Recorded(worker.arithmetic, tuple(golden for golden in found.values() if golden.finite))
 
 

@@ -55,7 +55,7 @@ from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.footprint import Holder, weight_bytes
 from engine.models.parts import Model, has_no_kv_cache
-from engine.models.stored import held_weights
+from engine.models.stored import resident_weights
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.files import has_tokenizer
@@ -313,7 +313,7 @@ class LLM:
                 got = self._messages.get()
                 if isinstance(got, Exception):
                     self._messages.put(got)  # for the next call
-                    raise EngineGone(f"the engine does not run: {type(got).__name__}: {got}") from got
+                    raise EngineGone(f"the engine is not running: {type(got).__name__}: {got}") from got
                 failed = {message.id: message for message in got if isinstance(message, Failed)}
                 for message in got:
                     if isinstance(message, Stats):
@@ -364,7 +364,9 @@ def _each_params(params: Params | Sampling | Sequence[Params | Sampling] | None,
     if isinstance(params, Sampling):
         return [_params(params)] * count
     if len(params) != count:
-        raise RequestError(f"{len(params)} params for {count} prompts; give one for all, or one each", "params")
+        raise RequestError(
+            f"{len(params)} params for {count} prompts; pass one for all prompts, or one per prompt", "params"
+        )
     return [_params(one) for one in params]
 
 
@@ -418,7 +420,7 @@ def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, wei
     if device != "cpu" or dtype != "float32" or kernels == "triton":
         return dtype
     own = checkpoint.quantization
-    held = own is not None and kernels != "torch" and bool(held_weights(checkpoint.model, own))
+    held = own is not None and kernels != "torch" and bool(resident_weights(checkpoint.model, own))
     gguf = own is not None and own.method == "gguf" and not own.is_plain
     return cpu_kv_dtype(checkpoint.dtype, quantized=weights in ("int8", "int4") or held, gguf=gguf)
 

@@ -18,9 +18,9 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError
-from engine.api.messages import RankMemory, Taken
+from engine.api.messages import PhaseMemory, RankMemory
 from engine.binding import bind
-from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.imports import leave_out_unused
 from engine.worker.rank_messages import (
     ALIVE_S,
@@ -48,31 +48,31 @@ class Rank:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self._steps: SimpleQueue[tuple[StepPlan, Masks | Late]] = SimpleQueue()
+        self._steps: SimpleQueue[tuple[StepPlan, Masks | PendingMasks]] = SimpleQueue()
         self._running: SimpleQueue[Handle] = SimpleQueue()
 
     def serve(self) -> None:
         """Run forever: the process exits when the engine ends or when an error occurs."""
         begin = to_rank(self._read())
-        assert isinstance(begin, Begin), "the first message says what to load"
+        assert isinstance(begin, Begin), "the first message must be Begin"
         for name, work in (
             ("alive", self._send_alive),
             ("rank", lambda: self._run(begin)),
             ("results", self._send_results),
         ):
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
-        waiting: deque[Late] = deque()
+        waiting: deque[PendingMasks] = deque()
         while True:
             match to_rank(self._read()):
                 case Step(plan, None):
-                    waiting.append(Late())
+                    waiting.append(PendingMasks())
                     self._steps.put((plan, waiting[-1]))
                 case Step(plan, masks):
                     self._steps.put((plan, unpacked(masks)))
                 case LateMasks(masks):
                     waiting.popleft().set_result(unpacked(masks))
                 case Begin():
-                    raise AssertionError("a rank is told once what to load")
+                    raise AssertionError("Begin is sent only once")
 
     def _read(self) -> bytes:
         try:
@@ -101,11 +101,13 @@ class Rank:
         def progress(phase: str, fraction: float) -> None:
             self._send(Loading(phase, fraction))
 
-        taken: dict[str, Taken] = {}
-        worker = build_rank(begin.config, begin.rank, begin.meeting, progress, taken.__setitem__)
+        taken: dict[str, PhaseMemory] = {}
+        worker = build_rank(begin.config, begin.rank, begin.rendezvous, progress, taken.__setitem__)
         gc.collect()
         gc.freeze()
-        self._send(Built(worker.weight_bytes, worker.blocks, RankMemory(worker.held, worker.mapped, taken=taken)))
+        self._send(
+            Built(worker.weight_bytes, worker.blocks, RankMemory(worker.memory_usage, worker.mapped, taken=taken))
+        )
         while True:
             plan, masks = self._steps.get()
             self._running.put(worker.start(plan, masks))

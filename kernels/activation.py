@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu import bodies
-from kernels.jit import jit, launch, power_of_2, rows_of, tl
-from kernels.op import Args, Case, Make, Op, sliced
+from kernels.jit import jit, launch, power_of_2, row_stride, tl
+from kernels.op import Args, Case, Make, Op, independent_rows
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -100,7 +100,7 @@ def _triton(x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> 
         (rows, -(-inner // block)),
         x,
         y,
-        rows_of(x, "x"),
+        row_stride(x, "x"),
         0.0 if limit is None else limit,
         INNER=inner,
         ACT=act,
@@ -141,7 +141,7 @@ ACTIVATION = Op(
         Case("512x3072", {"rows": 512, "inner": 3072, "act": "silu"}),
     ),
     compiled_lacks=("relu2-odd", "relu2-plain"),
-    alone=sliced(0),
+    single_row=independent_rows(0),
     strided=(0,),
     peer=lambda x, act, has_gate, limit=None: gated(ACTIVATIONS[act], x) if has_gate else ACTIVATIONS[act](x),
 )

@@ -30,19 +30,19 @@ from kernels.jit import installed, interpreted
 from kernels.op import Case, Make, Op
 from kernels.ops import OPS
 from kernels.report import DTYPES, table
-from kernels.tools.rivals import flash, flash_arguments, flash_attention
+from kernels.tools.baselines import flash, flash_arguments, flash_attention
 from kernels.tools.timing import (
     Time,
     alternating,
     capturable,
     copy_rate,
     device_facts,
-    figure,
+    device_is_lost,
+    format_figure,
     has_fp8,
-    lost,
+    input_sets,
     matmul_rate,
     sampler,
-    sets_for,
 )
 from kernels.tune import tune
 
@@ -70,7 +70,10 @@ class Measured:
     def cells(self) -> tuple[str, ...]:
         if self.time is None:
             return self.op, self.case, *[""] * (len(HEAD) - 3), self.error
-        rates = figure(self.bytes / self.time.us / 1e3), figure(self.flops / self.time.us / 1e6) if self.flops else ""
+        rates = (
+            format_figure(self.bytes / self.time.us / 1e3),
+            format_figure(self.flops / self.time.us / 1e6) if self.flops else "",
+        )
         share = f"{max(self.of_copy, self.of_matmul):.0%}"
         others = [
             text
@@ -81,7 +84,7 @@ class Measured:
         return self.op, self.case, str(self.time), *rates, share, *others, note
 
 
-def chosen(
+def selected_cases(
     names: Sequence[str], ids: Sequence[str], *, small: bool, fp8: bool, ops: Sequence[Op] | None = None
 ) -> Iterator[tuple[Op, Case]]:
     """Yield the bench cases, or the small cases that are not empty, whose names contain one of the texts."""
@@ -99,10 +102,10 @@ def measure(op: Op, case: Case, dtype: torch.dtype, device: torch.device, rounds
     """Time one case. Exceptions of the case are returned in `error`, not raised."""
     found = Measured(op.name, case.id, str(dtype).removeprefix("torch."))
     try:
-        sets, cold = sets_for(lambda seed: op.inputs(Make(device, dtype, seed), **case.sizes), op.traffic, device)
+        sets, cold = input_sets(lambda seed: op.inputs(Make(device, dtype, seed), **case.sizes), op.traffic, device)
         sides, error = {"time": sampler(op, sets, device)}, ""
         if device.type == "cuda" and not capturable(op, sets[0]):
-            error = "waits for the device: no graph can hold it"
+            error = "waits for the device, so no graph can capture it"
         if op.peer is not None:
             try:
                 sides["peer"] = sampler(op.peer, sets, device)
@@ -138,7 +141,7 @@ def one_line(error: Exception) -> str:
 def reference_times(names: Sequence[str], ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Time the torch references at the small cases, on this CPU in float32."""
     device = torch.device("cpu")
-    for op, case in chosen(names, ids, small=True, fp8=False):
+    for op, case in selected_cases(names, ids, small=True, fp8=False):
         args = op.inputs(Make(device, torch.float32), **case.sizes)
         (time,) = alternating([sampler(op.reference, [args], device)], 5)
         yield op.name, case.id, str(time)
@@ -158,9 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not installed():
         print("kernels.bench: Triton is not installed", file=sys.stderr)
         return 2
-    cases = list(chosen(options.name, options.case, small=device.type == "cpu", fp8=has_fp8(device)))
+    cases = list(selected_cases(options.name, options.case, small=device.type == "cpu", fp8=has_fp8(device)))
     if not cases:
-        print("kernels.bench: no operation and case has such a name", file=sys.stderr)
+        print("kernels.bench: no operation and case matches", file=sys.stderr)
         return 2
     if options.limits:
         return bench([], device, options)
@@ -172,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def on_cpu(variant: str, options: argparse.Namespace) -> int:
     """Run the benchmark. Return the exit code: 2 for options that this machine does not support."""
     if options.tune:
-        print("kernels.bench: --tune: there is nothing to choose in compiled kernels", file=sys.stderr)
+        print("kernels.bench: --tune: compiled kernels have no settings", file=sys.stderr)
         return 2
     if variant not in usable():
         print(f"kernels.bench: --kernels {variant}: usable here are {', '.join(usable()) or 'none'}", file=sys.stderr)
@@ -216,9 +219,9 @@ def bench(cases: Sequence[tuple[Op, Case]], device: torch.device, options: argpa
         lines.append(row.cells())
         if options.json is not None:  # after each case, so that an interrupted run keeps its results
             options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
-        if lost(device):
+        if device_is_lost(device):
             print(table([HEAD, *lines], left=2), flush=True)
-            print(f"{op.name} {case.id} lost the device: the others in a new process", flush=True)
+            print(f"{op.name} {case.id} lost the device: continuing with the other cases in a new process", flush=True)
             if options.json is None or number == len(cases):
                 return 1
             os.execv(sys.executable, [*sys.orig_argv, "--first", str(number)])
@@ -236,15 +239,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("name", nargs="*", help="operations whose names contain this")
     parser.add_argument("--case", nargs="+", default=(), metavar="ID", help="cases whose ids contain this")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the inputs")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each side")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
-    parser.add_argument("--limits", action="store_true", help="only what the device can do")
-    parser.add_argument("--tune", action="store_true", help="find settings, and keep those that are faster")
-    parser.add_argument("--tuned", type=Path, metavar="FILE", help="instead of kernels/tuned/DEVICE.json")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each implementation")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="JSON file for all results")
+    parser.add_argument("--limits", action="store_true", help="measure only the limits of the device")
+    parser.add_argument("--tune", action="store_true", help="search settings, and store those that are faster")
+    parser.add_argument(
+        "--tuned", type=Path, metavar="FILE", help="file for the settings (default: kernels/tuned/DEVICE.json)"
+    )
     parser.add_argument(
         "--kernels", metavar="NAME", help="compiled kernels of a CPU: amx, avx512, avxvnni, avx2 or base"
     )
-    parser.add_argument("--threads", type=int, help="of the compiled kernels, and of torch beside them")
+    parser.add_argument("--threads", type=int, help="threads of the compiled kernels and of torch")
     parser.add_argument("--batch", nargs="+", default=(), metavar="SPEC", help="steps such as 8q1s4k or q512+8q1s2k")
     parser.add_argument("--pages", choices=bench_cpu.PAGES, default="float16", help="type of the pages on a CPU")
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # the case to continue with

@@ -20,16 +20,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.batches import Rows, batch, kind
-from kernels.attention.common import gathered, paged_inputs
-from kernels.attention.prefill import scored
+from kernels.attention.common import gather_kv, paged_inputs
+from kernels.attention.prefill import num_scores
 from kernels.cpu import bodies
-from kernels.cpu.bodies import Arranged
-from kernels.cpu.pages import arranged, eight_bits
+from kernels.cpu.bodies import NativePages
+from kernels.cpu.pages import quantized_pages, to_native
 from kernels.cpu.program import Team
 from kernels.op import Make
 from kernels.ops import OPS
 from kernels.report import table
-from kernels.tools.timing import figure, sampler, taken
+from kernels.tools.timing import collect_samples, format_figure, sampler
 
 CPU = torch.device("cpu")
 PAGES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
@@ -56,14 +56,14 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """A call of the compiled kernels, and the call of torch that computes the same."""
 
     op: str
     case: str
     kind: str
-    ours: Callable[[], Any]
-    torchs: Callable[[], Any]
+    compiled_call: Callable[[], Any]
+    torch_call: Callable[[], Any]
     bytes: int
     flops: int
 
@@ -79,9 +79,12 @@ class Timed:
     flops: int
 
     def cells(self) -> tuple[str, ...]:
-        spread = tuple(figure(value) for value in asdict(self.time).values())
-        rates = figure(self.bytes / self.time.min / 1e3), figure(self.flops / self.time.min / 1e3) if self.flops else ""
-        peer = figure(self.peer.min), figure(self.peer.mean), f"{self.peer.min / self.time.min:.2f}"
+        spread = tuple(format_figure(value) for value in asdict(self.time).values())
+        rates = (
+            format_figure(self.bytes / self.time.min / 1e3),
+            format_figure(self.flops / self.time.min / 1e3) if self.flops else "",
+        )
+        peer = format_figure(self.peer.min), format_figure(self.peer.mean), f"{self.peer.min / self.time.min:.2f}"
         return self.op, self.case, self.kind, *spread, *rates, *peer
 
 
@@ -102,13 +105,13 @@ def bench(
     rows = []
     with torch_threads(team.threads):
         print(f"CPU, {team.variant}, {team.threads} threads, torch {torch.__version__}", flush=True)
-        for work in chain(() if batches else of_ops(team), of_batches(team, parsed, pages)):
+        for work in chain(() if batches else op_workloads(team), attention_workloads(team, parsed, pages)):
             if _named(work.op, names) and _named(work.case, ids):
-                ours, torchs = (sampler(call, [()], CPU) for call in (work.ours, work.torchs))
-                times = [Spread.of(samples) for samples in taken([ours, torchs], rounds)]
+                samplers = [sampler(call, [()], CPU) for call in (work.compiled_call, work.torch_call)]
+                times = [Spread.of(samples) for samples in collect_samples(samplers, rounds)]
                 rows.append(Timed(work.op, work.case, work.kind, *times, work.bytes, work.flops))
     if not rows:
-        print("kernels.bench: no operation and case has such a name")
+        print("kernels.bench: no operation and case matches")
         return 2
     print(table([HEAD, *(row.cells() for row in rows)], left=3))
     if json_file is not None:
@@ -132,40 +135,40 @@ def _named(name: str, texts: Sequence[str]) -> bool:
     return not texts or any(text in name for text in texts)
 
 
-def of_ops(team: Team) -> Iterator[Work]:
+def op_workloads(team: Team) -> Iterator[Workload]:
     for op in OPS:
         for case in op.cpu_cases:
-            assert op.compiled is not None, f"{op.name} has cases for a CPU and no body for one"
+            assert op.compiled is not None, f"{op.name} has CPU cases but no CPU body"
             args = op.inputs(Make(CPU, torch.float32), **case.sizes)
-            yield Work(
+            yield Workload(
                 *(op.name, case.id, ""),
-                ours=partial(op.compiled, team, *op.at_home(team, args)),
-                torchs=partial(op.peer or op.reference, *args),
+                compiled_call=partial(op.compiled, team, *op.native_layout(team, args)),
+                torch_call=partial(op.peer or op.reference, *args),
                 bytes=op.traffic(*args),
                 flops=op.flops(*args),
             )
 
 
-def of_batches(team: Team, batches: Sequence[tuple[str, Rows]], pages: str) -> Iterator[Work]:
+def attention_workloads(team: Team, batches: Sequence[tuple[str, Rows]], pages: str) -> Iterator[Workload]:
     for name, shape in SHAPES.items():
         for text, rows in batches:
-            yield attention_of(team, rows, shape, pages, case=f"{text} {name} {pages}")
+            yield attention_workload(team, rows, shape, pages, case=f"{text} {name} {pages}")
 
 
-def attention_of(team: Team, rows: Rows, shape: tuple[int, int, int], pages: str, case: str) -> Work:
+def attention_workload(team: Team, rows: Rows, shape: tuple[int, int, int], pages: str, case: str) -> Workload:
     """Yield the attention of one layer. For torch, the keys and values of each row are contiguous, in float32."""
     heads, kv_heads, dim = shape
     q, wide, table, slot, start, lengths, out = paged_inputs(Make(CPU, torch.float32), rows, heads, kv_heads, dim)
-    kept = eight_bits(wide) if pages == "int8" else wide.to(PAGES[pages])
-    home, scale = Arranged(arranged(kept)), dim**-0.5
+    kept = quantized_pages(wide) if pages == "int8" else wide.to(PAGES[pages])
+    native, scale = NativePages(to_native(kept)), dim**-0.5
     keys = sum(length for _, length in rows)
     singles = sum(length for count, length in rows if count == 1)
-    return Work(
+    return Workload(
         *("attention", case, kind(rows)),
-        ours=partial(bodies.attention, team, q, home, 0, table, slot, start, lengths, out, scale),
-        torchs=partial(attend_densely, dense(q, wide, table[slot.long()], rows), scale),
+        compiled_call=partial(bodies.attention, team, q, native, 0, table, slot, start, lengths, out, scale),
+        torch_call=partial(attend_densely, dense(q, wide, table[slot.long()], rows), scale),
         bytes=2 * q.nbytes + 2 * keys * kept[0, 0, 0, 0].nbytes,
-        flops=4 * heads * dim * (scored(start, lengths, None) + singles),
+        flops=4 * heads * dim * (num_scores(start, lengths, None) + singles),
     )
 
 
@@ -181,7 +184,7 @@ def dense(q: Tensor, pages: Tensor, table: Tensor, rows: Rows) -> list[Dense]:
         number = len(list(alike))
         query = q[at : at + number * count].unflatten(0, (number, count)).transpose(1, 2)
         blocks = table[row : row + number, : -(-length // pages.shape[3])]
-        own = [torch.stack(gathered(pages, 0, one, 1.0, 1.0))[:, :length].transpose(1, 2) for one in blocks]
+        own = [torch.stack(gather_kv(pages, 0, one, 1.0, 1.0))[:, :length].transpose(1, 2) for one in blocks]
         k, v = torch.stack(own, 1)
         seen = torch.ones(count, length, dtype=torch.bool).tril(length - count) if count > 1 else None
         found.append((query.contiguous(), k.contiguous(), v.contiguous(), seen))

@@ -30,7 +30,7 @@ def block_copy_kernel(pages, pairs, WORDS: tl.constexpr, BLOCK: tl.constexpr):
 def _triton(pages: Tensor, pairs: Tensor) -> Tensor:
     size = pages[:1].nbytes
     if size % 4:
-        raise ValueError(f"block_copy: a block has {size} bytes, which is no multiple of 4")
+        raise ValueError(f"block_copy: a block has {size} bytes; it must be a multiple of 4")
     words = size // 4
     launch(
         block_copy_kernel,

@@ -19,7 +19,7 @@ from kernels.jit import cuda_capability_geq, jit, tl
 
 LARGEST = 448.0
 GROUP = 128  # inputs that share a scale where a row has several
-LEAST = 2.0**-100  # lower bound of a row's largest number: zeros get a scale with a finite inverse
+MIN_AMAX = 2.0**-100  # lower bound of a row's largest number: zeros get a scale with a finite inverse
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rounding:
     """Method of rounding rows."""
 
     group: int  # inputs that share a scale, which may be all
-    given: Tensor | None = None  # [1] float32, one scale for all rows; by default it follows from their numbers
+    static_scale: Tensor | None = None  # [1] float32, one scale for all rows; by default it follows from their numbers
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ def groups_of(size: int, group: int) -> int:
     return -(-size // group)
 
 
-def rounded_rows(x: Tensor, group: int, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def rounded_rows(x: Tensor, group: int, static_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x: [rows, size] of any floating type → values of the same shape in e4m3, scales [rows, groups] float32. The last
     group may be shorter than the others."""
     rows, size = x.shape
     groups = groups_of(size, group)
     padded = functional.pad(x.float(), (0, groups * group - size)).unflatten(1, (groups, group))
-    if given is None:
-        scales = padded.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(2).clamp(min=LEAST) * (1 / LARGEST)
+    if static_scale is None:
+        scales = padded.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(2).clamp(min=MIN_AMAX) * (1 / LARGEST)
     else:
-        scales = given.float().view(1, 1).expand(rows, groups).contiguous()
+        scales = static_scale.float().view(1, 1).expand(rows, groups).contiguous()
     values = to_e4m3(padded * scales.reciprocal()[:, :, None])
     return values.flatten(1)[:, :size].contiguous(), scales
 
@@ -110,10 +110,10 @@ def for_products(codes):
 
 
 @jit
-def rounded_tile(x, given, GIVEN: tl.constexpr):
+def rounded_tile(x, static_scale, STATIC: tl.constexpr):
     """x: [groups, width] float32, 0 where there is nothing → codes of the same shape, scales [groups]."""
-    if GIVEN:
-        scale = tl.load(given) + tl.zeros([x.shape[0]], tl.float32)
+    if STATIC:
+        scale = tl.load(static_scale) + tl.zeros([x.shape[0]], tl.float32)
     else:
         # An unused row may be all NaN. The constants are 2^-100 and 1 / 448.
         largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, tl
-from kernels.op import Args, Case, Make, Op, nbytes, sliced
+from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
 
 
 def embedding(ids: Tensor, table: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
@@ -81,7 +81,7 @@ def _triton(
     hidden = table.shape[1]
     for name, numbers, rows in (("positions", positions, position_rows), ("segments", segments, segment_rows)):
         if rows is not None and numbers is None:
-            raise ValueError(f"{name}: there are rows of them; each token needs the number of its own")
+            raise ValueError(f"{name}: required together with {name[:-1]}_rows")
     y = torch.empty((ids.shape[0], hidden), dtype=dtype, device=table.device)
     block = min(1024, power_of_2(hidden))
     launch(
@@ -123,7 +123,7 @@ def _traffic(ids: Tensor, table: Tensor, dtype: torch.dtype, scale: float = 1.0,
 
 def _peer(ids: Tensor, table: Tensor, dtype: torch.dtype, scale: float = 1.0, *added: Tensor | None) -> Tensor:
     if added:
-        raise ValueError("torch looks up in one table at a time")
+        raise ValueError("torch supports only one table")
     return torch.nn.functional.embedding(ids, table)
 
 
@@ -156,6 +156,6 @@ EMBEDDING = Op(
         Case("8x1024", {"rows": 8, "vocab": 32768, "hidden": 1024}),
         Case("512x1024", {"rows": 512, "vocab": 32768, "hidden": 1024}),
     ),
-    alone=sliced(0, 4, 6),
+    single_row=independent_rows(0, 4, 6),
     peer=_peer,
 )

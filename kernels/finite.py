@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.jit import jit, launch, power_of_2, rows_of, tl
+from kernels.jit import jit, launch, power_of_2, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
 
@@ -49,7 +49,7 @@ def _triton(hidden: Tensor, query_start: Tensor) -> Tensor:
         (tokens,),
         hidden,
         bad,
-        rows_of(hidden, "hidden"),
+        row_stride(hidden, "hidden"),
         SIZE=size,
         BLOCK=block,
         warps=min(8, max(1, block // 512)),

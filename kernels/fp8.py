@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.e4m3 import GROUP, LARGEST, LEAST, Rounded, Rounding, to_e4m3
+from kernels.e4m3 import GROUP, LARGEST, MIN_AMAX, Rounded, Rounding, to_e4m3
 from kernels.fp8_matmul import FP8_MATMUL, library_product
 from kernels.quantisation import ROWS_AT_ONCE
 from kernels.quantize_rows import QUANTIZE_ROWS
@@ -29,7 +29,8 @@ class Fp8Weight:
     scales: Tensor  # [outputs / unit, groups] float32, rounded up
     unit: int = 1  # outputs that share a scale
     rounds: bool = True  # whether activations are to be rounded
-    given: Tensor | None = None  # [1] float32, scale of the activations; by default it follows from their numbers
+    static_scale: Tensor | None = None
+    """[1] float32, scale of the activations. By default it follows from their values."""
 
     @property
     def blocks(self) -> bool:
@@ -38,7 +39,9 @@ class Fp8Weight:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values, self.scales) if self.given is None else (self.values, self.scales, self.given)
+        return (
+            (self.values, self.scales) if self.static_scale is None else (self.values, self.scales, self.static_scale)
+        )
 
     def restored(self) -> Tensor:
         """Return the weight as [outputs, inputs] float32."""
@@ -58,16 +61,16 @@ class Fp8Products:
         """Return how to round rows before multiplication by this weight, or None if they must not be rounded."""
         if not (self.rounded and weight.rounds):
             return None
-        return Rounding(GROUP if weight.scales.shape[1] > 1 else weight.values.shape[1], weight.given)
+        return Rounding(GROUP if weight.scales.shape[1] > 1 else weight.values.shape[1], weight.static_scale)
 
     def multiply(self, x: Tensor | Rounded, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x: [rows, inputs], or the result of rounding by `rounding` → [rows, outputs] of `dtype`, plus the bias."""
         rounding = self.rounding(weight)
         if rounding is None:
-            assert isinstance(x, Tensor), "rows that are rounded belong to a product of rounded rows"
+            assert isinstance(x, Tensor), "rounded rows need a product of rounded rows"
             return FP8_MATMUL(x, None, weight.values, weight.scales, weight.unit, bias, dtype)
         if isinstance(x, Tensor):
-            x = Rounded(*QUANTIZE_ROWS(x, rounding.group, rounding.given))
+            x = Rounded(*QUANTIZE_ROWS(x, rounding.group, rounding.static_scale))
         if self.library and _library_has(weight, dtype):
             return library_product(x.values, x.scales, weight.values, weight.scales, bias, dtype)
         return FP8_MATMUL(x.values, x.scales, weight.values, weight.scales, weight.unit, bias, dtype)
@@ -93,6 +96,6 @@ def to_fp8(weight: Tensor) -> Fp8Weight:
     for at in range(0, len(weight), ROWS_AT_ONCE):
         part = slice(at, at + ROWS_AT_ONCE)
         wide = weight[part].float()
-        scales[part] = wide.abs().amax(1, keepdim=True).clamp_(min=LEAST) / LARGEST
+        scales[part] = wide.abs().amax(1, keepdim=True).clamp_(min=MIN_AMAX) / LARGEST
         values[part] = to_e4m3(wide / scales[part])
     return Fp8Weight(values, scales)

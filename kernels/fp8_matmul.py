@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.e4m3 import GROUP, for_products, from_codes, groups_of, rounded_rows
-from kernels.jit import jit, launch, rows_of, tl
+from kernels.jit import jit, launch, row_stride, tl
 from kernels.linear import TILE_ROWS
-from kernels.op import Args, Case, Make, Op, nbytes, sliced
+from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
 from kernels.tuning import settings
 
 
@@ -108,7 +108,7 @@ def _triton(
         weight.view(torch.uint8) if bias is None else bias,
         y,
         rows,
-        rows_of(x, "x"),
+        row_stride(x, "x"),
         OUTPUTS=outputs,
         INPUTS=inputs,
         GROUPS=groups,
@@ -244,7 +244,7 @@ FP8_MATMUL = Op(
         nbytes(x, x_scales, weight, scales, bias) + x.shape[0] * weight.shape[0] * (dtype or x.dtype).itemsize
     ),
     flops=lambda x, x_scales, weight, *rest: 2 * x.shape[0] * weight.numel(),
-    alone=sliced(0, 1),
+    single_row=independent_rows(0, 1),
     peer=_peer,
     tunable={"columns": (32, 64, 128, 256), "warps": (4, 8), "stages": (3, 4, 5)},
 )

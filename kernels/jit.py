@@ -107,7 +107,7 @@ def row_warps(block: int) -> int:
     return min(16, max(1, block // 512))
 
 
-def programs(device: torch.device, each: int = 4) -> int:
+def resident_programs(device: torch.device, each: int = 4) -> int:
     """Return the programs of a launch that takes its work from a list: `each` for every multiprocessor of the
     device."""
     if device.type == "cuda":
@@ -115,10 +115,10 @@ def programs(device: torch.device, each: int = 4) -> int:
     return 132 * each if device.type == "meta" else 3
 
 
-def rows_of(x: Tensor, name: str) -> int:
+def row_stride(x: Tensor, name: str) -> int:
     """Return the row stride of x in elements. Raise ValueError unless the elements of a row are contiguous."""
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise ValueError(
-            f"{name}: the elements of a row must lie together, not {x.stride(-1)} apart; use .contiguous()"
+            f"{name}: the elements of a row must be contiguous, not {x.stride(-1)} apart; use .contiguous()"
         )
     return x.stride(0)

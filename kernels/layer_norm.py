@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import bodies
-from kernels.jit import jit, launch, power_of_2, row_warps, rows_of, tl
-from kernels.op import Args, Case, Make, Op, nbytes, sliced
+from kernels.jit import jit, launch, power_of_2, row_stride, row_warps, tl
+from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -79,8 +79,8 @@ def _triton(
         weight,
         weight if bias is None else bias,
         y,
-        rows_of(x, "x"),
-        0 if residual is None else rows_of(residual, "residual"),
+        row_stride(x, "x"),
+        0 if residual is None else row_stride(residual, "residual"),
         size,
         eps,
         scale,
@@ -126,7 +126,7 @@ LAYER_NORM = Op(
         Case("8x1024", {"rows": 8, "size": 1024, "add": False, "bias": True}),
         Case("512x1024", {"rows": 512, "size": 1024, "add": False, "bias": True}),
     ),
-    alone=sliced(0, 4),
+    single_row=independent_rows(0, 4),
     strided=(0, 4),
     peer=lambda x, weight, bias, eps, *rest: torch.nn.functional.layer_norm(
         x, x.shape[-1:], weight.to(x.dtype), None if bias is None else bias.to(x.dtype), eps

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu import bodies
-from kernels.jit import jit, launch, rows_of, tl
-from kernels.op import Args, Case, Make, Op, nbytes, sliced
+from kernels.jit import jit, launch, row_stride, tl
+from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
 from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
@@ -93,7 +93,7 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.d
         weight if bias is None else bias,
         y,
         rows,
-        rows_of(x, "x"),
+        row_stride(x, "x"),
         OUTPUTS=outputs,
         INPUTS=inputs,
         BIAS=bias is not None,
@@ -146,8 +146,8 @@ MATMUL = Op(
     flops=lambda x, weight, *rest: 2 * x.shape[0] * weight.numel(),
     compiled=bodies.matmul,
     cpu_cases=(*(Case(f"up-{rows}", {"rows": rows, "inputs": 1024, "outputs": 6144}) for rows in (1, 8, 512)),),
-    at_home=bodies.with_packed_weight,
-    alone=sliced(0),
+    native_layout=bodies.with_packed_weight,
+    single_row=independent_rows(0),
     strided=(0,),
     peer=lambda x, weight, bias=None, dtype=None: functional.linear(x, weight, bias),
     tunable={"columns": (32, 64, 128, 256), "warps": (4, 8), "stages": (3, 4, 5)},

@@ -71,7 +71,7 @@ class Make:
 
 
 Inputs = Callable[..., Args]  # (make, **sizes) -> arguments
-Alone = Callable[[Args, int], tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]]
+SingleRow = Callable[[Args, int], tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]]
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class Op:
     """Maximum error relative to the root mean square of the reference, by type of the inputs."""
     traffic: Callable[..., int]  # bytes that a perfect kernel moves
     flops: Callable[..., int] = lambda *args: 0  # of matrix products, 0 if there are none
-    alone: Alone | None = None
-    """alone(args, i) returns the arguments that compute row i by itself, and a function that selects the same row from
-    the outputs for all rows."""
+    single_row: SingleRow | None = None
+    """single_row(args, i) returns the arguments that compute row i by itself, and a function that selects the same row
+    from the outputs for all rows."""
     rows: Callable[[Args], int] = lambda args: args[0].shape[0]  # number of rows
     strided: tuple[int, ...] = ()  # arguments whose rows need not be contiguous
     peer: Callable[..., Any] | None = None  # torch's own operation for the same arguments, for benchmarks
@@ -101,12 +101,12 @@ class Op:
     """Body for a CPU, with a team of threads as an additional first argument (kernels/cpu/bodies.py)."""
     compiled_lacks: tuple[str, ...] = ()  # cases that `compiled` does not support
     cpu_cases: tuple[Case, ...] = ()  # cases at which `compiled` is timed
-    at_home: Callable[[Any, Args], Args] = lambda team, args: args
-    """at_home(team, args) returns the arguments in the native layout of `compiled`, with packed weights and arranged
-    pages, as in a model. They are also the arguments that are timed."""
+    native_layout: Callable[[Any, Args], Args] = lambda team, args: args
+    """native_layout(team, args) returns the arguments in the native layout of `compiled`, with packed weights and
+    arranged pages, as in a model. They are also the arguments that are timed."""
     tunable: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Settings of the Triton body (see kernels/tuning.py) and the values to try."""
-    near: tuple[str, ...] = ()
+    nearest: tuple[str, ...] = ()
     """Sizes in the query of the Triton body that may differ from a tuned entry. All other sizes must be equal."""
     may_spill: bool = False  # whether registers may spill to memory on sm_90 and sm_100
 
@@ -119,17 +119,17 @@ def tensors(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def sliced(*positions: int) -> Alone:
-    """Return `alone` for operations on independent rows. The arguments at these positions and all outputs have one row
-    each along their first axis."""
+def independent_rows(*positions: int) -> SingleRow:
+    """Return `single_row` for operations on independent rows. The arguments at these positions and all outputs have one
+    row each along their first axis."""
 
-    def alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
+    def single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
         own = tuple(
             arg[row : row + 1] if at in positions and isinstance(arg, Tensor) else arg for at, arg in enumerate(args)
         )
         return own, lambda outputs: tuple(output[row : row + 1] for output in outputs)
 
-    return alone
+    return single_row
 
 
 def nbytes(*values: Any) -> int:

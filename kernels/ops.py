@@ -5,21 +5,22 @@ from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
-from kernels.attention.work import DECODE_WORK
+from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.block_copy import BLOCK_COPY
+from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.embedding import EMBEDDING
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
+from kernels.experts.schedule import EXPERT_SCHEDULE
 from kernels.experts.sum import EXPERT_SUM
-from kernels.experts.work import EXPERT_WORK
 from kernels.finite import FINITE_ROWS
 from kernels.fp8_matmul import FP8_MATMUL
-from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
 from kernels.op import Op
 from kernels.pool_end import POOL_END
 from kernels.pool_rows import POOL_ROWS
+from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV
 from kernels.quantize_rows import QUANTIZE_ROWS
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
@@ -34,20 +35,19 @@ from kernels.sampling.token_mask import TOKEN_MASK
 from kernels.sampling.top_logprobs import TOP_LOGPROBS
 from kernels.step_inputs import NEXT_TOKENS, STAGED_WRITES, STEP_INPUTS
 from kernels.step_segments import STEP_SEGMENTS
-from kernels.step_sources import STEP_SOURCES
 
 OPS: tuple[Op, ...] = (
     STAGED_WRITES,
     STEP_INPUTS,
     STEP_SEGMENTS,
-    STEP_SOURCES,
+    CROSS_ATTENTION_INPUTS,
     EMBEDDING,
     RMS_NORM,
     RMS_NORM_QUANTIZED,
     LAYER_NORM,
     ROPE_ANGLES,
-    HEADS,
-    DECODE_WORK,
+    QK_NORM_ROPE_KV,
+    DECODE_SCHEDULE,
     DECODE_ATTENTION,
     PREFILL_ATTENTION,
     ENCODER_ATTENTION,
@@ -57,7 +57,7 @@ OPS: tuple[Op, ...] = (
     ACTIVATION,
     ACTIVATION_QUANTIZED,
     EXPERT_ROUTES,
-    EXPERT_WORK,
+    EXPERT_SCHEDULE,
     EXPERT_MATMUL,
     EXPERT_SUM,
     FINITE_ROWS,

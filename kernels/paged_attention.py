@@ -1,11 +1,11 @@
 """Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v, grouped heads, no copy of K or V
 per query head.
 
-The reads of a step are planned once, for each window (`cut_rows`) and each group of layers (`plan_reads`), and used by
-all of its layers. Rows with one new token are grouped in buckets of similar length, as one padded gather and two
-batched products for each KV head. Each longer row is one call of torch's fused attention over its own gathered pages,
-or over the step's own keys if no token precedes them. Position p reads positions max(0, p - window + 1) … p. `softcap`
-c: scores become c · tanh(s / c). `sinks`: an additional logit of each head, whose value is zero
+The reads of a step are planned once, for each window (`causal_reads`) and each group of layers (`group_reads`), and
+used by all of its layers. Rows with one new token are grouped in buckets of similar length, as one padded gather and
+two batched products for each KV head. Each longer row is one call of torch's fused attention over its own gathered
+pages, or over the step's own keys if no token precedes them. Position p reads positions max(0, p - window + 1) … p.
+`softcap` c: scores become c · tanh(s / c). `sinks`: an additional logit of each head, whose value is zero
 (kernels/attention/common.py).
 
 A masked score is -inf, so its weight is exactly 0; pages are finite (see paged_kv), so masked values have no effect.
@@ -50,7 +50,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Cuts:
+class WindowReads:
     """Reads of a step's rows under one window. Groups of layers with the same window share them."""
 
     buckets: tuple[Bucket, ...]
@@ -62,7 +62,7 @@ class Reads:
     """Reads of the pages of one group: planes of the flat view, [layers, 2, blocks] int64, for each bucket and for each
     span that reads pages."""
 
-    cuts: Cuts
+    window_reads: WindowReads
     buckets: tuple[Tensor, ...]
     spans: tuple[Tensor | None, ...]
 
@@ -77,30 +77,30 @@ class Sizes:
     device: torch.device
 
 
-def cut_rows(
+def causal_reads(
     first: Sequence[int],
     count: Sequence[int],
     sizes: Sizes,
     *,
     window: int | None,
-    begins: Sequence[int] | None = None,
-) -> Cuts:
-    """Plan the reads of rows: row i computes `count[i]` positions from `first[i]`, and reads none before `begins[i]`
-    (default: 0)."""
+    key_starts: Sequence[int] | None = None,
+) -> WindowReads:
+    """Plan the reads of rows: row i computes `count[i]` positions from `first[i]`, and reads none before
+    `key_starts[i]` (default: 0)."""
     singles: list[_Single] = []
     spans = []
     token = 0
-    for row, (at, size, begin) in enumerate(zip(first, count, begins or (0,) * len(first), strict=True)):
+    for row, (at, size, begin) in enumerate(zip(first, count, key_starts or (0,) * len(first), strict=True)):
         low = (begin if window is None else max(begin, at - window + 1)) // sizes.block_tokens
         if size == 1:
             singles.append((at // sizes.block_tokens + 1 - low, row, token, low, at, begin))
         else:
             spans.append(_span(row, at, size, token, low, begin, window, sizes))
         token += size
-    return Cuts(_buckets(singles, window, sizes), tuple(spans))
+    return WindowReads(_buckets(singles, window, sizes), tuple(spans))
 
 
-def cut_sources(lengths: Sequence[int], count: Sequence[int], sizes: Sizes) -> Cuts:
+def cross_reads(lengths: Sequence[int], count: Sequence[int], sizes: Sizes) -> WindowReads:
     """Plan reads without a causal mask: each of the `count[i]` tokens of row i reads the first `lengths[i]`
     positions."""
     singles: list[_Single] = []
@@ -114,7 +114,7 @@ def cut_sources(lengths: Sequence[int], count: Sequence[int], sizes: Sizes) -> C
             everything = torch.zeros((size, length), device=sizes.device)
             spans.append(Span(token, token + size, row, slice(0, blocks), length, everything))
         token += size
-    return Cuts(_buckets(singles, None, sizes), tuple(spans))
+    return WindowReads(_buckets(singles, None, sizes), tuple(spans))
 
 
 def _buckets(singles: "list[_Single]", window: int | None, sizes: Sizes) -> tuple[Bucket, ...]:
@@ -122,7 +122,7 @@ def _buckets(singles: "list[_Single]", window: int | None, sizes: Sizes) -> tupl
     return tuple(_bucket(members, window, sizes) for members in _similar(singles, most))
 
 
-def plan_reads(cuts: Cuts, table: Tensor, layers: int) -> Reads:
+def group_reads(window_reads: WindowReads, table: Tensor, layers: int) -> Reads:
     """table: [rows, blocks] int64, block ids of one group, whose blocks hold `layers` layers."""
     plane = torch.arange(2 * layers, device=table.device).view(layers, 2, 1)
 
@@ -130,9 +130,9 @@ def plan_reads(cuts: Cuts, table: Tensor, layers: int) -> Reads:
         return blocks.flatten() * (2 * layers) + plane
 
     return Reads(
-        cuts,
-        tuple(planes(table[bucket.rows, bucket.columns]) for bucket in cuts.buckets),
-        tuple(None if span.columns is None else planes(table[span.row, span.columns]) for span in cuts.spans),
+        window_reads,
+        tuple(planes(table[bucket.rows, bucket.columns]) for bucket in window_reads.buckets),
+        tuple(None if span.columns is None else planes(table[span.row, span.columns]) for span in window_reads.spans),
     )
 
 
@@ -153,7 +153,7 @@ def paged_attention(
     type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]
-    for bucket, planes in zip(reads.cuts.buckets, reads.buckets, strict=True):
+    for bucket, planes in zip(reads.window_reads.buckets, reads.buckets, strict=True):
         rows, whole = bucket.tokens.shape[0], bucket.tokens.shape[0] == q.shape[0]
         some = q if whole else q.index_select(0, bucket.tokens)
         keys, values = (
@@ -163,7 +163,7 @@ def paged_attention(
         if whole:
             return result
         out.index_copy_(0, bucket.tokens, result)
-    for span, planes in zip(reads.cuts.spans, reads.spans, strict=True):
+    for span, planes in zip(reads.window_reads.spans, reads.spans, strict=True):
         own = slice(span.start, span.stop)
         if planes is None:
             assert k is not None and v is not None, "a row that reads no pages reads its own keys"

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 
-def write_rows(slots: Tensor, layers: int, block_tokens: int) -> Tensor:
-    """Return rows of the flat view for all layers, [layers, 2, tokens]. slots: [tokens], block · block_tokens +
+def write_rows(slot_mapping: Tensor, layers: int, block_tokens: int) -> Tensor:
+    """Return rows of the flat view for all layers, [layers, 2, tokens]. slot_mapping: [tokens], block · block_tokens +
     offset."""
-    block, offset = slots // block_tokens, slots % block_tokens
-    plane = torch.arange(2 * layers, device=slots.device).view(layers, 2, 1)
+    block, offset = slot_mapping // block_tokens, slot_mapping % block_tokens
+    plane = torch.arange(2 * layers, device=slot_mapping.device).view(layers, 2, 1)
     return (block * (2 * layers) + plane) * block_tokens + offset
 
 

@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.jit import jit, launch, power_of_2, row_warps, rows_of, tl
-from kernels.op import Args, Case, Make, Op, sliced
+from kernels.jit import jit, launch, power_of_2, row_stride, row_warps, tl
+from kernels.op import Args, Case, Make, Op, independent_rows
 
 End = Literal["normalize", "softmax", "sigmoid"]
-LEAST_NORM = 1e-12
+MIN_NORM = 1e-12
 
 
 def _reference(x: Tensor, width: int, end: End) -> Tensor:
@@ -22,7 +22,7 @@ def _reference(x: Tensor, width: int, end: End) -> Tensor:
     x = x[:, :width]
     match end:
         case "normalize":
-            return torch.nn.functional.normalize(x, dim=-1, eps=LEAST_NORM)
+            return torch.nn.functional.normalize(x, dim=-1, eps=MIN_NORM)
         case "softmax":
             return x.softmax(-1)
         case "sigmoid":
@@ -30,14 +30,14 @@ def _reference(x: Tensor, width: int, end: End) -> Tensor:
 
 
 @jit(varying=("width",))
-def pool_end_kernel(x, y, x_row, width, LEAST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
+def pool_end_kernel(x, y, x_row, width, MIN_NORM: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
     """One program for each row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     keep = at < width
     value = tl.load(x + row * x_row + at, keep, 0.0)
     if END == "normalize":
-        result = value / tl.maximum(tl.sqrt(tl.sum(value * value, 0)), LEAST)
+        result = value / tl.maximum(tl.sqrt(tl.sum(value * value, 0)), MIN_NORM)
     elif END == "softmax":
         grown = tl.where(keep, tl.exp(value - tl.max(tl.where(keep, value, float("-inf")), 0)), 0.0)
         result = grown / tl.sum(grown, 0)
@@ -55,9 +55,9 @@ def _triton(x: Tensor, width: int, end: End) -> Tensor:
         (rows,),
         x,
         y,
-        rows_of(x, "x"),
+        row_stride(x, "x"),
         width,
-        LEAST=LEAST_NORM,
+        MIN_NORM=MIN_NORM,
         END=end,
         BLOCK=block,
         warps=row_warps(block),
@@ -88,6 +88,6 @@ POOL_END = Op(
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5},  # fp32 whatever the activations are
     traffic=lambda x, width, end: 8 * x.shape[0] * width,
-    alone=sliced(0),
+    single_row=independent_rows(0),
     strided=(0,),
 )

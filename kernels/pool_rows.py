@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.jit import jit, launch, rows_of, tl
+from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
 Pool = Literal["first", "last", "mean", "max"]
@@ -109,7 +109,7 @@ def _triton(
         first,
         states,
         vectors,
-        rows_of(hidden, "hidden"),
+        row_stride(hidden, "hidden"),
         SIZE=size,
         POOL=pool,
         TOKENS=TOKENS_AT_ONCE,
@@ -132,7 +132,7 @@ def _inputs(make: Make, rows: Sequence[tuple[int, int]], size: int, pool: Pool) 
     )
 
 
-def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
+def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     """A row writes its vector and one line of the states."""
     hidden, start, slot, first, states, pool = args
     tokens, line = slice(int(start[row]), int(start[row + 1])), int(slot[row])
@@ -166,7 +166,7 @@ POOL_ROWS = Op(
         + nbytes(query_start, slot, first)
         + len(slot) * hidden.shape[1] * (states.itemsize + 4)
     ),
-    alone=_alone,
+    single_row=_single_row,
     rows=lambda args: args[2].shape[0],
     strided=(0,),
 )

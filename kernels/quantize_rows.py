@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.e4m3 import GROUP, empty_rounded, rounded_rows, rounded_tile
-from kernels.jit import jit, launch, power_of_2, row_warps, rows_of, tl
-from kernels.op import Args, Case, Make, Op, nbytes, sliced
+from kernels.jit import jit, launch, power_of_2, row_stride, row_warps, tl
+from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
 
 TILE = 4096  # elements of a program that has several groups
 
@@ -18,14 +18,14 @@ TILE = 4096  # elements of a program that has several groups
 @jit
 def quantize_rows_kernel(
     x,
-    given,
+    static_scale,
     values,
     scales,
     x_row,
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    GIVEN: tl.constexpr,
+    STATIC: tl.constexpr,
     TILE_GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -36,12 +36,12 @@ def quantize_rows_kernel(
     at = group[:, None] * GROUP + inside
     keep = (inside < GROUP) & (at < SIZE)
     value = tl.load(x + row * x_row + at, keep, 0.0).to(tl.float32)
-    codes, scale = rounded_tile(value, given, GIVEN)
+    codes, scale = rounded_tile(value, static_scale, STATIC)
     tl.store(values + row * SIZE + at, codes, keep)
     tl.store(scales + row * GROUPS + group, scale, group < GROUPS)
 
 
-def _triton(x: Tensor, group: int, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _triton(x: Tensor, group: int, static_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     rows, size = x.shape
     made = empty_rounded(rows, size, group, x.device)
     groups, width = made.scales.shape[1], power_of_2(min(group, size))
@@ -50,14 +50,14 @@ def _triton(x: Tensor, group: int, given: Tensor | None = None) -> tuple[Tensor,
         quantize_rows_kernel,
         (rows, -(-groups // tile)),
         x,
-        made.scales if given is None else given,
+        made.scales if static_scale is None else static_scale,
         made.values.view(torch.uint8),
         made.scales,
-        rows_of(x, "x"),
+        row_stride(x, "x"),
         SIZE=size,
         GROUP=group,
         GROUPS=groups,
-        GIVEN=given is not None,
+        STATIC=static_scale is not None,
         TILE_GROUPS=tile,
         WIDTH=width,
         warps=row_warps(tile * width),
@@ -65,12 +65,12 @@ def _triton(x: Tensor, group: int, given: Tensor | None = None) -> tuple[Tensor,
     return made.values, made.scales
 
 
-def _inputs(make: Make, rows: int, size: int, group: int | None = None, given: bool = False) -> Args:
+def _inputs(make: Make, rows: int, size: int, group: int | None = None, static_scale: bool = False) -> Args:
     """Numbers of very different sizes, one row of zeros among them."""
     x = make.normal(rows, size) * (make.normal(rows, 1, dtype=torch.float32, scale=4.0).exp().to(make.dtype))
     if rows > 2 and not make.meta:
         x[1] = 0.0
-    return x, group or size, make.zeros(1, dtype=torch.float32) + 0.01 if given else None
+    return x, group or size, make.zeros(1, dtype=torch.float32) + 0.01 if static_scale else None
 
 
 QUANTIZE_ROWS = Op(
@@ -84,18 +84,18 @@ QUANTIZE_ROWS = Op(
         Case("groups", {"rows": 5, "size": 300, "group": GROUP}),
         Case("one-short-group", {"rows": 3, "size": 40, "group": GROUP}),
         Case("many-groups", {"rows": 2, "size": 40 * GROUP, "group": GROUP}),
-        Case("given", {"rows": 5, "size": 96, "given": True}),
-        Case("given-groups", {"rows": 3, "size": 200, "group": GROUP, "given": True}),
+        Case("static", {"rows": 5, "size": 96, "static_scale": True}),
+        Case("static-groups", {"rows": 3, "size": 200, "group": GROUP, "static_scale": True}),
         Case("empty", {"rows": 0, "size": 32}),
         Case("decode-32x4096", {"rows": 32, "size": 4096}, bench=True),
         Case("4096x4096", {"rows": 4096, "size": 4096}, bench=True),
         Case("groups-4096x4096", {"rows": 4096, "size": 4096, "group": GROUP}, bench=True),
-        Case("given-4096x4096", {"rows": 4096, "size": 4096, "given": True}, bench=True),
+        Case("static-4096x4096", {"rows": 4096, "size": 4096, "static_scale": True}, bench=True),
         Case("32x28672", {"rows": 32, "size": 28672}, bench=True),
     ),
     # values may be a step of e4m3 apart; this is for the scales
     tolerance={torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-6},
-    traffic=lambda x, group, given=None: x.nbytes + x.numel() + nbytes(given) + 4 * x.numel() // group,
-    alone=sliced(0),
+    traffic=lambda x, group, static_scale=None: x.nbytes + x.numel() + nbytes(static_scale) + 4 * x.numel() // group,
+    single_row=independent_rows(0),
     strided=(0,),
 )

@@ -5,7 +5,7 @@
     python -m kernels.report --cache DIR --target sm_90  fills a folder that a process on such a device finds complete
 
 It compiles the launches of all operations at their bench cases, or of `--launches MODULE:FUNCTION`: a function that
-takes a Target and returns a list of Wanted. Launches that share a kernel are one line.
+takes a Target and returns a list of OpLaunch. Launches that share a kernel are one line.
 """
 
 import argparse
@@ -28,15 +28,15 @@ from kernels.jit import Launch, installed, interpreted, recorded, triton
 from kernels.op import Make, Op
 from kernels.ops import OPS
 from kernels.tools.aot import TARGETS, Compiled, Target, compile_for, signature
-from kernels.tools.lanes import Lost, in_lanes
-from kernels.tools.launchers import Launchers, stand_in
+from kernels.tools.launchers import Launchers, build_stub
+from kernels.tools.process_pool import ProcessLost, run_in_processes
 
 LIMIT_S = 300.0  # for one kernel
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class OpLaunch:
     """A launch with its operation and case."""
 
     op: str
@@ -45,7 +45,7 @@ class Wanted:
     may_spill: bool = False
 
 
-Source = Callable[[Target], list[Wanted]]  # returns the same launches each time; picklable
+Source = Callable[[Target], list[OpLaunch]]  # returns the same launches each time; picklable
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,13 @@ class Row:
             yield f"{where}: {self.error}"
             return
         if made.spilled and target.gated and not self.may_spill:
-            yield f"{where}: {made.kernel} spills {made.spilled} bytes of a thread"
+            yield f"{where}: {made.kernel} spills {made.spilled} bytes per thread"
         if made.shared > target.shared:
-            yield f"{where}: {made.kernel} wants {made.shared:,} bytes of shared memory; there are {target.shared:,}"
+            has = f"the target has {target.shared:,}"
+            yield f"{where}: {made.kernel} needs {made.shared:,} bytes of shared memory; {has}"
         if made.columns > target.columns:
-            yield f"{where}: {made.kernel} wants {made.columns} columns of tensor memory; there are {target.columns}"
+            has = f"the target has {target.columns}"
+            yield f"{where}: {made.kernel} needs {made.columns} columns of tensor memory; {has}"
 
 
 def op_launches(
@@ -82,7 +84,7 @@ def op_launches(
     cases: Sequence[str] = (),
     dtypes: Sequence[str] = ("bfloat16",),
     small: bool = False,
-) -> list[Wanted]:
+) -> list[OpLaunch]:
     """Return the launches of operations and cases whose names contain one of these texts (default: all). small: include
     the test cases."""
     found = []
@@ -95,7 +97,9 @@ def op_launches(
             for name in dtypes:
                 if DTYPES[name] in op.tolerance:
                     suffix = "" if len(dtypes) == 1 else f" {name}"
-                    found += [Wanted(op.name, case.id + suffix, one, op.may_spill) for one in _recorded(op, case, name)]
+                    found += [
+                        OpLaunch(op.name, case.id + suffix, one, op.may_spill) for one in _recorded(op, case, name)
+                    ]
     return found
 
 
@@ -132,7 +136,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CompileJob:
     """Launch number `number` of source number `source`, with the settings of this device."""
 
     source: int
@@ -141,20 +145,20 @@ class Piece:
     number: int
 
 
-def _begin(sources: Sequence[Source], settings: Settings) -> Callable[[Piece], Compiled | str]:
-    """Prepare a process and return the function that compiles a piece there, or returns an error message."""
+def _prepare(sources: Sequence[Source], settings: Settings) -> Callable[[CompileJob], Compiled | str]:
+    """Prepare a process and return the function that compiles a job there, or returns an error message."""
     if settings.cache is not None:
         triton.knobs.cache.dir = str(settings.cache)
     launchers = None if settings.libcuda is None else Launchers(settings.libcuda)
 
     @cache
-    def wanted(source: int, target: str, device: str) -> list[Wanted]:
+    def launches(source: int, target: str, device: str) -> list[OpLaunch]:
         with tuning.assumed(device, TARGETS[target].shared):
             return sources[source](TARGETS[target])
 
-    def work(piece: Piece) -> Compiled | str:
-        target = TARGETS[piece.target]
-        launch = wanted(piece.source, piece.target, piece.device)[piece.number].launch
+    def compile_job(job: CompileJob) -> Compiled | str:
+        target = TARGETS[job.target]
+        launch = launches(job.source, job.target, job.device)[job.number].launch
         nvidia = launchers is not None and target.backend == "cuda"
         triton.knobs.compilation.store_binary_only = nvidia  # facts about AMD kernels are in the assembly
         each = launchers.add if launchers is not None and nvidia else _nothing
@@ -163,7 +167,7 @@ def _begin(sources: Sequence[Source], settings: Settings) -> Callable[[Piece], C
         except Exception as error:  # exceptions of a compiler are results of this kernel
             return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
-    return work
+    return compile_job
 
 
 def _nothing(kernel: Any) -> None:
@@ -181,7 +185,7 @@ def compile_all(
 ) -> Iterator[Row]:
     """Compile every kernel of the sources' launches, once for each target, with the settings of its tuned devices or of
     the named devices. brief: for targets that are not gated, compile only the first launch of each function."""
-    pieces: list[Piece] = []
+    jobs: list[CompileJob] = []
     rows: list[Row] = []
     for target in targets:
         place: dict[Any, int] = {}
@@ -198,15 +202,15 @@ def compile_all(
                         rows[place[key]] = dataclasses.replace(old, cases=tuple(cases), may_spill=spills)
                         continue
                     place[key] = len(rows)
-                    pieces.append(Piece(number, target.name, device, at))
+                    jobs.append(CompileJob(number, target.name, device, at))
                     rows.append(Row(one.op, (one.case,), target.name, device, one.may_spill))
-    results = in_lanes(partial(_begin, tuple(sources), settings), pieces, processes, LIMIT_S)
+    results = run_in_processes(partial(_prepare, tuple(sources), settings), jobs, processes, LIMIT_S)
     for row, result in zip(rows, results, strict=True):
         if isinstance(result, Compiled):
             yield dataclasses.replace(row, compiled=result)
         else:
             yield dataclasses.replace(
-                row, error=f"the compiler {result.reason}" if isinstance(result, Lost) else result
+                row, error=f"the compiler {result.reason}" if isinstance(result, ProcessLost) else result
             )
 
 
@@ -244,8 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--op", nargs="+", default=(), metavar="NAME", help="operations whose names contain this")
     parser.add_argument("--case", nargs="+", default=(), metavar="ID", help="cases whose ids contain this")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"], help="types of the inputs")
-    parser.add_argument("--small", action="store_true", help="the small cases of the tests too")
-    parser.add_argument("--launches", nargs="+", default=(), metavar="MODULE:FUNCTION", help="not the operations")
+    parser.add_argument("--small", action="store_true", help="include the small test cases")
+    parser.add_argument(
+        "--launches", nargs="+", default=(), metavar="MODULE:FUNCTION", help="compile these launches, not operations"
+    )
     add_options(parser)
     options = parser.parse_args(arguments)
     sources: list[Source] = [named_source(text) for text in options.launches]
@@ -257,11 +263,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `report` to the parser of a command that has launches to compile."""
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures")
     parser.add_argument("--device", nargs="+", default=(), help="names of devices whose tuned settings are compiled")
-    parser.add_argument("--brief", action="store_true", help="one launch of a kernel where spills are no fault")
+    parser.add_argument("--brief", action="store_true", help="compile one launch per kernel for targets that may spill")
     parser.add_argument("--check", action="store_true", help="exit 1 on spills, too much shared memory and errors")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="fill this folder; wants a C compiler")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="that compile at a time")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="fill this cache folder (needs a C compiler)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="JSON file for all results")
+    parser.add_argument(
+        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="number of compiling processes"
+    )
 
 
 def report(sources: Sequence[Source], options: argparse.Namespace) -> int:
@@ -273,19 +281,19 @@ def report(sources: Sequence[Source], options: argparse.Namespace) -> int:
     settings = Settings(options.cache.resolve() if options.cache else None)
     if settings.libcuda is not None:
         try:
-            stand_in(settings.libcuda)
+            build_stub(settings.libcuda)
         except (OSError, CalledProcessError) as error:
-            print(f"--cache wants a C compiler: {error}", file=sys.stderr)
+            print(f"--cache needs a C compiler: {error}", file=sys.stderr)
             return 2
     targets = [TARGETS[name] for name in options.target]
     chosen = {"devices": options.device, "processes": options.processes, "brief": options.brief}
     rows = list(compile_all(sources, targets, settings=settings, **chosen))
-    print(table([HEAD, *map(cells, rows)], left=4) if rows else "there is no such launch")
+    print(table([HEAD, *map(cells, rows)], left=4) if rows else "no launch matches")
     faults = [fault for row in rows for fault in row.faults()]
     print(f"\n{len(rows)} kernels, {sum(row.compiled is None for row in rows)} of them not compiled")
     print("\n".join([*faults, f"{len(faults)} faults"]))
     if settings.cache is not None:
-        print(f"processes find them with TRITON_CACHE_DIR={settings.cache} TRITON_LIBCUDA_PATH={settings.libcuda}")
+        print(f"to use them, set TRITON_CACHE_DIR={settings.cache} TRITON_LIBCUDA_PATH={settings.libcuda}")
     if options.json is not None:
         kernels = [dataclasses.asdict(row) for row in rows]
         value = {"triton": triton.__version__, "kernels": kernels, "faults": faults}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import bodies
-from kernels.jit import jit, launch, power_of_2, row_warps, rows_of, tl
-from kernels.op import Args, Case, Make, Op, nbytes, sliced
+from kernels.jit import jit, launch, power_of_2, row_stride, row_warps, tl
+from kernels.op import Args, Case, Make, Op, independent_rows, nbytes
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -93,9 +93,9 @@ def _triton(
         x if residual is None else residual,
         weight,
         y,
-        rows_of(x, "x"),
-        0 if residual is None else rows_of(residual, "residual"),
-        rows_of(y, "out"),
+        row_stride(x, "x"),
+        0 if residual is None else row_stride(residual, "residual"),
+        row_stride(y, "out"),
         eps,
         scale,
         SIZE=size,
@@ -132,7 +132,7 @@ RMS_NORM = Op(
         Case("8x1024", {"rows": 8, "size": 1024, "add": False}),
         Case("512x1024", {"rows": 512, "size": 1024, "add": False}),
     ),
-    alone=sliced(0, 3),
+    single_row=independent_rows(0, 3),
     strided=(0, 3),
     peer=lambda x, weight, eps, *rest: torch.nn.functional.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps),
 )

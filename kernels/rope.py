@@ -136,7 +136,7 @@ ROPE_ANGLES = Op(
     traffic=lambda positions, frequencies, attention, axes=None: (
         nbytes(positions, frequencies, axes) + 8 * positions.shape[0] * frequencies.shape[-1]
     ),
-    alone=lambda args, row: (
+    single_row=lambda args, row: (
         (args[0][row : row + 1], args[1][row : row + 1] if args[1].ndim == 2 else args[1], *args[2:]),
         lambda outputs: tuple(output[row : row + 1] for output in outputs),
     ),

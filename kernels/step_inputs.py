@@ -1,4 +1,4 @@
-"""Inputs of a step from the request table on the device: ids, positions and slots of its tokens.
+"""Inputs of a step from the request table on the device: ids, positions and slot mapping of its tokens.
 
 Row r computes positions first[r] … of the request in line slot[r] of the persistent tables; its tokens are
 query_start[r] … query_start[r + 1] - 1 of the step. A token at position p of group g goes to block table[g][slot][p //
@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.jit import jit, launch, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
-NOWHERE = -1
+NO_SLOT = -1
 
 
 def _reference(
@@ -27,8 +27,8 @@ def _reference(
 ) -> tuple[Tensor, ...]:
     """tokens: [slots, positions] int32; rope_lengths: [slots] int32; tables: [groups, slots, blocks] int32; slot,
     first: [rows] int32; query_start: [rows + 1] int32; total: tokens of the step with padding. → ids, positions,
-    rope_lengths: [total] int32; lengths: [rows] int32, known tokens after the step, 0 for rows without tokens; slots:
-    [groups, total] int32, block · block_tokens + offset."""
+    rope_lengths: [total] int32; lengths: [rows] int32, known tokens after the step, 0 for rows without tokens;
+    slot_mapping: [groups, total] int32, block · block_tokens + offset."""
     count = (query_start[1:] - query_start[:-1]).long()
     owner = torch.repeat_interleave(torch.arange(len(count), device=slot.device), count)
     real = len(owner)
@@ -37,11 +37,11 @@ def _reference(
     line = slot[owner].long()
     ids, positions = (torch.zeros(total, dtype=torch.int32, device=slot.device) for _ in range(2))
     ids[:real], positions[:real] = tokens[line, position], position.int()
-    turned = torch.ones(total, dtype=torch.int32, device=slot.device)
-    turned[:real] = torch.maximum(rope_lengths[line].long(), position + 1).int()
-    slots = torch.full((len(tables), total), NOWHERE, dtype=torch.int32, device=slot.device)
-    slots[:, :real] = tables[:, line, position // block_tokens] * block_tokens + (position % block_tokens).int()
-    return ids, positions, turned, torch.where(count > 0, first + count, 0).int(), slots
+    token_rope_lengths = torch.ones(total, dtype=torch.int32, device=slot.device)
+    token_rope_lengths[:real] = torch.maximum(rope_lengths[line].long(), position + 1).int()
+    slot_mapping = torch.full((len(tables), total), NO_SLOT, dtype=torch.int32, device=slot.device)
+    slot_mapping[:, :real] = tables[:, line, position // block_tokens] * block_tokens + (position % block_tokens).int()
+    return ids, positions, token_rope_lengths, torch.where(count > 0, first + count, 0).int(), slot_mapping
 
 
 @jit(varying=("rows", "total"))
@@ -54,9 +54,9 @@ def step_inputs_kernel(
     query_start,
     ids,
     positions,
-    turned,
+    token_rope_lengths,
     lengths,
-    slots,
+    slot_mapping,
     rows,
     total,
     WIDTH: tl.constexpr,
@@ -64,7 +64,7 @@ def step_inputs_kernel(
     TABLE: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    NOWHERE: tl.constexpr,
+    NO_SLOT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program for each row, and one for the padding after them."""
@@ -88,12 +88,12 @@ def step_inputs_kernel(
         tl.store(ids + token, tl.load(here, known, 0), keep)
         tl.store(positions + token, position, keep)
         length = tl.load(rope_lengths + line + position * 0, known, 0)
-        tl.store(turned + token, tl.maximum(length, position + 1), keep)
+        tl.store(token_rope_lengths + token, tl.maximum(length, position + 1), keep)
         for group in tl.static_range(GROUPS):
             place = tables + group * TABLE + line.to(tl.int64) * BLOCKS + position // BLOCK_TOKENS
             block = tl.load(place, known, 0)
-            written = tl.where(is_row, block * BLOCK_TOKENS + position % BLOCK_TOKENS, NOWHERE)
-            tl.store(slots + group * total + token, written, keep)
+            written = tl.where(is_row, block * BLOCK_TOKENS + position % BLOCK_TOKENS, NO_SLOT)
+            tl.store(slot_mapping + group * total + token, written, keep)
 
 
 def _triton(
@@ -107,9 +107,9 @@ def _triton(
     block_tokens: int,
 ) -> tuple[Tensor, ...]:
     groups, rows, device = len(tables), slot.shape[0], slot.device
-    ids, positions, turned = (torch.empty(total, dtype=torch.int32, device=device) for _ in range(3))
+    ids, positions, token_rope_lengths = (torch.empty(total, dtype=torch.int32, device=device) for _ in range(3))
     lengths = torch.empty(rows, dtype=torch.int32, device=device)
-    slots = torch.empty((groups, total), dtype=torch.int32, device=device)
+    slot_mapping = torch.empty((groups, total), dtype=torch.int32, device=device)
     launch(
         step_inputs_kernel,
         (rows + 1,),
@@ -121,9 +121,9 @@ def _triton(
         query_start,
         ids,
         positions,
-        turned,
+        token_rope_lengths,
         lengths,
-        slots,
+        slot_mapping,
         rows,
         total,
         WIDTH=tokens.stride(0),
@@ -131,11 +131,11 @@ def _triton(
         TABLE=tables.stride(0),
         BLOCKS=tables.shape[2],
         BLOCK_TOKENS=block_tokens,
-        NOWHERE=NOWHERE,
+        NO_SLOT=NO_SLOT,
         BLOCK=128,
         warps=1,
     )
-    return ids, positions, turned, lengths, slots
+    return ids, positions, token_rope_lengths, lengths, slot_mapping
 
 
 def _inputs(

@@ -21,9 +21,18 @@ from kernels import tuning
 from kernels.jit import recorded
 from kernels.op import Args, Case, Make, Op, tensors
 from kernels.ops import OPS
-from kernels.report import Wanted, compile_all
+from kernels.report import OpLaunch, compile_all
 from kernels.tools.aot import TARGETS, Target
-from kernels.tools.timing import Sample, alternating, architecture, device_facts, figure, lost, sampler, sets_for
+from kernels.tools.timing import (
+    Sample,
+    alternating,
+    architecture,
+    device_facts,
+    device_is_lost,
+    format_figure,
+    input_sets,
+    sampler,
+)
 
 GAIN = 0.03  # minimum gain of a candidate
 FIRST_ROUNDS, FINALISTS = 5, 3
@@ -46,16 +55,14 @@ def tune(
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             print(f"{op.name} {', '.join(case.id for case in group)}: {reason}", flush=True)
             failed = 1
-            if lost(device):
+            if device_is_lost(device):
                 return failed
             continue
         write(file, name, facts.get("architecture", "cpu"), op.name, entry)
-        print(
-            f"{op.name}: {entry['settings'] or 'the default stays'}, of {entry['tried']} tried {entry['right']} right"
-        )
+        print(f"{op.name}: {entry['settings'] or 'default kept'}; {entry['right']} of {entry['tried']} are correct")
         for case, us in entry["us"].items():
-            print(f"    {case}: {figure(us[0])} → {figure(us[1])} us", flush=True)
-    print(f"written to {file}" if file.exists() else "no operation of these has settings to try")
+            print(f"    {case}: {format_figure(us[0])} → {format_figure(us[1])} us", flush=True)
+    print(f"written to {file}" if file.exists() else "none of these operations has settings")
     return failed
 
 
@@ -64,18 +71,18 @@ def groups(cases: Sequence[tuple[Op, Case]], dtype: torch.dtype) -> list[tuple[O
     found: dict[str, tuple[Op, list[Case]]] = {}
     for op, case in cases:
         if op.tunable:
-            key = f"{op.name} {sorted(question(op, case, dtype).sizes.items())}"
+            key = f"{op.name} {sorted(tuning_query(op, case, dtype).sizes.items())}"
             found.setdefault(key, (op, []))[1].append(case)
     return list(found.values())
 
 
-def question(op: Op, case: Case, dtype: torch.dtype) -> tuning.Question:
+def tuning_query(op: Op, case: Case, dtype: torch.dtype) -> tuning.TuningQuery:
     """Return the body's query of the table. Raise ValueError unless it makes exactly one."""
-    with tuning.forced(op.name, {}), tuning.asked() as asked, recorded():
+    with tuning.forced(op.name, {}), tuning.recorded_queries() as asked, recorded():
         op(*op.inputs(Make(torch.device("meta"), dtype), **case.sizes))
     mine = [one for one in asked if one.op == op.name]
     if len({str(one) for one in mine}) != 1:
-        raise ValueError(f"{op.name} {case.id} asked for its settings {len(mine)} times; once is needed")
+        raise ValueError(f"{op.name} {case.id} queried its settings {len(mine)} times; expected once")
     return mine[0]
 
 
@@ -96,11 +103,11 @@ class Trial:
 
     def __init__(self, op: Op, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         self._op, self._dtype, self._device = op, dtype, device
-        self._sets, _ = sets_for(lambda seed: op.inputs(Make(device, dtype, seed), **case.sizes), op.traffic, device)
+        self._sets, _ = input_sets(lambda seed: op.inputs(Make(device, dtype, seed), **case.sizes), op.traffic, device)
         self._wanted = tensors(op.reference(*copied(self._sets[0])))
         default = self.side({})
         if default is None:
-            raise ValueError(f"{case.id}: the default's own result is wrong")
+            raise ValueError(f"{case.id}: the result with the default settings is wrong")
         self.default = default
 
     def side(self, candidate: Candidate) -> Sample | None:
@@ -117,7 +124,7 @@ class Trial:
 def tuned(op: Op, cases: Sequence[Case], dtype: torch.dtype, device: torch.device, rounds: int) -> dict[str, Any]:
     """Return the entry for cases that query with the same sizes. Its settings are empty if the default remains, so that
     no other entry takes its place."""
-    asked = [question(op, case, dtype) for case in cases]
+    asked = [tuning_query(op, case, dtype) for case in cases]
     tried = candidates(op.tunable)
     alive = _compiled(op, cases, dtype, device, tried)
     ratios: dict[int, list[float]] = {number: [] for number in alive}
@@ -135,11 +142,11 @@ def tuned(op: Op, cases: Sequence[Case], dtype: torch.dtype, device: torch.devic
     for case in cases:
         trial = Trial(op, case, dtype, device)
         samples = [trial.default, *(one for number in ranked if (one := trial.side(tried[number])) is not None)]
-        assert len(samples) == 1 + len(ranked), "they ran a moment ago"
+        assert len(samples) == 1 + len(ranked), "candidates passed before"
         times[case.id] = [time.us for time in alternating(samples, rounds)]
     best = _best(list(times.values()))
     return {
-        "sizes": {key if key in op.near else f"={key}": value for key, value in asked[0].sizes.items()},
+        "sizes": {key if key in op.nearest else f"={key}": value for key, value in asked[0].sizes.items()},
         "settings": tried[ranked[best - 1]] if best else {},
         "us": {case: [round(us[0], 3), round(us[best], 3)] for case, us in times.items()},
         "tried": len(tried),
@@ -198,7 +205,7 @@ def _forced(name: str, candidate: Candidate, sample: Sample) -> Sample:
 
 def candidate_launches(
     target: Target, *, op: str, cases: Sequence[str], dtype: torch.dtype, tried: Sequence[Candidate]
-) -> list[Wanted]:
+) -> list[OpLaunch]:
     """Return the launches of each candidate, whose number is the case."""
     (one,) = [one for one in OPS if one.name == op]
     wanted = []
@@ -207,7 +214,7 @@ def candidate_launches(
             for number, candidate in enumerate(tried):
                 with tuning.forced(op, candidate), recorded() as launches:
                     one(*one.inputs(Make(torch.device("meta"), dtype), **case.sizes))
-                wanted += [Wanted(op, str(number), launch, one.may_spill) for launch in launches]
+                wanted += [OpLaunch(op, str(number), launch, one.may_spill) for launch in launches]
     return wanted
 
 

@@ -24,7 +24,7 @@ Settings = Mapping[str, Any]
 
 _forced: ContextVar[dict[str, Settings] | None] = ContextVar("forced", default=None)
 _assumed: ContextVar["Assumed | None"] = ContextVar("assumed", default=None)
-_asked: ContextVar[list["Question"] | None] = ContextVar("asked", default=None)
+_queries: ContextVar[list["TuningQuery"] | None] = ContextVar("queries", default=None)
 
 
 SHARED = 227 << 10  # bytes of shared memory of Hopper, assumed for unknown devices and without a device
@@ -40,7 +40,7 @@ class Assumed:
 
 
 @dataclass(frozen=True)
-class Question:
+class TuningQuery:
     """Query of a kernel for its settings."""
 
     op: str
@@ -53,9 +53,9 @@ def settings(op: str, default: Settings, device: torch.device, **sizes: int) -> 
     that name more of the sizes precede entries that name fewer: a table may have a fallback for all sizes. Sizes of an
     entry that begin with = must be equal; the sum of |log2| ratios of the other sizes decides."""
     chosen = dict(default)
-    questions = _asked.get()
-    if questions is not None:
-        questions.append(Question(op, chosen.copy(), sizes))
+    queries = _queries.get()
+    if queries is not None:
+        queries.append(TuningQuery(op, chosen.copy(), sizes))
     forced = (_forced.get() or {}).get(op)
     if forced is not None:
         return chosen | dict(forced)
@@ -93,14 +93,14 @@ def forced(op: str, values: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def asked() -> Iterator[list[Question]]:
+def recorded_queries() -> Iterator[list[TuningQuery]]:
     """Record the queries of kernels within the context."""
-    questions: list[Question] = []
-    token = _asked.set(questions)
+    queries: list[TuningQuery] = []
+    token = _queries.set(queries)
     try:
-        yield questions
+        yield queries
     finally:
-        _asked.reset(token)
+        _queries.reset(token)
 
 
 @contextmanager

@@ -46,9 +46,7 @@ def read_prompts(path: Path, llm: LLM) -> list[list[int]]:
     try:
         return [[int(word) for word in line.split()] for line in lines]
     except ValueError as error:
-        raise RequestError(
-            f"{path}: the checkpoint has no tokenizer, so each line must be token ids: {error}"
-        ) from error
+        raise RequestError(f"{path}: without a tokenizer, each line must contain token ids: {error}") from error
 
 
 def made_up_prompts(vocab: int, longest: int) -> list[list[int]]:
@@ -128,10 +126,12 @@ def report(number: int, prompt: list[int], found: Difference) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--prompts", type=Path, help="a prompt per line; made up from random ids by default")
-    parser.add_argument("--tokens", type=int, default=16, help="of each reply (default %(default)s)")
-    parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="of a logprob (default %(default)s)")
-    parser.add_argument("--reference", type=Path, help="what transformers loads (default: CHECKPOINT)")
+    parser.add_argument("--prompts", type=Path, help="file with a prompt per line (default: random token ids)")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens of each reply (default %(default)s)")
+    parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE, help="allowed difference of a logprob (default %(default)s)"
+    )
+    parser.add_argument("--reference", type=Path, help="checkpoint for transformers (default: CHECKPOINT)")
     arguments = parser.parse_args(argv)
     transformers.utils.logging.disable_progress_bar()
     try:

@@ -10,7 +10,7 @@ from appliance.config.keys import find, spell  # noqa: E402
 from appliance.constraints.rule import Rule  # noqa: E402
 from appliance.constraints.rules import RULES  # noqa: E402
 from appliance.constraints.table import TABLES, Table, cells  # noqa: E402
-from appliance.constraints.unused_keys import ANY, IDLE, Idle  # noqa: E402
+from appliance.constraints.unused_keys import ANY, UNUSED_KEYS, UnusedKeys  # noqa: E402
 from appliance.constraints.variables import VARIABLES  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
@@ -23,8 +23,9 @@ checks a manifest with the rules below before anything starts. An impossible com
 of conflicting keys, their locations, the reasons, and for each key the values that would resolve the conflict:
 
 ```
-m.yaml:6:13: quantization.kv_cache: fp8 cannot go with hardware.device: cpu (m.yaml:4:11): only Triton kernels read fp8
-pages; Triton kernels are for a GPU; use auto, float32, bfloat16, float16 or int8, or hardware.device: auto or cuda
+m.yaml:6:13: quantization.kv_cache: fp8 cannot be combined with hardware.device: cpu (m.yaml:4:11): only Triton kernels
+support an fp8 KV cache; Triton kernels require a GPU; use auto, float32, bfloat16, float16 or int8, or
+hardware.device: auto or cuda
 ```
 
 `slipway plan` prints the value of each `auto` and the reason: its preference, or the rule that excludes the preference.
@@ -71,12 +72,21 @@ def compatibility_page() -> str:
     """Return the page as text."""
     rules = [_rule(rule) for rule in RULES if _is_served(rule)]
     return "".join(
-        [HEAD, *map(_table, TABLES), RULES_HEAD, *rules, IDLE_HEAD, *map(_idle, IDLE), AUTO_HEAD, *_preferences()]
+        [
+            HEAD,
+            *map(_table, TABLES),
+            RULES_HEAD,
+            *rules,
+            IDLE_HEAD,
+            *map(_idle, UNUSED_KEYS),
+            AUTO_HEAD,
+            *_preferences(),
+        ]
     )
 
 
-def _idle(idle: Idle) -> str:
-    return f"| {idle.whose} | {', '.join(_may(key, so) for key, so in idle.keys.items())} | {idle.because} |\n"
+def _idle(idle: UnusedKeys) -> str:
+    return f"| {idle.models} | {', '.join(_may(key, so) for key, so in idle.keys.items())} | {idle.because} |\n"
 
 
 def _may(key: str, so: object) -> str:

@@ -49,7 +49,7 @@ def compiled(wanted: Iterable[str], constraints: Iterable[str] = (), *options: s
     """Resolve these requirements for all systems. Raises SystemExit if they contradict each other."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
     if uv is None:
-        raise SystemExit("uv is not installed; first: pip install uv")
+        raise SystemExit("uv is not installed; run pip install uv first")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "in.txt").write_text("".join(f"{one}\n" for one in wanted))
@@ -60,7 +60,7 @@ def compiled(wanted: Iterable[str], constraints: Iterable[str] = (), *options: s
             *(*options, "--output-file", str(folder / "out.txt"), str(folder / "in.txt")),
         ]
         if subprocess.run(command, check=False).returncode:
-            raise SystemExit("uv found no versions that fit together; are the installed ones those of pyproject.toml?")
+            raise SystemExit("uv found no compatible versions; check that the installed versions match pyproject.toml")
         return parsed((folder / "out.txt").read_text())
 
 
@@ -104,9 +104,9 @@ def write(name: str, requirements: Iterable[str], head: str = "") -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write requirements/*.txt: exact versions with hashes.")
-    text = "another index with builds of torch, whose hashes are added"
+    text = "additional index of torch builds, whose hashes are added"
     parser.add_argument("--torch-index", metavar="URL", action="append", default=[], help=text)
-    text = "a folder with wheels of other builds of torch, whose hashes are added"
+    text = "folder with wheels of other torch builds, whose hashes are added"
     parser.add_argument("--wheels", metavar="FOLDER", type=Path, action="append", default=[], help=text)
     options = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -43,9 +43,9 @@ def _arguments() -> argparse.Namespace:
         "--checkpoints",
         type=Path,
         default=Path(tempfile.gettempdir()) / "slipway-demo",
-        help="folder for states on the way",
+        help="folder for training states",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the state in the folder of checkpoints")
+    parser.add_argument("--resume", action="store_true", help="continue from the state in the folder of checkpoints")
     arguments = parser.parse_args()
     if (arguments.out is None) == (arguments.evaluate is None):
         parser.error("one of --out and --evaluate is needed")

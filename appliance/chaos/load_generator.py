@@ -7,20 +7,20 @@ from collections import Counter
 
 import httpx
 
-from appliance.chaos.fault_injector import NotMade, Stage
+from appliance.chaos.fault_injector import FaultInjector, FaultNotInjected
 
 TOKENS = 2000
 BUFFER_BYTES = 2048
 READ_S = 1.0
 
 
-async def fill_queue(stage: Stage) -> None:
+async def fill_queue(injector: FaultInjector) -> None:
     """Send requests with the maximum number of choices until the queue is full.
 
     They are cancelled when the fault ends.
     """
-    limits = stage.target.gateway
-    most = limits.max_waiting + sum(engine.max_running for engine in stage.target.engines)
+    limits = injector.target.gateway
+    most = limits.max_waiting + sum(engine.max_running for engine in injector.target.engines)
     body = {"prompt": "Fill", "n": limits.max_choices, "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
     body["max_tokens"] = max(1, min(TOKENS, limits.max_context // 2))
     statuses: Counter[int] = Counter()
@@ -28,7 +28,7 @@ async def fill_queue(stage: Stage) -> None:
 
     async def one() -> None:
         with contextlib.suppress(httpx.HTTPError):
-            async with stage.client.stream("POST", "/v1/completions", json=body) as answer:
+            async with injector.client.stream("POST", "/v1/completions", json=body) as answer:
                 statuses[answer.status_code] += 1
                 if answer.status_code == 503:
                     refused.append(answer.headers)
@@ -40,24 +40,26 @@ async def fill_queue(stage: Stage) -> None:
     for _ in range(2 + most // limits.max_choices):
         tasks.append(asyncio.create_task(one()))
         await asyncio.sleep(0.02)
-    stage.opened.push_async_callback(_cancel, tasks)
-    for _ in range(round(stage.duration_s / 0.1)):
+    injector.exit_stack.push_async_callback(_cancel, tasks)
+    for _ in range(round(injector.duration_s / 0.1)):
         if refused:
             break
         await asyncio.sleep(0.1)
         tasks.append(asyncio.create_task(one()))
     if not refused:
-        raise NotMade(f"{len(tasks)} requests of {limits.max_choices} choices did not fill it: {dict(statuses)}")
+        raise FaultNotInjected(
+            f"{len(tasks)} requests of {limits.max_choices} choices did not fill the queue; statuses: {dict(statuses)}"
+        )
     waits = all(headers.get("Retry-After", "").isdigit() for headers in refused)
-    stage.seen["refusal"] = "503 with Retry-After" if waits else "503 without Retry-After"
+    injector.observations["refusal"] = "503 with Retry-After" if waits else "503 without Retry-After"
 
 
-async def read_slowly(stage: Stage, clients: int = 16) -> None:
+async def read_slowly(injector: FaultInjector, clients: int = 16) -> None:
     """Open streams whose readers read one byte per second through the smallest buffer."""
-    address = stage.target.address
-    tokens = max(1, min(TOKENS, stage.target.gateway.max_context // 2))
+    address = injector.target.address
+    tokens = max(1, min(TOKENS, injector.target.gateway.max_context // 2))
     body = f'{{"prompt": "Slow", "max_tokens": {tokens}, "stream": true, "ignore_eos": true}}'
-    key = f"Authorization: Bearer {stage.target.key}\r\n" if stage.target.key else ""
+    key = f"Authorization: Bearer {injector.target.key}\r\n" if injector.target.key else ""
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.host}\r\nContent-Type: application/json\r\n{key}"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
     loop = asyncio.get_running_loop()
@@ -73,7 +75,7 @@ async def read_slowly(stage: Stage, clients: int = 16) -> None:
                 while await loop.sock_recv(line, 1):
                     await asyncio.sleep(READ_S)
 
-    stage.opened.push_async_callback(_cancel, [asyncio.create_task(one()) for _ in range(clients)])
+    injector.exit_stack.push_async_callback(_cancel, [asyncio.create_task(one()) for _ in range(clients)])
 
 
 async def _cancel(tasks: "list[asyncio.Task[None]]") -> None:

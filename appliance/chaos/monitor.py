@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-LOOK_S = 0.1
-ASK_S = 5.0
+SAMPLE_INTERVAL_S = 0.1
+REQUEST_TIMEOUT_S = 5.0
 
 
 class Metrics(dict[str, float]):
@@ -30,11 +30,11 @@ def read_metrics(text: str) -> Metrics:
 
 async def metrics(client: httpx.AsyncClient) -> Metrics:
     """Return the service's metrics. Raise httpx.HTTPError."""
-    return read_metrics((await client.get("/metrics", timeout=ASK_S)).text)
+    return read_metrics((await client.get("/metrics", timeout=REQUEST_TIMEOUT_S)).text)
 
 
 @dataclass(frozen=True)
-class Look:
+class ReadinessSample:
     """Readiness of the service at a time of the monotonic clock."""
 
     at_s: float
@@ -43,34 +43,34 @@ class Look:
 
 
 @dataclass
-class Watch:
+class ReadinessMonitor:
     """Polls /ready in the background."""
 
     client: httpx.AsyncClient
-    looks: list[Look] = field(default_factory=list)
-    told: dict[str, Any] = field(default_factory=dict)  # last body of /ready
+    samples: list[ReadinessSample] = field(default_factory=list)
+    last_body: dict[str, Any] = field(default_factory=dict)  # last body of /ready
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._look_on())
+        self._task = asyncio.create_task(self._poll())
 
     async def stop(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def look(self) -> bool:
-        look = Look(time.monotonic(), False, False)
+    async def sample(self) -> bool:
+        sample = ReadinessSample(time.monotonic(), False, False)
         with contextlib.suppress(httpx.HTTPError, ValueError):
-            answer = await self.client.get("/ready", timeout=ASK_S)
-            self.told = answer.json()
-            look = Look(time.monotonic(), answer.status_code == 200)
-        self.looks.append(look)
-        return look.ready
+            answer = await self.client.get("/ready", timeout=REQUEST_TIMEOUT_S)
+            self.last_body = answer.json()
+            sample = ReadinessSample(time.monotonic(), answer.status_code == 200)
+        self.samples.append(sample)
+        return sample.ready
 
     def start_s(self) -> float:
         """Return the longest last start of an engine in seconds, as the service reports it."""
-        return max((engine.get("start_s", 0.0) for engine in self.told.get("engines", [])), default=0.0)
+        return max((engine.get("start_s", 0.0) for engine in self.last_body.get("engines", [])), default=0.0)
 
-    async def _look_on(self) -> None:
+    async def _poll(self) -> None:
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_S)
+            await self.sample()
+            await asyncio.sleep(SAMPLE_INTERVAL_S)

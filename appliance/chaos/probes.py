@@ -9,15 +9,15 @@ from typing import Any
 
 import httpx
 
-from appliance.chaos.client import Reply, ask
+from appliance.chaos.client import Reply, send
 
-Ask = tuple[str, dict[str, Any]]
-KINDS = ("stream", "whole", "durable")  # "durable" has an Idempotency-Key
+ProbeRequest = tuple[str, dict[str, Any]]
+KINDS = ("stream", "complete", "durable")  # "durable" has an Idempotency-Key
 PAUSE_S = 0.05
 TOKENS = 120
 
 
-class Unwell(Exception):
+class ServiceUnhealthy(Exception):
     """Raised if the service does not answer correctly before any fault."""
 
 
@@ -28,21 +28,21 @@ class Probe:
     kind: str
     sent_s: float
     took_s: float = 0.0
-    begun_s: float = 0.0  # time until the first response began
+    first_response_s: float = 0.0  # time until the first response began
     status: int = 0
     retry_after: str = ""
     error: str = ""
-    comebacks: int = 0
-    longest_pause_s: float = 0.0
-    same: bool | None = None  # the reply has the expected tokens; None if it is not comparable
+    reconnects: int = 0
+    longest_gap_s: float = 0.0
+    matches: bool | None = None  # the reply has the expected tokens; None if it is not comparable
 
 
-def asks(tokens: int) -> dict[str, Ask]:
+def probe_requests(tokens: int) -> dict[str, ProbeRequest]:
     """Return the requests by kind. Greedy and seeded sampling both have deterministic replies."""
     sampled = {"temperature": 1.0, "seed": 7}
     bodies: dict[str, dict[str, Any]] = {
         "stream": {"prompt": "Once upon a time", "stream": True, "temperature": 0},
-        "whole": {"prompt": "Tell me more", "stream": False, **sampled},
+        "complete": {"prompt": "Tell me more", "stream": False, **sampled},
         "durable": {"prompt": "One two three", "stream": True, **sampled},
     }
     return {
@@ -56,49 +56,49 @@ class Prober:
 
     client: httpx.AsyncClient
     clients: int
-    exact: bool  # compare the replies
+    compare: bool  # compare the replies
     durable: bool
     tokens: int = TOKENS
-    patience_s: float = 300.0
-    done: list[Probe] = field(default_factory=list)
-    open: list[Probe] = field(default_factory=list)
+    timeout_s: float = 300.0
+    completed: list[Probe] = field(default_factory=list)
+    in_flight: list[Probe] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
-        """Record the expected replies and start the clients. Raise Unwell."""
-        self._asks = asks(self.tokens)
+        """Record the expected replies and start the clients. Raise ServiceUnhealthy."""
+        self._requests = probe_requests(self.tokens)
         if not self.durable:
-            del self._asks["durable"]
-        self._over = asyncio.Event()
+            del self._requests["durable"]
+        self._stopping = asyncio.Event()
         self._expected: dict[str, Reply] = {}
-        for kind, request in self._asks.items():
-            reply = self._expected[kind] = await ask(self.client, *request)
+        for kind, request in self._requests.items():
+            reply = self._expected[kind] = await send(self.client, *request)
             if reply.error:
-                raise Unwell(f"a probe got {reply.error}")
-        kinds = itertools.chain(*itertools.repeat(tuple(self._asks), self.clients))
-        self._tasks = [asyncio.create_task(self._ask_on(kind)) for kind in kinds]
+                raise ServiceUnhealthy(f"a request before the fault failed: {reply.error}")
+        kinds = itertools.chain(*itertools.repeat(tuple(self._requests), self.clients))
+        self._tasks = [asyncio.create_task(self._send_probes(kind)) for kind in kinds]
 
-    async def answered(self, since_s: float) -> None:
-        """Wait until a request of each kind that was sent after `since_s` has ended, for at most `patience_s`."""
-        deadline_s = time.monotonic() + self.patience_s
+    async def wait_for_replies(self, since_s: float) -> None:
+        """Wait until a request of each kind that was sent after `since_s` has ended, for at most `timeout_s`."""
+        deadline_s = time.monotonic() + self.timeout_s
         while time.monotonic() < deadline_s:
-            if {probe.kind for probe in self.done if probe.sent_s >= since_s} == self._asks.keys():
+            if {probe.kind for probe in self.completed if probe.sent_s >= since_s} == self._requests.keys():
                 return
             await asyncio.sleep(PAUSE_S)
 
     async def stop(self) -> None:
-        """Wait for open requests for at most `patience_s`. Requests that are open after that count as lost."""
-        self._over.set()
+        """Wait for open requests for at most `timeout_s`. Requests that are open after that count as lost."""
+        self._stopping.set()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=self.patience_s)
+            _, late = await asyncio.wait(self._tasks, timeout=self.timeout_s)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        for probe in self.open:
+        for probe in self.in_flight:
             probe.took_s = time.monotonic() - probe.sent_s
-            probe.error = f"no end within {probe.took_s:.0f} s"
-        self.done += self.open
-        self.open = []
+            probe.error = f"no complete reply within {probe.took_s:.0f} s"
+        self.completed += self.in_flight
+        self.in_flight = []
 
     async def cancel(self) -> None:
         """Cancel all open requests."""
@@ -106,18 +106,18 @@ class Prober:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _ask_on(self, kind: str) -> None:
-        while not self._over.is_set():
+    async def _send_probes(self, kind: str) -> None:
+        while not self._stopping.is_set():
             probe = Probe(kind, time.monotonic())
-            self.open.append(probe)
+            self.in_flight.append(probe)
             key = uuid.uuid4().hex if kind == "durable" else ""
-            reply = await ask(self.client, *self._asks[kind], key, self.patience_s)
-            self.open.remove(probe)
+            reply = await send(self.client, *self._requests[kind], key, self.timeout_s)
+            self.in_flight.remove(probe)
             probe.took_s = time.monotonic() - probe.sent_s
-            probe.begun_s = max(0.0, reply.begun_s - probe.sent_s)
+            probe.first_response_s = max(0.0, reply.first_response_s - probe.sent_s)
             probe.status, probe.retry_after, probe.error = reply.status, reply.retry_after, reply.error
-            probe.comebacks, probe.longest_pause_s = reply.comebacks, max(reply.pauses_s, default=0.0)
-            if self.exact and not reply.error:
-                probe.same = reply.choices == self._expected[kind].choices
-            self.done.append(probe)
+            probe.reconnects, probe.longest_gap_s = reply.reconnects, max(reply.token_gaps_s, default=0.0)
+            if self.compare and not reply.error:
+                probe.matches = reply.choices == self._expected[kind].choices
+            self.completed.append(probe)
             await asyncio.sleep(PAUSE_S)

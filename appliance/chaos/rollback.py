@@ -1,7 +1,7 @@
 """Rollback of faults.
 
-A step is data, and is sent to a guard process before the fault is made. The steps are rolled back by this process or,
-if it is killed, by the guard, which runs until this process ends. Each step is idempotent.
+A step is data, and is sent to a guard process before its fault is injected. This process rolls back the steps or, if it
+is killed, the guard does, which runs until this process exits. Each step is idempotent.
 
 `python -m appliance.chaos.rollback` is the guard. It reads steps from standard input, one JSON line each. An empty line
 means that all steps are rolled back. At the end of the input it rolls back the remaining steps.
@@ -21,34 +21,34 @@ from pathlib import Path
 import msgspec
 
 from appliance.runtime import processes
-from appliance.runtime.gateway_control import Hamper
+from appliance.runtime.gateway_control import ThrottleJournal
 from appliance.supervisor import programs
 
-ASK_S = 5.0
-LEAVE_S = 5.0  # time for a killed process to leave its cgroup
+REPLY_TIMEOUT_S = 5.0
+CGROUP_EXIT_S = 5.0  # time for a killed process to leave its cgroup
 
 
-class Continued(msgspec.Struct, frozen=True, tag="continued"):
-    """Resumes a stopped process. `began` distinguishes it from a later process with the same ID."""
+class ResumeProcess(msgspec.Struct, frozen=True, tag="resume_process"):
+    """Resumes a stopped process. `start_ticks` distinguishes it from a later process with the same ID."""
 
     pid: int
-    began: int
+    start_ticks: int
 
-    def undo(self) -> None:
-        if programs.began(self.pid) == self.began:
+    def run(self) -> None:
+        if programs.start_ticks(self.pid) == self.start_ticks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGCONT)
 
 
-class Limited(msgspec.Struct, frozen=True, tag="limited"):
+class RestoreFileLimit(msgspec.Struct, frozen=True, tag="restore_file_limit"):
     """Allows a process and its descendants to write files again, up to size `soft`."""
 
     pid: int
-    began: int
+    start_ticks: int
     soft: int
 
-    def undo(self) -> None:
-        if programs.began(self.pid) != self.began:
+    def run(self) -> None:
+        if programs.start_ticks(self.pid) != self.start_ticks:
             return
         # Repeat until none is found: a parent that is not handled yet may start another process.
         while limited := [pid for pid in (self.pid, *processes.descendants(self.pid)) if _writes_nothing(pid)]:
@@ -71,38 +71,41 @@ def _writes_nothing(pid: int) -> bool:
     return False
 
 
-class Replaced(msgspec.Struct, frozen=True, tag="replaced"):
-    """Moves the original file from `kept` back to `path`."""
+class RestoreFile(msgspec.Struct, frozen=True, tag="restore_file"):
+    """Moves the original file from `original` back to `path`."""
 
     path: str
-    kept: str
+    original: str
 
-    def undo(self) -> None:
+    def run(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.replace(self.kept, self.path)
+            os.replace(self.original, self.path)
 
 
-class Hampered(msgspec.Struct, frozen=True, tag="hampered"):
+class RemoveThrottle(msgspec.Struct, frozen=True, tag="remove_throttle"):
     """Removes the write delay of the journal in the gateway at this control socket."""
 
     control: str
 
-    def undo(self) -> None:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:  # without a gateway there is no delay
-            line.settimeout(ASK_S)
-            line.connect(self.control)
-            line.sendall(msgspec.json.encode(Hamper(0.0, 0.0)) + b"\n")
-            line.makefile("rb").readline()
+    def run(self) -> None:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX) as connection,
+        ):  # without a gateway there is no delay
+            connection.settimeout(REPLY_TIMEOUT_S)
+            connection.connect(self.control)
+            connection.sendall(msgspec.json.encode(ThrottleJournal(0.0, 0.0)) + b"\n")
+            connection.makefile("rb").readline()
 
 
-class Confined(msgspec.Struct, frozen=True, tag="confined"):
+class RemoveCgroup(msgspec.Struct, frozen=True, tag="remove_cgroup"):
     """Removes a cgroup and moves its processes to the parent group."""
 
     folder: str
 
-    def undo(self) -> None:
+    def run(self) -> None:
         folder = Path(self.folder)
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + CGROUP_EXIT_S
         while folder.is_dir():
             for pid in (folder / "cgroup.procs").read_text().split():
                 with contextlib.suppress(OSError):
@@ -115,21 +118,21 @@ class Confined(msgspec.Struct, frozen=True, tag="confined"):
                 time.sleep(0.02)
 
 
-Step = Continued | Limited | Replaced | Hampered | Confined
+Step = ResumeProcess | RestoreFileLimit | RestoreFile | RemoveThrottle | RemoveCgroup
 
 
-def take_back(steps: Sequence[Step]) -> list[str]:
+def roll_back(steps: Sequence[Step]) -> list[str]:
     """Roll back all steps, the last one first. Return the failures with their reasons."""
     failed = []
     for step in reversed(steps):
         try:
-            step.undo()
+            step.run()
         except OSError as error:
             failed.append(f"{step}: {error.strerror}")
     return failed
 
 
-class Undo:
+class Rollback:
     """The rollback steps of one run, with their guard process. Must be closed."""
 
     def __init__(self) -> None:
@@ -140,25 +143,25 @@ class Undo:
             start_new_session=True,  # so that Ctrl-C only reaches this process
         )
 
-    def will(self, step: Step) -> None:
-        """Register a step. Call this before making the fault that it rolls back."""
-        self._tell(msgspec.json.encode(step))
+    def register(self, step: Step) -> None:
+        """Register a step. Call this before injecting the fault that it rolls back."""
+        self._send(msgspec.json.encode(step))
         self._steps.append(step)
 
-    def all(self) -> list[str]:
+    def run(self) -> list[str]:
         """Roll back all steps. Return the failures."""
-        failed = take_back(self._steps)
+        failed = roll_back(self._steps)
         self._steps.clear()
-        self._tell(b"")
+        self._send(b"")
         return failed
 
     def close(self) -> None:
-        assert self._guard.stdin is not None, "it is a pipe"
+        assert self._guard.stdin is not None, "standard input is a pipe"
         self._guard.stdin.close()
         self._guard.wait()
 
-    def _tell(self, line: bytes) -> None:
-        assert self._guard.stdin is not None, "it is a pipe"
+    def _send(self, line: bytes) -> None:
+        assert self._guard.stdin is not None, "standard input is a pipe"
         self._guard.stdin.write(line + b"\n")
         self._guard.stdin.flush()
 
@@ -172,8 +175,8 @@ def main() -> int:
             steps.append(msgspec.json.decode(line, type=Step))
         else:
             steps.clear()
-    for failure in take_back(steps):
-        print(f"slipway chaos: not taken back: {failure}", file=sys.stderr, flush=True)
+    for failure in roll_back(steps):
+        print(f"slipway chaos: not rolled back: {failure}", file=sys.stderr, flush=True)
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from appliance.chaos.target import Target
 
 if TYPE_CHECKING:
-    from appliance.chaos.fault_injector import Stage
+    from appliance.chaos.fault_injector import FaultInjector
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,16 @@ class Promise:
     within_s: float  # maximum time from the fault until the service is ready again
     restarts: str = ""  # program that must have a new process; "": the service stays ready all the time
     causes: tuple[str, ...] = ()  # allowed causes in the crash bundle
-    hows: tuple[str, ...] = ()  # allowed details of the cause in the crash bundle
-    lost: bool = False  # requests without an Idempotency-Key may fail, and clients with one may have to reconnect
-    refusals: bool = False  # requests may be rejected with 503 and a Retry-After
-    rises: tuple[str, ...] = ()  # metrics that must increase during the fault
-    stands: tuple[str, ...] = ()  # metrics that must not increase
+    exit_details: tuple[str, ...] = ()  # allowed details of the cause in the crash bundle
+    may_lose_requests: bool = (
+        False  # requests without an Idempotency-Key may fail, and clients with one may have to reconnect
+    )
+    may_refuse: bool = False  # requests may be rejected with 503 and a Retry-After
+    increasing: tuple[str, ...] = ()  # metrics that must increase during the fault
+    constant: tuple[str, ...] = ()  # metrics that must not increase
     first_s: float = 0.0  # maximum time until each stream begins; 0: no limit
-    # expected observations of the fault itself, by name in `Stage.seen`
-    says: dict[str, str] = field(default_factory=dict)
+    # expected observations of the fault itself, by name in `FaultInjector.observations`
+    observations: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,6 @@ class Scenario:
 
     name: str
     about: str
-    make: Callable[["Stage"], Awaitable[None]]  # makes the fault, after registering its rollback steps
+    inject: Callable[["FaultInjector"], Awaitable[None]]  # makes the fault, after registering its rollback steps
     promise: Callable[[Target], Promise]
-    lacks: Callable[[Target], str] = lambda target: ""  # reason why it is not possible on a target, or ""
+    unavailable: Callable[[Target], str] = lambda target: ""  # reason why it is not possible on a target, or ""

@@ -13,7 +13,7 @@ import msgspec
 from appliance.config.gateway import GatewayConfig, read_config
 from appliance.security.keys import clear_key
 from appliance.supervisor import monitor, programs
-from appliance.supervisor.reaper import Kept
+from appliance.supervisor.reaper import ReaperConfig
 from appliance.supervisor.rundir import Address
 from appliance.supervisor.supervise import GATEWAY
 from engine.api.config import EngineConfig
@@ -21,7 +21,7 @@ from engine.api.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Bundle:
+class CrashBundle:
     """Crash information from a crash bundle."""
 
     program: str
@@ -54,18 +54,18 @@ class Target:
         return tuple(msgspec.json.decode(path.read_bytes(), type=EngineConfig) for path in files)
 
     @property
-    def watch(self) -> monitor.Config:
+    def monitor_config(self) -> monitor.Config:
         """Configuration of the restart monitor: stall limits and restart policy."""
         return msgspec.json.decode((self.directory / "sentinel.json").read_bytes(), type=monitor.Config)
 
     @property
-    def memory(self) -> Path:
+    def memory_counters(self) -> Path:
         """File in which the kernel counts out-of-memory kills, as the engines' subreapers know it."""
-        kept = msgspec.json.decode((self.directory / "engine-0.kept").read_bytes(), type=Kept)
-        return Path(kept.memory)
+        config = msgspec.json.decode((self.directory / "engine-0.reaper").read_bytes(), type=ReaperConfig)
+        return Path(config.memory)
 
     @property
-    def exact(self) -> bool:
+    def deterministic(self) -> bool:
         """The same request always gives the same tokens, regardless of the batch (docs/operations.md)."""
         return all(engine.invariant for engine in self.engines)
 
@@ -76,20 +76,20 @@ class Target:
         """Return the process ID of a program, or 0 without one."""
         return programs.program(self.address.pid, name)
 
-    def bundles(self) -> list[Bundle]:
+    def bundles(self) -> list[CrashBundle]:
         """Return the crash bundles from all folders of this appliance, the oldest first."""
         found = []
         for place in self.address.crashes:
             for path in Path(place).glob("*/death.json"):
                 with contextlib.suppress(OSError, ValueError, KeyError):
-                    said = json.loads(path.read_text())
-                    at_s = datetime.fromisoformat(said["time"]).timestamp()
-                    found.append(Bundle(said["program"], said["cause"], said["how"], at_s))
+                    document = json.loads(path.read_text())
+                    at_s = datetime.fromisoformat(document["time"]).timestamp()
+                    found.append(CrashBundle(document["program"], document["cause"], document["how"], at_s))
         return sorted(found, key=lambda bundle: bundle.at_s)
 
-    def recent_deaths(self, program: str) -> int:
+    def recent_crashes(self, program: str) -> int:
         """Return the number of crash bundles of a program within the window of the restart limit."""
-        since_s = (datetime.now(UTC) - timedelta(seconds=self.watch.policy.window_s)).timestamp()
+        since_s = (datetime.now(UTC) - timedelta(seconds=self.monitor_config.policy.window_s)).timestamp()
         own = max(since_s, _started_s(self.address.pid))
         return sum(1 for bundle in self.bundles() if bundle.program == program and bundle.at_s >= own)
 
@@ -97,7 +97,7 @@ class Target:
 def _started_s(pid: int) -> float:
     """Return the Unix time at which a process was started."""
     uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    return time.time() - uptime_s + programs.began(pid) / os.sysconf("SC_CLK_TCK")
+    return time.time() - uptime_s + programs.start_ticks(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def key_of(config: GatewayConfig, given: str) -> str:
@@ -109,5 +109,5 @@ def key_of(config: GatewayConfig, given: str) -> str:
         return given
     key = clear_key(config.api_keys)
     if not key:
-        raise ConfigError("endpoints.api_keys: the list has hashes of keys only; name a key with --api-key")
+        raise ConfigError("endpoints.api_keys: the list has only hashes of keys; pass a key with --api-key")
     return key

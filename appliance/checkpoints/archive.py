@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from appliance.checkpoints.cache_directory import Shelf
-from appliance.checkpoints.remote import Listing, RemoteFile, SourceError, StartOver
+from appliance.checkpoints.cache_directory import CacheDirectory
+from appliance.checkpoints.remote import Listing, RemoteFile, RestartFile, SourceError
 from appliance.checkpoints.unpack import unpack
 
 if TYPE_CHECKING:
-    from appliance.checkpoints.web import Web
+    from appliance.checkpoints.web import HttpClient
 
-CURE = "name the server's bearer token in `secrets` and model.credentials"
+ACCESS_HINT = "declare the server's bearer token in `secrets` and set model.credentials to it"
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,18 @@ class Archive:
             self.cache.mkdir(parents=True, exist_ok=True)
             self._list_file.write_bytes(msgspec.json.encode(listing))
         except OSError as error:
-            cure = "name a folder of your own in model.download.cache"
-            raise SourceError(f"{self.cache}: cannot be written: {error.strerror}; {cure}") from error
+            hint = "set model.download.cache to a writable folder"
+            raise SourceError(f"{self.cache}: cannot be written: {error.strerror}; {hint}") from error
         return listing
 
-    def shelf(self, listing: Listing) -> Shelf:
+    def cache_directory(self, listing: Listing) -> CacheDirectory:
         """Return the cache entry of the archive file. `folder` returns where its contents go."""
         folder = self.cache / listing.revision
-        return Shelf(folder.with_name(f"{folder.name}.archive"), folder.with_name(f"{folder.name}.lock"))
+        return CacheDirectory(folder.with_name(f"{folder.name}.archive"), folder.with_name(f"{folder.name}.lock"))
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         if start and not (file.version or file.sha256):
-            raise StartOver(f"{self.shown}: its server names no version, so it cannot be resumed")
+            raise RestartFile(f"{self.shown}: the server sends no version, so the download cannot be resumed")
         return self._web.stream(self.url, start, stop, file.version)
 
     def folder(self, listing: Listing) -> Path:
@@ -102,9 +102,9 @@ class Archive:
 
         Raise SourceError if the archive is invalid or the disk cannot be written.
         """
-        final, shelf = self.folder(listing), self.shelf(listing)
-        archive = shelf.folder / listing.files[0].name
-        with shelf.lock(lambda: None):
+        final, cache_directory = self.folder(listing), self.cache_directory(listing)
+        archive = cache_directory.folder / listing.files[0].name
+        with cache_directory.lock(lambda: None):
             working = final.with_name(f"{final.name}.unpacking")
             shutil.rmtree(working, ignore_errors=True)
             try:
@@ -113,18 +113,18 @@ class Archive:
             except OSError as error:  # the archive is kept, so that the next start continues here when there is space
                 raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
             except SourceError:
-                shutil.rmtree(shelf.folder, ignore_errors=True)
+                shutil.rmtree(cache_directory.folder, ignore_errors=True)
                 raise
             finally:
                 shutil.rmtree(working, ignore_errors=True)
-            shutil.rmtree(shelf.folder, ignore_errors=True)
+            shutil.rmtree(cache_directory.folder, ignore_errors=True)
 
     @cached_property
-    def _web(self) -> "Web":
-        from appliance.checkpoints.web import Web
+    def _web(self) -> "HttpClient":
+        from appliance.checkpoints.web import HttpClient
 
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return Web(stall_s=self.stall_s, headers=headers, cure=CURE)
+        return HttpClient(stall_s=self.stall_s, headers=headers, hint=ACCESS_HINT)
 
 
 def _digest(text: str) -> str:

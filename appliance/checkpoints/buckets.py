@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from appliance.checkpoints.cache_directory import Shelf
+from appliance.checkpoints.cache_directory import CacheDirectory
 from appliance.checkpoints.remote import Listing, RemoteFile, SourceError, select
 
 
@@ -46,10 +46,10 @@ class Folder:
         except (OSError, msgspec.DecodeError):
             return None
 
-    def shelf(self, listing: Listing) -> Shelf:
-        return Shelf(self._home / listing.revision, self._home / ".lock")
+    def cache_directory(self, listing: Listing) -> CacheDirectory:
+        return CacheDirectory(self._home / listing.revision, self._home / ".lock")
 
-    def listed(self, objects: Iterable[tuple[str, int, str]]) -> Listing:
+    def build_listing(self, objects: Iterable[tuple[str, int, str]]) -> Listing:
         """Build the listing from key, size and version of each object, and store it in the cache. Raise SourceError."""
         found = [RemoteFile(key.removeprefix(self.start), size, version) for key, size, version in objects]
         try:
@@ -61,8 +61,8 @@ class Folder:
             self._home.mkdir(parents=True, exist_ok=True)
             (self._home / "listing.json").write_bytes(msgspec.json.encode(listing))
         except OSError as error:
-            cure = "name a folder of your own in model.download.cache"
-            raise SourceError(f"{self._home}: cannot be written: {error.strerror}; {cure}") from error
+            hint = "set model.download.cache to a writable folder"
+            raise SourceError(f"{self._home}: cannot be written: {error.strerror}; {hint}") from error
         return listing
 
 

@@ -24,7 +24,7 @@ class _File(Protocol):
 
 
 @dataclass(frozen=True)
-class Shelf:
+class CacheDirectory:
     """Cache directory of one version."""
 
     folder: Path  # the folder that is served
@@ -43,7 +43,7 @@ class Shelf:
             return False
         return file.size is None or size == file.size
 
-    def holds(self, file: _File) -> bool:
+    def has_content(self, file: _File) -> bool:
         """Return whether the content is in the cache, possibly only under another revision."""
         if self.blobs is None or file.size is None:
             return self.has(file)
@@ -52,9 +52,9 @@ class Shelf:
         except OSError:
             return False
 
-    def kept(self, file: _File) -> int:
+    def cached_bytes(self, file: _File) -> int:
         """Return the number of bytes that are in the cache, of a complete or partial file."""
-        if self.has(file) or self.holds(file):
+        if self.has(file) or self.has_content(file):
             return file.size or 0
         with contextlib.suppress(OSError):
             return self.part(file).stat().st_size

@@ -20,7 +20,7 @@ from engine.api.files import open_file, real_path
 
 BUFFER_BYTES = 4 * 2**20
 THREADS = 8
-REMEMBERED = "digests.json"
+CACHE_FILE = "digests.json"
 _LINE_EVERY_S = 10.0  # without a terminal, for example in the log of a container
 _DRAW_EVERY_S = 0.2
 _SILENT_S = 1.0  # work that finishes earlier shows no progress
@@ -60,7 +60,7 @@ def digest(path: Path, progress: Progress) -> Digest:
 # -- cache of digests -------------------------------------------------------------------------------------------------
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class _CachedDigest(msgspec.Struct, frozen=True):
     """Status of a file and its digest at that time."""
 
     size: int
@@ -69,40 +69,40 @@ class _Seen(msgspec.Struct, frozen=True):
     sha256: Sha256
 
 
-def _mark(path: Path) -> tuple[int, int, int]:
+def _file_status(path: Path) -> tuple[int, int, int]:
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
-def remembered(cache: Path | None, paths: Iterable[Path]) -> dict[Path, Digest]:
+def cached_digests(cache: Path | None, paths: Iterable[Path]) -> dict[Path, Digest]:
     """Return the cached digests of files whose status has not changed."""
     seen = _read(cache)
     found = {}
     for path in paths:
         old = seen.get(str(real_path(path)))
         with contextlib.suppress(OSError):
-            if old is not None and _mark(path) == (old.size, old.changed_ns, old.inode):
+            if old is not None and _file_status(path) == (old.size, old.changed_ns, old.inode):
                 found[path] = Digest(old.size, old.sha256)
     return found
 
 
-def remember(cache: Path | None, found: Mapping[Path, Digest]) -> None:
+def cache_digests(cache: Path | None, found: Mapping[Path, Digest]) -> None:
     """Store digests for the next `check`. A cache that cannot be written is not an error."""
     if cache is None:
         return
     seen = _read(cache)
     with contextlib.suppress(OSError):
         for path, one in found.items():
-            seen[str(real_path(path))] = _Seen(*_mark(path), one.sha256)
+            seen[str(real_path(path))] = _CachedDigest(*_file_status(path), one.sha256)
         cache.mkdir(parents=True, exist_ok=True)
-        draft = cache / f"{REMEMBERED}.{os.getpid()}"
+        draft = cache / f"{CACHE_FILE}.{os.getpid()}"
         draft.write_bytes(msgspec.json.encode(seen))
-        draft.replace(cache / REMEMBERED)
+        draft.replace(cache / CACHE_FILE)
 
 
-def _read(cache: Path | None) -> dict[str, _Seen]:
+def _read(cache: Path | None) -> dict[str, _CachedDigest]:
     try:
-        return msgspec.json.decode((cache / REMEMBERED).read_bytes(), type=dict[str, _Seen]) if cache else {}
+        return msgspec.json.decode((cache / CACHE_FILE).read_bytes(), type=dict[str, _CachedDigest]) if cache else {}
     except (OSError, msgspec.DecodeError):
         return {}
 
@@ -111,7 +111,7 @@ def _read(cache: Path | None) -> dict[str, _Seen]:
 
 
 @dataclass
-class Shown:
+class HashProgress:
     """Prints the progress of hashing to standard error: one line that is updated on a terminal, else one every 10 s."""
 
     total: int

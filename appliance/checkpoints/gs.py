@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from appliance.checkpoints import buckets
-from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, SourceError, StartOver
+from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, RestartFile, SourceError
 
 BLOCK = 1 << 20
-CURE = "let the identity of this machine (its service account) have storage.objects.list and storage.objects.get there"
+ACCESS_HINT = "grant the identity of this machine (its service account) storage.objects.list and storage.objects.get"
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Gs(buckets.Folder):
         try:
             blobs = list(self._client.list_blobs(self.bucket, prefix=self.start, timeout=self.stall_s, retry=None))
         except Exception as error:
-            raise self._translated(error, self.shown) from error
-        return self.listed((blob.name, int(blob.size), str(blob.generation)) for blob in blobs)
+            raise self._translate(error, self.shown) from error
+        return self.build_listing((blob.name, int(blob.size), str(blob.generation)) for blob in blobs)
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         key = f"{self.start}{file.name}"
@@ -38,7 +38,7 @@ class Gs(buckets.Folder):
                     left -= len(block)
                     yield block
         except Exception as error:
-            raise self._translated(error, f"gs://{self.bucket}/{key}") from error
+            raise self._translate(error, f"gs://{self.bucket}/{key}") from error
 
     @cached_property
     def _client(self) -> Any:
@@ -51,9 +51,9 @@ class Gs(buckets.Folder):
                 return storage.Client(project="slipway", credentials=AnonymousCredentials())  # type: ignore[no-untyped-call]
             return storage.Client()
         except (GoogleAuthError, OSError) as error:
-            raise SourceError(f"{self.shown}: {error}; {CURE}") from error
+            raise SourceError(f"{self.shown}: {error}; {ACCESS_HINT}") from error
 
-    def _translated(self, error: Exception, what: str) -> Exception:
+    def _translate(self, error: Exception, what: str) -> Exception:
         """Translate an error of the client to ours. Return any other error unchanged."""
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError, TransportError
@@ -62,11 +62,11 @@ class Gs(buckets.Folder):
         if isinstance(error, GoogleAPICallError):
             status = int(error.code or 0)
             if status in (412, 416):
-                return StartOver(f"{what}: changed while it was read")
-            cure = f"; {CURE}" if status in (401, 403) else ""
-            return SourceError(f"{what}: the store answered {status}{cure}", transient=status in TRANSIENT)
+                return RestartFile(f"{what}: the object changed while it was read")
+            hint = f"; {ACCESS_HINT}" if status in (401, 403) else ""
+            return SourceError(f"{what}: the store answered {status}{hint}", transient=status in TRANSIENT)
         if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError):
-            return SourceError(f"{what}: {error}; {CURE}")
+            return SourceError(f"{what}: {error}; {ACCESS_HINT}")
         if isinstance(error, RequestException | TransportError | OSError):
             return SourceError(f"{what}: {error}", transient=True)
         return error

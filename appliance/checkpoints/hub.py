@@ -20,14 +20,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from appliance.checkpoints.cache_directory import Shelf
+from appliance.checkpoints.cache_directory import CacheDirectory
 from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, SourceError, select
 
 if TYPE_CHECKING:
-    from appliance.checkpoints.web import Web
+    from appliance.checkpoints.web import HttpClient
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-CURE = "name a token of an account that may read the repository in `secrets` and model.credentials (or set HF_TOKEN)"
+ACCESS_HINT = (
+    "declare a token with access to the repository in `secrets` and set model.credentials to it (or set HF_TOKEN)"
+)
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,10 @@ class Hub:
         try:
             listing = msgspec.json.decode(self._list_file(commit).read_bytes(), type=Listing)
         except (OSError, msgspec.DecodeError):
-            return self._of_others(commit)
+            return self._listing_of_other_client(commit)
         return msgspec.structs.replace(listing, fixed=commit == self.revision)
 
-    def _of_others(self, commit: str) -> Listing | None:
+    def _listing_of_other_client(self, commit: str) -> Listing | None:
         """Return the files that another client downloaded. The list may be incomplete, so it is not used while the hub
         can be reached."""
         folder = self._home / "snapshots" / commit
@@ -95,26 +97,26 @@ class Hub:
         try:
             info = api.model_info(self.repo, revision=self.revision, files_metadata=True, timeout=self.stall_s)
         except GatedRepoError as error:
-            raise SourceError(f"{where}: access is granted by its owner only, and was not; {CURE}") from error
+            raise SourceError(f"{where}: access requires the approval of its owner; {ACCESS_HINT}") from error
         except RevisionNotFoundError as error:
-            raise SourceError(f"{where}: has no revision {self.revision!r}; name a commit, tag or branch") from error
+            raise SourceError(f"{where}: has no revision {self.revision!r}; use a commit, tag or branch") from error
         except RepositoryNotFoundError as error:
-            raise SourceError(f"{where}: there is no such repository, or it is private; {CURE}") from error
+            raise SourceError(f"{where}: the repository does not exist, or it is private; {ACCESS_HINT}") from error
         except HfHubHTTPError as error:
             status = error.response.status_code
-            cure = f"; {CURE}" if status in (401, 403) else ""
-            raise SourceError(f"{where}: answered {status}{cure}", transient=status in TRANSIENT) from error
+            hint = f"; {ACCESS_HINT}" if status in (401, 403) else ""
+            raise SourceError(f"{where}: the hub answered {status}{hint}", transient=status in TRANSIENT) from error
         except Exception as error:  # of the HTTP library of the installed version
             raise SourceError(f"{where}: {error or type(error).__name__}", transient=True) from error
         commit = info.sha or ""
         if not COMMIT.fullmatch(commit):
-            raise SourceError(f"{where}: answered without a commit; is HF_ENDPOINT a hub?")
+            raise SourceError(f"{where}: the reply has no commit; check that HF_ENDPOINT is a Hugging Face hub")
         files = [self._file(commit, sibling) for sibling in info.siblings or ()]
         try:
             listing = Listing(commit, select(files, self.patterns), commit == self.revision)
         except SourceError as error:
             raise SourceError(f"{self.shown}@{commit[:12]}: {error}") from error
-        self._remember(listing)
+        self._store_listing(listing)
         return listing
 
     def _file(self, commit: str, sibling: Any) -> RemoteFile:
@@ -124,7 +126,7 @@ class Hub:
             version = hashlib.sha256(f"{commit}/{sibling.rfilename}".encode()).hexdigest()
         return RemoteFile(sibling.rfilename, sibling.size, version, lfs)
 
-    def _remember(self, listing: Listing) -> None:
+    def _store_listing(self, listing: Listing) -> None:
         """Store the listing for a start without a network."""
         try:
             path = self._list_file(listing.revision)
@@ -136,17 +138,17 @@ class Hub:
                 ref.write_text(listing.revision)
         except OSError as error:
             raise SourceError(
-                f"{self.cache}: cannot be written: {error.strerror}; name a folder of your own "
-                "in model.download.cache, or set HF_HOME"
+                f"{self.cache}: cannot be written: {error.strerror}; set model.download.cache to a "
+                "writable folder, or set HF_HOME"
             ) from error
 
     def _list_file(self, commit: str) -> Path:
         chosen = hashlib.sha256("\n".join(self.patterns).encode()).hexdigest()[:8]
         return self._home / "slipway" / f"{commit}-{chosen}.json"
 
-    def shelf(self, listing: Listing) -> Shelf:
+    def cache_directory(self, listing: Listing) -> CacheDirectory:
         lock = self.cache / ".locks" / f"{self._home.name}--slipway.lock"
-        return Shelf(self._home / "snapshots" / listing.revision, lock, self._home / "blobs")
+        return CacheDirectory(self._home / "snapshots" / listing.revision, lock, self._home / "blobs")
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         known = self.known()
@@ -155,8 +157,8 @@ class Hub:
         return self._web.stream(url, start, stop)
 
     @cached_property
-    def _web(self) -> "Web":
-        from appliance.checkpoints.web import Web
+    def _web(self) -> "HttpClient":
+        from appliance.checkpoints.web import HttpClient
 
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return Web(stall_s=self.stall_s, headers=headers, cure=CURE)
+        return HttpClient(stall_s=self.stall_s, headers=headers, hint=ACCESS_HINT)

@@ -65,7 +65,7 @@ def as_yaml(lock: Lock, manifest: str) -> str:
     files that differ."""
     model = lock.model
     lines = [
-        f"# Written by `slipway lock {manifest}`. `slipway serve` refuses a checkpoint whose files are not these.",
+        f"# Written by `slipway lock {manifest}`. `slipway serve` refuses a checkpoint whose files differ.",
         f"lock: {lock.lock}",
         f"slipway: {_scalar(lock.slipway)}",
         f"manifest: {_scalar(lock.manifest)}",
@@ -123,7 +123,7 @@ def read_lock(path: Path) -> Lock:
         raise
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.DecodeError, RecursionError) as error:
         what = " ".join(str(error).split())
-        message = f"is no lock of this version of slipway: {what}; write it anew with `slipway lock`"
+        message = f"is not a lock file of this version of slipway: {what}; create it again with `slipway lock`"
         raise Refused([Problem(Place(str(path)), "", message, code=CODE)], exits.INTEGRITY) from error
 
 
@@ -143,32 +143,32 @@ def compare(locked: Mapping[str, Digest], found: Mapping[str, Digest | None]) ->
     for name in sorted({*locked, *found}):
         old, new = locked.get(name), found.get(name)
         if old is None and new is not None:
-            yield Difference(name, f"would be read and is not in the lock; found sha256 {new.sha256}")
+            yield Difference(name, f"is read at a start and is not in the lock; found sha256 {new.sha256}")
         elif old is not None and new is None:
             yield Difference(name, f"missing; expected {old.size:,} bytes with sha256 {old.sha256}")
         elif old is not None and new is not None and old != new:
-            sizes = "" if old.size == new.size else f" ({old.size:,} bytes were locked, {new.size:,} are there)"
+            sizes = "" if old.size == new.size else f" (locked: {old.size:,} bytes, found: {new.size:,})"
             yield Difference(name, f"changed{sizes}; expected sha256 {old.sha256}, found {new.sha256}")
 
 
-DRIFT_SHARE = 0.05  # free memory varies between starts: smaller changes of derived numbers are ignored
+DRIFT_TOLERANCE = 0.05  # free memory varies between starts: smaller changes of derived numbers are ignored
 
 
 def drift(locked: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for every planned value that differs from the lock, with whether it may change replies."""
     for key, new in found.items():
         old = locked.get(key)
-        if old != new and not (key in MEASURED and _near(old, new)):
+        if old != new and not (key in MEASURED and _is_close(old, new)):
             replies = key in EFFECTS and EFFECTS[key].outputs == "yes"
-            yield f"{key} is {_short(new)}, locked as {_short(old)}{'; replies may be others' if replies else ''}"
+            yield f"{key} is {_short(new)}, locked as {_short(old)}{'; replies may differ' if replies else ''}"
 
 
 MEASURED = frozenset({"hardware.kv_cache_memory", "workspace_bytes", "kv_blocks", "cache_tokens", "model.max_context"})
 
 
-def _near(old: Any, new: Any) -> bool:
+def _is_close(old: Any, new: Any) -> bool:
     numbers = isinstance(old, int | float) and isinstance(new, int | float)
-    return numbers and abs(old - new) <= DRIFT_SHARE * max(abs(old), abs(new))
+    return numbers and abs(old - new) <= DRIFT_TOLERANCE * max(abs(old), abs(new))
 
 
 def _short(value: Any) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from appliance.checkpoints.progress import spell
+from appliance.checkpoints.progress import format_bytes
 
 MAX_MEMBERS = 10_000
 MAX_DEPTH = 16  # folders below one another, in names and in link targets
@@ -64,11 +64,11 @@ def read_members(archive: Path) -> Iterator[Member]:
     reader = _zip_members if archive.name.endswith((".zip", ".whl")) else _tar_members
     for count, member in enumerate(reader(archive), start=1):
         if count > MAX_MEMBERS:
-            raise ArchiveError(f"has more than {MAX_MEMBERS:,} members, the most that is unpacked")
+            raise ArchiveError(f"has more than {MAX_MEMBERS:,} members, the maximum")
         yield member
 
 
-class _Metered(io.BufferedReader):
+class _LimitedReader(io.BufferedReader):
     """A file that refuses to return more than `allowance` bytes while that is set."""
 
     allowance: int | None = None
@@ -95,7 +95,7 @@ class _Metered(io.BufferedReader):
         wanted = self.allowance + 1 if size is None or size < 0 else size
         data = super().read(wanted) if wanted <= self.allowance + 1 else None
         if data is None or len(data) > self.allowance:
-            raise ArchiveError(f"has headers of more than {spell(self.limit)} in one piece, the most that is read")
+            raise ArchiveError(f"has headers of more than {format_bytes(self.limit)} in one piece, the maximum")
         self.allowance -= len(data)
         return data
 
@@ -104,7 +104,7 @@ def _tar_members(archive: Path) -> Iterator[Member]:
     with archive.open("rb", buffering=0) as raw:
         compressed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         raw.seek(0)
-        file = _Metered(gzip.GzipFile(fileobj=raw) if compressed else raw)
+        file = _LimitedReader(gzip.GzipFile(fileobj=raw) if compressed else raw)
         file.restrict(MAX_HEADER)
         with tarfile.open(fileobj=file, mode="r:") as opened:
             while part := opened.next():
@@ -115,13 +115,13 @@ def _tar_members(archive: Path) -> Iterator[Member]:
 
 
 def _tar_member(opened: tarfile.TarFile, part: tarfile.TarInfo) -> Member:
-    path = _checked(part.name)
+    path = _checked_path(part.name)
     if part.size < 0:
         raise ArchiveError(f"is damaged: {part.name} has a size of {part.size} bytes")
     if part.islnk():
-        raise ArchiveError(f"{part.name} is a hard link, which is not unpacked")
+        raise ArchiveError(f"{part.name} is a hard link, which is not supported")
     if part.issparse():
-        raise ArchiveError(f"{part.name} is a sparse file, which is not unpacked; pack it without --sparse")
+        raise ArchiveError(f"{part.name} is a sparse file, which is not supported; pack it without --sparse")
     if part.issym():
         return Member(path, link=_checked_link(part.name, part.linkname))
     if part.isdir():
@@ -131,7 +131,7 @@ def _tar_member(opened: tarfile.TarFile, part: tarfile.TarInfo) -> Member:
     return Member(path, opened.extractfile(part), part.size)
 
 
-def _read_end(opened: tarfile.TarFile, file: _Metered) -> None:
+def _read_end(opened: tarfile.TarFile, file: _LimitedReader) -> None:
     """Refuse a tar file that is truncated between two members, or whose gzip checksum is wrong.
 
     tarfile treats the end of the file and a damaged header as the end of the archive.
@@ -145,7 +145,7 @@ def _read_end(opened: tarfile.TarFile, file: _Metered) -> None:
 
 def _zip_members(archive: Path) -> Iterator[Member]:
     with archive.open("rb", buffering=0) as raw:
-        file = _Metered(raw)
+        file = _LimitedReader(raw)
         file.restrict(MAX_DIRECTORY)
         with zipfile.ZipFile(file) as opened:
             file.lift()
@@ -154,12 +154,12 @@ def _zip_members(archive: Path) -> Iterator[Member]:
 
 
 def _zip_member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[Member]:
-    name, path = info.filename, _checked(info.filename)
+    name, path = info.filename, _checked_path(info.filename)
     mode = info.external_attr >> 16 if info.create_system == UNIX else 0
     if info.flag_bits & ENCRYPTED:
-        raise ArchiveError(f"{name} is encrypted, which is not unpacked")
+        raise ArchiveError(f"{name} is encrypted, which is not supported")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ArchiveError(f"{name} is neither stored nor deflated; other ways of compression are not unpacked")
+        raise ArchiveError(f"{name} is neither stored nor deflated; other compression methods are not supported")
     if stat.S_ISLNK(mode):
         if info.file_size > MAX_NAME:
             raise ArchiveError(f"the link {name} has a target of more than {MAX_NAME:,} bytes")
@@ -173,22 +173,22 @@ def _zip_member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[Memb
             yield Member(path, data, info.file_size)
 
 
-def _checked(name: str) -> PurePosixPath:
-    path = _relative(name, f"{_shown(name)}")
+def _checked_path(name: str) -> PurePosixPath:
+    path = _relative(name, f"{_printable(name)}")
     if ".." in path.parts:
-        raise ArchiveError(f"{name} leads out of its folder")
+        raise ArchiveError(f"{name} points outside the folder")
     return path
 
 
 def _checked_link(name: str, link: str) -> str:
-    _relative(link, f"the link {name} → {_shown(link)}")
+    _relative(link, f"the link {name} → {_printable(link)}")
     return link
 
 
 def _relative(text: str, shown: str) -> PurePosixPath:
     path = PurePosixPath(text)
     if path.is_absolute():
-        raise ArchiveError(f"{shown} leads out of its folder")
+        raise ArchiveError(f"{shown} points outside the folder")
     if len(text.encode(errors="surrogatepass")) > MAX_NAME or len(path.parts) > MAX_DEPTH:
         raise ArchiveError(f"{shown} is a path of more than {MAX_NAME:,} bytes or {MAX_DEPTH} folders")
     if not text.isprintable():
@@ -196,5 +196,5 @@ def _relative(text: str, shown: str) -> PurePosixPath:
     return path
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     return text if text.isprintable() and len(text) <= 80 else f"{ascii(text[:60])}…"

@@ -3,18 +3,18 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from appliance.checkpoints.download_spec import Local, Order
+from appliance.checkpoints.download_spec import DownloadSpec, LocalFolder
 from appliance.checkpoints.facts import Facts
 from appliance.checkpoints.remote import Policy
 
 
 @contextlib.contextmanager
-def facts(found: Local | Order, policy: Policy, environ: Mapping[str, str]) -> Iterator[Facts]:
-    """Yield the metadata of a checkpoint. Raise SourceError; raise NotHere if it has to be downloaded first."""
-    if isinstance(found, Local):
-        yield Facts(found.path, found.path, "", note=found.why)
+def facts(found: LocalFolder | DownloadSpec, policy: Policy, environ: Mapping[str, str]) -> Iterator[Facts]:
+    """Yield the metadata of a checkpoint. Raise SourceError; raise NotDownloaded if it has to be downloaded first."""
+    if isinstance(found, LocalFolder):
+        yield Facts(found.path, found.path, "", note=found.reason)
         return
-    from appliance.checkpoints.remote_metadata import facts_from_afar  # not imported for a local folder
+    from appliance.checkpoints.remote_metadata import remote_facts  # not imported for a local folder
 
-    with facts_from_afar(found, policy, environ) as known:
+    with remote_facts(found, policy, environ) as known:
         yield known

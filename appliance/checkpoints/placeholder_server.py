@@ -16,7 +16,7 @@ _POLL_S = 0.1
 
 
 @contextlib.contextmanager
-def lobby(host: str, port: int, progress: Progress) -> Iterator[None]:
+def placeholder_server(host: str, port: int, progress: Progress) -> Iterator[None]:
     """Run the server during the block. It is not started with port 0, or if the address is in use, which the start of
     the service reports later."""
     try:
@@ -26,7 +26,7 @@ def lobby(host: str, port: int, progress: Progress) -> Iterator[None]:
     if server is None:
         yield
         return
-    thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="lobby", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="placeholder-server", daemon=True)
     thread.start()
     try:
         yield
@@ -57,19 +57,19 @@ def _answers(progress: Progress) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             path = urlsplit(self.path).path
             if path == "/live":
-                return self._say(200, {"status": "live"})
+                return self._send(200, {"status": "live"})
             if path == "/ready":
                 state = {"status": "loading", "phase": DOWNLOADING, "progress": round(progress.fraction, 4)}
-                return self._say(503, state | {"engines": [], "detail": progress.text()})
+                return self._send(503, state | {"engines": [], "detail": progress.text()})
             if path in ("/health", "/ping"):
-                return self._say(503, None)
+                return self._send(503, None)
             message = f"The model is being downloaded: {progress.text()}."
             error = {"message": message, "type": "ServiceUnavailableError", "param": None, "code": 503}
-            self._say(503, {"error": error})
+            self._send(503, {"error": error})
 
         do_POST = do_HEAD = do_PUT = do_DELETE = do_OPTIONS = do_GET
 
-        def _say(self, status: int, body: dict[str, object] | None) -> None:
+        def _send(self, status: int, body: dict[str, object] | None) -> None:
             data = b"" if body is None else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

@@ -11,19 +11,19 @@ _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 class Progress:
-    """Thread-safe positions of several files. `say` is called with a line for each failed attempt. `clock` returns
+    """Thread-safe positions of several files. `report` is called with a line for each failed attempt. `clock` returns
     seconds. `estimate` returns the total if it is not known before the download."""
 
     def __init__(
         self,
         total: int,
-        say: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         estimate: Callable[[], int] = lambda: 0,
     ) -> None:
         self._total = total
         self._estimate = estimate
-        self._say = say or (lambda text: None)
+        self._report = report or (lambda text: None)
         self.waiting = False  # another process downloads the same files
         self._clock = clock
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Progress:
         """Record the error of an attempt. `attempt` describes the next one: `attempt 2 of 5`."""
         with self._lock:
             self._troubles[name] = f"{attempt}: {error}"
-        self._say(f"{name}: {error}; {attempt} follows")
+        self._report(f"{name}: {error}; {attempt} follows")
 
     @property
     def total(self) -> int:
@@ -79,30 +79,30 @@ class Progress:
             return (self._moved - before) / (now - first) if now > first else 0.0
 
     def text(self) -> str:
-        """Return for example `3.1 of 15.2 GB, 120 MB/s, 2 min left` or `3.1 of 15.2 GB, no byte for 8 s, attempt 2 of
+        """Return for example `3.1 of 15.2 GB, 120 MB/s, 2 min left` or `3.1 of 15.2 GB, no data for 8 s, attempt 2 of
         5: reset`."""
         done, rate = self.done, self.rate
         if self.waiting:
-            return f"{spell(done, self.total)}, by another process"
+            return f"{format_bytes(done, self.total)}, downloaded by another process"
         with self._lock:
             silent_s, trouble = self._clock() - self._last, next(iter(self._troubles.values()), "")
         if silent_s >= SILENT_S or (trouble and not rate):
-            silence = f", no byte for {spell_time(silent_s)}" if silent_s >= 1 else ""
-            return f"{spell(done, self.total)}{silence}{trouble and ', '}{trouble}"
+            silence = f", no data for {format_duration(silent_s)}" if silent_s >= 1 else ""
+            return f"{format_bytes(done, self.total)}{silence}{trouble and ', '}{trouble}"
         if not rate:
-            return spell(done, self.total)
-        left = f", {spell_time((self.total - done) / rate)} left" if self.total > done else ""
-        return f"{spell(done, self.total)}, {spell(rate)}/s{left}"
+            return format_bytes(done, self.total)
+        left = f", {format_duration((self.total - done) / rate)} left" if self.total > done else ""
+        return f"{format_bytes(done, self.total)}, {format_bytes(rate)}/s{left}"
 
 
-def spell(count: float, of: float = 0) -> str:
+def format_bytes(count: float, of: float = 0) -> str:
     """Format a number of bytes: `15.2 GB`, `3.1 of 15.2 GB`."""
     size, unit = next(((size, unit) for size, unit in _UNITS if max(count, of) >= size), (1, "bytes"))
     places = 0 if size == 1 else 1
     return f"{count / size:.{places}f} of {of / size:.{places}f} {unit}" if of else f"{count / size:.{places}f} {unit}"
 
 
-def spell_time(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

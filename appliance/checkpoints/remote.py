@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 if TYPE_CHECKING:
-    from appliance.checkpoints.cache_directory import Shelf
+    from appliance.checkpoints.cache_directory import CacheDirectory
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
-SMALL = (
+SMALL_FILES = (
     "*.json",
     "*.txt",
     "*.model",
@@ -36,7 +36,7 @@ class SourceError(Exception):
         self.transient = transient
 
 
-class StartOver(SourceError):
+class RestartFile(SourceError):
     """Raised if the cached part of a download cannot be used, so the file has to be read from its first byte."""
 
     def __init__(self, message: str) -> None:
@@ -92,11 +92,11 @@ class Store(Protocol):
     def listing(self) -> Listing:
         """Return the current files of the checkpoint from the server."""
 
-    def shelf(self, listing: Listing) -> "Shelf": ...
+    def cache_directory(self, listing: Listing) -> "CacheDirectory": ...
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes of a file from `start` up to but excluding `stop`, or to its end. Raise StartOver if only the
-        whole file is available."""
+        """Yield the bytes of a file from `start` up to but excluding `stop`, or to its end. Raise RestartFile if only
+        the whole file is available."""
 
 
 @runtime_checkable
@@ -120,15 +120,15 @@ class PackedStore(Store, Protocol):
 def select(files: Sequence[RemoteFile], patterns: Sequence[str]) -> tuple[RemoteFile, ...]:
     """Return the files of a repository or folder that form the checkpoint: those that match `patterns`, else the small
     files at the top level and one form of the weights. Raise SourceError if there are none."""
-    if strange := [file.name for file in files if not _harmless(file.name)]:
-        raise SourceError(f"lists {strange[0]!r}, which is no path within a folder")
+    if strange := [file.name for file in files if not _is_safe_name(file.name)]:
+        raise SourceError(f"lists {strange[0]!r}, which is not a path inside the folder")
     if patterns:
         chosen = [file for file in files if any(fnmatch.fnmatchcase(file.name, pattern) for pattern in patterns)]
         if not chosen:
-            raise SourceError(f"no file matches {', '.join(patterns)}; there are {_some(files)}")
+            raise SourceError(f"no file matches {', '.join(patterns)}; found: {_name_list(files)}")
         return tuple(chosen)
     top = [file for file in files if "/" not in file.name]
-    small = [file for file in top if any(fnmatch.fnmatchcase(file.name, pattern) for pattern in SMALL)]
+    small = [file for file in top if any(fnmatch.fnmatchcase(file.name, pattern) for pattern in SMALL_FILES)]
     names = {file.name for file in top}
     if INDEX in names:
         weights = [file for file in top if file.name.endswith(".safetensors") and _SHARD.fullmatch(file.name)]
@@ -139,14 +139,14 @@ def select(files: Sequence[RemoteFile], patterns: Sequence[str]) -> tuple[Remote
         weights = [file for file in top if file.name.endswith((".gguf", ".safetensors"))]
     modules = [file for file in files if _MODULE.fullmatch(file.name)] if MODULES in names else []
     if not weights:
-        raise SourceError(f"has no weights: no .safetensors and no .gguf file; there are {_some(files)}")
+        raise SourceError(f"has no weights: no .safetensors and no .gguf file; found: {_name_list(files)}")
     return (*small, *modules, *weights)
 
 
-def _harmless(name: str) -> bool:
+def _is_safe_name(name: str) -> bool:
     return bool(name) and not name.startswith("/") and "\\" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
-def _some(files: Sequence[RemoteFile]) -> str:
+def _name_list(files: Sequence[RemoteFile]) -> str:
     names = sorted(file.name for file in files)
-    return f"{', '.join(names[:5])}{' and more' if len(names) > 5 else ''}" if names else "no files at all"
+    return f"{', '.join(names[:5])}{' and more' if len(names) > 5 else ''}" if names else "no files"

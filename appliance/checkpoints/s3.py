@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from appliance.checkpoints import buckets
-from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, SourceError, StartOver
+from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, RestartFile, SourceError
 
 BLOCK = 1 << 18
-CURE = "let the identity of this machine (role or AWS_… variables) have s3:ListBucket and s3:GetObject there"
+ACCESS_HINT = "grant the identity of this machine (role or AWS_… variables) s3:ListBucket and s3:GetObject"
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,22 @@ class S3(buckets.Folder):
         try:
             pages = list(self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.start))
         except Exception as error:
-            raise self._translated(error, self.shown) from error
-        return self.listed((one["Key"], one["Size"], one["ETag"]) for page in pages for one in page.get("Contents", ()))
+            raise self._translate(error, self.shown) from error
+        return self.build_listing(
+            (one["Key"], one["Size"], one["ETag"]) for page in pages for one in page.get("Contents", ())
+        )
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         key = f"{self.start}{file.name}"
-        asked = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
+        range_argument = (
+            {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
+        )
         try:
             # With IfMatch, an object that was replaced meanwhile cannot be mixed with a part of the old one.
-            answer = self._client.get_object(Bucket=self.bucket, Key=key, IfMatch=file.version, **asked)
-            yield from answer["Body"].iter_chunks(BLOCK)
+            response = self._client.get_object(Bucket=self.bucket, Key=key, IfMatch=file.version, **range_argument)
+            yield from response["Body"].iter_chunks(BLOCK)
         except Exception as error:
-            raise self._translated(error, f"s3://{self.bucket}/{key}") from error
+            raise self._translate(error, f"s3://{self.bucket}/{key}") from error
 
     @cached_property
     def _client(self) -> Any:
@@ -49,19 +53,19 @@ class S3(buckets.Folder):
             ),
         )
 
-    def _translated(self, error: Exception, what: str) -> Exception:
+    def _translate(self, error: Exception, what: str) -> Exception:
         """Translate an error of boto3 to ours. Return any other error unchanged."""
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
         if isinstance(error, NoCredentialsError | NoRegionError):
-            return SourceError(f"{what}: {error}; {CURE}")
+            return SourceError(f"{what}: {error}; {ACCESS_HINT}")
         if isinstance(error, ClientError):
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             code = error.response.get("Error", {}).get("Code", "")
             if status in (412, 416):
-                return StartOver(f"{what}: changed while it was read")
-            cure = f"; {CURE}" if status in (401, 403) else ""
-            return SourceError(f"{what}: S3 answered {status} {code}{cure}", transient=status in TRANSIENT)
+                return RestartFile(f"{what}: the object changed while it was read")
+            hint = f"; {ACCESS_HINT}" if status in (401, 403) else ""
+            return SourceError(f"{what}: S3 answered {status} {code}{hint}", transient=status in TRANSIENT)
         if isinstance(error, BotoCoreError | OSError):
             return SourceError(f"{what}: {error}", transient=True)
         return error

@@ -10,11 +10,11 @@ import stat
 from pathlib import Path, PurePosixPath
 
 from appliance.checkpoints.members import DAMAGE, MAX_DEPTH, ArchiveError, Member, read_members
-from appliance.checkpoints.progress import spell
+from appliance.checkpoints.progress import format_bytes
 from appliance.checkpoints.remote import SourceError
 
 BLOCK = 1 << 20
-MAX_LINKS_IN_A_ROW = 8
+MAX_LINK_CHAIN = 8
 
 
 def unpack(archive: Path, folder: Path, max_size: int, min_free: int = 0) -> Path:
@@ -31,9 +31,9 @@ def unpack(archive: Path, folder: Path, max_size: int, min_free: int = 0) -> Pat
     except ArchiveError as error:
         raise SourceError(f"{archive.name}: {error}") from error
     except FileExistsError as error:
-        raise SourceError(f"{archive.name}: has {Path(error.filename).name} twice") from error
+        raise SourceError(f"{archive.name}: contains {Path(error.filename).name} twice") from error
     except NotADirectoryError as error:
-        raise SourceError(f"{archive.name}: has {Path(error.filename).name} below a file") from error
+        raise SourceError(f"{archive.name}: contains {Path(error.filename).name} below a file") from error
     except DAMAGE as error:
         raise SourceError(f"{archive.name}: is damaged: {error}") from error
     except OSError as error:
@@ -48,17 +48,17 @@ def _unpack(archive: Path, folder: Path, max_size: int, min_free: int) -> Path:
     left = max_size
     for member in read_members(archive):
         if member.size > left:
-            raise ArchiveError(f"unpacks to more than {spell(max_size)} (model.source.http.max_size)")
+            raise ArchiveError(f"unpacks to more than {format_bytes(max_size)} (model.source.http.max_size)")
         if shutil.disk_usage(folder).free - member.size < min_free:
             raise ArchiveError(
-                f"needs {spell(member.size)} for {member.path.name}, which would leave less than "
-                f"{spell(min_free)} of the disk free (model.download.min_free)"
+                f"needs {format_bytes(member.size)} for {member.path.name}, which would leave less than "
+                f"{format_bytes(min_free)} of the disk free (model.download.min_free)"
             )
         left -= member.size
         _write(folder, member, links)
     for path, target in links.items():
         if os.path.lexists(path):
-            raise ArchiveError(f"has {path.name} twice")
+            raise ArchiveError(f"contains {path.name} twice")
         path.symlink_to(target)
     top = _top(folder)
     _check_files(top)
@@ -73,7 +73,7 @@ def _write(folder: Path, member: Member, links: dict[Path, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if member.link is not None:
         if path in links:
-            raise ArchiveError(f"has {path.name} twice")
+            raise ArchiveError(f"contains {path.name} twice")
         links[path] = member.link
     elif member.data is not None:
         with path.open("xb") as out:
@@ -110,17 +110,17 @@ def _follow(root: Path, link: Path) -> None:
     while parts:
         part = parts.pop()
         if part == ".." and at == root:
-            raise ArchiveError(f"{shown} leads out of its folder")
+            raise ArchiveError(f"{shown} points outside the folder")
         if not at.is_dir() or not os.path.lexists(at / part):
-            raise ArchiveError(f"{shown} leads to nothing in the archive")
+            raise ArchiveError(f"{shown} has no target in the archive")
         at = at.parent if part == ".." else at / part
         if not at.is_symlink():
             continue
         links += 1
         target = PurePosixPath(os.readlink(at)).parts
-        if links > MAX_LINKS_IN_A_ROW or len(target) > MAX_DEPTH:
-            raise ArchiveError(f"{shown} passes more than {MAX_LINKS_IN_A_ROW} links")
+        if links > MAX_LINK_CHAIN or len(target) > MAX_DEPTH:
+            raise ArchiveError(f"{shown} follows more than {MAX_LINK_CHAIN} links")
         at = at.parent
         parts += reversed(target)
     if not link.exists():  # for example with the target `file/.`
-        raise ArchiveError(f"{shown} leads to nothing in the archive")
+        raise ArchiveError(f"{shown} has no target in the archive")

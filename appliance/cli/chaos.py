@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import orjson
 
 from appliance.chaos.faults import SCENARIOS
-from appliance.chaos.format import as_json, listed, promised, report_lines
-from appliance.chaos.probes import Unwell
+from appliance.chaos.format import as_json, promise_line, report_lines, scenario_lines
+from appliance.chaos.probes import ServiceUnhealthy
 from appliance.chaos.run import Options, Report, run
 from appliance.chaos.scenario import Scenario
 from appliance.chaos.target import Target, key_of
@@ -36,30 +36,34 @@ def chaos(
 ) -> int:
     if lists and which is None and not names:
         target = _listed_target(key)
-        print("\n".join(listed(SCENARIOS, target)))
+        print("\n".join(scenario_lines(SCENARIOS, target)))
         return exits.OK.number
     wanted, unknown = chosen(names)
     if unknown or not wanted:
-        said = f"no scenario {', '.join(unknown)}" if unknown else "name some with --scenario, or all"
-        return _refused(f"{said}; possible: {', '.join(each.name for each in SCENARIOS)}")
+        said = (
+            f"unknown scenario {', '.join(unknown)}"
+            if unknown
+            else "select scenarios with --scenario, or use --scenario all"
+        )
+        return _refused(f"{said}; available: {', '.join(each.name for each in SCENARIOS)}")
     try:
         target = _target(which, key)
     except LookupError as error:
         return _refused(str(error))
     if lists:
-        print("\n".join(listed(wanted, target)))
+        print("\n".join(scenario_lines(wanted, target)))
         return exits.OK.number
     if not target.gateway.chaos:
         return _refused(
             f"{target.address.manifest} does not allow it; `lifecycle: {{chaos: allowed}}` and `slipway reload` do"
         )
     if not yes and not _agreed(target, wanted):
-        return _refused("nothing was made; --yes answers beforehand")
+        return _refused("no fault was injected; --yes skips the question")
     with (target.directory / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return _refused("another one is at it, and would see this one's faults")
+            return _refused("another `slipway chaos` is running against this service")
         return _run_all(target, wanted, options, json=json)
 
 
@@ -79,7 +83,7 @@ def _target(which: str | None, key: str) -> Target:
     try:
         return Target(directory, address, key_of(target.gateway, key))
     except ConfigError as error:
-        raise LookupError(f"{error}; or name a variable with --api-key-env") from error
+        raise LookupError(f"{error}; set --api-key-env to the name of an environment variable") from error
 
 
 def _listed_target(key: str) -> Target | None:
@@ -96,14 +100,14 @@ def _refused(message: str) -> int:
 def _agreed(target: Target, scenarios: Sequence[Scenario]) -> bool:
     print(f"{target.address.manifest}, {target.url}, process {target.address.pid}:")
     for scenario in scenarios:
-        lacks = scenario.lacks(target)
-        print(f"  {scenario.name}: {f'not here: {lacks}' if lacks else scenario.about}")
-        if not lacks:
-            print(f"    {promised(scenario, target)}")
+        unavailable = scenario.unavailable(target)
+        print(f"  {scenario.name}: {f'not available here: {unavailable}' if unavailable else scenario.about}")
+        if not unavailable:
+            print(f"    {promise_line(scenario, target)}")
     if not sys.stdin.isatty():
         return False
     with contextlib.suppress(EOFError):
-        return input("This is a running service. Make these faults in it? Type yes: ").strip() == "yes"
+        return input("Inject these faults into this running service? Type yes: ").strip() == "yes"
     return False
 
 
@@ -115,8 +119,8 @@ def _run_all(target: Target, scenarios: Sequence[Scenario], options: Options, *,
             print(f"{scenario.name}: {scenario.about} …", flush=True)
         try:
             reports.append(asyncio.run(run(target, scenario, options, made)))
-        except Unwell as error:
-            print(f"slipway chaos: {scenario.name} is not made: {error}", file=sys.stderr)
+        except ServiceUnhealthy as error:
+            print(f"slipway chaos: {scenario.name} was not run: {error}", file=sys.stderr)
             break
         if not json:
             print("\n".join(report_lines(reports[-1])), flush=True)

@@ -14,7 +14,7 @@ import msgspec
 from engine.api.printable import printable
 
 CONNECT_TIMEOUT_S = 5.0
-HELP = "/reset forgets the conversation, /think on|off|auto switches reasoning, /exit ends (so does Ctrl-D)"
+HELP = "/reset clears the conversation, /think on|off|auto switches reasoning, /exit or Ctrl-D exits"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -93,7 +93,7 @@ def talk(client: httpx.Client, conversation: Conversation, lines: IO[str], out: 
         try:
             reply = show(stream(client, conversation.said("user", line)), out)
         except KeyboardInterrupt:
-            print("\n(stopped; the reply is not part of the conversation)", file=out)
+            print("\n(stopped; the reply was removed from the conversation)", file=out)
             continue
         except ChatError as error:
             if not asking:
@@ -119,14 +119,14 @@ def command(conversation: Conversation, line: str) -> tuple[Conversation | None,
         case ["/exit" | "/quit"]:
             return None, ""
         case ["/reset"]:
-            return replace(conversation, turns=()), "(the conversation starts anew)"
+            return replace(conversation, turns=()), "(new conversation)"
         case ["/think", ("on" | "off" | "auto") as word]:
             think = {"on": True, "off": False, "auto": None}[word]
             return replace(conversation, think=think), f"(reasoning {word})"
         case ["/help"]:
             return conversation, HELP
         case _:
-            return conversation, f"({line}: no such command; {HELP})"
+            return conversation, f"({line}: unknown command; {HELP})"
 
 
 def show(pieces: Iterator[Piece], out: IO[str]) -> str:
@@ -196,11 +196,11 @@ def refusal(response: httpx.Response) -> str:
     if response.status_code == 503:
         return f"the service is not ready: {message}; see {response.url.copy_with(path='/ready')}"
     if response.status_code == 401:
-        return f"{message}; name the variable that holds the key with --api-key-env"
+        return f"{message}; set --api-key-env to the name of the environment variable with the key"
     return f"{message} ({response.status_code})"
 
 
 def _unreachable(client: httpx.Client, error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"nothing answers at {client.base_url}; start the service with `slipway serve MANIFEST`, or give its URL"
-    return f"the connection to {client.base_url} broke: {error or type(error).__name__}"
+        return f"no service answers at {client.base_url}; start it with `slipway serve MANIFEST`, or pass its URL"
+    return f"the connection to {client.base_url} failed: {error or type(error).__name__}"

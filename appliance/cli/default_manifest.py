@@ -42,10 +42,14 @@ def find(environ: Mapping[str, str], options: tuple[Option, ...], overlays: tupl
     if platform is not None and platform.source is not None:
         text = yaml.safe_dump(manifest_of(platform.source, platform.port), sort_keys=False)
         given = Given(root / MOUNTED, options, environ, overlays, text=text)
-        notes = _notes(platform, f"there is no {mounted}; serving this manifest, mount one there to change it:", given)
+        notes = _notes(
+            platform, f"there is no {mounted}; serving the default manifest below. Mount your own to change it:", given
+        )
         return Found(given, (*notes, *(f"  {line}" for line in text.splitlines())))
     given = _with_port(Given(demo(), options, environ, overlays), platform)
-    why = f"serving the demo, {given.manifest}: no MANIFEST argument, no {mounted}, no model of a hosting platform"
+    why = (
+        f"serving the demo, {given.manifest}: no MANIFEST argument, no {mounted}, and no model from a hosting platform"
+    )
     return Found(given, _notes(platform, why, given))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from appliance.config import exits
 from appliance.config.settings import Given, environment
 from appliance.hardware.machine import Machine, read_machine
-from appliance.planning.diff.config_snapshot import Side, read_side
+from appliance.planning.diff.config_snapshot import ConfigSnapshot, read_snapshot
 from appliance.planning.diff.diff import compare
 from appliance.planning.diff.text import as_json, as_text
 
@@ -20,18 +20,20 @@ def diff(options: argparse.Namespace, machine: Machine | None) -> int:
     Refused if one of them is invalid."""
     overlays = tuple(options.overlays)
     if options.other is None and not options.options and not overlays:
-        message = "name a second manifest, or what to change: A B, A --set KEY=VALUE, or A --overlay NAME"
+        message = "pass a second manifest or a change: A B, A --set KEY=VALUE, or A --overlay NAME"
         print(f"slipway diff: {message}", file=sys.stderr)
         return exits.MANIFEST.number
     environ = environment()
     machine = machine or read_machine()
-    before = _side(options, Given(options.manifest, (), environ), machine)
-    after = _side(options, Given(options.other or before.given.manifest, options.options, environ, overlays), machine)
+    before = _snapshot(options, Given(options.manifest, (), environ), machine)
+    after = _snapshot(
+        options, Given(options.other or before.given.manifest, options.options, environ, overlays), machine
+    )
     found = compare(before, after)
     print(FORMATS[options.format](found))
     return DIFFERENT if found.changes else exits.OK.number
 
 
-def _side(options: argparse.Namespace, given: Given, machine: Machine) -> Side:
+def _snapshot(options: argparse.Namespace, given: Given, machine: Machine) -> ConfigSnapshot:
     options.manifest = Path(given.manifest)  # so that problems are reported for this manifest
-    return read_side(given, machine)
+    return read_snapshot(given, machine)

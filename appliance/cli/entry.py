@@ -13,7 +13,7 @@ def main() -> int:
     first = words[0] if words else ""
     serves = first == "serve" or names_manifest(first)
     if serves or os.getpid() == 1:
-        signals.end_at_once(0 if serves else None)
+        signals.exit_at_once(0 if serves else None)
     else:
         signals.unblock()
     from appliance.cli.main import main as run

@@ -10,7 +10,7 @@ from typing import Any
 
 from appliance.config.version import __version__
 from appliance.hardware.machine import read_machine
-from appliance.hardware.topology import spell_node
+from appliance.hardware.topology import format_node
 from appliance.planning.memory import spell_bytes
 
 PACKAGES = (
@@ -32,8 +32,8 @@ def collect() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "torch": _torch(),
         "cores": f"{machine.cores} by {machine.cores_from}",
-        "NUMA nodes": [spell_node(node) for node in machine.topology.nodes] or ["not told"],
-        "kernels": ", ".join(machine.kernels) or "none compiled: torch serves on a CPU",
+        "NUMA nodes": [format_node(node) for node in machine.topology.nodes] or ["unknown"],
+        "kernels": ", ".join(machine.kernels) or "none compiled; torch is used on CPUs",
         "memory free": f"{spell_bytes(machine.memory_free)} by {machine.memory_from}",
         "gpus": [f"{gpu.name}, {spell_bytes(gpu.memory)}, {spell_bytes(gpu.free)} free" for gpu in machine.gpus]
         or [machine.no_gpu],

@@ -4,8 +4,14 @@ variable or an API error."""
 import difflib
 import sys
 
-from appliance.cli.explanations.codes import tell_cause, tell_exit, tell_problem, tell_rule, tell_variable
-from appliance.cli.explanations.keys import tell_key
+from appliance.cli.explanations.codes import (
+    explain_cause,
+    explain_exit,
+    explain_problem,
+    explain_rule,
+    explain_variable,
+)
+from appliance.cli.explanations.keys import explain_key
 from appliance.config import exits
 from appliance.config.codes import CODES
 from appliance.config.keys import keys, leaves
@@ -15,8 +21,8 @@ from appliance.supervisor.causes import CAUSES
 
 def explain(word: str) -> int:
     """Print the meaning of the word. Return the code of a wrong command line if it has none."""
-    tellers = (tell_key, tell_exit, tell_cause, tell_problem, tell_rule, tell_variable)
-    found = [text for look in tellers if (text := look(word))]
+    explainers = (explain_key, explain_exit, explain_cause, explain_problem, explain_rule, explain_variable)
+    found = [text for look in explainers if (text := look(word))]
     if found := found or _api_error(word):
         print("\n\n".join(found))
         return exits.OK.number
@@ -26,9 +32,9 @@ def explain(word: str) -> int:
 
 def _api_error(word: str) -> list[str]:
     """Return the API errors for a word. Called last, because it loads the gateway's modules."""
-    from appliance.cli.explanations.api import tell_error
+    from appliance.cli.explanations.api import explain_error
 
-    return [text for text in [tell_error(word)] if text]
+    return [text for text in [explain_error(word)] if text]
 
 
 def _unknown(word: str) -> str:
@@ -41,5 +47,5 @@ def _unknown(word: str) -> str:
     words |= {one.name.replace("-", "_"): one.name for one in CAUSES}
     near = list(dict.fromkeys(words[found] for found in difflib.get_close_matches(named, words, 3, 0.65)))
     hint = f"did you mean {' or '.join(near)}?" if near else "try slipway explain model, or an exit code such as 11"
-    kinds = "key, section, exit code, cause of a death, kind of problem, rule, variable or error of the API"
+    kinds = "key, section, exit code, crash cause, kind of problem, rule, variable or API error"
     return f"{word}: no {kinds}; {hint}"

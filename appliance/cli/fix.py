@@ -26,14 +26,14 @@ def fix(found: list[Finding]) -> list[str]:
     for finding in taken:
         edit, place = finding.edits[0], finding.problem.place
         elsewhere = f"{edit.file}:{edit.line}: " if (edit.file, edit.line) != (place.source, place.line) else ""
-        said.append(f"{_where(finding)}: mended: {elsewhere}{_change(finding)}")
+        said.append(f"{_where(finding)}: fixed: {elsewhere}{_change(finding)}")
     return said
 
 
 def left(found: list[Finding]) -> list[str]:
     """Return messages for problems that would be fixable in a file, with what to do instead."""
     return [
-        f"{_where(finding)}: not mended, as the value stands in no file: {finding.outside}"
+        f"{_where(finding)}: not fixed, because the value is not in a file: {finding.outside}"
         for finding in found
         if finding.outside and finding.problem.certain
     ]

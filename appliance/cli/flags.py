@@ -32,7 +32,7 @@ class SetKey(argparse.Action):
         else:
             key, equals, text = str(values).partition("=")
             if not equals:
-                parser.error(f"argument --set: {values} has no '='; write --set key=value")
+                parser.error(f"argument --set: {values} has no '='. Use --set KEY=VALUE")
             given = Option(f"--set {key}", key.strip(), text)
         setattr(space, self.dest, (*getattr(space, self.dest), given))
 
@@ -56,7 +56,7 @@ def add_flags(command: argparse.ArgumentParser, *, every: bool) -> None:
         default=(),
         action=SetKey,
         metavar="KEY=VALUE",
-        help="set one key over environment and manifest, such as endpoints.port=9000; repeatable",
+        help="set a key, overriding environment and manifest, such as endpoints.port=9000; repeatable",
     )
     command.add_argument(
         "--overlay",
@@ -64,7 +64,7 @@ def add_flags(command: argparse.ArgumentParser, *, every: bool) -> None:
         default=[],
         action="append",
         metavar="NAME",
-        help="lay one of the manifest's overlays over it, or a file (a name with / or .yaml); repeatable",
+        help="apply an overlay of the manifest, or a file (a name with / or .yaml); repeatable",
     )
     command.add_argument("--help-all", action="help", help="show this help with the flags of all keys, and exit")
     sections: dict[tuple[str, ...], Any] = {(): command}
@@ -94,7 +94,7 @@ def suggest_flag(word: str, others: set[str]) -> str:
     above = find(path)
     if above and above.kind == "section":
         below = next(key for key in flagged() if key.path[: len(path)] == path)
-        return f"it is a section; write flags such as {flag(below)}, or --set {above.name}={{…}}"
+        return f"it is a section. Use flags such as {flag(below)}, or --set {above.name}={{…}}"
     name = flat("".join(path))
     meant = [key for key in flagged() if name in (flat("".join(key.path)), flat(key.path[-1]))]
     if not meant and (foreign := FOREIGN_KEYS.get(name)):

@@ -46,7 +46,7 @@ def _block(finding: Finding, colours: bool) -> list[str]:
         blank = blank.ljust(column - 1)
         lines += [f"{place.line:>{margin}} | {_line(shown)}"]
         lines += [f"{'':>{margin}} | {blank}{_painted('^' * count, RED, colours)}"]
-    elsewhere = finding.edits[0].file if finding.edits and problem.mend_at else ""
+    elsewhere = finding.edits[0].file if finding.edits and problem.fix_at else ""
     if elsewhere and elsewhere != place.source:
         lines += [f"{'':>{margin}} | written in {printable(elsewhere)}:"]
     # The source line is already shown; other removed lines are added.

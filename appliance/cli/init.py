@@ -30,7 +30,7 @@ from appliance.hardware.machine import Machine
 from appliance.lockfile.files import revision
 from appliance.planning.memory import spell_bytes
 from appliance.planning.plan import Effective, Plan
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from engine.api.errors import EngineError
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 
@@ -70,7 +70,7 @@ def init(model: str, output: Path | None, *, force: bool, machine: Machine | Non
     target = output or Path(f"{_name(model) or 'service'}.yaml")
     printed = str(target) == "-"
     if not printed and target.exists() and not force:
-        message = f"{target}: is there already; --force writes over it, -o FILE another one"
+        message = f"{target}: already exists. Overwrite it with --force, or choose another file with -o FILE"
         print(message, file=sys.stderr)
         return exits.MANIFEST.number
     home = Path() if printed else target.parent
@@ -93,7 +93,7 @@ def init(model: str, output: Path | None, *, force: bool, machine: Machine | Non
             (home / SCHEMA).write_text(schema_text())
             made.append(f"{home / SCHEMA} (for editors)")
     except OSError as error:
-        print(f"{error.filename}: cannot be written: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        print(f"{error.filename}: cannot write the file: {(error.strerror or str(error)).lower()}", file=sys.stderr)
         return exits.INTERNAL.number
     memory = f"{spell_bytes(plan.memory.total)} an engine on {plan.engines[0].device}"
     print(f"{' and '.join(made)}: {plan.architecture}, context {plan.engines[0].max_context}, {memory}")
@@ -115,7 +115,7 @@ def compose(model: str, home: Path, machine: Machine | None = None, *, schema: s
     ]
     with _draft("\n".join([f"apiVersion: {API_VERSION}", *_rendered(written)]) + "\n", home) as path:
         given = Given(path, (), _environment())
-        plan = prove(given, machine)
+        plan = validate(given, machine)
         if checkpoint is not None:
             head = _head(checkpoint, _name(model), schema, _called(machine))
         else:
@@ -186,9 +186,11 @@ def _head(checkpoint: Checkpoint, name: str, schema: str | None, called: str, co
     if commit := commit or revision(checkpoint.path):
         lines.append(f"# Revision {commit}.")
     if checkpoint.model.encoder is not None:
-        lines.append("# Its encoder reads the prompt of /v1/completions, and its decoder replies; it holds no chats.")
+        lines.append(
+            "# Encoder-decoder model: use /v1/completions, the encoder reads the prompt. Chats are not supported."
+        )
     elif chat_templates(checkpoint.path) is None:
-        lines.append("# It brings no chat template: /v1/chat/completions needs model.chat_template.")
+        lines.append("# The checkpoint has no chat template; /v1/chat/completions needs model.chat_template.")
     lines.append(f"# Remove the # to set a key. The comment after it is the value on {called}, and the reason.")
     lines.append(
         "# All keys: slipway explain model (and quantization, hardware, engine, endpoints, limits, lifecycle …)."
@@ -220,9 +222,9 @@ def _line(key: Key, one: Effective) -> Line:
     if value is None:
         value = one.resolved if one.resolved is not None else key.examples[0]
     if one.reason:
-        settled = spell_bytes(one.resolved) if key.form == "size" else spell(one.resolved, key.form)
-        told = one.value != "auto" or one.reason.startswith(settled)
-        comment = one.reason if told else f"{settled}: {one.reason}"
+        shown = spell_bytes(one.resolved) if key.form == "size" else spell(one.resolved, key.form)
+        told = one.value != "auto" or one.reason.startswith(shown)
+        comment = one.reason if told else f"{shown}: {one.reason}"
     else:
         comment = key.text.replace("\n", " ").split(";")[0].rstrip(".")
     return Line(key.path, spell(value, key.form), comment)

@@ -4,7 +4,7 @@ import secrets
 import sys
 
 from appliance.config import exits
-from appliance.security.keys import HASHED, digest, parse_keys
+from appliance.security.keys import HASH_PREFIX, digest, parse_keys
 from engine.api.errors import ConfigError
 
 RANDOM_BYTES = 32
@@ -13,7 +13,7 @@ RANDOM_BYTES = 32
 def key(words: list[str]) -> int:
     """Print the key, then its line with these words appended."""
     made = f"sk-{secrets.token_urlsafe(RANDOM_BYTES)}"
-    line = " ".join([f"{HASHED}{digest(made).hex()}", *words])
+    line = " ".join([f"{HASH_PREFIX}{digest(made).hex()}", *words])
     try:
         parse_keys([line], "slipway key")
     except ConfigError as error:
@@ -22,5 +22,5 @@ def key(words: list[str]) -> int:
     print(made)
     print(line)
     if sys.stdout.isatty():
-        print("The first line goes to the client and is not shown again; the second into the list of keys.")
+        print("The first line is for the client and is not shown again. Add the second line to the list of keys.")
     return exits.OK.number

@@ -11,21 +11,21 @@ from appliance.config.problems import Problem, Refused
 from appliance.config.settings import Given
 from appliance.hardware.machine import Machine
 from appliance.lockfile.reference_outputs import record
-from appliance.lockfile.verify import Guard
+from appliance.lockfile.verify import LockVerifier
 from appliance.lockfile.write import make_lock
 from appliance.planning.memory import spell_bytes
 from appliance.planning.plan import Plan
-from appliance.planning.validate import prove, settle
+from appliance.planning.validate import resolve, validate
 from engine.api.golden import Recorded
 
 
 def write(given: Given, machine: Machine | None = None) -> int:
     """Hash the checkpoint and write the lock file. Raise Refused."""
-    settings, _ = settle(given, machine)
+    settings, _ = resolve(given, machine)
     path, key = lock_path(given.manifest), settings.manifest.model.source.key
-    plan = prove(given, machine)
+    plan = validate(given, machine)
     if plan.job is not None:
-        message = f"its files are not here yet; download them with `slipway fetch {given.manifest}`, then lock them"
+        message = f"its files are not downloaded yet. Run `slipway fetch {given.manifest}`, then lock again"
         raise Refused([Problem(settings.place(key), ".".join(key), message)], exits.SOURCE)
     try:
         lock, before = make_lock(plan, settings), _before(path)
@@ -33,7 +33,7 @@ def write(given: Given, machine: Machine | None = None) -> int:
         lock = msgspec.structs.replace(lock, golden=golden)
         path.write_text(as_yaml(lock, str(given.manifest)))
     except OSError as error:
-        message = f"cannot be locked: {error.filename}: {(error.strerror or str(error)).lower()}"
+        message = f"cannot write the lock file: {error.filename}: {(error.strerror or str(error)).lower()}"
         raise Refused([Problem(settings.place(key), ".".join(key), message)], exits.INTEGRITY) from error
     count, size = len(lock.model.files), sum(one.size for one in lock.model.files.values())
     revision = f", revision {lock.model.revision}" if lock.model.revision else ""
@@ -44,7 +44,8 @@ def write(given: Given, machine: Machine | None = None) -> int:
     if before is not None:
         changes = list(compare(before.model.files, lock.model.files))
         print(
-            "\n".join(f"  {one.name}: {one.message}" for one in changes) or "  the files are those of the lock before"
+            "\n".join(f"  {one.name}: {one.message}" for one in changes)
+            or "  all files are the same as in the previous lock"
         )
     return exits.OK.number
 
@@ -56,7 +57,7 @@ def _golden(plan: Plan, lock: Lock, before: Lock | None) -> tuple[Recorded | Non
     if found is not None:
         return found, f"with {found.arithmetic.kernels} kernels on {found.arithmetic.device}"
     if before is not None and before.golden is not None and before.model.files == lock.model.files:
-        return before.golden, f"those of the lock before, for here are none ({why})"
+        return before.golden, f"kept from the previous lock, because none can be recorded here ({why})"
     return None, f"none can be recorded here ({why})"
 
 
@@ -69,8 +70,8 @@ def _before(path: Path) -> Lock | None:
 
 def verify(given: Given, machine: Machine | None = None) -> int:
     """Compare with the lock and read every byte, regardless of model.lock; write nothing. Raise Refused."""
-    guard = Guard(hashed=True, strict=True)
-    plan = prove(given, machine, verify=guard)
+    guard = LockVerifier(hash_contents=True, strict=True)
+    plan = validate(given, machine, verify=guard)
     print(guard.summary())
     for line in guard.notes(plan):
         print(line, file=sys.stderr)

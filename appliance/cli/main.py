@@ -154,13 +154,13 @@ def _machine(options: argparse.Namespace) -> Any:
     return hardware(options.hardware)
 
 
-def _prove(options: argparse.Namespace, *, hashed: bool = False, assume: bool = False) -> tuple[Any, Any]:
+def _validate(options: argparse.Namespace, *, hash_contents: bool = False, assume: bool = False) -> tuple[Any, Any]:
     """Return the plan, and the guard that compared the checkpoint with its lock. Raise Refused with all problems."""
-    from appliance.lockfile.verify import Guard
-    from appliance.planning.validate import prove
+    from appliance.lockfile.verify import LockVerifier
+    from appliance.planning.validate import validate
 
-    guard = Guard(hashed=hashed)
-    plan = prove(_given(options), _machine(options), verify=guard, assume=assume)
+    guard = LockVerifier(hash_contents=hash_contents)
+    plan = validate(_given(options), _machine(options), verify=guard, assume=assume)
     for line in guard.notes(plan):
         print(line, file=sys.stderr)
     return plan, guard
@@ -186,10 +186,10 @@ def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False)
             print(f"--hardware {error}", file=sys.stderr)
             return exits.MANIFEST.number
         except Refused as refused:
-            from appliance.cli.refusal import tell
+            from appliance.cli.refusal import print_problems
 
             form = getattr(options, "format", "text")
-            tell(refused, options.manifest, form, sys.stdout if report and form != "text" else sys.stderr)
+            print_problems(refused, options.manifest, form, sys.stdout if report and form != "text" else sys.stderr)
             if form == "text" and getattr(options, "manifest", None) is not None:
                 from appliance.cli.model_argument import explain_missing
 
@@ -204,11 +204,11 @@ def check(options: argparse.Namespace) -> int:
     from appliance.planning.report import storage, summary, unchecked
 
     if options.fix and _named(options.manifest) is None:
-        from appliance.cli.refusal import mend
-        from appliance.planning.validate import prove
+        from appliance.cli.refusal import apply_fixes
+        from appliance.planning.validate import validate
 
-        mend(lambda: prove(_given(options), _machine(options), assume=True))
-    plan, guard = _prove(options, assume=True)
+        apply_fixes(lambda: validate(_given(options), _machine(options), assume=True))
+    plan, guard = _validate(options, assume=True)
     if options.format in ("json", "sarif"):
         from appliance.cli.formats import FORMATS
         from appliance.config.findings import findings
@@ -227,7 +227,7 @@ def check(options: argparse.Namespace) -> int:
 def show_plan(options: argparse.Namespace) -> int:
     from appliance.planning.report import as_json, as_text
 
-    plan, _ = _prove(options, assume=True)
+    plan, _ = _validate(options, assume=True)
     _warn(plan, options, sys.stderr)
     if options.why:
         from appliance.planning.why import explain
@@ -247,19 +247,19 @@ def key(options: argparse.Namespace) -> int:
 
 @_refusing
 def fetch(options: argparse.Namespace) -> int:
-    from appliance.checkpoints.download import ended_by_signals
-    from appliance.planning.validate import bring_whole
+    from appliance.checkpoints.download import exit_on_signals
+    from appliance.planning.validate import download_missing
 
-    with ended_by_signals(exits.INTERNAL.number):
-        print(bring_whole(_given(options)))
+    with exit_on_signals(exits.INTERNAL.number):
+        print(download_missing(_given(options)))
     return exits.OK.number
 
 
 @_refusing
 def serve(options: argparse.Namespace) -> int:
-    from appliance.supervisor.reason import noted
+    from appliance.supervisor.reason import record_failure
 
-    with noted():
+    with record_failure():
         plan = _proven_for_a_start(options)
     _warn(plan, options, sys.stderr)
     from appliance.supervisor.launch import serve as launch
@@ -269,7 +269,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _proven_for_a_start(options: argparse.Namespace) -> Any:
-    from appliance.planning.validate import NotPlanned, bring_for_a_start
+    from appliance.planning.validate import NotPlanned, download_before_start
 
     if options.manifest is None:
         _find_manifest(options)
@@ -278,13 +278,13 @@ def _proven_for_a_start(options: argparse.Namespace) -> Any:
 
         print(*(f"slipway serve: {line}" for line in notes(model)), sep="\n", file=sys.stderr)
     try:
-        plan, _ = _prove(options, hashed=True)
+        plan, _ = _validate(options, hash_contents=True)
     except NotPlanned:
-        from appliance.checkpoints.download import ended_by_signals
+        from appliance.checkpoints.download import exit_on_signals
 
-        with ended_by_signals(exits.OK.number):
-            bring_for_a_start(_given(options))
-        plan, _ = _prove(options, hashed=True)
+        with exit_on_signals(exits.OK.number):
+            download_before_start(_given(options))
+        plan, _ = _validate(options, hash_contents=True)
     return plan
 
 
@@ -428,7 +428,7 @@ Command = tuple[Run, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]
 COMMANDS: dict[str, Command] = {
     "serve": (
         serve,
-        "Check a manifest or model, then run its service until SIGTERM.",
+        "Check a manifest or model, then serve it until SIGTERM.",
         (arguments.manifest_or_none, arguments.format),
     ),
     "check": (
@@ -438,7 +438,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "plan": (
         show_plan,
-        "Print what would run: every value with its source, memory by part.",
+        "Print the deployment plan: every value with its origin, and memory by part.",
         (arguments.manifest, arguments.json, arguments.format, arguments.hardware, arguments.why),
     ),
     "init": (
@@ -448,35 +448,35 @@ COMMANDS: dict[str, Command] = {
     ),
     "diff": (
         diff,
-        "Say what changes when manifest B takes A's place: restarts, outputs, caches, memory, clients.",
+        "Show the effects of replacing manifest A by B: restarts, outputs, caches, memory, clients.",
         (arguments.two_manifests, arguments.hardware),
     ),
     "lock": (
         lock,
-        "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
+        "Write a lock file with the SHA-256 of every checkpoint file and reference outputs; `serve` verifies it.",
         (arguments.manifest, arguments.check_only, arguments.hardware),
     ),
     "selftest": (
         selftest,
-        "Compute the golden prompts of the lock with an engine of the manifest, and say what differs.",
+        "Compute the golden prompts of the lock file with an engine and report differences.",
         (arguments.manifest,),
     ),
     "reload": (
         reload,
-        "Make a running service follow its manifest as it is now; say what has to wait for a restart.",
+        "Apply the changed manifest to a running service; report changes that need a restart.",
         (arguments.which, arguments.restart),
     ),
     "key": (
         key,
-        "Make an API key, and its line for the list of keys, which has only the key's hash.",
+        "Create an API key and its line for the list of keys, which contains only the hash.",
         (arguments.key_words,),
     ),
     "chaos": (
         chaos,
-        "Make faults in a running service, and see whether it does as it promises.",
+        "Inject faults into a running service and check that it recovers as documented.",
         (arguments.chaos, arguments.json, arguments.api_key),
     ),
-    "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (arguments.manifest,)),
+    "fetch": (fetch, "Download the checkpoint of model.source into the cache; start nothing.", (arguments.manifest,)),
     "upgrade": (
         upgrade,
         "Rewrite manifests of an older apiVersion; without --write, show what would change.",
@@ -489,12 +489,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "why": (
         why,
-        "Tell what happened to a request of a running service, and why.",
+        "Show the timeline of a request of a running service.",
         (arguments.request, arguments.api_key),
     ),
     "replay": (
         _of_engine("engine.core.replay", "explain"),
-        "Make every scheduling decision of a flight recording again, and compare; --explain ID tells of a request.",
+        "Repeat every scheduling decision of a flight recording and compare; --explain ID shows one request.",
         (arguments.recording, arguments.explain_one),
     ),
     "whatif": (
@@ -503,7 +503,7 @@ COMMANDS: dict[str, Command] = {
         (arguments.recording, arguments.other_settings, arguments.json),
     ),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),
-    "explain": (explain, "Say what a key, an exit code or an error of the API means.", (arguments.word,)),
+    "explain": (explain, "Explain a key, an exit code or an API error.", (arguments.word,)),
     "healthcheck": (healthcheck, "Exit 0 if the service is ready, else 1.", (arguments.url,)),
     "env": (environment_report, "Print versions and machine facts for a bug report.", (arguments.json,)),
     "version": (version, "Print the version.", ()),

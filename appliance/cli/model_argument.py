@@ -52,7 +52,7 @@ def explain_missing(word: str) -> str:
     path = Path(word)
     if path.exists() or path.suffix in MANIFESTS or named_model(word) is not None:
         return ""
-    return f"{word} is no manifest; a model is a folder, a .gguf file or a hub id such as Qwen/Qwen3-0.6B"
+    return f"{word} is not a manifest. A model is a folder, a .gguf file or a hub ID such as Qwen/Qwen3-0.6B"
 
 
 def notes(model: NamedModel) -> list[str]:

@@ -12,7 +12,7 @@ from appliance.config.problems import Problem, Refused
 from appliance.config.settings import environment
 
 
-def tell(refused: Refused, manifest: Path, form: str, to: TextIO) -> None:
+def print_problems(refused: Refused, manifest: Path, form: str, to: TextIO) -> None:
     found = findings(refused.problems)
     if form != "text":
         print(FORMATS[form](found), file=to)
@@ -32,17 +32,19 @@ def warn(notices: Sequence[Problem], form: str, to: TextIO) -> None:
         print(text, file=to)
 
 
-def mend(prove: Callable[[], Any]) -> None:
+def apply_fixes(validate: Callable[[], Any]) -> None:
     """Apply unambiguous fixes until no more are found."""
     for _ in range(MOST_ROUNDS):
         try:
-            found = findings(prove().notices)
+            found = findings(validate().notices)
         except Refused as refused:
             found = findings(refused.problems)
         try:
             said = fix(found)
         except OSError as error:
-            print(f"{error.filename}: cannot be changed: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+            print(
+                f"{error.filename}: cannot change the file: {(error.strerror or str(error)).lower()}", file=sys.stderr
+            )
             return
         if not said:
             print(*left(found), sep="\n", end="\n" if left(found) else "", file=sys.stderr)

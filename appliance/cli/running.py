@@ -34,5 +34,9 @@ def _none_or_many(found: list[Running], meant: list[Running], which: str | None)
     if not found:
         return "no service of this user runs on this host"
     lines = [f"  {one.manifest}  {one.url}" for _, one in (meant or found)]
-    said = f"none of {which} runs here; running are" if not meant else "several run here; name one"
+    said = (
+        f"no service for {which} runs here. Running services:"
+        if not meant
+        else "several services run here. Select one:"
+    )
     return "\n".join([f"{said}:", *lines])

@@ -21,7 +21,7 @@ def upgrade_files(files: Sequence[Path], *, write: bool, check: bool) -> int:
             before = read_file(file, MANIFEST_BYTES)
             after = upgrade(before, str(file))
             if after == before:
-                print(f"{file}: is {API_VERSION} already", file=sys.stderr)
+                print(f"{file}: already is {API_VERSION}", file=sys.stderr)
                 continue
             if write:
                 _replace(file, after)

@@ -10,12 +10,12 @@ from engine.api.printable import printable
 
 STATES = {
     "gateway": "in the gateway",
-    "held": "held without an engine",
+    "held": "waiting for an engine",
     "queued": "queued",
-    "blocked": "first to wait",
+    "blocked": "first in the queue",
     "preempted": "preempted",
-    "prefill": "computing the prompt",
-    "decode": "giving tokens",
+    "prefill": "prefill",
+    "decode": "decode",
 }
 
 
@@ -26,7 +26,7 @@ def why(url: str, request: str, *, api_key: str | None = None) -> Iterator[str]:
         try:
             reply = client.get(f"/v1/requests/{request}/why")
         except httpx.HTTPError as error:
-            raise ChatError(f"{url}: {error}; name the service with --url") from error
+            raise ChatError(f"{url}: {error}; set the URL of the service with --url") from error
     if reply.status_code != 200:
         try:
             message = reply.json()["error"]["message"]
@@ -34,18 +34,18 @@ def why(url: str, request: str, *, api_key: str | None = None) -> Iterator[str]:
             message = f"HTTP {reply.status_code}"
         raise ChatError(printable(str(message)))
     for choice in reply.json()["choices"]:
-        yield from story_lines(choice)
+        yield from timeline_lines(choice)
 
 
-def story_lines(choice: dict[str, Any]) -> Iterator[str]:
+def timeline_lines(choice: dict[str, Any]) -> Iterator[str]:
     total = sum(choice["spent_ms"].values())
-    spent = ", ".join(f"{spell_ms(value)} {STATES[name]}" for name, value in choice["spent_ms"].items() if value >= 1)
-    yield f"{printable(choice['id'])}: {spell_ms(total)}" + (f" ({spent})" if spent else "")
+    spent = ", ".join(f"{format_ms(value)} {STATES[name]}" for name, value in choice["spent_ms"].items() if value >= 1)
+    yield f"{printable(choice['id'])}: {format_ms(total)}" + (f" ({spent})" if spent else "")
     for event in choice["events"]:
-        yield f"  {spell_ms(event['at_ms']):>10}  {printable(event['text'])}"
+        yield f"  {format_ms(event['at_ms']):>10}  {printable(event['text'])}"
     if "left_out" in choice:
-        yield f"  ({choice['left_out']} events in the middle are not remembered)"
+        yield f"  ({choice['left_out']} events in the middle were dropped)"
 
 
-def spell_ms(value: float) -> str:
+def format_ms(value: float) -> str:
     return f"{value:,.0f} ms" if value < 10_000 else f"{value / 1000:,.1f} s"

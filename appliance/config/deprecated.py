@@ -32,11 +32,9 @@ class Deprecated:
         return tuple(self.new.split("."))
 
     def warning(self, place: Place) -> Problem:
-        message = (
-            f"deprecated since {self.since}: this key is {self.new} now; {self.removed} will no longer read {self.old}"
-        )
+        message = f"deprecated since {self.since}: renamed to {self.new}; {self.removed} no longer accepts {self.old}"
         hint = f"write {self.new}"
-        return Problem(place, self.old, message, hint=hint, remedy=Move(self.new_path), code="deprecated")
+        return Problem(place, self.old, message, hint=hint, fix=Move(self.new_path), code="deprecated")
 
 
 DEPRECATED: tuple[Deprecated, ...] = ()
@@ -95,8 +93,8 @@ def _rename(tree: Tree, row: Deprecated, base: Path, layer: str) -> Iterator[Pro
             del _at(root, row.old_path[: length - 1])[row.old_path[length - 1]]
     target = _mapping(root, row.new_path[:-1], make=True)
     if target is None or row.new_path[-1] in target:
-        message = f"stands beside {row.new}, which is its name since {row.since}"
-        hint = "leave the old one out"
+        message = f"is set together with {row.new}, its name since {row.since}"
+        hint = "remove the old one"
         tree.faults.append(Fault(old, place, message, (), hint, "duplicate-key", Remove(), certain=False))
         return
     target[row.new_path[-1]] = value

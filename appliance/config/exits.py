@@ -18,7 +18,7 @@ class Exit:
     cure: str
 
 
-OK = Exit("ok", 0, "Stopped as asked: by SIGTERM, SIGINT or SIGQUIT, or the command did its work.", "None needed.")
+OK = Exit("ok", 0, "Stopped as requested: by SIGTERM, SIGINT or SIGQUIT, or the command did its work.", "None needed.")
 INTERNAL = Exit(
     "internal",
     1,
@@ -67,7 +67,7 @@ RESTARTS = Exit(
     14,
     "A program exited more often than lifecycle.restart.max within lifecycle.restart.window.",
     "Read the cause and the last log lines in the message; an engine's crash bundle has more, and "
-    "`slipway explain CAUSE` prints the cure.",
+    "`slipway explain CAUSE` explains the fix.",
 )
 ENGINE = Exit(
     "engine",

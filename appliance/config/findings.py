@@ -45,37 +45,37 @@ def findings(problems: Iterable[Problem]) -> list[Finding]:
 
     found, lines = [], 0
     for problem in problems:
-        mended = text(problem.mend_at or problem.place)
-        if problem.remedy is not None and mended is not None:
-            lines += len(mended.lines)
-        found.append(_finding(problem, text(problem.place), mended if lines <= MAX_TRIED else None))
+        fix_document = text(problem.fix_at or problem.place)
+        if problem.fix is not None and fix_document is not None:
+            lines += len(fix_document.lines)
+        found.append(_finding(problem, text(problem.place), fix_document if lines <= MAX_TRIED else None))
     return found
 
 
-def _finding(problem: Problem, text: Document | None, mended: Document | None) -> Finding:
+def _finding(problem: Problem, text: Document | None, fix_document: Document | None) -> Finding:
     """Build a finding. `text` is the problem's file; `mended` is the file of its fix, if an edit is to be tried."""
-    place, mend_at = problem.place, problem.mend_at or problem.place
+    place, fix_at = problem.place, problem.fix_at or problem.place
     end, line, mark = 0, "", (0, 0)
     if text is not None:
         end, line = end_of(text, place), text.shown(place.line)
         first = text.shown_column(place.line, place.column)
         mark = (first, max(first + 1, text.shown_column(place.line, end)))
-    if not mend_at.line:
-        return Finding(problem, end, line, outside=_outside(problem, mend_at), mark=mark)
-    edits = edits_for(problem.remedy, mend_at, mended) if mended is not None else ()
-    if mended is None or not edits:
+    if not fix_at.line:
+        return Finding(problem, end, line, outside=_outside(problem, fix_at), mark=mark)
+    edits = edits_for(problem.fix, fix_at, fix_document) if fix_document is not None else ()
+    if fix_document is None or not edits:
         return Finding(problem, end, line, mark=mark)
-    removed, added = changed_lines(mended, document(apply(mended, edits)))
+    removed, added = changed_lines(fix_document, document(apply(fix_document, edits)))
     return Finding(problem, end, line, edits, removed, added, mark=mark)
 
 
 def _outside(problem: Problem, place: Place) -> str:
     """Return the required change on the command line or in the environment."""
-    match problem.remedy:
+    match problem.fix:
         case Write(text):
             return assignment(place, text)
         case Move(path) if place.source.startswith("--"):
-            return f"give --set {dotted(path)} instead"
+            return f"pass --set {dotted(path)} instead"
         case Move(path):
             return f"set {variable(tuple(map(str, path)))} instead"
         case _:

@@ -68,4 +68,4 @@ def _check(value: Any, key: str) -> None:
             for item in value.values():
                 _check(item, key)
         case _:
-            raise Unhashable(f"{key}: {type(value).__name__} has no one spelling; give plain values to hash")
+            raise Unhashable(f"{key}: {type(value).__name__} cannot be hashed; use plain values")

@@ -53,11 +53,11 @@ class Replace:
 
 
 @dataclass(frozen=True)
-class Mend:
+class RepairYaml:
     """Repair text that is not YAML, by trying common repairs."""
 
 
-Remedy = Write | Move | Remove | Add | Strip | Replace | Mend
+Fix = Write | Move | Remove | Add | Strip | Replace | RepairYaml
 
 
 @dataclass(frozen=True)
@@ -65,5 +65,5 @@ class Hint:
     """A message for the operator, and its fix."""
 
     text: str = ""
-    remedy: Remedy | None = None
+    fix: Fix | None = None
     certain: bool = True  # True if no other fix is plausible, so that it can be applied without confirmation

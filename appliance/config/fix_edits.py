@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from appliance.config.document import Document, Node, Path, Position, document, is_hidden, masked, within_secrets
-from appliance.config.fix import Add, Mend, Move, Remedy, Remove, Replace, Strip, Write
+from appliance.config.fix import Add, Fix, Move, Remove, RepairYaml, Replace, Strip, Write
 from appliance.config.yaml_loader import Place
 
 INDENT = "  "
@@ -37,14 +37,14 @@ class Edit:
         return self.end_line or self.line, self.end
 
 
-def edits_for(remedy: Remedy | None, place: Place, text: Document) -> tuple[Edit, ...]:
+def edits_for(fix: Fix | None, place: Place, text: Document) -> tuple[Edit, ...]:
     """Return the edits that fix a problem at this place; () if there are none."""
-    if remedy is None or not place.line:
+    if fix is None or not place.line:
         return ()
     at = (place.line, place.column)
-    match remedy:
-        case Mend():
-            return _mended(text, place)
+    match fix:
+        case RepairYaml():
+            return _repaired(text, place)
         case Strip(count):
             made = [_edit(place, at, (at[0], at[1] + count), "")]
         case Replace(old, new):
@@ -58,7 +58,7 @@ def edits_for(remedy: Remedy | None, place: Place, text: Document) -> tuple[Edit
         case Move(path, value):
             made = _moved(text, place, (*place.base, *path), value)
     after = document(apply(text, made))
-    done = after.root is not None and (not isinstance(remedy, Move) or (*place.base, *remedy.path) in after.found)
+    done = after.root is not None and (not isinstance(fix, Move) or (*place.base, *fix.path) in after.found)
     return tuple(made) if made and done else ()
 
 
@@ -228,7 +228,7 @@ _INTERPOLATED = re.compile(r"\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^,}\]]*")
 _IN_BRACES = re.compile(r"([{,]\s*[A-Za-z_]\w*: +)([^'\"#{\[,}][^,}]*)")
 
 
-def _mended(text: Document, place: Place) -> tuple[Edit, ...]:
+def _repaired(text: Document, place: Place) -> tuple[Edit, ...]:
     """Return the first of several common repairs that makes the file valid YAML."""
     number = place.line
     line = text.lines[number - 1] if number <= len(text.lines) else ""

@@ -81,13 +81,13 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
     late: LateReading | None = None  # set for models that compare vectors of tokens
 
 
-class SourceModel(msgspec.Struct, frozen=True, kw_only=True):
+class EncoderLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of an encoder-decoder model."""
 
-    longest: int  # maximum tokens of the encoder input
-    reply: int  # maximum tokens of a reply, including `begins`
-    begins: tuple[int, ...]  # first tokens of a reply, unless the request sets others
-    never: tuple[tuple[int, ...], ...] = ()  # token sequences that a reply must not contain
+    max_input: int  # maximum tokens of the encoder input
+    reply: int  # maximum tokens of a reply, including `decoder_start_ids`
+    decoder_start_ids: tuple[int, ...]  # first tokens of a reply, unless the request sets others
+    banned: tuple[tuple[int, ...], ...] = ()  # token sequences that a reply must not contain
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,7 +103,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a reply (config.json and generation_config.json)
     tasks: tuple[Task, ...] = ("generate",)  # tasks that requests may use
     pooled: PooledModel | None = None  # set unless the only task is generation
-    sources: SourceModel | None = None  # set for encoder-decoder models
+    encoder: EncoderLimits | None = None  # set for encoder-decoder models
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning
     model_type: str = ""  # model type in config.json
@@ -135,10 +135,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_s: float = 8.0  # time for open requests after SIGTERM
     drain_linger_s: float = 0.0  # first part of drain_s, in which new requests are still accepted
     hold_s: float = 10.0  # maximum wait of new requests for a restarting engine
-    pardons: str = ""  # pipe to the restart monitor (appliance/supervisor/monitor.py)
+    crash_exemptions: str = ""  # pipe to the restart monitor (appliance/runtime/crash_exemption.py)
     control: str = ""  # socket on which the launcher reloads the configuration (server/control.py)
-    door: str = ""
-    """Socket on which the launcher lends the listener (runtime/listener.py); "": the gateway opens its own."""
+    listener: str = ""
+    """Socket on which the launcher passes its listener (runtime/listener.py); "": the gateway opens its own."""
     run: str = ""  # run directory, for the in-flight snapshot of a crashed engine and the halted state
     journal: str = ""  # file of durable replies; "" disables them
     journal_keep_s: float = 900.0  # retention time of durable replies
@@ -156,7 +156,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_requests: bool = False
     log_outputs: Literal["off", "final", "deltas"] = "off"
     vllm_metrics: bool = True
-    stories: int = 1000  # number of sequences with a request timeline
+    timelines: int = 1000  # number of sequences with a request timeline
     version: str = ""
     manifest_sha256: str = ""
     outputs_sha256: str = ""  # hash of all inputs that can change generated tokens

@@ -63,7 +63,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "observability.log_level": ("log_level",),
     "observability.log_requests": ("log_requests",),
     "observability.log_outputs": ("log_outputs",),
-    "observability.stories": ("stories",),
+    "observability.stories": ("timelines",),
     "observability.vllm_metrics": ("vllm_metrics",),
     "secrets.*.file": ("api_keys",),
 }

@@ -45,7 +45,7 @@ def _quantity(value: Any, units: Mapping[str, float], example: str) -> float:
 def _bytes(value: Any) -> int:
     size = _quantity(value, SIZES, "8GiB")
     if size < 1 or (isinstance(value, float) and not value.is_integer()):
-        raise ValueError("must be at least 1 byte and a whole number of bytes where it has no unit")
+        raise ValueError("must be at least 1 byte, and a whole number of bytes without a unit")
     return int(size)
 
 
@@ -69,6 +69,11 @@ def _seconds_or_auto(value: Any) -> float | str:
     if seconds < 0:
         raise ValueError("must be at least 0")
     return seconds
+
+
+def _number(value: Any) -> Any:
+    """Return the integer that a flag or a variable spells, else the value itself."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 def _either(units: Mapping[str, float], minimum: int, *words: str) -> Any:
@@ -269,7 +274,7 @@ class Quantization(Section):
     weights: Literal["auto", "int8", "int4", "fp8"] = "auto"
     """Number format of the weights: auto keeps the checkpoint's, other values round at load; int8 and int4 require
     compiled kernels of a CPU, fp8 requires Triton kernels of a GPU."""
-    group_size: Literal["auto", 32, 64, 128] = "auto"
+    group_size: Annotated[Literal["auto", 32, 64, 128], BeforeValidator(_number)] = "auto"
     """Inputs that share a scale of weights rounded to int8 or int4. Smaller groups are more accurate and take more
     memory, 2 bytes for each scale. auto: 64 for int8, 32 for int4 and for models that pool."""
     head: Literal["auto", "stored", "int8", "int4"] = "auto"

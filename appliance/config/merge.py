@@ -62,7 +62,7 @@ def _lay(path: Path, low: dict[str, Any], high: dict[str, Any], into: Tree, over
 
 
 def _tables(tree: Tree) -> tuple[dict[Path, Any], ...]:
-    return tree.keys, tree.values, tree.dollars, tree.spelled
+    return tree.keys, tree.values, tree.dollars, tree.interpolated
 
 
 def _forget(tree: Tree, path: Path) -> None:
@@ -84,7 +84,7 @@ def below(tree: Tree, path: Path, layer: str) -> Tree:
         for known, places in tree.dollars.items()
         if _in(known, path)
     }
-    cut.spelled = {known[size:]: spelled for known, spelled in tree.spelled.items() if _in(known, path)}
+    cut.interpolated = {known[size:]: spelled for known, spelled in tree.interpolated.items() if _in(known, path)}
     cut.faults = [
         replace(fault, path=fault.path[size:], place=fault.place.within(layer, path))
         for fault in tree.faults

@@ -72,13 +72,13 @@ def assignment(place: Place, text: str) -> str:
     """Return the instruction to give an option or variable another value."""
     if not place.source.startswith("--"):
         return f"set {place.source}={text}"
-    return f"give {place.source}{'=' if place.source.startswith('--set ') else ' '}{text}"
+    return f"pass {place.source}{'=' if place.source.startswith('--set ') else ' '}{text}"
 
 
 def _only_in_files(path: tuple[str, ...], place: Place) -> Tree | None:
     if path[0] not in ("extends", "overlays"):
         return None
-    hint = "lay another file over it with --overlay FILE"
+    hint = "apply another file with --overlay FILE"
     return Tree(value={}, faults=[Fault(path, place, "can only be written in a file", (), hint, "wrong-layer")])
 
 

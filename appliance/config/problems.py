@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from appliance.config import exits
 from appliance.config.document import is_hidden, is_secret, masked, names_secret
-from appliance.config.fix import Add, Hint, Move, Remedy, Write
+from appliance.config.fix import Add, Fix, Hint, Move, Write
 from appliance.config.keys import Key, children, find, takes
 from appliance.config.suggest import hint_for_key, suggest_key, suggest_name, suggest_value
 from appliance.config.yaml_loader import Fault, Path, Place, Tree, dotted, read_value
@@ -37,10 +37,10 @@ class Problem:
     given: str = ""  # given value, as part of the message
     allowed: str = ""  # allowed values, as part of the message
     hint: str = ""  # suggestion, as part of the message
-    remedy: Remedy | None = None  # fix of the problem
+    fix: Fix | None = None  # fix of the problem
     certain: bool = True  # True if no other fix is plausible
     code: str = "impossible"  # one of CODES
-    mend_at: Place | None = None  # place of the fix, if the value was written elsewhere
+    fix_at: Place | None = None  # place of the fix, if the value was written elsewhere
     related: tuple[tuple[str, Place], ...] = ()  # other keys of a conflict, with their places
 
     @property
@@ -85,7 +85,7 @@ def from_fault(fault: Fault) -> Problem | None:
     name = dotted(fault.path)
     if not fault.readings:
         message = _join(fault.message, fault.hint)
-        hint = Hint(fault.hint, fault.remedy, fault.certain)
+        hint = Hint(fault.hint, fault.fix, fault.certain)
         return _said(fault.place, fault.path, message, hint, code=fault.code)
     raw = fault.readings[-1][1].strip('"')
     if key and raw in key.choices:
@@ -184,7 +184,7 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
         return Problem(place, dotted(path), str(detail["msg"]), code="wrong-value")
     item = bool(path) and isinstance(path[-1], int) and key.kind != "section"
     allowed = _of_an_item(key.allowed) if item else key.allowed
-    spelled = tree.spelled.get(path)
+    spelled = tree.interpolated.get(path)
     hint = Hint() if is_hidden(path, value) else suggest_value(key, value, item=item)
     said = given(path, value, spelled.text if spelled else "")
     message = _join(said, f"must be {allowed}", hint.text)
@@ -194,7 +194,7 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
 def _said(
     place: Place, path: Path, message: str, hint: Hint, said: str = "", allowed: str = "", *, code: str
 ) -> Problem:
-    return Problem(place, dotted(path), message, said, allowed, hint.text, hint.remedy, certain=hint.certain, code=code)
+    return Problem(place, dotted(path), message, said, allowed, hint.text, hint.fix, certain=hint.certain, code=code)
 
 
 def _missing(path: Path, tree: Tree) -> Problem:
@@ -231,12 +231,12 @@ def _not_one_kind(message: str, path: Path, tree: Tree) -> Problem:
 
 def _unknown_secret(path: Path, tree: Tree) -> Problem:
     names, value = list(tree.value.get("secrets", {})), str(_at(path, tree))
-    spelled = tree.spelled.get(path)
+    spelled = tree.interpolated.get(path)
     said = given(path, value, spelled.text if spelled else "", open=names_secret(value, names))
     near = suggest_name(value, names)
     hint = Hint(f"did you mean {near}?", Write(near)) if near else Hint(IN_CLEAR_TEXT if said == NOT_SHOWN else "")
-    allowed = ", ".join(names) or "no names at all"
-    message = _join(f"{said} is no name in secrets", f"secrets has {allowed}", hint.text)
+    allowed = ", ".join(names) or "no names"
+    message = _join(f"{said} is not a name in secrets", f"secrets has {allowed}", hint.text)
     place = tree.values.get(path, _above(path, tree))
     return _said(place, path, message, hint, said, allowed, code="unknown-secret")
 
@@ -258,7 +258,7 @@ def _secret_problem(path: Path, tree: Tree) -> Problem:
         place = tree.keys.get(inside, _above(inside, tree))
         if name not in ("file", "env"):
             hint = hint_for_key(inside, tree)
-            code = "wrong-secret" if hint.remedy else "literal-secret"
+            code = "wrong-secret" if hint.fix else "literal-secret"
             return _said(place, inside, _join("unknown key", _FORMS, hint.text), hint, allowed=_FORMS, code=code)
         if not isinstance(inner, str):
             return _said(place, inside, "must be text (value not shown)", Hint(), allowed="text", code="wrong-secret")
@@ -267,7 +267,7 @@ def _secret_problem(path: Path, tree: Tree) -> Problem:
         message = f"{'both file and env' if value else 'nothing in it'}; {_FORMS}"
         return _said(place, path, message, Hint(), allowed=_FORMS, code="wrong-secret")
     if "env" in value and not _is_variable(value["env"]):
-        wrong_name = "not a name of an environment variable (not shown; a secret itself must not stand here)"
+        wrong_name = "not a name of an environment variable (not shown; the secret itself must not be written here)"
         at = tree.values.get((*path, "env"), place)
         return _said(at, (*path, "env"), wrong_name, Hint(), NOT_SHOWN, "a name", code="literal-secret")
     return _said(place, path, *_wrong_name(path), allowed=f"text that matches {NAME_PATTERN}", code="wrong-secret")

@@ -27,7 +27,7 @@ def read_plain(text: str) -> tuple[Any, str, tuple[tuple[str, str], ...]]:
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true", "", ()
     if len(text) > MAX_DIGITS and _DIGITS.fullmatch(text):
-        return None, f"a number of {len(text):,} characters; at most {MAX_DIGITS} are read", ()
+        return None, f"a number of {len(text):,} characters; the limit is {MAX_DIGITS}", ()
     if _INT.fullmatch(text):
         return int(text), "", ()
     reason, readings = _trap(text)
@@ -56,7 +56,7 @@ def _trap(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     if _DATE.fullmatch(text):
         return "YAML 1.1 reads it as a date, YAML 1.2 as text", ()
     if _NO_NUMBER.fullmatch(text):
-        return "infinity and not-a-number are no values of any key", ()
+        return "no key accepts infinity or NaN", ()
     if _EXPONENT.fullmatch(text) and not re.fullmatch(r"[-+]?[0-9]+\.[0-9]*[eE][-+][0-9]+", text):
         value = float(text)
         if abs(value) >= 1e15:

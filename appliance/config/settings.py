@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from appliance.config import variables
 from appliance.config.composition import overlays, profiles
 from appliance.config.composition.files import Reading, folder_of, joined, read_file, unreadable
-from appliance.config.composition.fix import mended_where_written
+from appliance.config.composition.fix import fix_at_definition
 from appliance.config.composition.interpolate import Names, interpolate
 from appliance.config.composition.profiles import Choose, Profile
 from appliance.config.composition.variables import resolve
@@ -32,7 +32,7 @@ from appliance.config.overrides import read_environment, read_options
 from appliance.config.overrides import variable as variable
 from appliance.config.platform import Platform, platform
 from appliance.config.problems import Problem, Refused, from_fault, from_validation, unread
-from appliance.config.versions import Older, spoken
+from appliance.config.versions import Older, in_older_words
 from appliance.config.yaml_loader import Path, Place, Tree, dotted
 from engine.api.files import is_path, real_path
 
@@ -72,7 +72,7 @@ class Settings:
         place = self.tree.values.get(path)
         if place is None:
             return "default"
-        spelled = self.tree.spelled.get(path)
+        spelled = self.tree.interpolated.get(path)
         through = [part for part in (place.layer, spelled.text if spelled else "") if part]
         return f"{place} ({', '.join(through)})" if through else str(place)
 
@@ -138,13 +138,13 @@ def load(given: Given, choose: Choose | None = None) -> Settings:
     `choose` selects a hardware profile for the machine; without it no profile is used.
     """
     reading = Reading(given.environ)
-    with spoken(reading.older):
+    with in_older_words(reading.older):
         return _load(given, choose, reading)
 
 
 def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
     file, named = overlays.split(_read_manifest(given, reading))
-    asked = overlays.wanted(given.overlays, variables.value(given.environ, "SLIPWAY_OVERLAY"))
+    asked = overlays.requested_overlays(given.overlays, variables.value(given.environ, "SLIPWAY_OVERLAY"))
     chosen = [overlays.read(one, named, reading) for one in asked]
     layers = Layers(
         options=read_options(given), environment=read_environment(given), overlays=merged(*chosen), manifest=file
@@ -183,7 +183,7 @@ def _no_paths(manifest: Manifest | None, tree: Tree, file: File) -> Iterator[Pro
         text = at(tree, path)
         if isinstance(text, str) and not is_path(real_path(file).parent / text):
             place = tree.values.get(path, Place(str(file)))
-            yield unread(place, path, f"a path of {len(text):,} characters, which no file has")
+            yield unread(place, path, f"a path of {len(text):,} characters, which is too long for a path")
 
 
 def _in_clear_text(tree: Tree) -> Iterator[Problem]:
@@ -269,12 +269,12 @@ def _validated(tree: Tree) -> tuple[Manifest | None, list[Problem]]:
     try:
         return Manifest.model_validate(tree.value), problems
     except ValidationError as error:
-        return None, [*problems, *(mended_where_written(one, tree) for one in from_validation(error, tree))]
+        return None, [*problems, *(fix_at_definition(one, tree) for one in from_validation(error, tree))]
 
 
 def _of_faults(tree: Tree) -> list[Problem]:
     found = (problem for fault in tree.faults if (problem := from_fault(fault)))
-    return [mended_where_written(problem, tree) for problem in found]
+    return [fix_at_definition(problem, tree) for problem in found]
 
 
 def _taken(whole: _Whole, choose: Choose | None) -> tuple[Profile | None, tuple[str, ...]]:
@@ -293,7 +293,7 @@ def _taken(whole: _Whole, choose: Choose | None) -> tuple[Profile | None, tuple[
     return None, tuple(f"not profile {text}" for text in looked)
 
 
-def _notes(reading: Reading, asked: tuple[overlays.Wanted, ...], named: Mapping[str, Tree]) -> Iterator[str]:
+def _notes(reading: Reading, asked: tuple[overlays.OverlayRef, ...], named: Mapping[str, Tree]) -> Iterator[str]:
     """Yield the files and overlays that contributed, as text."""
     own = {File(one.name) for one in asked if one.is_file}
     if bases := [str(file) for file in reading.files[1:] if file not in own]:
@@ -308,5 +308,5 @@ def _read_manifest(given: Given, reading: Reading) -> Tree:
         return read_file(reading, given.manifest, given.text)
     except OSError as error:
         what, hint = unreadable(error, str(given.manifest), File())
-        meant = Hint(hint.text) if hint.remedy else Hint()
+        meant = Hint(hint.text) if hint.fix else Hint()
         raise Refused([unread(Place(str(given.manifest)), (), what, meant)]) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from appliance.config.aliases import LAYERS, OTHER_SERVERS
 from appliance.config.document import is_hidden
-from appliance.config.fix import Hint, Mend, Move, Remove, Write
+from appliance.config.fix import Hint, Move, Remove, RepairYaml, Write
 from appliance.config.keys import PROFILES, Key, children, find, keys, takes
 from appliance.config.scalar import read_plain
 from appliance.config.yaml_loader import Path, Place, Tree, read_value
@@ -126,7 +126,7 @@ def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
     if (target := FOREIGN_KEYS.get(word)) is not None:
         if not target:
             return LEAVE_OUT, ()
-        return f"here this is {target}", (tuple(target.split(".")),)
+        return f"the name here is {target}", (tuple(target.split(".")),)
     if close := difflib.get_close_matches(name.lower(), here, 1, 0.6):
         return f"did you mean {close[0]}?", ((*above, close[0]),)
     if close := difflib.get_close_matches(word, _by_word(), 1, 0.75):
@@ -148,7 +148,7 @@ def _by_word() -> dict[str, list[Key]]:
 def _in_profile(above: Path, name: str) -> tuple[str, tuple[Path, ...]]:
     """Return a hint for an unknown key in a profile, where manifest keys are only allowed below `set`."""
     if len(above) == len(PROFILES) + 1 and (name,) in keys():
-        return "it belongs below set", ((*above, "set", name),)
+        return "write it below set", ((*above, "set", name),)
     close = difflib.get_close_matches(name.lower(), children(above), 1, 0.6)
     return (f"did you mean {close[0]}?", ((*above, close[0]),)) if close else ("", ())
 
@@ -175,7 +175,7 @@ def hint_for_key(path: Path, tree: Tree) -> Hint:
     if takes(key.path, value):
         return Hint(text, Move(target), certain)
     inner = Hint() if is_hidden(path, value) else suggest_value(key, value)
-    return Hint(text, Move(target, inner.remedy.text) if isinstance(inner.remedy, Write) else None, certain)
+    return Hint(text, Move(target, inner.fix.text) if isinstance(inner.fix, Write) else None, certain)
 
 
 def _stands_beside(tree: Tree, path: Path, other: Path) -> bool:
@@ -198,8 +198,8 @@ def suggest_value(key: Key, value: Any, item: bool = False) -> Hint:
         return Hint(text, Remove() if text.startswith("leave the key out") else None)
     read = read_value(write, Place(""), (), Tree(value={}))
     fits = isinstance(read, str) if item else takes(key.path, read)
-    remedy = Mend() if text.startswith("a space must follow") else Write(write)
-    return Hint(text, remedy if fits else None, certain)
+    fix = RepairYaml() if text.startswith("a space must follow") else Write(write)
+    return Hint(text, fix if fits else None, certain)
 
 
 def _value(key: Key, value: Any, item: bool) -> tuple[str, str, bool]:

@@ -60,7 +60,7 @@ def upgrade(data: bytes, source: str) -> bytes:
             return data
         known = ", ".join([*(one.name for one in OLDER), API_VERSION])
         place = tree.values.get(("apiVersion",), tree.values.get((), source))
-        raise NoUpgrade(f"{place}: apiVersion is {'missing' if found is None else found}; known are {known}")
+        raise NoUpgrade(f"{place}: apiVersion is {'missing' if found is None else found}; known: {known}")
     text = data.decode()
     mark = BOM if text.startswith(BOM) else ""
     text = text[len(mark) :]

@@ -47,7 +47,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SLIPWAY_OVERLAY", "text", "Overlays to apply to the manifest, as `dev,site.yaml`; `--overlay` replaces it."
     ),
-    Variable("XDG_CACHE_HOME", "folder", "Parent folder of stored rounded weights, in `slipway/`.", "$HOME/.cache"),
+    Variable(
+        "XDG_CACHE_HOME", "folder", "Parent folder of the cache of quantized weights, in `slipway/`.", "$HOME/.cache"
+    ),
     Variable("HOME", "folder", "The home folder, used if XDG_CACHE_HOME is not set."),
     Variable("XDG_RUNTIME_DIR", "folder", "Preferred parent folder of run directories.", "$TMPDIR, /tmp, /dev/shm"),
     Variable(

@@ -84,7 +84,7 @@ def _move(tree: Tree, version: Older, old: Path, new: Path) -> None:
     elif old[-1] in above:
         place = tree.keys[old]
         above[section[-1]] = {new[-1]: above.pop(old[-1])}
-        tables: tuple[dict[Path, Any], ...] = (tree.keys, tree.values, tree.dollars, tree.spelled)
+        tables: tuple[dict[Path, Any], ...] = (tree.keys, tree.values, tree.dollars, tree.interpolated)
         for places in tables:
             for path in [path for path in places if path[: len(old)] == old]:
                 places[(*new, *path[len(old) :])] = places.pop(path)
@@ -106,7 +106,7 @@ def _at(value: Any, path: Path) -> Any:
 
 
 @contextmanager
-def spoken(files: Mapping[str, Older]) -> Iterator[None]:
+def in_older_words(files: Mapping[str, Older]) -> Iterator[None]:
     """Rename keys in raised problems to the names in their files of older versions."""
     try:
         yield
@@ -114,30 +114,30 @@ def spoken(files: Mapping[str, Older]) -> Iterator[None]:
         if not files:
             raise
         problems = [
-            _spoken(problem, version) if (version := files.get(problem.place.source)) else problem
+            _in_older_words(problem, version) if (version := files.get(problem.place.source)) else problem
             for problem in refused.problems
         ]
         raise type(refused)(problems, refused.cause) from refused
 
 
-def _spoken(problem: Problem, version: Older) -> Problem:
+def _in_older_words(problem: Problem, version: Older) -> Problem:
     if not problem.place.line:
         return problem  # options and variables have the current names
     for rename in version.renames:
         new, old = dotted(rename.new), dotted(rename.old)
         if problem.key == dotted(rename.section):
             message = f"{problem.message}; in {version.name} it is written {old}: …"
-            return replace(problem, message=message, hint="", remedy=None)
+            return replace(problem, message=message, hint="", fix=None)
         message, hint = (_older_words(text, rename) for text in (problem.message, problem.hint))
-        remedy = problem.remedy
-        if isinstance(remedy, Write):
-            remedy = Write(_older_words(remedy.text, rename))
-        elif isinstance(remedy, Move) and remedy.path == rename.new:
-            remedy = replace(remedy, path=rename.old)
+        fix = problem.fix
+        if isinstance(fix, Write):
+            fix = Write(_older_words(fix.text, rename))
+        elif isinstance(fix, Move) and fix.path == rename.new:
+            fix = replace(fix, path=rename.old)
         key = old if problem.key == new else problem.key
-        problem = replace(problem, key=key, message=message, hint=hint, remedy=remedy)
-        if isinstance(remedy, Write | Move) and f"{rename.section[-1]}: {{" in getattr(remedy, "text", ""):
-            problem = replace(problem, remedy=None)  # the older version cannot express it
+        problem = replace(problem, key=key, message=message, hint=hint, fix=fix)
+        if isinstance(fix, Write | Move) and f"{rename.section[-1]}: {{" in getattr(fix, "text", ""):
+            problem = replace(problem, fix=None)  # the older version cannot express it
     return problem
 
 

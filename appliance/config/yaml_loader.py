@@ -27,7 +27,7 @@ from yaml.events import (
     StreamStartEvent,
 )
 
-from appliance.config.fix import Mend, Remedy, Remove, Strip
+from appliance.config.fix import Fix, Remove, RepairYaml, Strip
 from appliance.config.scalar import read_plain
 from appliance.config.syntax import explain
 
@@ -73,16 +73,16 @@ class Fault:
     readings: tuple[tuple[str, str], ...] = ()  # unambiguous spellings, by JSON type
     hint: str = ""
     code: str = "not-yaml"
-    remedy: Remedy | None = None
+    fix: Fix | None = None
     certain: bool = True
 
 
 @dataclass(frozen=True)
-class Spelled:
+class Interpolated:
     """An interpolated value as written in the file."""
 
     text: str
-    giver: Place | None = None
+    definition: Place | None = None
     """Source of the complete value: an environment variable, an entry of `variables`, or a text with a default; None if
     several sources contribute.
     """
@@ -100,7 +100,7 @@ class Tree:
     faults: list[Fault] = field(default_factory=list)
     dollars: dict[Path, tuple[Place, ...]] = field(default_factory=dict)
     """Location of each $ in a text of a file, which may start an interpolation."""
-    spelled: dict[Path, Spelled] = field(default_factory=dict)  # interpolated values
+    interpolated: dict[Path, Interpolated] = field(default_factory=dict)  # interpolated values
     unknown: set[Path] = field(default_factory=set)  # paths without a value because of a fault elsewhere
 
 
@@ -124,7 +124,7 @@ def read_yaml(data: bytes, source: str, via: tuple[Place, ...] = ()) -> Tree:
         return tree
     what, hint = "a tab in the indentation", "indent with spaces"
     tabs = [
-        Fault((), replace(start, line=number, column=len(match[0])), what, hint=hint, remedy=Mend())
+        Fault((), replace(start, line=number, column=len(match[0])), what, hint=hint, fix=RepairYaml())
         for number, line in enumerate(text.splitlines(), 1)
         if (match := re.match(r" *\t", line)) and line.strip() and not line.lstrip().startswith("#")
     ]
@@ -136,7 +136,7 @@ def read_yaml(data: bytes, source: str, via: tuple[Place, ...] = ()) -> Tree:
     except yaml.MarkedYAMLError as error:
         line, column, message, hint = explain(error, text)
         place = replace(start, line=line, column=column)
-        tree.faults.append(Fault((), place, message, hint=hint, remedy=Mend()))
+        tree.faults.append(Fault((), place, message, hint=hint, fix=RepairYaml()))
     except yaml.reader.ReaderError as error:
         at = text[: error.position]
         place = replace(start, line=at.count("\n") + 1, column=len(at) - at.rfind("\n"))
@@ -215,7 +215,7 @@ class _Builder:
                 root = next(events)
                 self._root(root, events)
             elif isinstance(event, StreamEndEvent) and documents == 0:
-                hint = "the least is apiVersion: slipway/v2 and model: {source: {path: …}}"
+                hint = "the minimum is apiVersion: slipway/v2 and model: {source: {path: …}}"
                 self._tree.faults.append(Fault((), self._start, "the file is empty", hint=hint))
 
     def build_value(self, text: str, path: Path) -> Any:
@@ -246,12 +246,12 @@ class _Builder:
         if event.anchor is not None:
             hint = "anchors and aliases are not allowed: repeat the value"
             fault = Fault(path, self._place(event), f"anchor &{event.anchor}", hint=hint, code="no-plain-yaml")
-            self._tree.faults.append(replace(fault, remedy=Strip(len(event.anchor) + 2)))
+            self._tree.faults.append(replace(fault, fix=Strip(len(event.anchor) + 2)))
         if event.tag is not None:
-            hint = "tags are not allowed: leave it out, quote what is text"
+            hint = "tags are not allowed: remove it, and quote text"
             fault = Fault(path, self._place(event), f"tag {event.tag}", hint=hint, code="no-plain-yaml")
             written = re.sub(r"^tag:yaml.org,2002:", "!!", event.tag)
-            self._tree.faults.append(replace(fault, remedy=Strip(len(written) + 1) if written[0] == "!" else None))
+            self._tree.faults.append(replace(fault, fix=Strip(len(written) + 1) if written[0] == "!" else None))
         if depth > MAX_DEPTH and not isinstance(event, ScalarEvent):
             problem = f"nested deeper than {MAX_DEPTH} levels"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
@@ -291,9 +291,9 @@ class _Builder:
             if key is not None and key in mapping:
                 # The first value is kept; the second is read under a separate path to find its faults.
                 again = self._value(next(events), events, (*path, f"{key} (again)"), depth + 1)
-                message = f"duplicate key; it stands already in line {self._tree.keys[inner].line}"
+                message = f"duplicate key; it is already set in line {self._tree.keys[inner].line}"
                 hint = "keep one of them" if again != mapping[key] else "leave one out: they are equal"
-                fault = Fault(inner, place, message, hint=hint, code="duplicate-key", remedy=Remove())
+                fault = Fault(inner, place, message, hint=hint, code="duplicate-key", fix=Remove())
                 self._tree.faults.append(replace(fault, certain=again == mapping[key]))
                 continue
             if key is not None:
@@ -305,7 +305,7 @@ class _Builder:
 
     def _key(self, event: Event, events: Iterator[Event], path: Path, depth: int) -> str | None:
         if not isinstance(event, ScalarEvent):
-            self._fault(path, event, "a key that is no text", hint="keys are plain words")
+            self._fault(path, event, "a key that is not text", hint="keys are plain words")
             if not isinstance(event, AliasEvent):
                 self._value(event, events, (*path, "?"), depth + 1)
             return None
@@ -321,7 +321,7 @@ class _Builder:
             return None
         value, reason, _ = read_plain(event.value)
         if reason or not isinstance(value, str):
-            why = reason or "it is no text"
+            why = reason or "it is not text"
             self._fault(
                 (*path, event.value), event, f"key {event.value}: {why}", hint=f'write "{event.value}": if it is meant'
             )

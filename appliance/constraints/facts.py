@@ -21,7 +21,7 @@ from engine.models.parts import (
 from engine.models.ranks import tensor_sizes
 from engine.models.schemes import CHANNEL_GROUP, Scheme, alike
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
-from engine.models.stored import fp8_weights, held_weights
+from engine.models.stored import fp8_weights, resident_weights
 from kernels.cpu.library import ACTIVATIONS
 
 
@@ -34,11 +34,11 @@ class ModelFacts:
     vocab: int = 32000
     heads: tuple[tuple[int, int], ...] = ((8, 8),)  # distinct pairs of query heads and KV heads
     head_sizes: tuple[int, ...] = (64,)
-    inner: tuple[int, ...] = (1024,)  # other sizes that tensor parallelism divides
+    intermediate_sizes: tuple[int, ...] = (1024,)  # other sizes that tensor parallelism divides
     experts: bool = False  # True for mixture-of-experts models
     pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
-    sourced: bool = False  # True for encoder-decoder models
-    unlike: tuple[WeightBits, ...] = ()
+    encoder_decoder: bool = False  # True for encoder-decoder models
+    mixed_expert_formats: tuple[WeightBits, ...] = ()
     """Values of quantization.weights for which the experts of one layer would have several formats."""
     quantized: str = ""  # the quantization as text; "" without one
     method: str = ""
@@ -56,7 +56,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     model, own = checkpoint.model, checkpoint.quantization
     parts = attentions(model)
     attending = [body for body in (*encoder_bodies(model), *all_bodies(model)) if isinstance(body, Attention)]
-    held: dict[str, Scheme] = held_weights(model, own) if own is not None else {}
+    held: dict[str, Scheme] = resident_weights(model, own) if own is not None else {}
     is_quantized = own is not None and not own.is_plain
     fp8 = 0 if own is None else len(fp8_weights(model, own))
     return ModelFacts(
@@ -65,11 +65,11 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         vocab=model.embed.vocab,
         heads=tuple(dict.fromkeys((part.heads, part.kv_heads) for part in attending)),
         head_sizes=tuple(sorted({part.head_dim for part in attending})),
-        inner=tuple(sorted(set(_inner(model)))),
+        intermediate_sizes=tuple(sorted(set(_intermediate_sizes(model)))),
         experts=has_experts(model),
         pools=model.pooler is not None,
-        sourced=model.encoder is not None,
-        unlike=_unlike(checkpoint),
+        encoder_decoder=model.encoder is not None,
+        mixed_expert_formats=_mixed_expert_formats(checkpoint),
         quantized=str(own) if is_quantized else "",
         method="" if own is None else own.method,
         held=bool(held),
@@ -83,7 +83,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     )
 
 
-def _inner(model: Model) -> Iterator[int]:
+def _intermediate_sizes(model: Model) -> Iterator[int]:
     for body in (*encoder_bodies(model), *all_bodies(model)):
         if isinstance(body, MLP | Experts):
             yield body.intermediate_size
@@ -101,7 +101,7 @@ def _restored(checkpoint: Checkpoint, held: dict[str, Scheme]) -> int:
     return sum(path in paths and f"{path}.weight" not in held for path in quantized)
 
 
-def _unlike(checkpoint: Checkpoint) -> tuple[WeightBits, ...]:
+def _mixed_expert_formats(checkpoint: Checkpoint) -> tuple[WeightBits, ...]:
     """Return the values of quantization.weights for which a layer's experts would have several formats.
 
     Compiled kernels need all experts of a layer in one format.

@@ -40,8 +40,8 @@ def _has_bf16(view: View) -> bool:
 def _no_kernels(facts: Facts) -> str:
     there = facts.machine.kernels
     if not there:
-        return "no compiled kernels are here: install with a C++ compiler"
-    return f"this machine has {', '.join(there)} alone of the compiled kernels"
+        return "no compiled kernels are installed: install with a C++ compiler"
+    return f"this machine supports only {', '.join(there)} of the compiled kernels"
 
 
 RULES = (
@@ -51,15 +51,15 @@ RULES = (
         facts=("machine.triton",),
         holds=lambda view: view.kernels != TRITON or view.facts.machine.triton,
         text="Triton must be installed",
-        because=lambda facts: "Triton is not installed: install the release that this torch asks for",
+        because=lambda facts: "Triton is not installed: install the release that this torch requires",
     ),
     Rule(
         name="triton-capability",
         keys=("kernels",),
         facts=("machine.gpus",),
         holds=lambda view: view.kernels != TRITON or not _old_gpu(view.facts),
-        text="Triton kernels are for GPUs of compute capability 8.0 and later",
-        because=lambda facts: "{} has compute capability {}.{}: Triton kernels are for 8.0 and later".format(
+        text="Triton kernels require a GPU of compute capability 8.0 or later",
+        because=lambda facts: "{} has compute capability {}.{}: Triton kernels require 8.0 or later".format(
             _gpu_name(facts), *facts.machine.gpus[0].capability
         ),
         chosen=True,
@@ -69,24 +69,24 @@ RULES = (
         keys=("device",),
         facts=("machine.gpus",),
         holds=lambda view: view.device != "cuda" or bool(view.facts.machine.gpus),
-        text="`cuda` needs a usable GPU",
+        text="`cuda` requires a usable GPU",
         because=lambda facts: f"there is no usable GPU here ({facts.machine.no_gpu})",
     ),
     Rule(
         name="triton-gpu",
         keys=("device", "kernels"),
         holds=lambda view: view.kernels != TRITON or view.device == "cuda",
-        text="Triton kernels are for a GPU",
+        text="Triton kernels require a GPU",
     ),
     Rule(
         name="triton-heads",
         keys=("kernels",),
         facts=("model.head_sizes",),
         holds=_heads_fit,
-        text=f"Triton kernels serve heads of a multiple of {HEAD_MULTIPLE} up to {HEAD_MOST}",
+        text=f"Triton kernels support head sizes that are multiples of {HEAD_MULTIPLE} up to {HEAD_MOST}",
         because=lambda facts: (
-            f"the model has heads of {_odd_head(facts)}: Triton kernels serve multiples of {HEAD_MULTIPLE} up to "
-            f"{HEAD_MOST}"
+            f"the model has the head size {_odd_head(facts)}: Triton kernels support multiples of {HEAD_MULTIPLE} up "
+            f"to {HEAD_MOST}"
         ),
     ),
     Rule(
@@ -94,9 +94,9 @@ RULES = (
         keys=("kernels",),
         facts=("model.heads",),
         holds=_groups_fit,
-        text=f"Triton kernels serve 1 to {MOST_IN_A_GROUP} query heads, a whole number, to each KV head",
+        text=f"Triton kernels support 1 to {MOST_IN_A_GROUP} query heads per KV head (a whole number)",
         because=lambda facts: (
-            "the model has {} query heads to {} KV heads: Triton kernels serve 1 to {} to each, a whole number".format(
+            "the model has {} query heads to {} KV heads: Triton kernels support 1 to {} per KV head (whole)".format(
                 *(_odd_group(facts) or ("?", "?")), MOST_IN_A_GROUP
             )
         ),
@@ -106,14 +106,14 @@ RULES = (
         keys=("kernels",),
         facts=("machine.kernels",),
         holds=lambda view: not is_compiled(view.kernels) or view.kernels in view.facts.machine.kernels,
-        text="a compiled variant must be there, and this CPU must have its instructions",
+        text="the variant must be compiled, and this CPU must support its instructions",
         because=_no_kernels,
     ),
     Rule(
         name="compiled-cpu",
         keys=("device", "kernels"),
         holds=lambda view: not is_compiled(view.kernels) or view.device == "cpu",
-        text="compiled kernels are for a CPU",
+        text="compiled kernels require a CPU",
     ),
     Rule(
         name="compiled-float32",
@@ -124,20 +124,20 @@ RULES = (
     Rule(
         name="compiled-experts",
         keys=("kernels", "weights"),
-        facts=("model.unlike",),
-        holds=lambda view: not is_compiled(view.kernels) or view.weights not in view.facts.model.unlike,
-        text="compiled kernels hold the experts of a layer in one form",
+        facts=("model.mixed_expert_formats",),
+        holds=lambda view: not is_compiled(view.kernels) or view.weights not in view.facts.model.mixed_expert_formats,
+        text="compiled kernels need all experts of a layer in one format",
         because=lambda facts: (
-            "the checkpoint has experts of one layer in several types, and compiled kernels hold them in one"
+            "compiled kernels need all experts of a layer in one format, and this checkpoint has several"
         ),
     ),
     Rule(
         name="compiled-sources",
         keys=("kernels",),
-        facts=("model.sourced",),
-        holds=lambda view: not is_compiled(view.kernels) or not view.facts.model.sourced,
-        text="compiled kernels serve no encoder-decoder model",
-        because=lambda facts: "the model is an encoder-decoder, and compiled kernels serve none",
+        facts=("model.encoder_decoder",),
+        holds=lambda view: not is_compiled(view.kernels) or not view.facts.model.encoder_decoder,
+        text="compiled kernels do not support encoder-decoder models",
+        because=lambda facts: "compiled kernels do not support encoder-decoder models",
     ),
     Rule(
         name="bfloat16",
@@ -157,7 +157,7 @@ RULES = (
         name="graphs",
         keys=("kernels", "graphs"),
         holds=lambda view: not view.graphs or view.kernels == TRITON,
-        text="CUDA graphs are captured of Triton kernels alone",
+        text="CUDA graphs require Triton kernels",
         chosen=True,
     ),
 )

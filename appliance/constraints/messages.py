@@ -6,7 +6,7 @@ from appliance.config.settings import Settings
 from appliance.constraints.rule import Rule, Variable, View
 from appliance.constraints.solve import Conflict, Situation, conflicts, passed_over, solve
 
-MOST_WAYS = 6  # most suggestions listed for one key
+MAX_SUGGESTIONS = 6  # most suggestions listed for one key
 
 
 def reason(situation: Situation, view: View, variable: Variable) -> str:
@@ -23,22 +23,22 @@ def problems(settings: Settings, situation: Situation) -> list[Problem]:
 def _problem(settings: Settings, situation: Situation, found: Conflict) -> Problem:
     """Return a conflict as a problem at the last written key in it.
 
-    Example: `fp8 cannot go with hardware.device: cpu (m.yaml:4:11): why; use auto or …`.
+    Example: `fp8 cannot be combined with hardware.device: cpu (m.yaml:4:11): why; use auto or …`.
     """
     keys = (*found.open, *found.written)
-    because = "; ".join(rule.words(situation.facts) for rule in _told(found.rules, keys[-1:]))
+    because = "; ".join(rule.words(situation.facts) for rule in _relevant(found.rules, keys[-1:]))
     if not keys:
         key = settings.manifest.model.source.key
         return Problem(settings.place(key), ".".join(key), because)
     first, others = keys[-1], keys[:-1]
     given = first.spelled(situation.written[first.name]) if found.written else "auto"
     beside = _listed([_beside(settings, situation, found, other) for other in others], "and")
-    clash = f"{given} cannot go with {beside}" if others else given
-    ways = [_ways(found, first), *(_ways(found, other, f"{other.key}: ") for other in others)]
+    clash = f"{given} cannot be combined with {beside}" if others else given
+    ways = [_alternatives(found, first), *(_alternatives(found, other, f"{other.key}: ") for other in others)]
     use = ", or ".join(filter(None, ways))
     message = "; use ".join(filter(None, (f"{clash}: {because}", use)))
     path, nearest = tuple(first.key.split(".")), _nearest(found, first)
-    remedy = Write(nearest) if nearest and path in settings.tree.values else None
+    fix = Write(nearest) if nearest and path in settings.tree.values else None
     related = tuple(
         (one.key, settings.place(tuple(one.key.split(".")))) for one in others if one.name in situation.written
     )
@@ -46,13 +46,13 @@ def _problem(settings: Settings, situation: Situation, found: Conflict) -> Probl
         *(settings.place(path), first.key, message),
         given=given,
         hint=use,
-        remedy=remedy,
+        fix=fix,
         certain=False,
         related=related,
     )
 
 
-def _told(rules: tuple[Rule, ...], start: tuple[Variable, ...]) -> list[Rule]:
+def _relevant(rules: tuple[Rule, ...], start: tuple[Variable, ...]) -> list[Rule]:
     """Sort rules so that each follows from known keys, beginning with the rules of the `start` keys."""
     known, left, found = {variable.name for variable in start}, list(rules), []
     while left:
@@ -72,12 +72,12 @@ def _beside(settings: Settings, situation: Situation, found: Conflict, variable:
         value = variable.spelled(situation.written[variable.name])
         place = settings.place(tuple(variable.key.split(".")))
         return f"{variable.key}: {value} ({', '.join(filter(None, (str(place), place.through())))})"
-    alone = solve(situation.but(**{one.name: None for one in found.written}))
+    alone = solve(situation.with_values(**{one.name: None for one in found.written}))
     here = "" if alone is None else f" ({variable.spelled(getattr(alone, variable.name))} here)"
     return f"{variable.key}: auto{here}"
 
 
-def _ways(found: Conflict, variable: Variable, before: str = "") -> str:
+def _alternatives(found: Conflict, variable: Variable, before: str = "") -> str:
     """Return the values of one key that resolve the conflict as text after `before`, or "" if there are none."""
     values = found.instead[variable.name]
     if variable.limit and len(values) > 1:
@@ -86,7 +86,7 @@ def _ways(found: Conflict, variable: Variable, before: str = "") -> str:
     if variable.sole:
         values = tuple(value for value in values if value is not None)
     words = list(dict.fromkeys("auto" if value is None else variable.spelled(value) for value in values))
-    return before + _listed(words[:MOST_WAYS], "or") if words else ""
+    return before + _listed(words[:MAX_SUGGESTIONS], "or") if words else ""
 
 
 def _nearest(found: Conflict, variable: Variable) -> str:

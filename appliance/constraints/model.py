@@ -8,9 +8,9 @@ RULES = (
         keys=(),
         facts=("model.normed_together",),
         holds=lambda view: not view.facts.model.normed_together,
-        text="only root mean square norms span all heads of a projection",
+        text="only RMS norms can span all heads of a projection",
         because=lambda facts: (
-            "the model declares a layer norm over all heads of a projection, and only root mean square norms span them"
+            "the model has a layer norm over all heads of a projection, but only RMS norms are supported there"
         ),
     ),
     Rule(
@@ -18,9 +18,9 @@ RULES = (
         keys=(),
         facts=("model.pages",),
         holds=lambda view: len(view.facts.model.pages) == 1,
-        text="all layers with attention have as many KV heads, of the same size",
+        text="all attention layers have the same number and size of KV heads",
         because=lambda facts: (
-            "all layers with attention must have as many KV heads, of the same size, and the model has "
+            "all attention layers must have the same number and size of KV heads, but the model has "
             + (" and ".join(f"{count} of {size}" for count, size in facts.model.pages) or "none")
         ),
     ),

@@ -29,7 +29,7 @@ def _gpus_each(view: View) -> bool:
 
 def _heads(facts: Facts) -> str:
     counts = " and ".join(f"{q} query heads, {kv} KV heads" for q, kv in facts.model.heads)
-    return f"ranks share whole heads, and the model has {counts}"
+    return f"ranks need whole heads, and the model has {counts}"
 
 
 RULES = (
@@ -38,31 +38,34 @@ RULES = (
         keys=("tensor",),
         facts=("model.heads",),
         holds=_divides,
-        text="the ranks divide the query heads, and the KV heads or a multiple of them",
+        text="the number of ranks divides the query heads, and divides the KV heads or is a multiple of them",
         because=_heads,
     ),
     Rule(
         name="ranks-inner",
         keys=("tensor",),
-        facts=("model.inner",),
-        holds=lambda view: all(size % view.tensor == 0 for size in view.facts.model.inner),
-        text="the ranks divide the inner size of every MLP and expert",
-        because=lambda facts: f"ranks share the inner sizes of MLPs, {' and '.join(map(str, facts.model.inner))}",
+        facts=("model.intermediate_sizes",),
+        holds=lambda view: all(size % view.tensor == 0 for size in view.facts.model.intermediate_sizes),
+        text="the number of ranks divides the intermediate size of every MLP and expert",
+        because=lambda facts: (
+            f"ranks split the intermediate sizes of MLPs, {' and '.join(map(str, facts.model.intermediate_sizes))}"
+        ),
     ),
     Rule(
         name="ranks-vocabulary",
         keys=("tensor",),
         facts=("model.vocab",),
         holds=lambda view: view.tensor <= view.facts.model.vocab,
-        text="each rank has a row of the vocabulary",
-        because=lambda facts: f"each rank has a row of the vocabulary, which has {facts.model.vocab}",
+        text="each rank has at least one row of the vocabulary",
+        because=lambda facts: f"each rank needs at least one row of the vocabulary, which has {facts.model.vocab}",
     ),
     Rule(
         name="ranks-groups",
         keys=("kernels", "tensor"),
         facts=("model.held", "model.whole"),
         holds=_groups_whole,
-        text="compiled kernels cut a checkpoint's whole numbers along inputs only between groups, never in act order",
+        text="compiled kernels split integer weights along inputs only between quantization groups, and never with "
+        "act order",
         because=lambda facts: (
             f"compiled kernels multiply by the checkpoint's {facts.model.quantized}, which cannot be cut along inputs "
             "into so many ranks: within a group that shares a scale, or in act order"
@@ -73,7 +76,7 @@ RULES = (
         keys=("kernels", "tensor"),
         facts=("model.fp8", "model.blocks"),
         holds=_blocks_whole,
-        text="Triton kernels cut a checkpoint's blocks of fp8 along inputs only between them",
+        text="Triton kernels split fp8 weights along inputs only between scale blocks",
         because=lambda facts: (
             f"Triton kernels multiply by the checkpoint's {facts.model.quantized}, and so many ranks would cut inputs "
             "within blocks that share a scale"
@@ -84,9 +87,9 @@ RULES = (
         keys=("device", "data", "tensor"),
         facts=("machine.gpus",),
         holds=_gpus_each,
-        text="each rank of each engine has a GPU of its own",
+        text="each rank of each engine has its own GPU",
         because=lambda facts: (
-            f"each rank of each engine has a GPU of its own, and {len(facts.machine.gpus)} can be used here"
+            f"each rank of each engine has its own GPU, and {len(facts.machine.gpus)} are usable here"
         ),
     ),
     Rule(
@@ -98,6 +101,6 @@ RULES = (
         facts=("lacks",),
         holds=lambda view: view.facts.lacks is None or not view.facts.lacks(view),
         text="weights, workspace and the cache of one request fit into the memory of each rank",
-        because=lambda facts: "fewer ranks lack the memory for weights, workspace and the cache of one request",
+        because=lambda facts: "fewer ranks have too little memory for weights, workspace and the cache of one request",
     ),
 )

@@ -24,7 +24,7 @@ class Situation:
     written: Mapping[str, Any] = field(default_factory=dict)
     """The operator's values by variable name; missing variables are open."""
 
-    def but(self, **values: Any) -> "Situation":
+    def with_values(self, **values: Any) -> "Situation":
         """Return a copy with these values; None makes a variable open."""
         kept = {**self.written, **values}
         return replace(self, written={name: value for name, value in kept.items() if value is not None})
@@ -92,15 +92,17 @@ def conflicts(situation: Situation) -> tuple[Conflict, ...]:
         found.append(conflict(rest))
         if not found[-1].written:
             break  # no key can resolve it
-        rest = rest.but(**{found[-1].written[-1].name: None})
+        rest = rest.with_values(**{found[-1].written[-1].name: None})
     if len(found) == 1:
         return tuple(found)
-    told = []
+    found_conflicts = []
     for one in found:
         others = {other.written[-1].name: None for other in found if other is not one and other.written}
-        alone = situation.but(**others)
-        told.append(replace(one, instead={key.name: tuple(_instead(alone, key)) for key in (*one.written, *one.open)}))
-    return tuple(told)
+        alone = situation.with_values(**others)
+        found_conflicts.append(
+            replace(one, instead={key.name: tuple(_instead(alone, key)) for key in (*one.written, *one.open)})
+        )
+    return tuple(found_conflicts)
 
 
 def conflict(situation: Situation) -> Conflict:
@@ -137,10 +139,10 @@ def least_rules(situation: Situation, freed: Collection[str] = ()) -> tuple[Rule
 
 def _instead(situation: Situation, variable: Variable) -> Iterator[Any]:
     """Yield the values that satisfy all rules with everything else unchanged; None means open."""
-    if variable.name in situation.written and solve(situation.but(**{variable.name: None})) is not None:
+    if variable.name in situation.written and solve(situation.with_values(**{variable.name: None})) is not None:
         yield None
     for value in variable.values(situation.facts):
-        changed = situation.but(**{variable.name: value})
+        changed = situation.with_values(**{variable.name: value})
         if value != situation.written.get(variable.name) and solve(changed) is not None:
             yield value
 

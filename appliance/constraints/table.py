@@ -103,23 +103,25 @@ FEATURES = (
     Line("an activation that only torch has", model={"by_torch": ("activation relu2 of 2 MLPs",)}),
     Line("an encoder that pools", model={"pools": True}),
     Line("a decoder that pools", model={"pools": True}),
-    Line("an encoder-decoder model", model={"sourced": True}),
-    Line("as above, rounded to int8", {"weights": "int8"}, model={"sourced": True}),
+    Line("an encoder-decoder model", model={"encoder_decoder": True}),
+    Line("as above, rounded to int8", {"weights": "int8"}, model={"encoder_decoder": True}),
     Line("a mixture of experts", model={"experts": True}),
     Line("as above, rounded to fp8", {"weights": "fp8"}, model={"experts": True}),
-    Line("experts of one layer in several types", model={"experts": True, "unlike": ("stored",)}),
-    Line("as above, rounded to int8", {"weights": "int8"}, model={"experts": True, "unlike": ("stored",)}),
+    Line("experts of one layer in several types", model={"experts": True, "mixed_expert_formats": ("stored",)}),
+    Line(
+        "as above, rounded to int8", {"weights": "int8"}, model={"experts": True, "mixed_expert_formats": ("stored",)}
+    ),
     Line("gptq, awq or compressed-tensors", model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True}),
     Line(
         "as above, rounded to int8",
         {"weights": "int8"},
         model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True},
     ),
-    Line("fp8", model={"quantized": "fp8 (fp8, a scale a matrix)", "method": "fp8", "restored": 13, "fp8": 13}),
+    Line("fp8", model={"quantized": "fp8 (fp8, one scale per matrix)", "method": "fp8", "restored": 13, "fp8": 13}),
     Line(
         "as above, rounded to fp8",
         {"weights": "fp8"},
-        model={"quantized": "fp8 (fp8, a scale a matrix)", "method": "fp8", "restored": 13, "fp8": 13},
+        model={"quantized": "fp8 (fp8, one scale per matrix)", "method": "fp8", "restored": 13, "fp8": 13},
     ),
     Line("GGUF in other types than Q4_0 and Q8_0", model={"quantized": "gguf", "method": "gguf", "restored": 1}),
     Line(

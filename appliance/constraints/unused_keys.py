@@ -19,15 +19,15 @@ ANY = object()  # marks keys for which no value is harmless
 
 
 @dataclass(frozen=True)
-class Idle:
+class UnusedKeys:
     """Keys that have no effect for some models."""
 
     keys: Mapping[str, Any]
     """Value of each key that is accepted because it describes the model (ANY: none). `auto` and null are also
     accepted.
     """
-    is_idle: Callable[[Model], bool]
-    whose: str  # the models, as text
+    applies_to: Callable[[Model], bool]
+    models: str  # the models, as text
     because: str  # why the keys have no effect for them
 
 
@@ -46,7 +46,7 @@ def _keeps_only(model: Model) -> bool:
     )
 
 
-def _reads_sources(model: Model) -> bool:
+def _is_encoder_decoder(model: Model) -> bool:
     return model.encoder is not None
 
 
@@ -63,34 +63,34 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _REPLIES = ("max_output_tokens", "max_choices", "max_logprobs", "max_stop")
 _GRAMMARS = ("grammar_size", "grammar_time", "grammar_memory")
 POOLS, WHOLE = "pooling models", "models with bidirectional attention"
-SOURCED = "encoder-decoder models"
+ENCODER_DECODER = "encoder-decoder models"
 
-IDLE = (
-    Idle(
+UNUSED_KEYS = (
+    UnusedKeys(
         {"model.generation_config": ANY, **{f"engine.sampling.{name}": ANY for name in _SAMPLING}},
         *(_pools, POOLS),
-        because="the model is served to pool its prompts, and no token is drawn",
+        because="the model is a pooling model and samples no tokens",
     ),
-    Idle(
+    UnusedKeys(
         {f"limits.{name}": ANY for name in (*_REPLIES, *_GRAMMARS)},
         *(_pools, POOLS),
-        because="the model is served to pool its prompts, and there are no replies to limit",
+        because="the model is a pooling model and has no generated replies",
     ),
-    Idle(
+    UnusedKeys(
         {"model.format": ANY, "endpoints.stream_keep_alive": 0.0, "observability.log_outputs": "off"},
         *(_pools, POOLS),
-        because="the model is served to pool its prompts, and writes no text",
+        because="the model is a pooling model and generates no text",
     ),
-    Idle(
+    UnusedKeys(
         {
             **{f"endpoints.responses.{name}": ANY for name in ("size", "count")},
             **{f"lifecycle.journal.{name}": ANY for name in ("folder", "size", "linger")},
             **{f"{name}.keep": 0.0 for name in ("endpoints.responses", "lifecycle.journal")},
         },
         *(_pools, POOLS),
-        because="the model is served to pool its prompts, and numbers are not kept but computed again",
+        because="the model is a pooling model, whose results are not stored but computed again",
     ),
-    Idle(
+    UnusedKeys(
         {
             "lifecycle.self_test.prompts": 0,
             "lifecycle.self_test.at_start": False,
@@ -100,14 +100,14 @@ IDLE = (
             "health.stalled_testing": 0.0,
         },
         *(_pools, POOLS),
-        because="the model is served to pool its prompts, and has no logits to compare with golden prompts",
+        because="the model is a pooling model and has no logits for golden prompts",
     ),
-    Idle(
+    UnusedKeys(
         {"hardware.graphs": False},
         *(_pools, POOLS),
-        because="the model is served to pool its prompts, and has no decode steps to capture as graphs",
+        because="the model is a pooling model and has no decode steps to capture as graphs",
     ),
-    Idle(
+    UnusedKeys(
         {
             "quantization.kv_cache": ANY,
             "hardware.kv_cache_memory": ANY,
@@ -115,19 +115,19 @@ IDLE = (
             "engine.cache.prefix": False,
         },
         *(has_no_kv_cache, WHOLE),
-        because="this model reads its prompts both ways and keeps nothing of them: there is no cache",
+        because="this model has bidirectional attention and no KV cache",
     ),
-    Idle(
+    UnusedKeys(
         {"engine.cache.prefix": False},
         *(_keeps_only, "decoders that pool all states of a prompt"),
-        because="the model pools the states of all tokens of a prompt, so that none can be left to the cache",
+        because="the model pools the states of all tokens of a prompt, so none can come from the cache",
     ),
-    Idle(
+    UnusedKeys(
         {"engine.cache.prefix": False},
-        *(_reads_sources, SOURCED),
+        *(_is_encoder_decoder, ENCODER_DECODER),
         because="cached states of this model depend on the complete encoder input, so requests cannot share them",
     ),
-    Idle(
+    UnusedKeys(
         {
             "model.chat_template": ANY,
             "model.format": "plain",
@@ -135,26 +135,26 @@ IDLE = (
             **{f"endpoints.responses.{name}": ANY for name in ("size", "count")},
             "endpoints.responses.keep": 0.0,
         },
-        *(_reads_sources, SOURCED),
-        because="this model answers a text that its encoder reads, and holds no conversations",
+        *(_is_encoder_decoder, ENCODER_DECODER),
+        because="encoder-decoder models do not support conversations",
     ),
-    Idle(
+    UnusedKeys(
         {"model.pooling.max_input": ANY},
         *(_makes_no_vectors, "models that do not embed"),
-        because="only texts that are embedded can be taken in pieces, and this model is not served to embed",
+        because="only embedding inputs can be split, and this model is not served for embeddings",
     ),
-    Idle(
+    UnusedKeys(
         {"model.pooling.score_tokens": ANY},
-        *(_names_no_tokens, "models but those that `model.task: score` makes rerankers"),
-        because="it names the answers of a model that generates and is served to score, which this one is not",
+        *(_names_no_tokens, "models other than rerankers (`model.task: score`)"),
+        because="only a generative model that is served with `model.task: score` has answer tokens",
     ),
 )
 
 
 def problems(settings: Settings, model: Model) -> Iterator[Problem]:
     """Yield a problem for each written key that has no effect for this model. Some are only warnings."""
-    for one in IDLE:
-        if one.is_idle(model):
+    for one in UNUSED_KEYS:
+        if one.applies_to(model):
             for key, so in one.keys.items():
                 path = tuple(key.split("."))
                 if path in settings.tree.values and _asks(settings, path, so):
@@ -169,9 +169,9 @@ def _asks(settings: Settings, path: tuple[str, ...], so: Any) -> bool:
 
 
 def _problem(settings: Settings, path: tuple[str, ...], because: str) -> Problem:
-    spelled = settings.tree.spelled.get(path)
+    spelled = settings.tree.interpolated.get(path)
     said, where = given(path, at(settings.tree, path), spelled.text if spelled else ""), settings.place(path)
     message, key = f"{said} has no effect: {because}", ".".join(path)
     if where.via:
         return Problem(where, key, message, said, code="no-effect")
-    return Problem(where, key, f"{message}; leave it out", said, hint="leave it out", remedy=Remove(), certain=False)
+    return Problem(where, key, f"{message}; leave it out", said, hint="leave it out", fix=Remove(), certain=False)

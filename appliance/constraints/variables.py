@@ -47,7 +47,7 @@ def _dtypes(view: View) -> tuple[str, ...]:
 
 
 def _dtype_why(view: View) -> str:
-    return "the type CPUs compute in" if view.device == "cpu" else "the checkpoint's type"
+    return "the type in which CPUs compute" if view.device == "cpu" else "the checkpoint's type"
 
 
 def _kernels(view: View) -> tuple[str, ...]:
@@ -64,17 +64,17 @@ def _kernels(view: View) -> tuple[str, ...]:
 def _kernels_why(view: View) -> str:
     if view.kernels == TRITON:
         return "the fused kernels for a GPU"
-    if view.kernels == TORCH and view.facts.model.sourced:
-        return "compiled kernels serve no encoder-decoder model"
+    if view.kernels == TORCH and view.facts.model.encoder_decoder:
+        return "compiled kernels do not support encoder-decoder models"
     if view.kernels == TORCH:
-        return "none are compiled: install with a C++ compiler and be 2 to 6 times as fast"
+        return "no compiled kernels are installed; install with a C++ compiler to be 2 to 6 times as fast"
     return "the fastest compiled kernels for this CPU"
 
 
 def _graphs_why(view: View) -> str:
     if view.graphs:
         return "decode steps of Triton kernels"
-    return "a model that pools has no decode steps" if view.kernels == TRITON else f"{view.kernels} kernels have none"
+    return "pooling models have no decode steps" if view.kernels == TRITON else f"{view.kernels} kernels have none"
 
 
 def _pages(view: View) -> tuple[str, ...]:
@@ -95,9 +95,9 @@ def _pages_why(view: View) -> str:
     if view.kv_cache == view.dtype:
         return "the type of the activations"
     if view.weights in ON_CPU:
-        return f"half the bytes, and far more exact than {view.weights} weights"
+        return f"half the bytes, and much smaller errors than {view.weights} weights"
     if is_compiled(view.kernels) and model.held:
-        return f"half the bytes, and far more exact than weights in {model.quantized}"
+        return f"half the bytes, and much smaller errors than weights in {model.quantized}"
     whose = "the type of a GGUF file's scales" if _is_quantized_gguf(model) else "the checkpoint's type"
     return f"{whose}, half the bytes of float32, measured perplexity {PERPLEXITY[view.kv_cache]}"
 
@@ -106,7 +106,10 @@ def _blocks_why(view: View) -> str:
     if lanes := LANES.get(view.kernels):
         vectors = BLOCK_TOKENS // lanes
         return f"{'one vector' if vectors == 1 else f'{vectors} whole vectors'} of scores of {view.kernels} kernels"
-    return "a last block is half empty on average, and prefixes are shared by whole blocks: few tokens either way"
+    return (
+        "the last block is half empty on average, and prefixes are shared in whole blocks, so small blocks lose few "
+        "tokens"
+    )
 
 
 def _sizes(facts: Facts) -> tuple[int, ...]:
@@ -124,7 +127,7 @@ def _tensors(view: View) -> tuple[int, ...]:
 
 def _tensor_why(view: View) -> str:
     if view.device == "cpu":
-        return "the ranks of a CPU share its memory, so that more of them fit no larger model"
+        return "the ranks of a CPU share its memory, so more ranks do not fit a larger model"
     return "the model fits on one GPU"
 
 
@@ -147,7 +150,7 @@ VARIABLES = (
         values=_always("float32", "bfloat16", "float16"),
         auto=_dtypes,
         why=_dtype_why,
-        prefers="on a CPU `float32`; on a GPU the checkpoint's type, `float16` where the GPU has no bfloat16",
+        prefers="on a CPU `float32`; on a GPU the checkpoint's type, `float16` if the GPU has no bfloat16",
     ),
     Variable(
         key="quantization.weights",
@@ -155,7 +158,7 @@ VARIABLES = (
         values=_always("stored", "int8", "int4", "fp8"),
         auto=_always("stored"),
         why=lambda view: f"the checkpoint's {view.facts.model.quantized or view.facts.model.dtype}",
-        prefers="the checkpoint's numbers",
+        prefers="the checkpoint's weights",
         spell=(("stored", "auto"),),
     ),
     Variable(
@@ -181,7 +184,7 @@ VARIABLES = (
         name="batch_invariant",
         values=_always(False, True),
         auto=_always(False),
-        why=lambda view: "not asked for",
+        why=lambda view: "not set",
         prefers="`false`",
         sole=True,
     ),
@@ -207,8 +210,8 @@ VARIABLES = (
         name="max_context",
         values=lambda facts: (facts.model.max_context, 2),
         auto=_always(2),  # the minimum; the usable part of the checkpoint's context is computed when memory is divided
-        why=lambda view: "what one request needs at least",
-        prefers="what the checkpoint supports, or what the cache can hold of it",
+        why=lambda view: "minimum for one request",
+        prefers="maximum of the checkpoint, or the capacity of the cache",
         limit=True,
     ),
     Variable(
@@ -216,7 +219,7 @@ VARIABLES = (
         name="data",
         values=_always(1, 2),
         auto=_always(1),
-        why=lambda view: "not asked for",
+        why=lambda view: "not set",
         prefers="1",
         sole=True,
     ),

@@ -16,21 +16,21 @@ RULES = (
         name="rounded",
         keys=("weights", "kernels"),
         holds=lambda view: view.weights not in ON_CPU or is_compiled(view.kernels),
-        text="only compiled kernels of a CPU multiply by weights that are rounded to int8 or int4",
+        text="only compiled CPU kernels support weights that are quantized to int8 or int4",
     ),
     Rule(
         name="rounded-fp8",
         keys=("weights", "kernels"),
         holds=lambda view: view.weights != "fp8" or view.kernels == TRITON,
-        text="only Triton kernels multiply by weights that are rounded to fp8",
+        text="only Triton kernels support weights that are quantized to fp8",
     ),
     Rule(
         name="rounded-experts",
         keys=("weights",),
         facts=("model.experts",),
         holds=lambda view: view.weights != "fp8" or not view.facts.model.experts,
-        text="matrices of a model with experts are not rounded to fp8",
-        because=lambda facts: "the model has experts, by which Triton kernels multiply in the type of the activations",
+        text="models with experts are not quantized to fp8",
+        because=lambda facts: "the model has experts, which Triton kernels multiply in the type of the activations",
         chosen=True,
     ),
     Rule(
@@ -38,9 +38,9 @@ RULES = (
         keys=("weights",),
         facts=("model.quantized", "model.method", "model.restored"),
         holds=_roundable,
-        text="a quantized checkpoint is not rounded again, except GGUF weights of other types",
+        text="a quantized checkpoint is not quantized again, except GGUF weights of other types",
         because=lambda facts: (
-            f"the checkpoint is quantized already, in {facts.model.quantized}: round the one that it was made from"
+            f"the checkpoint is already quantized ({facts.model.quantized}); quantize the original checkpoint instead"
         ),
         chosen=True,
     ),

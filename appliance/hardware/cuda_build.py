@@ -62,17 +62,17 @@ def unusable(build: Build | None, driver: Capability | None, gpus: Iterable[tupl
     if build is None:
         return ""
     if build.toolkit is None:
-        return f"torch {build.version} is built without CUDA: install a build with it"
+        return f"torch {build.version} is built without CUDA; install a CUDA build"
     if driver is not None and driver[0] < build.release[0]:
         return (
-            f"torch {build.version} is built with CUDA {build.toolkit}, and the driver serves {driver[0]}.{driver[1]}: "
-            f"update the driver, or install a torch for CUDA {driver[0]}"
+            f"torch {build.version} is built with CUDA {build.toolkit}, but the driver supports only "
+            f"{driver[0]}.{driver[1]}; update the driver, or install a torch for CUDA {driver[0]}"
         )
     built = BUILT_FOR.get(build.toolkit)
     for name, capability in gpus:
-        if built is not None and not _serves(built, capability):
-            others = [toolkit for toolkit, archs in BUILT_FOR.items() if _serves(archs, capability)]
-            instead = f"install a torch for CUDA {' or '.join(others)}" if others else "no known build has"
+        if built is not None and not _supports(built, capability):
+            others = [toolkit for toolkit, archs in BUILT_FOR.items() if _supports(archs, capability)]
+            instead = f"install a torch for CUDA {' or '.join(others)}" if others else "no known build supports it"
             return (
                 f"torch {build.version} has no code for {name} (compute capability {capability[0]}.{capability[1]}): "
                 f"{instead}"
@@ -80,5 +80,5 @@ def unusable(build: Build | None, driver: Capability | None, gpus: Iterable[tupl
     return ""
 
 
-def _serves(built: tuple[Capability, ...], capability: Capability) -> bool:
+def _supports(built: tuple[Capability, ...], capability: Capability) -> bool:
     return any(one[0] == capability[0] and one[1] <= capability[1] for one in built)

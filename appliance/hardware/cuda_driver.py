@@ -21,7 +21,7 @@ class Driver:
             self._cuda = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise DriverError(
-                "libcuda.so.1 is not there: the container lacks the NVIDIA runtime (--gpus all)"
+                "libcuda.so.1 was not found; run the container with the NVIDIA runtime (--gpus all)"
             ) from error
 
     def call(self, name: str, *arguments: Any) -> None:

@@ -19,7 +19,7 @@ class GpuModel:
     """A GPU model. Throughputs are dense operations per second, by the type of the operands."""
 
     name: str
-    calls: str  # regular expression of the name that CUDA reports
+    cuda_name: str  # regular expression of the name that CUDA reports
     memory: int  # bytes
     bandwidth: int  # bytes per second
     bf16: int
@@ -36,7 +36,7 @@ class GpuModel:
 
 def _gpu(
     name: str,
-    calls: str,
+    cuda_name: str,
     mib: int,
     gb_s: int,
     bf16: float,
@@ -52,7 +52,7 @@ def _gpu(
     TFLOP/s.
     """
     return GpuModel(
-        *(name, calls, mib * MIB, gb_s * GIGA, int(bf16 * TERA), int(fp32 * TERA), capability, link * GIGA, kind),
+        *(name, cuda_name, mib * MIB, gb_s * GIGA, int(bf16 * TERA), int(fp32 * TERA), capability, link * GIGA, kind),
         fp8=int(fp8 * TERA),
     )
 
@@ -75,8 +75,8 @@ GPUS = (
     _gpu("rtx5090", "RTX 5090$", 32607, 1792, 209, 104.8, (12, 0), 128, "PCIe", fp8=419),
 )
 CONTEXT_BYTES = 600 * MIB  # size of a CUDA context, which exists before any allocation
-# Known but unsupported devices, and the reason.
-UNSERVED = {"mi300x": "an AMD GPU of 192 GB; the kernels here are for NVIDIA's", "mi325x": "an AMD GPU of 256 GB"}
+# Known but unsupported devices.
+UNSUPPORTED = {"mi300x": "an AMD GPU", "mi325x": "an AMD GPU"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class CpuModel:
     """A class of CPUs by vector unit."""
 
     name: str
-    what: str
+    description: str
     variant: str  # compiled kernels that it runs
     floats: int  # float32 operations per cycle and core
     int8: int  # int8 operations per cycle and core
@@ -107,24 +107,24 @@ CPUS = (
     CpuModel("epyc", "EPYC of Genoa or newer", "avx512", 32, 256, 3_100_000_000, 25 * GIGA, 460 * GIGA, 96),
     CpuModel("core", "Core of Alder Lake or newer", "avxvnni", 32, 128, 3_000_000_000, 20 * GIGA, 75 * GIGA, 16),
     CpuModel("graviton", "Graviton 3 or newer", "neon", 32, 128, 2_600_000_000, 20 * GIGA, 307 * GIGA, 64),
-    CpuModel("base", "any other", "base", 8, 8, 2_600_000_000, 10 * GIGA, 50 * GIGA, 64),
+    CpuModel("base", "any other CPU", "base", 8, 8, 2_600_000_000, 10 * GIGA, 50 * GIGA, 64),
 )
 
 
-def gpu_named(name: str) -> GpuModel | None:
+def gpu_by_name(name: str) -> GpuModel | None:
     return next((gpu for gpu in GPUS if gpu.name == name), None)
 
 
-def gpu_called(name: str) -> GpuModel | None:
+def gpu_by_cuda_name(name: str) -> GpuModel | None:
     """Return the model of a GPU by its CUDA name, or None if the table does not have it."""
-    return next((gpu for gpu in GPUS if name == gpu.title or re.search(gpu.calls, name)), None)
+    return next((gpu for gpu in GPUS if name == gpu.title or re.search(gpu.cuda_name, name)), None)
 
 
-def cpu_named(name: str) -> CpuModel | None:
+def cpu_by_name(name: str) -> CpuModel | None:
     return next((cpu for cpu in CPUS if cpu.name == name), None)
 
 
-def cpu_running(kernels: tuple[str, ...]) -> CpuModel:
+def cpu_by_kernels(kernels: tuple[str, ...]) -> CpuModel:
     """Return the class of a CPU that runs these kernels, which are ordered fastest first."""
     best = next(iter(kernels), "base")
     return next((cpu for cpu in CPUS if cpu.variant == best), CPUS[-1])

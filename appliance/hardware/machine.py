@@ -42,7 +42,7 @@ class Machine:
     memory_free: int  # bytes
     memory_from: str  # what limits the memory, as text
     gpus: tuple[Gpu, ...] = ()
-    no_gpu: str = "not looked for"  # reason if there are no GPUs
+    no_gpu: str = "GPUs were not searched for"  # reason if there are no GPUs
     kernels: tuple[str, ...] = ()  # compiled CPU kernels that this machine runs, fastest first
     triton: bool = False  # whether Triton is installed
     topology: Topology = Topology()
@@ -54,7 +54,7 @@ def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
     topology = read_topology(root, os.sched_getaffinity(0), cgroup_folders(root, "cpuset"))
     cores, cores_from = count_cores(root, len(topology.allowed))
     memory, memory_from = free_memory(root)
-    found, reason = find_gpus(root) if gpus else ((), "not looked for")
+    found, reason = find_gpus(root) if gpus else ((), "GPUs were not searched for")
     triton = find_spec("triton") is not None
     return Machine(cores, cores_from, memory, memory_from, found, reason, usable(), triton, topology)
 
@@ -152,7 +152,10 @@ def find_gpus(root: Path) -> tuple[tuple[Gpu, ...], str]:
     except subprocess.TimeoutExpired:
         return (), f"the NVIDIA driver did not answer within {PROBE_TIMEOUT_S} s"
     if answer.returncode != 0:
-        return (), f"asking the NVIDIA driver ended with code {answer.returncode}: {answer.stderr.strip()[-200:]}"
+        return (
+            (),
+            f"the query of the NVIDIA driver failed with code {answer.returncode}: {answer.stderr.strip()[-200:]}",
+        )
     return parse_gpus(answer.stdout, installed_build())
 
 
@@ -161,7 +164,7 @@ def parse_gpus(text: str, build: Build | None) -> tuple[tuple[Gpu, ...], str]:
     answer = json.loads(text)
     gpus = tuple(Gpu(g["name"], g["memory"], g["free"], (g["major"], g["minor"])) for g in answer["gpus"])
     if not gpus:
-        return (), answer["error"] or "CUDA shows no device to this process"
+        return (), answer["error"] or "CUDA reports no device for this process"
     version = answer["version"]
     driver = None if version is None else (version // 1000, version % 1000 // 10)
     reason = unusable(build, driver, ((gpu.name, gpu.capability) for gpu in gpus))

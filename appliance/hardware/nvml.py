@@ -31,7 +31,7 @@ class Nvml:
         try:
             self._nvml = ctypes.CDLL(library)
         except OSError as error:
-            raise NvmlError(f"{library} is not there") from error
+            raise NvmlError(f"{library} was not found") from error
         self._nvml.nvmlErrorString.restype = ctypes.c_char_p
         self._call("nvmlInit_v2")
 
@@ -47,21 +47,21 @@ class Nvml:
         """
         handle = ctypes.c_void_p()
         self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
-        told: dict[str, Any] = {"index": index}
+        state: dict[str, Any] = {"index": index}
         name, memory = ctypes.create_string_buffer(96), _Memory()
         degrees, errors = ctypes.c_uint(), ctypes.c_ulonglong()
         try:
             self._call("nvmlDeviceGetName", handle, name, len(name))
-            told["name"] = name.value.decode()
+            state["name"] = name.value.decode()
             self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-            told["memory"] = {"total": memory.total, "used": memory.used}
+            state["memory"] = {"total": memory.total, "used": memory.used}
             self._call("nvmlDeviceGetTemperature", handle, 0, ctypes.byref(degrees))
-            told["temperature"] = degrees.value
+            state["temperature"] = degrees.value
             self._call("nvmlDeviceGetTotalEccErrors", handle, 1, 0, ctypes.byref(errors))
-            told["uncorrected_memory_errors"] = errors.value
+            state["uncorrected_memory_errors"] = errors.value
         except NvmlError as error:
-            told["error"] = str(error)
-        return told
+            state["error"] = str(error)
+        return state
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._nvml, name)(*arguments)

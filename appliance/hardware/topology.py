@@ -57,12 +57,12 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     for part in filter(None, text.strip().split(",")):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise ValueError(f"{part!r} is no CPU and no range of CPUs such as 0-3")
+            raise ValueError(f"{part!r} is neither a CPU nor a range of CPUs such as 0-3")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(found))
 
 
-def spell_cpus(cpus: Iterable[int]) -> str:
+def format_cpus(cpus: Iterable[int]) -> str:
     """Format CPUs as a list that `parse_cpus` reads."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
@@ -73,9 +73,9 @@ def spell_cpus(cpus: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
-def spell_node(node: Node) -> str:
+def format_node(node: Node) -> str:
     cpus = [cpu for core in node for cpu in core]
-    return f"{len(node)} cores, CPUs {spell_cpus(cpus)}"
+    return f"{len(node)} cores, CPUs {format_cpus(cpus)}"
 
 
 def _cpus(path: Path) -> set[int]:

@@ -24,7 +24,7 @@ def record(plan: Plan, *, locked: Recorded | None = None) -> tuple[Recorded | No
     if not engine.self_test.prompts:
         return None, "lifecycle.self_test.prompts is 0"
     if plan.machine.described:
-        return None, f"they have to be computed, and {plan.machine.described} is not here"
+        return None, f"they must be computed on {plan.machine.described}, which is not this machine"
     test = msgspec.structs.replace(engine.self_test, locked=locked, refuses=False, budget_s=RECORDING_S)
     return _computed(msgspec.structs.replace(engine, self_test=test, record=None))
 
@@ -38,7 +38,7 @@ def _computed(config: EngineConfig) -> tuple[Recorded | None, str]:
         command = [sys.executable, "-P", "-m", "engine.golden", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, env={**environment(), **threads}, check=False)
     if done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2] or f"the engine ended with {done.returncode}"
+        last = done.stderr.strip().rpartition("\n")[2] or f"the engine exited with code {done.returncode}"
         return None, last
     found = msgspec.json.decode(done.stdout, type=Recorded)
-    return (found, "") if found.goldens else (None, "no prompt of them has finite logits, or fits into max_context")
+    return (found, "") if found.goldens else (None, "no prompt has finite logits and fits into max_context")

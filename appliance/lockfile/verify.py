@@ -7,45 +7,43 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from appliance.checkpoints.facts import NotHere
+from appliance.checkpoints.facts import NotDownloaded
 from appliance.checkpoints.lockfile import Difference, Lock, drift, lock_path
 from appliance.config.settings import Settings
-from appliance.lockfile.write import derived, differences, planned, refusal, wanted
+from appliance.lockfile.write import derived_values, differences, planned_values, refusal, required_lock
 from appliance.planning.plan import Plan
 
-NOTES = 6  # most lines about differences from the locked plan
+MAX_NOTES = 6  # most lines about differences from the locked plan
 
 
 @dataclass
-class Guard:
-    """Lock verification, passed to `prove`.
+class LockVerifier:
+    """Lock verification, passed to `validate`.
 
-    `prove` calls it with the settings and the checkpoint folder, or with None while files are missing locally.
+    `validate` calls it with the settings and the checkpoint folder, or with None while files are missing locally.
     """
 
-    hashed: bool
+    hash_contents: bool
     """True: hash every byte, as before a start, so all files must be local; False: compare sizes and cached digests."""
     strict: bool = False  # True: require a lock and refuse any difference, whatever model.lock says
     lock: Lock | None = None
     path: Path = Path()
-    here: bool = True
+    is_local: bool = True
     skipped: list[str] = field(default_factory=list)
     differing: list[Difference] = field(default_factory=list)
 
     def __call__(self, settings: Settings, folder: Path | None) -> None:
         mode = "require" if self.strict else settings.manifest.model.lock
-        self.lock, self.path = wanted(settings, mode), lock_path(settings.path)
-        self.here = folder is not None
+        self.lock, self.path = required_lock(settings, mode), lock_path(settings.path)
+        self.is_local = folder is not None
         if folder is None:
             # Code that comes with the checkpoint must not run before it is verified, either.
-            if self.lock is not None and (self.hashed or settings.manifest.model.trust_remote_code):
-                raise NotHere(
-                    f"not all of it is here, and {self.path} holds it to its files; `slipway fetch` gets them"
-                )
+            if self.lock is not None and (self.hash_contents or settings.manifest.model.trust_remote_code):
+                raise NotDownloaded(f"{self.path} requires the files, and some are not downloaded; run `slipway fetch`")
             return
         if self.lock is None or not folder.exists():
             return
-        found, self.skipped = differences(settings, self.lock, folder, hashed=self.hashed)
+        found, self.skipped = differences(settings, self.lock, folder, hash_contents=self.hash_contents)
         if found and mode != "warn":
             raise refusal(settings, found)
         self.differing = found
@@ -55,14 +53,14 @@ class Guard:
         if self.lock is None:
             return ""
         count = len(self.lock.model.files)
-        if not self.here:
-            return f"{self.path}: {count} file{'s' * (count != 1)}, held to once they are here"
+        if not self.is_local:
+            return f"{self.path}: {count} file{'s' * (count != 1)}, verified once they are downloaded"
         if self.differing:
-            return f"{self.path}: {len(self.differing)} of {count} files are not as locked, and model.lock is warn"
+            return f"{self.path}: {len(self.differing)} of {count} files differ from the lock, and model.lock is warn"
         files = f"{count} file{'s' * (count != 1)}"
         if not self.skipped:
-            known = "" if self.hashed else " (digests known from an earlier reading; sizes and times are unchanged)"
-            return f"{self.path}: {files} as locked{known}"
+            known = "" if self.hash_contents else " (cached digests; sizes and times are unchanged)"
+            return f"{self.path}: {files} match the lock{known}"
         unread = "contents were" if len(self.skipped) == count else f"contents of {len(self.skipped)} were"
         done = f"{files} with the locked names and sizes"
         return f"{self.path}: {done}; {unread} not compared (`slipway lock --check` compares them)"
@@ -77,11 +75,11 @@ class Guard:
             return
         for one in self.differing:
             yield f"warning: {self.path}: {one.name}: {one.message}"
-        drifted = list(drift(self.lock.plan, planned(plan) if self.strict else derived(plan)))
-        most = len(drifted) if self.strict else NOTES
+        drifted = list(drift(self.lock.plan, planned_values(plan) if self.strict else derived_values(plan)))
+        most = len(drifted) if self.strict else MAX_NOTES
         if drifted:
             other = ", for another manifest" if plan.sha256 != self.lock.manifest else ""
-            yield f"note: {self.path}: the plan is not the one that was locked (on {self.lock.machine}{other}):"
+            yield f"note: {self.path}: the plan differs from the locked plan (on {self.lock.machine}{other}):"
         yield from (f"  {line}" for line in drifted[:most])
         if len(drifted) > most:
             yield f"  and {len(drifted) - most} more; `slipway lock --check` lists them"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from appliance.checkpoints.digest import Digest, Shown, digests, remember, remembered
+from appliance.checkpoints.digest import Digest, HashProgress, cache_digests, cached_digests, digests
 from appliance.checkpoints.lockfile import (
     CODE,
     LOCK_BYTES,
@@ -26,7 +26,7 @@ from appliance.config.settings import Settings
 from appliance.config.version import __version__
 from appliance.config.yaml_loader import Place
 from appliance.lockfile.files import read_names, revision
-from appliance.planning.plan import Plan, settled
+from appliance.planning.plan import Plan, resolved_values
 from engine.api.files import TEXT_BYTES, read_file, read_text
 from engine.api.golden import Recorded
 from engine.gguf.file import root_of
@@ -44,7 +44,7 @@ def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) ->
         slipway=__version__,
         manifest=plan.sha256,
         outputs_sha256=plan.gateway.outputs_sha256,
-        graphs_sha256=graphs_hash(settled(plan.effective)),
+        graphs_sha256=graphs_hash(resolved_values(plan.effective)),
         machine=machine(plan),
         model=Model(
             path=_source(settings),
@@ -53,7 +53,7 @@ def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) ->
             files=_hashed(root_of(folder), read_names(folder), settings.cache),
         ),
         template=_template(plan, settings, folder),
-        plan=planned(plan),
+        plan=planned_values(plan),
         golden=golden,
     )
 
@@ -72,12 +72,12 @@ def _source(settings: Settings) -> str:
 def _hashed(folder: Path, names: Iterable[str], cache: Path | None) -> dict[str, Digest]:
     paths = {name: folder / name for name in names}
     present = [path for path in paths.values() if path.is_file()]
-    shown = Shown(sum(path.stat().st_size for path in present), str(folder))
+    progress = HashProgress(sum(path.stat().st_size for path in present), str(folder))
     try:
-        found = digests(present, shown)
+        found = digests(present, progress)
     finally:
-        shown.close()
-    remember(cache, found)
+        progress.close()
+    cache_digests(cache, found)
     return {name: found[path] for name, path in paths.items() if path in found}
 
 
@@ -106,7 +106,7 @@ def _template(plan: Plan, settings: Settings, folder: Path) -> Template | None:
     return Template(own, hashlib.sha256(text).hexdigest())
 
 
-def planned(plan: Plan) -> dict[str, Any]:
+def planned_values(plan: Plan) -> dict[str, Any]:
     """Return every resolved key except the lock's own, and the memory numbers, in the order of the manifest."""
     hidden = ("secrets.", "model.lock")
     keys = {one.key: one.resolved for one in plan.effective if not one.key.startswith(hidden)}
@@ -122,16 +122,16 @@ def planned(plan: Plan) -> dict[str, Any]:
     return plain
 
 
-def derived(plan: Plan) -> dict[str, Any]:
-    """Return the part of `planned` that `auto` resolved from the checkpoint and the machine."""
+def derived_values(plan: Plan) -> dict[str, Any]:
+    """Return the part of `planned_values` that `auto` resolved from the checkpoint and the machine."""
     written = {one.key for one in plan.effective if not one.reason}
-    return {key: value for key, value in planned(plan).items() if key not in written}
+    return {key: value for key, value in planned_values(plan).items() if key not in written}
 
 
 # -- comparing a checkpoint with its lock -----------------------------------------------------------------------------
 
 
-def wanted(settings: Settings, mode: str) -> Lock | None:
+def required_lock(settings: Settings, mode: str) -> Lock | None:
     """Return the lock to verify for this mode of model.lock, or None if there is none and none is required.
 
     Raise Refused.
@@ -143,24 +143,26 @@ def wanted(settings: Settings, mode: str) -> Lock | None:
         return read_lock(path)
     except FileNotFoundError:
         if mode == "require":
-            message = f"there is no {path}; `slipway lock {settings.path}` writes it"
+            message = f"{path} does not exist; create it with `slipway lock {settings.path}`"
             raise Refused([Problem(settings.place(KEY), "model.lock", message, code=CODE)], exits.INTEGRITY) from None
         return None
 
 
-def differences(settings: Settings, lock: Lock, folder: Path, *, hashed: bool) -> tuple[list[Difference], list[str]]:
+def differences(
+    settings: Settings, lock: Lock, folder: Path, *, hash_contents: bool
+) -> tuple[list[Difference], list[str]]:
     """Return the differences from the lock, and the names of files whose content was not compared.
 
-    With `hashed` every byte is read. Otherwise sizes are compared, and digests that are cached for unchanged files.
+    With `hash_contents` every byte is read. Otherwise sizes are compared, and the cached digests of unchanged files.
     Raise CheckpointError.
     """
     names = {*read_names(folder)}
     folder = root_of(folder)
     names |= {name for name in lock.model.files if (folder / name).is_file()}
-    if hashed:
+    if hash_contents:
         known: Mapping[str, Digest] = _hashed(folder, names, settings.cache)
     else:
-        seen = remembered(settings.cache, [folder / name for name in names])
+        seen = cached_digests(settings.cache, [folder / name for name in names])
         known = {name: seen[folder / name] for name in names if folder / name in seen}
     found: dict[str, Digest | None] = dict.fromkeys(names)
     skipped = []
@@ -185,7 +187,7 @@ def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:
     except OSError:
         return []  # reported as a problem of model.chat_template
     if lock.template is None or lock.template.file != file:
-        return [Difference(file, f"would be read and is not in the lock; found sha256 {found}")]
+        return [Difference(file, f"is read at a start and is not in the lock; found sha256 {found}")]
     expected = lock.template.sha256
     return [] if found == expected else [Difference(file, f"changed; expected sha256 {expected}, found {found}")]
 
@@ -194,12 +196,12 @@ def refusal(settings: Settings, found: Iterable[Difference]) -> Refused:
     """Return the differences as problems of the lock file, each at its line."""
     path = lock_path(settings.path)
     lines = read_text(path, LOCK_BYTES).splitlines()
-    cure = f"restore it, or lock what is there with `slipway lock {settings.path}`"
+    hint = f"restore the file, or lock the present files with `slipway lock {settings.path}`"
 
     def place(name: str) -> Place:
         quoted = msgspec.json.encode(name).decode()
         line = next((n for n, text in enumerate(lines, 1) if quoted in text), 0)
         return Place(str(path), line, 5) if line else Place(str(path))
 
-    problems = [Problem(place(one.name), one.name, f"{one.message}; {cure}", code=CODE) for one in found]
+    problems = [Problem(place(one.name), one.name, f"{one.message}; {hint}", code=CODE) for one in found]
     return Refused(problems, exits.INTEGRITY)

@@ -8,7 +8,7 @@ from typing import Any
 from appliance.observability.metrics import Metrics
 
 INTERVAL_S = 2.0
-KEPT = 900
+MAX_SAMPLES = 900
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ def sample(metrics: Metrics, open_requests: int) -> Sample:
 
 
 class History:
-    """The last `KEPT` samples, one every `INTERVAL_S` seconds."""
+    """The last `MAX_SAMPLES` samples, one every `INTERVAL_S` seconds."""
 
     def __init__(self) -> None:
-        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
 
     def add(self, sample: Sample) -> None:
         self._samples.append(sample)

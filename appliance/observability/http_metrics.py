@@ -25,13 +25,15 @@ class HttpMetrics(Collector):
             buckets=_DURATION_S, registry=registry,
         )  # fmt: skip
         self._fine = Histogram(
-            "http_request_duration_highr_seconds", "The same over all handlers, in finer buckets.",
+            "http_request_duration_highr_seconds", "Time to the end of the reply, over all handlers, in finer buckets.",
             buckets=_FINE_DURATION_S, registry=registry,
         )  # fmt: skip
         self._received = Summary(
-            "http_request_size_bytes", "Bytes of the bodies read.", ("handler",), registry=registry
+            "http_request_size_bytes", "Size of request bodies in bytes.", ("handler",), registry=registry
         )
-        self._sent = Summary("http_response_size_bytes", "Bytes of the bodies sent.", ("handler",), registry=registry)
+        self._sent = Summary(
+            "http_response_size_bytes", "Size of response bodies in bytes.", ("handler",), registry=registry
+        )
 
     def request(self, handler: str, method: str, status: int, seconds: float, received: int, sent: int) -> None:
         self._requests.labels(handler, method, f"{status // 100}xx").inc()

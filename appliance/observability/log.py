@@ -36,7 +36,7 @@ def _frames(record: logging.LogRecord) -> list[str]:
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(record.exc_info[2])]
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     """Return a field's value for a line of text. A value with a space is quoted, because it could look like another
     field."""
     quoted = isinstance(value, str) and (" " in value or '"' in value)
@@ -53,7 +53,7 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         parts = [_when(record), record.levelname.lower(), _where(record), record.getMessage()]
         parts += [
-            f"{name}={_shown(getattr(record, name))}" for name in _FIELDS if getattr(record, name, None) is not None
+            f"{name}={_quoted(getattr(record, name))}" for name in _FIELDS if getattr(record, name, None) is not None
         ]
         parts += [f"| {frame}" for frame in _frames(record)]
         return printable(" ".join(parts))
@@ -168,10 +168,10 @@ class RequestLog:
 
     def model_fault(self, subject: Subject, fault: str) -> None:
         """Log a fault in a file of the model. `fault` must not quote the prompt."""
-        self._log.error("the model is at fault: %s", fault, extra=subject.fields())
+        self._log.error("fault in a file of the model: %s", fault, extra=subject.fields())
 
     def unexpected(self, subject: Subject, error: BaseException) -> None:
         """Log an unexpected exception: its type and where it was raised. The message is omitted because it may quote
         the prompt."""
-        told = (type(error), error, error.__traceback__)
-        self._log.error("unexpected %s", type(error).__name__, exc_info=told, extra=subject.fields())
+        exc_info = (type(error), error, error.__traceback__)
+        self._log.error("unexpected %s", type(error).__name__, exc_info=exc_info, extra=subject.fields())

@@ -96,7 +96,7 @@ class Metrics(Collector):
         numbers = self._numbers[name].values()
         return sum(numbers) / max(1, len(numbers))
 
-    def tell_keys(self, names: Iterable[str]) -> None:
+    def register_keys(self, names: Iterable[str]) -> None:
         """Create the series of API keys by name, starting at 0."""
         for name in names:
             self._numbers["key_tokens"].setdefault((name,), 0.0)
@@ -193,16 +193,16 @@ class Metrics(Collector):
         self.set("connections", connections - idle, "active")
         self.set("connections", idle, "idle")
         for family in self.families:
-            yield self._rendered(family, f"slipway_{family.name}")
-        yield self._info()
-        yield self._phases()
+            yield self._family_metric(family, f"slipway_{family.name}")
+        yield self._build_info()
+        yield self._phase_metric()
         if self._config.vllm_metrics:
             for family in self.families:
                 if family.vllm is not None:
-                    yield self._rendered(family, f"vllm:{family.vllm}")
+                    yield self._family_metric(family, f"vllm:{family.vllm}")
             yield self._cache_info()
 
-    def _rendered(self, family: Family, name: str) -> Metric:
+    def _family_metric(self, family: Family, name: str) -> Metric:
         labels = ("model_name", *(("engine",) if family.per_engine else ()), *family.labels)
         model = self._config.names[0]
         if family.kind == "histogram":
@@ -216,7 +216,7 @@ class Metrics(Collector):
             numbers.add_metric((model, *key), value)
         return numbers
 
-    def _info(self) -> Metric:
+    def _build_info(self) -> Metric:
         info = GaugeMetricFamily(
             "slipway_build_info",
             "Version and manifest of this service; always 1.",
@@ -225,8 +225,10 @@ class Metrics(Collector):
         info.add_metric((self._config.version, self._config.manifest_sha256, self._config.names[0]), 1)
         return info
 
-    def _phases(self) -> Metric:
-        phases = GaugeMetricFamily("slipway_phase", "1 for what the service is doing, 0 else.", labels=("phase",))
+    def _phase_metric(self) -> Metric:
+        phases = GaugeMetricFamily(
+            "slipway_phase", "1 for the current phase of the service, 0 for the others.", labels=("phase",)
+        )
         for phase in sorted({*PHASES, self.phase}):
             phases.add_metric((phase,), float(phase == self.phase))
         return phases

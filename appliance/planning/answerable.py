@@ -46,7 +46,7 @@ def _end_tokens(settings: Settings, checkpoint: Checkpoint) -> Iterator[Problem]
         given = values.get("eos_token_id")
         for token in given if isinstance(given, list) else [given]:
             if isinstance(token, int) and token >= vocab:
-                allowed = f"the vocabulary has the ids 0 to {vocab - 1}, so no reply would end"
+                allowed = f"the vocabulary has the IDs 0 to {vocab - 1}, so replies would never end"
                 yield _problem(settings, f"{checkpoint.path / file}: eos_token_id is {token}; {allowed}")
 
 

@@ -27,5 +27,5 @@ def refuse(
     `instead` is the nearest valid value, as YAML text.
     """
     path = tuple(key.split("."))
-    remedy = Write(instead) if instead and path in settings.tree.values else None
-    raise Refused([Problem(settings.place(path), key, message, remedy=remedy, certain=False)], cause)
+    fix = Write(instead) if instead and path in settings.tree.values else None
+    raise Refused([Problem(settings.place(path), key, message, fix=fix, certain=False)], cause)

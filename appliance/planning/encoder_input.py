@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from appliance.config.gateway import SourceModel
+from appliance.config.gateway import EncoderLimits
 from engine.api.config import EngineConfig
 from engine.models.checkpoint import Checkpoint
 
 
-def source_model(checkpoint: Checkpoint, max_context: int, engine: EngineConfig) -> SourceModel | None:
+def encoder_limits(checkpoint: Checkpoint, max_context: int, engine: EngineConfig) -> EncoderLimits | None:
     """Return the limits of an encoder-decoder model, or None if the model has no encoder.
 
     The context must have room for the decoder's start tokens and for one generated token.
@@ -16,12 +16,14 @@ def source_model(checkpoint: Checkpoint, max_context: int, engine: EngineConfig)
     if model.encoder is None:
         return None
     slots = min(engine.max_running, engine.max_step_tokens)
-    begins = checkpoint.begin_ids
-    return SourceModel(
-        longest=min(model.max_encoder_input, engine.max_step_tokens - slots, max_context - len(begins) - 1),
+    decoder_start_ids = checkpoint.begin_ids
+    return EncoderLimits(
+        max_input=min(
+            model.max_encoder_input, engine.max_step_tokens - slots, max_context - len(decoder_start_ids) - 1
+        ),
         reply=model.max_context - model.max_encoder_input,
-        begins=begins,
-        never=_never(checkpoint),
+        decoder_start_ids=decoder_start_ids,
+        banned=_never(checkpoint),
     )
 
 

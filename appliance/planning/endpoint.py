@@ -20,7 +20,7 @@ from engine.api.files import read_text
 _HOST = ("endpoints", "host")
 _KEYS = ("endpoints", "api_keys")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
-_ADVICE = "use 0.0.0.0 or :: for all addresses of a machine, or 127.0.0.1 for itself only"
+_ADVICE = "use 0.0.0.0 or :: for all addresses of the machine, or 127.0.0.1 for local access only"
 
 
 def check_endpoint(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
@@ -40,14 +40,14 @@ def check_host_here(settings: Settings) -> Iterator[Problem]:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
     except (OSError, UnicodeError):
-        yield unread(settings.place(_HOST), _HOST, f"{host!r} is no known host name; {advice}")
+        yield unread(settings.place(_HOST), _HOST, f"{host!r} is not a known host name; {advice}")
         return
     with socket.socket(family, kind, protocol) as probe:
         try:
             probe.bind(address)
         except OSError as error:
             why = (error.strerror or str(error)).lower()
-            yield unread(settings.place(_HOST), _HOST, f"{host!r} is no address of this machine ({why}); {advice}")
+            yield unread(settings.place(_HOST), _HOST, f"{host!r} is not an address of this machine ({why}); {advice}")
 
 
 def _host(settings: Settings) -> Iterator[Problem]:
@@ -103,5 +103,5 @@ def _api_keys(settings: Settings, environ: Mapping[str, str]) -> Iterator[Proble
         yield unread(settings.place(_KEYS), _KEYS, str(error))
         return
     if not keys:
-        what = f"{place} holds no key; write one on each line, or remove endpoints.api_keys"
+        what = f"{place} contains no key. Write one key per line, or remove endpoints.api_keys"
         yield unread(settings.place(_KEYS), _KEYS, what)

@@ -4,17 +4,17 @@ from dataclasses import dataclass
 
 from appliance.hardware.machine import Machine
 from appliance.planning.derivation import Account, Step, number
-from appliance.planning.memory_budget import Room
+from appliance.planning.memory_budget import MemoryBudget
 from appliance.planning.roofline import Roofline, limits, roofline, slowest_step_s
 from engine.models.checkpoint import Checkpoint
-from engine.models.stored import held_weights
+from engine.models.stored import resident_weights
 
 DISK_BYTES_S = 1_000_000_000  # assumed: local disk of a cloud host; the page cache is several times as fast
 NETWORK_BYTES_S = 125_000_000  # assumed: 1 Gbit/s
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Estimate:
     """Estimates of load time and speed."""
 
     file_bytes: int  # bytes of the checkpoint's weight files
@@ -25,49 +25,51 @@ class Outlook:
     accounts: tuple[Account, ...]
 
 
-def outlook(
+def estimate(
     checkpoint: Checkpoint,
     machine: Machine,
-    room: Room,
+    budget: MemoryBudget,
     *,
     threads: int,
     engines: int,
     max_context: int,
     most_rows: int,
-) -> Outlook:
+) -> Estimate:
     """Return the estimates. `most_rows` is the largest decode batch that fits."""
     size = sum(info.bytes for info in checkpoint.tensors.values())
-    kind = _multiplied(checkpoint, room)
+    kind = _multiplied(checkpoint, budget)
     limit = limits(
         machine,
-        device=room.view.device,
-        dtype=room.view.dtype,
+        device=budget.view.device,
+        dtype=budget.view.dtype,
         weights=kind,
         threads=threads,
         engines=engines,
-        ranks=room.view.tensor,
+        ranks=budget.view.tensor,
     )
     made, slowest_s = None, 0.0
     if limit is not None:
         made = roofline(
             checkpoint.model,
-            room.holdings,
-            room.pages,
+            budget.holdings,
+            budget.pages,
             limit,
-            step_tokens=room.size.tokens,
+            step_tokens=budget.size.tokens,
             length=max_context,
             most=most_rows,
         )
-        slowest_s = slowest_step_s(checkpoint.model, made, limit, step_tokens=room.size.tokens, max_context=max_context)
-    return Outlook(
+        slowest_s = slowest_step_s(
+            checkpoint.model, made, limit, step_tokens=budget.size.tokens, max_context=max_context
+        )
+    return Estimate(
         file_bytes=size,
         load_s=size / DISK_BYTES_S,
         download_s=size / NETWORK_BYTES_S,
         roofline=made,
         slowest_step_s=slowest_s,
         accounts=(
-            _takes("load", "seconds to read the weights' files from a disk", size, DISK_BYTES_S),
-            _takes("download", "seconds to load the weights' files over a network", size, NETWORK_BYTES_S),
+            _takes("load", "seconds to read the weight files from a disk", size, DISK_BYTES_S),
+            _takes("download", "seconds to download the weight files", size, NETWORK_BYTES_S),
             *(() if made is None else made.accounts),
         ),
     )
@@ -78,13 +80,17 @@ def _takes(key: str, meaning: str, size: int, rate: int) -> Account:
     return Account(key, meaning, (step,), "s", is_sum=False)
 
 
-def _multiplied(checkpoint: Checkpoint, room: Room) -> str:
+def _multiplied(checkpoint: Checkpoint, budget: MemoryBudget) -> str:
     """Return the data type of most matrix products: fp8 or int8 if the weights have it, else float32.
 
     On a GPU, fp8 is returned if any matrix is stored in it. For compiled kernels, int8 is returned if the MLP or expert
     matrices are integers.
     """
-    if any(one.what == "fp8" for one in room.holdings):
+    if any(one.what == "fp8" for one in budget.holdings):
         return "fp8"
-    whole = any(one.what.startswith("int") for one in room.holdings if one.part in ("mlp", "experts"))
-    return "int8" if whole or (room.compiled and held_weights(checkpoint.model, checkpoint.quantization)) else "float32"
+    whole = any(one.what.startswith("int") for one in budget.holdings if one.part in ("mlp", "experts"))
+    return (
+        "int8"
+        if whole or (budget.compiled and resident_weights(checkpoint.model, checkpoint.quantization))
+        else "float32"
+    )

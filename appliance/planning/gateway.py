@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from appliance.config.gateway import ConnectionLimits, GatewayConfig, SamplingDefaults, SecretRef, SourceModel, Tls
+from appliance.config.gateway import ConnectionLimits, EncoderLimits, GatewayConfig, SamplingDefaults, SecretRef, Tls
 from appliance.config.manifest import Manifest, SecretFile
 from appliance.config.settings import Settings
 from appliance.config.version import __version__
@@ -36,7 +36,7 @@ def sampling_defaults(manifest: Manifest, checkpoint: Checkpoint) -> tuple[Sampl
     drawn = manifest.model.generation_config == "auto" and checkpoint.generation.get("do_sample") is True
     if checkpoint.model.encoder is not None and not drawn:
         values["temperature"] = 0.0
-        choices["engine.sampling.temperature"] = Choice(0.0, "what encoder-decoder models are read with")
+        choices["engine.sampling.temperature"] = Choice(0.0, "used for encoder-decoder models")
     for name, value in manifest.engine.sampling:
         if value is not None:
             values[name] = value
@@ -53,7 +53,7 @@ def gateway_config(
     *,
     names: tuple[str, ...],
     max_context: int,
-    sources: SourceModel | None,
+    encoder: EncoderLimits | None,
     sampling: SamplingDefaults,
     sha256: str,
     outputs_sha256: str,
@@ -76,7 +76,7 @@ def gateway_config(
         eos_token_ids=_end_tokens(manifest, checkpoint),
         tasks=tasks_of(checkpoint),
         pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
-        sources=sources,
+        encoder=encoder,
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,
         model_type=model_type(checkpoint),
@@ -124,7 +124,7 @@ def gateway_config(
         log_requests=observability.log_requests,
         log_outputs=observability.log_outputs,
         vllm_metrics=observability.vllm_metrics,
-        stories=observability.stories,
+        timelines=observability.stories,
         version=__version__,
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
@@ -149,9 +149,9 @@ def _tls(settings: Settings) -> Tls | None:
     if wanted.certificate is None and wanted.key is None:
         return None
     if wanted.key is None:
-        refuse(settings, "endpoints.tls.certificate", "needs endpoints.tls.key, the file of its private key, beside it")
+        refuse(settings, "endpoints.tls.certificate", "requires endpoints.tls.key, the file of its private key")
     if wanted.certificate is None:
-        refuse(settings, "endpoints.tls.key", "needs endpoints.tls.certificate, the file of its certificate, beside it")
+        refuse(settings, "endpoints.tls.key", "requires endpoints.tls.certificate, the file of its certificate")
     files = {name: str(settings.file(("endpoints", "tls", name))) for name in ("certificate", "key")}
     return Tls(**files, least_version=wanted.least_version)
 
@@ -184,7 +184,7 @@ def _check_limits(settings: Settings) -> None:
     """Raise Refused for limits per API key if no API keys are configured, as nothing would enforce the limits."""
     for name, value in settings.manifest.limits.per_key:
         if value is not None and settings.manifest.endpoints.api_keys is None:
-            refuse(settings, f"limits.per_key.{name}", "limits API keys, and there are none: name endpoints.api_keys")
+            refuse(settings, f"limits.per_key.{name}", "requires API keys; set endpoints.api_keys")
 
 
 def _secret(settings: Settings, name: str) -> SecretRef:

@@ -25,7 +25,7 @@ def host_memory(*, device: str, engines: int, vocab: int, pinned: int, loading: 
     a CPU both are part of the engines' own budget, and so are the engine processes.
     """
     steps = [
-        Step("launcher, Supervisor, sentinel, gateway", number(APPLIANCE_BYTES), APPLIANCE_BYTES),
+        Step("launcher, supervisord, restart monitor, gateway", number(APPLIANCE_BYTES), APPLIANCE_BYTES),
         product("tokenizer (entries)", vocab, TOKENIZER_BYTES),
     ]
     process = 0
@@ -34,7 +34,7 @@ def host_memory(*, device: str, engines: int, vocab: int, pinned: int, loading: 
         steps += [
             product("engine processes", engines, CUDA_PROCESS_BYTES),
             product("page-locked copies", engines, pinned),
-            product("one matrix while it is read", engines, loading),
+            product("one matrix while it is loaded", engines, loading),
         ]
     on_gpu = device == "cuda"
     host = Host(
@@ -44,4 +44,4 @@ def host_memory(*, device: str, engines: int, vocab: int, pinned: int, loading: 
         loading=engines * loading if on_gpu else 0,
         shared=0,  # engines and gateway communicate over sockets
     )
-    return host, Account("host", "memory of the host beside what the engines compute with", tuple(steps))
+    return host, Account("host", "host memory in addition to the engines' memory budget", tuple(steps))

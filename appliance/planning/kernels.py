@@ -19,10 +19,10 @@ from appliance.constraints.solve import Situation, solve
 from appliance.constraints.variables import LANES, MOST_RANKS, VARIABLES
 from appliance.hardware.machine import Machine
 from appliance.planning.choice import Choice
-from appliance.planning.diagnostics import Ways
+from appliance.planning.diagnostics import Suggestions
 from appliance.planning.memory import spell_bytes
-from appliance.planning.memory_budget import Room
-from appliance.planning.ranks import Rooms, ways
+from appliance.planning.memory_budget import MemoryBudget
+from appliance.planning.ranks import RankBudgets, suggestions
 from engine.api.config import Dtype
 from engine.kv.layout import Layout
 from engine.models.checkpoint import Checkpoint
@@ -36,29 +36,29 @@ class Resolved:
 
     view: View  # the resolved value of each variable
     choices: Mapping[str, Choice[Any]]  # the same values by key, with reasons
-    room: Room  # memory budget of these choices
-    ways: Ways  # returns alternatives that fit if the memory is too small
+    budget: MemoryBudget  # memory budget of these choices
+    suggestions: Suggestions  # returns alternatives that fit if the memory is too small
 
 
 def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Resolved:
     """Resolve kernels and data types. Raise Refused with a minimal set of conflicting keys."""
-    asked, rooms = written(settings), Rooms(settings, checkpoint, machine)
+    requested, rank_budgets = written(settings), RankBudgets(settings, checkpoint, machine)
     quantization = settings.manifest.quantization
     facts = Facts(
         model_facts(checkpoint),
         machine,
-        None if "tensor" in asked else rooms.lacks,
+        None if "tensor" in requested else rank_budgets.lacks,
         group_size=0 if quantization.group_size == "auto" else quantization.group_size,
         head=quantization.head,
     )
-    situation = Situation(facts, asked)
+    situation = Situation(facts, requested)
     view = solve(situation) or _without_memory(situation)
     if view is None:
         raise Refused(problems(settings, situation))
     choices = {one.key: _choice(situation, view, one, checkpoint) for one in VARIABLES}
-    room = rooms.room(view)
-    choices["quantization.kv_cache"] = _with_bytes(choices["quantization.kv_cache"], view, room.pages)
-    return Resolved(view, choices, room, lambda: list(ways(rooms, situation, view)))
+    budget = rank_budgets.budget(view)
+    choices["quantization.kv_cache"] = _with_bytes(choices["quantization.kv_cache"], view, budget.pages)
+    return Resolved(view, choices, budget, lambda: list(suggestions(rank_budgets, situation, view)))
 
 
 def _with_bytes(choice: Choice[Any], view: View, pages: Layout) -> Choice[Any]:
@@ -74,7 +74,7 @@ def _without_memory(situation: Situation) -> View | None:
     if situation.facts.lacks is None:
         return None
     rest = [rule for rule in RULES if rule.name != "memory"]
-    views = (solve(situation.but(tensor=size), rules=rest) for size in range(1, MOST_RANKS + 1))
+    views = (solve(situation.with_values(tensor=size), rules=rest) for size in range(1, MOST_RANKS + 1))
     return max((view for view in views if view is not None), key=lambda view: view.tensor, default=None)
 
 
@@ -93,21 +93,21 @@ def written(settings: Settings) -> dict[str, Any]:
 
 def _choice(situation: Situation, view: View, variable: Variable, checkpoint: Checkpoint) -> Choice[Any]:
     value = getattr(view, variable.name)
-    told = "" if variable.name in situation.written else reason(situation, view, variable)
+    explanation = "" if variable.name in situation.written else reason(situation, view, variable)
     match variable.name:
         case "kernels" if is_compiled(view.kernels):
-            told = "; ".join(filter(None, (told, _by_torch(situation.facts))))
-        case "weights" if told and situation.facts.model.quantized:
-            told = _as_quantized(checkpoint, situation.facts, view)
-        case "block_tokens" if not told and value % LANES.get(view.kernels, 1):
-            told = f"slower: no multiple of the {LANES[view.kernels]} lanes of {view.kernels} kernels"
-    return Choice(value, told)
+            explanation = "; ".join(filter(None, (explanation, _by_torch(situation.facts))))
+        case "weights" if explanation and situation.facts.model.quantized:
+            explanation = _as_quantized(checkpoint, situation.facts, view)
+        case "block_tokens" if not explanation and value % LANES.get(view.kernels, 1):
+            explanation = f"slower: not a multiple of {LANES[view.kernels]}, the vector width of {view.kernels} kernels"
+    return Choice(value, explanation)
 
 
 def _by_torch(facts: Facts) -> str:
     """Describe the operations that compiled kernels delegate to torch, and the cost."""
     parts = ", ".join(facts.model.by_torch)
-    return f"torch computes {parts}, on one thread and with two more waits for the team each time" if parts else ""
+    return f"torch computes {parts} on one thread, with two additional barriers per operation" if parts else ""
 
 
 def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
@@ -118,8 +118,8 @@ def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     if not is_compiled(view.kernels):
         there, held = _held(checkpoint, view.dtype, None), _held(checkpoint, view.dtype, VARIANTS[0].tiling)
         return (
-            f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of the "
-            f"{spell_bytes(held)} that they take with compiled kernels of a CPU"
+            f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of "
+            f"{spell_bytes(held)} with compiled kernels of a CPU"
         )
     count = len(checkpoint.quantization.schemes) if checkpoint.quantization is not None else 0
     restored = facts.model.restored
@@ -133,16 +133,19 @@ def _as_fp8(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     held = _held(checkpoint, view.dtype, None, fp8=True)
     if view.kernels != TRITON:
         return (
-            f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of the "
-            f"{spell_bytes(held)} that they take with Triton kernels of a GPU"
+            f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of "
+            f"{spell_bytes(held)} with Triton kernels of a GPU"
         )
     gpus, rest = facts.machine.gpus, facts.model.restored - facts.model.fp8
-    words = f"the checkpoint's {own}: {spell_bytes(held)} instead of {spell_bytes(there)} in {view.dtype}"
+    text = f"the checkpoint's {own}: {spell_bytes(held)} instead of {spell_bytes(there)} in {view.dtype}"
     if rest:
-        words += f", {rest} of {facts.model.restored} matrices restored to {view.dtype}"
+        text += f", {rest} of {facts.model.restored} matrices restored to {view.dtype}"
     if gpus and gpus[0].capability < FP8_CAPABILITY:
-        words += f"; {gpus[0].name} multiplies no fp8: weights are widened as they are read, activations not rounded"
-    return words
+        text += (
+            f"; {gpus[0].name} has no fp8 matmul: weights are converted when they are read, activations are not "
+            "quantized"
+        )
+    return text
 
 
 def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: Tiling | None, *, fp8: bool = False) -> int:

@@ -77,7 +77,7 @@ class Memory:
     block_bytes: int
     blocks: int  # including the null block
     tokens: int  # tokens of the longest sequence that the cache can hold
-    whole_contexts: int  # requests of `max_context` tokens that fit at once
+    whole_contexts: int  # requests of `max_context` tokens that fit at the same time
     parts: dict[str, int]  # weights by part
     mapped: int  # weights read from the mapped checkpoint file; they count as page cache
     ranks: tuple[RankWeights, ...]  # weights of each rank

@@ -42,12 +42,12 @@ from kernels.cpu.library import tiling
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 MAX_RUNNING = 256
-SELF_TEST = "pages of golden prompts (blocks × block)"
+SELF_TEST = "KV blocks of golden prompts (blocks × block)"
 LOGITS_PART = 8  # auto lowers max_running until the logits take at most 1 / LOGITS_PART of the usable memory
 
 
 @dataclass(frozen=True)
-class Budget:
+class UsableMemory:
     """Memory that one rank may use, in bytes."""
 
     free: int  # free memory of the rank
@@ -58,10 +58,10 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryBudget:
     """Memory of the rank with the most weights, without what depends on the context length."""
 
-    budget: Budget
+    usable: UsableMemory
     ranks: tuple[tuple[Holding, ...], ...]  # weights of each rank
     fixed: tuple[Step, ...]  # workspace that does not depend on the context length
     graphs: tuple[Step, ...]  # memory of captured CUDA graphs
@@ -117,11 +117,11 @@ class Room:
 
     def left(self, context: int) -> int:
         """Return the bytes left for the KV cache at this context length."""
-        return self.budget.bytes - self.weights - self.workspace(context)
+        return self.usable.bytes - self.weights - self.workspace(context)
 
     def taken(self, context: int) -> str:
         return (
-            f"{spell_bytes(self.budget.bytes)} are usable ({self.budget.limited_by}), weights take "
+            f"{spell_bytes(self.usable.bytes)} are usable ({self.usable.limited_by}), weights need "
             f"{spell_bytes(self.weights)} and workspace {spell_bytes(self.workspace(context))}"
         )
 
@@ -134,7 +134,7 @@ def measure(
     ranks: tuple[tuple[Holding, ...], ...],
     *,
     threads: int,
-) -> Room:
+) -> MemoryBudget:
     """Measure the memory of these choices. `ranks` holds the weights of each rank; `threads` is the count per rank."""
     model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
     running = batch_limit(manifest, checkpoint, machine, view)
@@ -149,7 +149,7 @@ def measure(
         pinned=pinned_bytes(size=size, max_context=_table_context(manifest, checkpoint)),
         loading=max(map(temporary_bytes, ranks)),
     )
-    budget, element_bytes = budget_of(manifest, checkpoint, machine, view), ELEMENT_BYTES[view.dtype]
+    usable, element_bytes = usable_memory(manifest, checkpoint, machine, view), ELEMENT_BYTES[view.dtype]
     fixed = workspace(
         model,
         device=view.device,
@@ -162,13 +162,13 @@ def measure(
     if manifest.lifecycle.self_test.prompts and model.pooler is None:
         fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
     if mapped := max(map(mapped_bytes, ranks)):
-        fixed = (*fixed, Step("weights that are read in the file (pages of the checkpoint)", number(mapped), mapped))
+        fixed = (*fixed, Step("weights mapped from the checkpoint file", number(mapped), mapped))
     if compiled:
         context = _table_context(manifest, checkpoint)
-        kv_tokens = min(pages.block_tokens * pages.blocks(budget.bytes), size.slots * context)
+        kv_tokens = min(pages.block_tokens * pages.blocks(usable.bytes), size.slots * context)
         fixed = (*fixed, attention_partials(model, size, kv_tokens, view.tensor))
-    return Room(
-        budget=budget,
+    return MemoryBudget(
+        usable=usable,
         ranks=ranks,
         fixed=fixed,
         graphs=graphs(model, sizes=sizes, element_bytes=element_bytes, ranks=view.tensor),
@@ -191,29 +191,29 @@ def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, vi
     wanted = manifest.engine.scheduling.max_running
     if wanted != "auto":
         return Choice(wanted)
-    usable, rows = budget_of(manifest, checkpoint, machine, view).bytes, MAX_RUNNING
-    asked = -(-manifest.hardware.capacity.requests // view.data)
-    if asked > rows:
-        return Choice(asked, "so many hardware.capacity.requests asks for")
+    usable, rows = usable_memory(manifest, checkpoint, machine, view).bytes, MAX_RUNNING
+    requested = -(-manifest.hardware.capacity.requests // view.data)
+    if requested > rows:
+        return Choice(requested, "set by hardware.capacity.requests")
 
     def taken(count: int) -> int:
         return logits_bytes(checkpoint.model, count, view.kernels)
 
-    while rows > asked and taken(rows) > usable // LOGITS_PART:
-        rows = max(asked, rows // 2)
+    while rows > requested and taken(rows) > usable // LOGITS_PART:
+        rows = max(requested, rows // 2)
     if checkpoint.model.head is None:
-        return Choice(rows, "the most that auto takes")
+        return Choice(rows, "the maximum of auto")
     if rows == MAX_RUNNING:
-        return Choice(rows, f"the most that auto takes; logits take {spell_bytes(taken(rows))}")
+        return Choice(rows, f"the maximum of auto; logits take {spell_bytes(taken(rows))}")
     most = spell_bytes(usable // LOGITS_PART)
     return Choice(
         rows,
-        f"logits of {MAX_RUNNING} would take {spell_bytes(taken(MAX_RUNNING))}, and {most} are an eighth of what is "
-        "usable",
+        f"logits of {MAX_RUNNING} would take {spell_bytes(taken(MAX_RUNNING))}, and {most} are an eighth of the "
+        "usable memory",
     )
 
 
-def budget_of(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Budget:
+def usable_memory(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> UsableMemory:
     """Return the memory budget of each rank: memory_share of the free memory, divided among the engines.
 
     On a CPU, the memory of the appliance itself is subtracted.
@@ -230,18 +230,18 @@ def budget_of(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view
         sharing = engines * view.tensor
         among = f" among {sharing} ranks"
     shared = math.floor(free * share)
-    budget, limit = max(0, min(shared, free - beside)) // sharing, f"memory_share {share:g} of {spell_bytes(free)}"
+    usable, limit = max(0, min(shared, free - beside)) // sharing, f"memory_share {share:g} of {spell_bytes(free)}"
     limit = f"{limit} free by {source}{among}"
     if free - beside < shared:
-        limit = f"{spell_bytes(free)} free by {source}, less {spell_bytes(beside)} for the appliance itself{among}"
+        limit = f"{spell_bytes(free)} free by {source}, minus {spell_bytes(beside)} for the appliance itself{among}"
     formula = f"⌊min(⌊{number(share)} × {number(free)}⌋, {number(free)} − {number(beside)}) / {number(sharing)}⌋"
     each = "rank" if view.tensor > 1 else "engine"
     account = Account(
         "budget",
-        f"what one {each} may use: hardware.memory_share of what is free by {source}, and the appliance beside it",
-        (Step("budget", formula, budget),),
+        f"what one {each} may use: hardware.memory_share of the free memory by {source}, and the appliance beside it",
+        (Step("budget", formula, usable),),
     )
-    return Budget(free // sharing, budget, limit, free - beside >= shared, account)
+    return UsableMemory(free // sharing, usable, limit, free - beside >= shared, account)
 
 
 def rank_holdings(checkpoint: Checkpoint, view: View) -> tuple[tuple[Holding, ...], ...]:
@@ -284,10 +284,10 @@ def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, run
     if wanted != "auto":
         return Choice(wanted)
     if (needed := source_step(manifest, checkpoint, running)) > STEP_TOKENS[device]:
-        return Choice(needed, "the longest source, which is read in one step, and a token of each running request")
+        return Choice(needed, "the longest encoder input, which is read in one step, and one token per running request")
     longest = _table_context(manifest, checkpoint)
     if has_no_kv_cache(checkpoint.model) and longest > STEP_TOKENS[device]:
-        return Choice(longest, "the longest prompt: the model reads it both ways, in one step")
+        return Choice(longest, "the longest prompt: the model has bidirectional attention and reads it in one step")
     return Choice(STEP_TOKENS[device], f"for {device}")
 
 

@@ -26,9 +26,9 @@ def check_format(settings: Settings) -> Iterator[Problem]:
         near = suggest_name(wrong, (AUTO, *names()))
         hint = f"; did you mean {near}?" if near else ""
         known = f"it is auto or one of {', '.join(sorted(names()))}"
-        remedy = Write(given.replace(wrong, near)) if near else None
-        message = f"there is no format {wrong}{hint} {known[0].upper()}{known[1:]}"
-        yield Problem(settings.place(_KEY), ".".join(_KEY), message, remedy=remedy, certain=False)
+        fix = Write(given.replace(wrong, near)) if near else None
+        message = f"unknown format {wrong}{hint} {known[0].upper()}{known[1:]}"
+        yield Problem(settings.place(_KEY), ".".join(_KEY), message, fix=fix, certain=False)
 
 
 def model_type(checkpoint: Checkpoint) -> str:

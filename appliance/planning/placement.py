@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from appliance.config.settings import Settings
 from appliance.hardware.machine import Machine
-from appliance.hardware.topology import Core, Node, parse_cpus, spell_cpus
+from appliance.hardware.topology import Core, Node, format_cpus, parse_cpus
 from appliance.planning.choice import Choice, refuse
 from engine.api.config import Device
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Places:
-    """CPU placement of all processes. The ranks of an engine are consecutive entries. Empty tuples mean no pinning."""
+class ThreadPlacement:
+    """CPU placement of all processes. The ranks per engine are consecutive entries. Empty tuples mean no pinning."""
 
     threads: Choice[int]  # threads per rank
     pinned: Choice[str]  # pinned CPUs as text, or "none" with the reason
@@ -37,7 +37,7 @@ class Places:
     others: tuple[int, ...] = ()  # CPUs for all other processes
 
 
-def place(settings: Settings, machine: Machine, device: Device, ranks: int = 1) -> Places:
+def place(settings: Settings, machine: Machine, device: Device, ranks: int = 1) -> ThreadPlacement:
     """Place `ranks` ranks of each engine.
 
     Raise Refused if the manifest asks for more cores, threads or CPUs than this process may use.
@@ -51,7 +51,7 @@ def place(settings: Settings, machine: Machine, device: Device, ranks: int = 1) 
     nothing = ((),) * engines
     why_not = _why_not(settings, machine, left, device, threads.value * engines, is_listed)
     if why_not is not None:
-        return Places(threads, Choice("none", why_not), reserved, nothing, nothing)
+        return ThreadPlacement(threads, Choice("none", why_not), reserved, nothing, nothing)
     if any(len(_cpus(share)) < threads.value for share in shares):
         shares = _flat(left, engines)
     if any(len(_cpus(share)) < threads.value for share in shares):
@@ -62,11 +62,11 @@ def place(settings: Settings, machine: Machine, device: Device, ranks: int = 1) 
     idle = {cpu for core in cores if not taken & set(core) for cpu in core}
     others = idle or set(machine.topology.allowed) - taken
     homes = tuple(_home(own, machine.topology.nodes, taken, idle) for own in cpus)
-    spelled = " and ".join(map(spell_cpus, cpus))
+    spelled = " and ".join(map(format_cpus, cpus))
     whole = sum(bool(taken & set(core)) for core in cores) == len(taken)
     one = "rank" if ranks > 1 else "engine"
-    reason = f"one thread a {'core' if whole else 'CPU'}{_span(nodes, cpus, one)}"
-    return Places(threads, Choice(spelled, reason), reserved, cpus, homes, tuple(sorted(others)))
+    reason = f"one thread per {'core' if whole else 'CPU'}{_span(nodes, cpus, one)}"
+    return ThreadPlacement(threads, Choice(spelled, reason), reserved, cpus, homes, tuple(sorted(others)))
 
 
 def _nodes(settings: Settings, machine: Machine) -> tuple[tuple[Node, ...], bool]:
@@ -77,12 +77,15 @@ def _nodes(settings: Settings, machine: Machine) -> tuple[tuple[Node, ...], bool
     try:
         cpus = set(parse_cpus(wanted))
     except ValueError as error:
-        refuse(settings, "hardware.cpus", f"{error}; write CPUs and ranges of them, auto, or none")
+        refuse(settings, "hardware.cpus", f"{error}. Use CPUs and ranges of CPUs, auto, or none")
     if missing := cpus - set(topology.allowed):
-        message = f"{wanted}: {spell_cpus(missing)} not allowed here, only {spell_cpus(topology.allowed)}"
+        message = f"{wanted}: {format_cpus(missing)} not allowed here, only {format_cpus(topology.allowed)}"
         refuse(settings, "hardware.cpus", f"{message} (affinity and cpuset); use some of these, auto, or none")
     if settings.manifest.hardware.reserved_cores != "auto":
-        message = "hardware.cpus lists the CPUs of the engines, and the others are reserved anyway; drop one of the two"
+        message = (
+            "hardware.cpus lists the CPUs of the engines, so all others are already reserved. Remove one of the two "
+            "keys"
+        )
         refuse(settings, "hardware.reserved_cores", message)
     if not topology.nodes:
         return (tuple((cpu,) for cpu in sorted(cpus)),), True
@@ -99,14 +102,14 @@ def _reserved(
         if device == "cuda":
             return Choice(0, "the engine computes on a GPU")
         if is_listed:
-            return Choice(0, "hardware.cpus says which are the engines'")
+            return Choice(0, "hardware.cpus lists the engines' CPUs")
         if _limited(machine):
-            return Choice(0, "a quota is shared, not a core")
+            return Choice(0, "a cgroup quota has no fixed cores")
         if count > RESERVE_ABOVE:
-            return Choice(1, f"of {count} cores one costs little")
-        return Choice(0, f"{count} are too few to give one away: the gateway yields to the engines instead")
+            return Choice(1, f"one of {count} cores")
+        return Choice(0, f"{count} cores are too few to reserve one; the gateway has a lower priority than the engines")
     if wanted >= count:
-        message = f"{wanted}: {count} cores are allowed here ({machine.cores_from}), and the engines need one of them"
+        message = f"{wanted}: {count} cores are allowed here ({machine.cores_from}), and the engines need at least one"
         refuse(settings, "hardware.reserved_cores", f"{message}; use at most {count - 1}, or auto")
     return Choice(wanted)
 
@@ -116,7 +119,7 @@ def _threads(settings: Settings, machine: Machine, shares: Sequence[Node], reser
     if wanted != "auto":
         allowed = len(machine.topology.allowed)
         if allowed and wanted > allowed:
-            message = f"{wanted}: {allowed} CPUs are allowed here ({spell_cpus(machine.topology.allowed)})"
+            message = f"{wanted}: {allowed} CPUs are allowed here ({format_cpus(machine.topology.allowed)})"
             refuse(settings, "hardware.threads", f"{message}; use at most {allowed}, or auto")
         return Choice(wanted)
     shared = f" for {engines} {'ranks' if ranks > 1 else 'engines'}" if engines > 1 else ""
@@ -148,13 +151,13 @@ def _why_not(
     if device == "cuda":
         return "the engine computes on a GPU"
     if not nodes:
-        return "this system does not tell how its CPUs lie"
+        return "this system does not report its CPU topology"
     if _limited(machine):
-        return "a cgroup quota shares cores with others, and threads go where one is free"
+        return "no pinning under a cgroup quota"
     if _count(machine, nodes) <= FEW_CORES:
-        return f"on {FEW_CORES} cores or fewer threads must be able to step aside"
+        return f"no pinning on {FEW_CORES} cores or fewer"
     if threads > cpus:
-        return f"{threads} threads are more than {cpus} CPUs"
+        return f"{threads} threads on {cpus} CPUs"
     return None
 
 

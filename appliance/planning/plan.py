@@ -24,21 +24,21 @@ from appliance.constraints.rule import View, is_compiled
 from appliance.constraints.unused_keys import problems as idle_keys
 from appliance.constraints.weights import ON_CPU
 from appliance.hardware.machine import Machine
-from appliance.planning.capacity import share_out
+from appliance.planning.capacity import size_cache
 from appliance.planning.choice import Choice
-from appliance.planning.encoder_input import source_model
-from appliance.planning.estimate import Outlook, outlook
+from appliance.planning.encoder_input import encoder_limits
+from appliance.planning.estimate import Estimate, estimate
 from appliance.planning.gateway import gateway_config, sampling_defaults
 from appliance.planning.kernels import resolve
 from appliance.planning.memory import Memory, planned_parts
 from appliance.planning.output_format import output_format
-from appliance.planning.placement import Places, place
-from appliance.planning.pooled import check_pieces, settled_task
+from appliance.planning.placement import ThreadPlacement, place
+from appliance.planning.pooled import check_pieces, resolved_task
 from appliance.planning.pooled import choices as pooled_choices
 from appliance.planning.precision import matmul_precision
 from appliance.planning.self_test import self_test, tolerance
-from appliance.planning.shutdown import ending
-from appliance.planning.weight_format import weight_format
+from appliance.planning.shutdown import shutdown_timing
+from appliance.planning.weight_format import other_than_auto, weight_format
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.files import real_path
@@ -68,7 +68,7 @@ class Plan:
     engines: tuple[EngineConfig, ...]  # without their sockets, which the launcher adds
     gateway: GatewayConfig  # without its engines, which the launcher adds
     memory: Memory  # of one engine
-    outlook: Outlook  # of one engine
+    estimate: Estimate  # of one engine
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()  # CPUs for all processes but the engines; empty: no restriction
@@ -101,12 +101,13 @@ def plan(
         raise Refused(refused)
     resolved = resolve(settings, checkpoint, machine)
     view = resolved.view
-    room = resolved.room
+    budget = resolved.budget
     places = place(settings, machine, view.device, view.tensor)
     invariant = view.batch_invariant or is_compiled(view.kernels)
-    max_context, cache, memory = share_out(settings, checkpoint, machine, room, resolved.ways)
+    max_context, cache, memory = size_cache(settings, checkpoint, machine, budget, resolved.suggestions)
     check_pieces(settings, max_context.value)
     sha256 = fingerprint(settings)
+    group_size, head = other_than_auto(view, checkpoint)
     config = EngineConfig(
         model=str(checkpoint.path),
         device=view.device,
@@ -118,8 +119,8 @@ def plan(
         workspace_bytes=memory.workspace,
         max_context=max_context.value,
         block_tokens=view.block_tokens,
-        max_running=room.running.value,
-        max_step_tokens=room.step.value,
+        max_running=budget.running.value,
+        max_step_tokens=budget.step.value,
         policy=manifest.engine.scheduling.policy,
         prefix_cache=manifest.engine.cache.prefix and checkpoint.model.encoder is None,
         overlap=manifest.engine.scheduling.overlap,
@@ -128,20 +129,20 @@ def plan(
         kernels=view.kernels,
         invariant=invariant,
         matmul_precision=matmul_precision(settings, view.kernels, view.dtype, invariant),
-        graph_sizes=room.graph_sizes,
+        graph_sizes=budget.graph_sizes,
         graph_bytes=memory.graphs,
         planned=planned_parts(memory),
         weights=view.weights,
-        weight_group=view.facts.group_size,
-        head=view.facts.head,
+        weight_group=group_size,
+        head=head,
         weight_cache=_weight_cache(settings, view),
         record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
         self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
-        task=settled_task(manifest, checkpoint),
+        task=resolved_task(manifest, checkpoint),
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
-    drain, linger = ending(settings)
+    drain, linger = shutdown_timing(settings)
     origin = origin or Facts(checkpoint.path, checkpoint.path, "")
     names = manifest.model.names or (origin.name or checkpoint.path.name.removesuffix(".gguf"),)
     choices: dict[str, Choice[Any]] = {
@@ -159,8 +160,8 @@ def plan(
         "hardware.reserved_cores": places.reserved,
         "hardware.kv_cache_memory": cache,
         "hardware.capacity.tokens": _length(manifest, max_context.value),
-        "engine.scheduling.max_running": room.running,
-        "engine.scheduling.max_step_tokens": room.step,
+        "engine.scheduling.max_running": budget.running,
+        "engine.scheduling.max_step_tokens": budget.step,
         "lifecycle.self_test.tolerance": tolerance(manifest, view.dtype, view.kv_cache, view.weights),
         "lifecycle.drain": drain,
         "lifecycle.linger": linger,
@@ -178,22 +179,22 @@ def plan(
             checkpoint,
             names=names,
             max_context=max_context.value,
-            sources=source_model(checkpoint, max_context.value, config),
+            encoder=encoder_limits(checkpoint, max_context.value, config),
             sampling=sampling,
             sha256=sha256,
-            outputs_sha256=outputs_hash(settled(effective)),
+            outputs_sha256=outputs_hash(resolved_values(effective)),
             drain_s=drain.value,
             linger_s=linger.value,
         ),
         memory=memory,
-        outlook=outlook(
+        estimate=estimate(
             checkpoint,
             machine,
-            room,
+            budget,
             threads=places.threads.value,
             engines=manifest.parallelism.data,
             max_context=max_context.value,
-            most_rows=min(room.running.value, max(1, memory.concurrency[0].requests)),
+            most_rows=min(budget.running.value, max(1, memory.concurrency[0].requests)),
         ),
         machine=machine,
         other_cpus=places.others,
@@ -211,7 +212,7 @@ def _crash_folder(settings: Settings) -> Path | None:
     return None if wanted.folder is None else settings.file(("lifecycle", "crash_bundles", "folder"))
 
 
-def settled(effective: Iterable[Effective]) -> dict[str, Any]:
+def resolved_values(effective: Iterable[Effective]) -> dict[str, Any]:
     """Return the resolved value of every key; the keys of unused sources are None."""
     values = {one.key: one.resolved for one in effective}
     platform = next((values[key] for key in PLATFORMS if key in values), None)
@@ -250,14 +251,18 @@ def fingerprint(settings: Settings) -> str:
 def _lock(manifest: Manifest, locked: bool) -> Choice[str]:
     if manifest.model.lock != "auto":
         return Choice(manifest.model.lock)
-    return Choice("require", "a lock lies beside the manifest") if locked else Choice("off", "there is no lock")
+    return (
+        Choice("require", "there is a lock file next to the manifest")
+        if locked
+        else Choice("off", "there is no lock file")
+    )
 
 
 def _prefix(checkpoint: Checkpoint) -> dict[str, Choice[Any]]:
     """Return the choice that disables prefix caching, for models whose cached state cannot be shared by requests."""
     if checkpoint.model.encoder is None:
         return {}
-    return {"engine.cache.prefix": Choice(False, "what is kept of a source depends on the whole of it")}
+    return {"engine.cache.prefix": Choice(False, "cross-attention states depend on the whole encoder input")}
 
 
 def _weight_cache(settings: Settings, view: View) -> str | None:
@@ -269,10 +274,10 @@ def _weight_cache(settings: Settings, view: View) -> str | None:
 
 def _length(manifest: Manifest, max_context: int) -> Choice[int]:
     wanted = manifest.hardware.capacity.tokens
-    return Choice(wanted) if wanted != "auto" else Choice(max_context, "the whole of model.max_context")
+    return Choice(wanted) if wanted != "auto" else Choice(max_context, "all of model.max_context")
 
 
-def _engines(config: EngineConfig, settings: Settings, places: Places) -> tuple[EngineConfig, ...]:
+def _engines(config: EngineConfig, settings: Settings, places: ThreadPlacement) -> tuple[EngineConfig, ...]:
     """Return one configuration per replica, with its CPUs. With several replicas, each records to its own file.
 
     Only threads of compiled kernels are pinned to single CPUs; torch's threads inherit the CPUs of the process.

@@ -11,7 +11,7 @@ from appliance.config.settings import Settings
 from appliance.planning.choice import Choice, refuse
 from engine.api.config import TaskConfig
 from engine.models.checkpoint import Checkpoint
-from engine.models.modules import Late
+from engine.models.modules import LateInteraction
 from engine.models.parts import Difference, Pooler, has_no_kv_cache
 
 _KEY = re.compile(r"(model\.(?:task|text_only|pooling(?:\.\w+)?)): ")
@@ -20,12 +20,12 @@ POOLS = {"first": "cls", "last": "last", "mean": "mean", "max": "max"}
 SIMILARITIES = {"dot": "dot", "dot_product": "dot", "euclidean": "euclidean", "manhattan": "manhattan"}
 
 
-def settled_task(manifest: Manifest, checkpoint: Checkpoint) -> TaskConfig:
+def resolved_task(manifest: Manifest, checkpoint: Checkpoint) -> TaskConfig:
     """Return the task configuration, with `auto` resolved by the checkpoint."""
-    asked, pooler = task_config(manifest), checkpoint.model.pooler
-    if asked.task != "auto" or (pooler is not None and pooler.task != "embed"):
-        return asked
-    return msgspec.structs.replace(asked, task="generate" if pooler is None else "embed")
+    requested, pooler = task_config(manifest), checkpoint.model.pooler
+    if requested.task != "auto" or (pooler is not None and pooler.task != "embed"):
+        return requested
+    return msgspec.structs.replace(requested, task="generate" if pooler is None else "embed")
 
 
 def task_config(manifest: Manifest) -> TaskConfig:
@@ -46,8 +46,7 @@ def check_pieces(settings: Settings, max_context: int) -> None:
     most = settings.manifest.model.pooling.max_input
     if most is not None and most <= max_context:
         message = (
-            f"{most} has no effect: a window of model.max_context holds {max_context} tokens of a text; write more "
-            "than that, or leave it out"
+            f"{most} has no effect, because model.max_context is {max_context}. Use a larger value, or leave it out"
         )
         refuse(settings, "model.pooling.max_input", message)
 
@@ -93,7 +92,7 @@ def pooled_model(checkpoint: Checkpoint, max_input: int = 0) -> PooledModel | No
     )
 
 
-def _late(late: Late) -> LateReading:
+def _late(late: LateInteraction) -> LateReading:
     return LateReading(markers=late.markers, lengths=late.lengths, skipped=late.skipped, expands=late.expands)
 
 
@@ -113,15 +112,15 @@ def choices(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Choice[Any]
     task = "generate" if pooler is None else ("embed" if pooler.task == "embed" else "classify")
     found: dict[str, Choice[Any]] = {}
     if wanted.task == "auto":
-        listed = "modules.json lists a pooling" if checkpoint.modules is not None else checkpoint.architecture
+        listed = "modules.json has a pooling module" if checkpoint.modules is not None else checkpoint.architecture
         found["model.task"] = Choice(task, listed)
     if pooler is None or pooler.task != "embed":
         for name in ("pool", "normalize"):
-            found[f"model.pooling.{name}"] = Choice(getattr(wanted.pooling, name), "this model makes no vectors")
+            found[f"model.pooling.{name}"] = Choice(getattr(wanted.pooling, name), "this model has no vectors")
         return found
-    says = "modules.json" if checkpoint.modules is not None else "the checkpoint does not say"
+    says = "modules.json" if checkpoint.modules is not None else "not set by the checkpoint"
     if not pooler.whole:
-        found["model.pooling.pool"] = Choice("auto", "this model makes vectors of tokens")
+        found["model.pooling.pool"] = Choice("auto", "this model returns token vectors")
     elif wanted.pooling.pool == "auto":
         found["model.pooling.pool"] = Choice(POOLS[pooler.pool], says)
     if wanted.pooling.normalize == "auto":

@@ -37,7 +37,7 @@ def _against(match: Match, device: str, machine: Machine) -> Iterator[str]:
     is_asked = "hardware.device is cpu" if device == "cpu" else f"there is no GPU ({machine.no_gpu})"
     computes = device if device != "auto" else "cuda" if gpus else "cpu"
     if match.device not in ("any", computes):
-        why = "hardware.device says so" if device != "auto" else "there is a GPU" if gpus else machine.no_gpu
+        why = "set by hardware.device" if device != "auto" else "there is a GPU" if gpus else machine.no_gpu
         yield f"device: {computes} ({why}), not {match.device}"
     wanted = (match.gpu, match.memory, match.compute_capability)
     if not gpus and any(one != "any" for one in wanted):

@@ -11,18 +11,18 @@ from appliance.constraints.rules import RULES
 from appliance.constraints.solve import Situation, solve
 from appliance.constraints.variables import VARIABLES
 from appliance.hardware.machine import Machine
-from appliance.planning.diagnostics import SHARE, Way
+from appliance.planning.diagnostics import SHARE, Suggestion
 from appliance.planning.memory import spell_bytes
-from appliance.planning.memory_budget import Room, measure, rank_holdings
+from appliance.planning.memory_budget import MemoryBudget, measure, rank_holdings
 from appliance.planning.placement import place
-from appliance.planning.requirements import Need, asked_of, need_of
+from appliance.planning.requirements import Need, need_of, requested_capacity
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holding
 
 SHARES = 100  # memory_share is proposed in steps of 1/100
 
 
-class Rooms:
+class RankBudgets:
     """Memory budgets of candidate choices on one machine.
 
     Results are cached, because the solver queries them often and counting weights is slow.
@@ -33,7 +33,7 @@ class Rooms:
         self._holdings: dict[tuple[object, ...], tuple[tuple[Holding, ...], ...]] = {}
         self._needs: dict[tuple[object, ...], Need | None] = {}
 
-    def room(self, view: View, manifest: Manifest | None = None) -> Room:
+    def budget(self, view: View, manifest: Manifest | None = None) -> MemoryBudget:
         key = (view.device, view.dtype, view.weights, view.kernels, view.tensor)
         if key not in self._holdings:
             self._holdings[key] = rank_holdings(self._checkpoint, view)
@@ -75,7 +75,10 @@ class Rooms:
         if view.device == "cuda" and not self._machine.gpus[: view.tensor * view.data]:
             return None
         return need_of(
-            manifest, self._machine, self.room(view, manifest), asked_of(manifest, view.data, view.max_context)
+            manifest,
+            self._machine,
+            self.budget(view, manifest),
+            requested_capacity(manifest, view.data, view.max_context),
         )
 
     def _threads(self, view: View) -> int:
@@ -85,7 +88,7 @@ class Rooms:
             return self._machine.cores
 
 
-def ways(rooms: Rooms, situation: Situation, view: View) -> Iterator[Way]:
+def suggestions(rank_budgets: RankBudgets, situation: Situation, view: View) -> Iterator[Suggestion]:
     """Yield values of single keys that would fit in memory and satisfy all other rules.
 
     Limits are omitted because the shortage message covers them, and the device because a CPU is about a hundred times
@@ -95,16 +98,16 @@ def ways(rooms: Rooms, situation: Situation, view: View) -> Iterator[Way]:
     for variable in VARIABLES:
         if variable.name not in keys or variable.limit or variable.name == "device":
             continue
-        values, words = [], []
+        values, text = [], []
         for value in variable.values(situation.facts):
             # Other open variables are solved as in the plan, whether or not they affect memory.
-            changed = solve(situation.but(**{variable.name: value}))
-            need = None if changed is None else rooms.need(changed)
+            changed = solve(situation.with_values(**{variable.name: value}))
+            need = None if changed is None else rank_budgets.need(changed)
             if need is not None and not need.lacks:
                 values.append(variable.spelled(value))
-                words.append(f"{variable.spelled(value)} (needs {spell_bytes(need.needed)})")
-        if words:
-            yield Way(variable.key, values[0], " or ".join(words))
-    share = rooms.share(view)
+                text.append(f"{variable.spelled(value)} (needs {spell_bytes(need.needed)})")
+        if text:
+            yield Suggestion(variable.key, values[0], " or ".join(text))
+    share = rank_budgets.share(view)
     if share is not None:
-        yield Way(SHARE, f"{share:g}", f"{share:g}")
+        yield Suggestion(SHARE, f"{share:g}", f"{share:g}")

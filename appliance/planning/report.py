@@ -11,8 +11,8 @@ from appliance.config.keys import find, spell
 from appliance.config.stores import is_temporary, storage_line
 from appliance.planning.estimate import DISK_BYTES_S, NETWORK_BYTES_S
 from appliance.planning.memory import spell_bytes
-from appliance.planning.plan import Effective, Plan, settled
-from appliance.planning.self_test import told
+from appliance.planning.plan import Effective, Plan, resolved_values
+from appliance.planning.self_test import describe_self_test
 from engine.api.config import EngineConfig
 
 
@@ -50,7 +50,7 @@ def as_text(plan: Plan) -> str:
     checkpoint = f"checkpoint: {plan.origin}" + (f", tokenizer {plan.tokenizer}" if plan.tokenizer else "")
     lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), checkpoint, *_assumed(plan), ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
-    self_test = told(plan.engines[0], lock_path(plan.path).name, pools=plan.gateway.pooled is not None)
+    self_test = describe_self_test(plan.engines[0], lock_path(plan.path).name, pools=plan.gateway.pooled is not None)
     stored = storage_line(plan.gateway)
     lines += ["", self_test, *([f"storage: {stored}"] if stored else []), "", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)
@@ -80,14 +80,14 @@ def _table(rows: list[tuple[str, str, str]], head: tuple[str, str, str]) -> list
 
 def _memory(plan: Plan) -> list[str]:
     memory, engine = plan.memory, plan.engines[0]
-    mapped = f"without {spell_bytes(memory.mapped)} read in the file" if memory.mapped else ""
+    mapped = f"without {spell_bytes(memory.mapped)} mapped from the file" if memory.mapped else ""
     parts = [
         ("weights", memory.weights, mapped),
         *((f"  {part}", count, "") for part, count in memory.parts.items() if count),
-        ("workspace", memory.workspace, "process, largest step, tables, graphs, weights read in the file"),
+        ("workspace", memory.workspace, "process, largest step, tables, graphs, mapped weights"),
         ("KV cache", memory.cache, _cache(plan)),
         ("together", memory.total, f"of {spell_bytes(memory.budget)} usable, {spell_bytes(memory.free)} free"),
-        ("loading", memory.loading, "at most, before the cache is there"),
+        ("loading", memory.loading, "maximum, before the cache is allocated"),
         ("host", memory.host.total, _host(plan)),
     ]
     each = " of each rank" if engine.tensor > 1 else " of each engine" if len(plan.engines) > 1 else ""
@@ -96,28 +96,28 @@ def _memory(plan: Plan) -> list[str]:
     for state in memory.state:
         reach = f"the last {state.reach} tokens" if state.reach else "all tokens"
         lines.append(
-            f"  a token keeps {state.token_bytes:,} B in {state.layers} layers ({state.kind}, {reach}); "
+            f"  a token needs {state.token_bytes:,} B in {state.layers} layers ({state.kind}, {reach}); "
             f"a request of {engine.max_context} at most {spell_bytes(state.request_bytes)}"
         )
     fits = [f"{one.requests} of {one.tokens}" for one in memory.concurrency]
     if not memory.state:
-        lines.append(f"  a step holds, in prompts of so many tokens: {', '.join(fits)}")
+        lines.append(f"  concurrent prompts of one step, by length in tokens: {', '.join(fits)}")
         return lines
-    lines.append(f"  the cache holds at once, in requests of so many tokens: {', '.join(fits)}")
+    lines.append(f"  concurrent requests in the cache, by length in tokens: {', '.join(fits)}")
     return lines
 
 
 def _cache(plan: Plan) -> str:
     memory = plan.memory
     if not memory.state:
-        return "none is kept"
+        return "none"
     return f"{memory.blocks} blocks of {plan.engines[0].block_tokens} tokens, {memory.block_bytes:,} B"
 
 
 def _host(plan: Plan) -> str:
     host = plan.memory.host
     if plan.engines[0].device == "cpu":
-        return "launcher, Supervisor, gateway, beside the engines"
+        return "launcher, supervisord, gateway; not the engines"
     return (
         f"appliance {spell_bytes(host.appliance)}, engine processes {spell_bytes(host.engines)}, page-locked "
         f"{spell_bytes(host.pinned)}, loading {spell_bytes(host.loading)}"
@@ -125,24 +125,24 @@ def _host(plan: Plan) -> str:
 
 
 def _outlook(plan: Plan) -> list[str]:
-    outlook = plan.outlook
+    estimate = plan.estimate
     disk, network = f"{DISK_BYTES_S / 1e9:g} GB/s", f"{NETWORK_BYTES_S / 1e6:g} MB/s"
     lines = [
         "expect",
-        f"  the weights' files, {outlook.file_bytes:,} B, are read in {_span(outlook.load_s)} at {disk} of disk; "
-        f"a download takes {_span(outlook.download_s)} at {network}",
+        f"  the weight files, {estimate.file_bytes:,} B, are read in {_span(estimate.load_s)} at {disk} from disk; "
+        f"a download takes {_span(estimate.download_s)} at {network}",
     ]
-    made = outlook.roofline
+    made = estimate.roofline
     if made is None:
         name = plan.machine.gpus[0].name
-        return [*lines, f"  no ceilings: {name} is not in the table of devices (appliance/hardware/devices.py)"]
+        return [*lines, f"  no ceilings: {name} is not in the device table (appliance/hardware/devices.py)"]
     decode = ", ".join(f"{one.rows} {'row' if one.rows == 1 else 'rows'} {one.tokens_s:,.0f}" for one in made.decode)
     bound = made.prefill.limited_by
     return [
         *lines,
-        f"  ceilings, in tokens a second ({made.source}); nothing is faster, a service is slower",
+        f"  ceilings in tokens per second ({made.source}); a real service is slower",
         *([f"    decode at {made.length} tokens each: {decode}"] if made.decode else []),
-        f"    prompts: {made.prefill.tokens_s:,.0f}, limited by {bound}",
+        f"    prefill: {made.prefill.tokens_s:,.0f}, limited by {bound}",
     ]
 
 
@@ -160,7 +160,7 @@ def as_json(plan: Plan) -> str:
         "layers": plan.layers,
         "sha256": plan.sha256,
         "outputs_sha256": plan.gateway.outputs_sha256,
-        "graphs_sha256": graphs_hash(settled(plan.effective)),
+        "graphs_sha256": graphs_hash(resolved_values(plan.effective)),
         "architecture": plan.architecture,
         "checkpoint": plan.origin,
         "tokenizer": plan.tokenizer,
@@ -170,7 +170,7 @@ def as_json(plan: Plan) -> str:
         "gateway": msgspec.to_builtins(plan.gateway),
         "memory": {**msgspec.to_builtins(plan.memory), "total": plan.memory.total},
         "storage": storage_line(plan.gateway),
-        "outlook": msgspec.to_builtins(plan.outlook),
+        "outlook": msgspec.to_builtins(plan.estimate),
         "machine": msgspec.to_builtins(plan.machine),
     }
     return json.dumps(value, indent=1, ensure_ascii=False)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from appliance.config.manifest import Manifest
 from appliance.hardware.machine import Machine
 from appliance.planning.memory import pool_bytes
-from appliance.planning.memory_budget import Room
+from appliance.planning.memory_budget import MemoryBudget
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedCapacity:
     """Requests that the cache of one engine must hold at the same time."""
 
     requests: int  # number of requests
@@ -21,7 +21,7 @@ class Asked:
         return context if self.each_whole else self.tokens
 
 
-def asked_of(manifest: Manifest, engines: int, context: int = 2) -> Asked:
+def requested_capacity(manifest: Manifest, engines: int, context: int = 2) -> RequestedCapacity:
     """Return the requests of one engine.
 
     `engines` is the number of engines that share hardware.capacity. `context` is the minimum context length if the
@@ -31,19 +31,19 @@ def asked_of(manifest: Manifest, engines: int, context: int = 2) -> Asked:
     whole = capacity.tokens == "auto"
     tokens = 2 if capacity.tokens == "auto" else capacity.tokens
     least = max(context, tokens) if wanted == "auto" else wanted
-    return Asked(-(-capacity.requests // engines), tokens, whole, least)
+    return RequestedCapacity(-(-capacity.requests // engines), tokens, whole, least)
 
 
-def needed(room: Room, asked: Asked, context: int) -> int:
+def needed(budget: MemoryBudget, requested: RequestedCapacity, context: int) -> int:
     """Return the cache bytes for the requested capacity and for at least one request of the full context."""
-    step = room.size.tokens
-    several = pool_bytes(room.pages, asked.length(context), asked.requests, step)
-    return max(several, pool_bytes(room.pages, context, 1, step))
+    step = budget.size.tokens
+    several = pool_bytes(budget.pages, requested.length(context), requested.requests, step)
+    return max(several, pool_bytes(budget.pages, context, 1, step))
 
 
-def cache_room(manifest: Manifest, room: Room, context: int) -> int:
+def available_cache(manifest: Manifest, budget: MemoryBudget, context: int) -> int:
     """Return the bytes available to the cache: kv_cache_memory, or the remaining memory if that is auto or less."""
-    given, left = manifest.hardware.kv_cache_memory, room.left(context)
+    given, left = manifest.hardware.kv_cache_memory, budget.left(context)
     return left if given == "auto" else min(given, left)
 
 
@@ -56,15 +56,15 @@ class Need:
     lacks: int  # shortage; larger than the difference if kv_cache_memory or the memory of a GPU's host is too small
 
 
-def need_of(manifest: Manifest, machine: Machine, room: Room, asked: Asked) -> Need:
+def need_of(manifest: Manifest, machine: Machine, budget: MemoryBudget, requested: RequestedCapacity) -> Need:
     """Return the requirement at the minimum context length."""
-    context, given = asked.context, manifest.hardware.kv_cache_memory
-    cache, usable = needed(room, asked, context), room.budget.bytes
-    taken = usable - room.left(context)
-    total = max(taken + (cache if given == "auto" else max(cache, given)), room.loading)
+    context, given = requested.context, manifest.hardware.kv_cache_memory
+    cache, usable = needed(budget, requested, context), budget.usable.bytes
+    taken = usable - budget.left(context)
+    total = max(taken + (cache if given == "auto" else max(cache, given)), budget.loading)
     lacks = [total - usable]
     if given != "auto":
         lacks.append(cache - given)
-    if room.view.device == "cuda":
-        lacks.append(room.host.total - machine.memory_free)
+    if budget.view.device == "cuda":
+        lacks.append(budget.host.total - machine.memory_free)
     return Need(total, usable, max(0, *lacks))

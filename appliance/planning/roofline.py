@@ -13,7 +13,7 @@ projections for cross-attention, which decode steps do not read again.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from appliance.hardware.devices import CpuModel, GpuModel, cpu_running, gpu_called
+from appliance.hardware.devices import CpuModel, GpuModel, cpu_by_kernels, gpu_by_cuda_name
 from appliance.hardware.machine import Machine
 from appliance.planning.derivation import Account, Step, leading, number
 from engine.kv.layout import Layout
@@ -71,10 +71,10 @@ def limits(
     """
     found: Limits | None
     if device == "cuda":
-        gpu = gpu_called(machine.gpus[0].name)
+        gpu = gpu_by_cuda_name(machine.gpus[0].name)
         found = None if gpu is None else _of_gpu(gpu, dtype, weights, engines if ranks == 1 else 1)
     else:
-        found = _of_cpu(cpu_running(machine.kernels), weights, threads, engines * ranks)
+        found = _of_cpu(cpu_by_kernels(machine.kernels), weights, threads, engines * ranks)
     if found is None or ranks == 1:
         return found
     return replace(found, ranks=ranks, source=f"each of {ranks} ranks, {found.source}")
@@ -91,7 +91,7 @@ def _of_gpu(gpu: GpuModel, dtype: str, weights: str, engines: int) -> Limits:
 def _of_cpu(cpu: CpuModel, weights: str, threads: int, engines: int) -> Limits:
     each = cpu.int8 if weights in ("int8", "int4") else cpu.floats
     reach = min(cpu.reach(threads), cpu.reach(threads * engines) // engines)
-    return Limits(reach, each * cpu.clock * threads, f"{threads} threads of {cpu.what}, assumed")
+    return Limits(reach, each * cpu.clock * threads, f"{threads} threads of {cpu.description}, assumed")
 
 
 def roofline(
@@ -136,12 +136,12 @@ def _decode(
     dense, experts, share = _matrices(holdings, head=True), _experts(holdings), touched(model, rows)
     state = rows * state_bytes(layout, length)
     multiplied = 2 * active_parameters(model) + attention_operations(model, length)
-    steps = [leading("matrices but experts and embedding", number(dense), dense)]
+    steps = [leading("matrices except experts and embedding", number(dense), dense)]
     if experts:
         formula = f"{number(experts)} × {number(share)}"
-        steps.append(leading("experts that rows take", formula, experts * share))
+        steps.append(leading("experts used by the rows", formula, experts * share))
     formula = f"{number(rows)} × {number(state_bytes(layout, length))}"
-    steps.append(leading(f"keys and values, {length} tokens a row", formula, state))
+    steps.append(leading(f"keys and values, {length} tokens per row", formula, state))
     read = [value for value in (dense, experts * share, state) if value]
     more, ceiling = _ceiling(limit, read, rows, multiplied, rows)
     what = "row" if rows == 1 else "rows"
@@ -157,7 +157,7 @@ def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_toke
         multiplied = source_operations(model, min(step_tokens, model.max_encoder_input))
     read = [value for value in (_matrices(holdings, head=False), _experts(holdings)) if value]
     more, ceiling = _ceiling(limit, read, step_tokens, multiplied, 0)
-    first = leading("operations of a token", number(multiplied), multiplied, "FLOP")
+    first = leading("operations per token", number(multiplied), multiplied, "FLOP")
     title = f"the ceiling of prompts in steps of {step_tokens} tokens, by {ceiling.limited_by} of {limit.source}"
     return Account("prefill", title, (first, *more), "tokens/s", is_sum=False), ceiling
 
@@ -176,7 +176,7 @@ def _ceiling(
         leading("read", f"({bytes_read}) / {number(limit.bandwidth)}", reading, "s"),
         leading("computed", f"{number(tokens)} × {number(multiplied)} / ({per_second})", computing, "s"),
         leading(
-            *("tokens a second", f"{number(tokens)} / max({number(reading)}, {number(computing)})"),
+            *("tokens per second", f"{number(tokens)} / max({number(reading)}, {number(computing)})"),
             *(tokens / slower, "tokens/s"),
         ),
     )

@@ -31,19 +31,19 @@ def tolerance(manifest: Manifest, dtype: str, kv_dtype: str, weights: str) -> Ch
     if wanted != "auto":
         return Choice(wanted)
     found = Arithmetic(device="", kernels="", dtype=dtype, kv_dtype=kv_dtype, weights=weights).coarseness
-    reasons = {"float32": "float32 throughout", "half": "numbers of 16 bits", "rounded": "rounded weights or pages"}
-    return Choice(BANDS[found], f"{reasons[found]}; engines that are alike agree bit for bit")
+    reasons = {"float32": "float32 throughout", "half": "16-bit numbers", "rounded": "quantized weights or KV cache"}
+    return Choice(BANDS[found], f"{reasons[found]}; identical engines agree bit for bit")
 
 
-def told(engine: EngineConfig, lock: str, *, pools: bool) -> str:
+def describe_self_test(engine: EngineConfig, lock: str, *, pools: bool) -> str:
     """Return the plan's line about the self-test. `lock` is the name of the lock file."""
     test = engine.self_test
     if not test.prompts:
-        why = "a model that pools has no logits" if pools else "lifecycle.self_test.prompts is 0"
+        why = "pooling models have no logits" if pools else "lifecycle.self_test.prompts is 0"
         return f"self-test: none ({why})"
     when = [
         *(["before it serves"] if test.at_start else []),
-        *([f"one every {spell(test.every_s, 'duration')} without work"] if test.every_s else []),
+        *([f"one every {spell(test.every_s, 'duration')} while idle"] if test.every_s else []),
     ]
     prompts = f"{test.prompts} golden prompt{'s' * (test.prompts != 1)}"
     if not when:
@@ -54,10 +54,10 @@ def told(engine: EngineConfig, lock: str, *, pools: bool) -> str:
 def _against(engine: EngineConfig, lock: str) -> str:
     locked = engine.self_test.locked
     if locked is None:
-        return "held to what the engine itself gives when it begins, for no lock has any"
+        return "compared with the engine's own outputs at its start, because there is no lock file"
     made = locked.arithmetic
     by = f"recorded with {made.kernels} in {made.dtype} on {made.device}"
     if made.weights != engine.weight_format:
         here = engine.weight_format
         return f"those of {lock} cannot be compared: {by}, weights {made.weights}, and here they are {here}"
-    return f"held to {lock} ({by})"
+    return f"compared with {lock} ({by})"

@@ -83,9 +83,11 @@ def check_tokenizer(folder: Path) -> None:
         data = read_file(path, TOKENIZER_BYTES)
     except FileNotFoundError as error:
         hint = (
-            "; vocab.json alone is not read: convert it with transformers" if (folder / "vocab.json").exists() else ""
+            "; vocab.json alone is not supported, convert it with transformers"
+            if (folder / "vocab.json").exists()
+            else ""
         )
-        raise CheckpointError(f"{path}: missing, so that texts cannot become tokens{hint}") from error
+        raise CheckpointError(f"{path}: missing; it is required to tokenize texts{hint}") from error
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"{path}: cannot be read: {why}") from error

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.checkpoints.download_spec import Local, find, policy
-from appliance.checkpoints.facts import Facts, NotHere
+from appliance.checkpoints.download_spec import LocalFolder, find, policy
+from appliance.checkpoints.facts import Facts, NotDownloaded
 from appliance.checkpoints.lockfile import lock_path, read_lock
 from appliance.checkpoints.metadata import facts
 from appliance.checkpoints.remote import SourceError
 from appliance.config import exits
 from appliance.config.composition.files import folder_of
-from appliance.config.composition.fix import mended_where_written
+from appliance.config.composition.fix import fix_at_definition
 from appliance.config.composition.profiles import Profile
 from appliance.config.document import is_secret, masked, without_password
 from appliance.config.files import suggest_checkpoint, suggest_file
@@ -27,7 +27,7 @@ from appliance.config.merge import at
 from appliance.config.problems import Problem, Refused, unread
 from appliance.config.settings import Given, Settings, load, unvalidated
 from appliance.config.suggest import suggest_name
-from appliance.config.versions import spoken
+from appliance.config.versions import in_older_words
 from appliance.hardware.machine import Machine, read_machine
 from appliance.planning.answerable import check_answerable
 from appliance.planning.endpoint import check_endpoint, check_host_here
@@ -53,7 +53,7 @@ def _trusting(settings: Settings, folder: Path | None) -> None:
     """Accept the files of a checkpoint without verification."""
 
 
-def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting, *, assume: bool = False) -> Plan:
+def validate(given: Given, machine: Machine | None = None, verify: Verify = _trusting, *, assume: bool = False) -> Plan:
     """Return the plan of a manifest for this machine, or for `machine`.
 
     For a remote checkpoint, its small files are downloaded and the headers of its weight files are read. `verify` may
@@ -64,16 +64,16 @@ def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusti
     Raise Refused with the problems, or NotPlanned if the checkpoint must be downloaded first.
     """
     try:
-        settings, looked_at = settle(given, machine)
+        settings, looked_at = resolve(given, machine)
     except Refused as refused:
         known = any(problem.key.startswith("model.source") for problem in refused.problems)
         missing = () if known else _wrong_folder(given)
         raise type(refused)([*refused.problems, *missing], refused.cause) from refused
-    with spoken(settings.older):
+    with in_older_words(settings.older):
         try:
-            return _proven(settings, given.environ, machine, looked_at, verify, assume)
+            return _validated(settings, given.environ, machine, looked_at, verify, assume)
         except Refused as refused:
-            problems = [mended_where_written(problem, settings.tree) for problem in refused.problems]
+            problems = [fix_at_definition(problem, settings.tree) for problem in refused.problems]
             raise type(refused)(problems, refused.cause) from refused
 
 
@@ -93,7 +93,7 @@ def _wrong_folder(given: Given) -> Iterator[Problem]:
         yield unread(place, key, what, suggest_file(text, folder, holds="config.json"))
 
 
-def settle(given: Given, machine: Machine | None = None) -> tuple[Settings, Machine | None]:
+def resolve(given: Given, machine: Machine | None = None) -> tuple[Settings, Machine | None]:
     """Return the settings with the matching hardware profile, and the machine if a profile had to be selected.
 
     Raise Refused if the manifest itself is invalid.
@@ -112,7 +112,7 @@ class NotPlanned(Refused):
     """Raised if the only obstacle to a plan is that the checkpoint must be downloaded first."""
 
 
-def _proven(
+def _validated(
     settings: Settings,
     environ: Mapping[str, str],
     machine: Machine | None,
@@ -124,7 +124,7 @@ def _proven(
     key = settings.manifest.model.source.key
     at, name = settings.place(key), ".".join(key)
     found = find(settings, environ)
-    if problems and not isinstance(found, Local):
+    if problems and not isinstance(found, LocalFolder):
         raise Refused(problems)  # do not contact a server while the token that it needs is unreadable
     try:
         with facts(found, policy(settings, environ), environ) as known:
@@ -132,7 +132,7 @@ def _proven(
             checkpoint = _checkpoint(settings, known, assume)
             tokenizer = "" if _lacks_tokenizer(checkpoint) else tokenizer_name(known.folder)
             unanswerable = list(check_answerable(settings, checkpoint, known.folder))
-    except NotHere as error:
+    except NotDownloaded as error:
         raise NotPlanned([*problems, Problem(at, name, without_password(str(error)))], exits.SOURCE) from error
     except SourceError as error:
         raise Refused([*problems, Problem(at, name, without_password(str(error)))], exits.SOURCE) from error
@@ -149,7 +149,7 @@ def _proven(
     _check_scales(settings, checkpoint, planned)
     assumed = checkpoint.assumed
     if assumed and not tokenizer:
-        assumed = (*assumed, "a tokenizer for the model's vocabulary; none is here")
+        assumed = (*assumed, "a tokenizer for the model's vocabulary (there is no tokenizer file)")
     return replace(
         planned, tokenizer=tokenizer, assumed=assumed, notices=(*planned.notices, *check_host_here(settings))
     )
@@ -192,35 +192,35 @@ def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> No
             raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
 
 
-def bring_whole(given: Given) -> Path:
+def download_missing(given: Given) -> Path:
     """Download missing checkpoint files, with progress on standard error, and return the folder. Raise Refused."""
-    return _bring(load(given), given, lambda _: contextlib.nullcontext())
+    return _download(load(given), given, lambda _: contextlib.nullcontext())
 
 
-def bring_for_a_start(given: Given) -> None:
+def download_before_start(given: Given) -> None:
     """Download missing checkpoint files while a placeholder server answers at the gateway's address."""
-    from appliance.checkpoints.placeholder_server import lobby
+    from appliance.checkpoints.placeholder_server import placeholder_server
 
     settings = load(given)
     endpoints = settings.manifest.endpoints
-    _bring(settings, given, lambda progress: lobby(endpoints.host, endpoints.port, progress))
+    _download(settings, given, lambda progress: placeholder_server(endpoints.host, endpoints.port, progress))
 
 
-def _bring(
-    settings: Settings, given: Given, beside: Callable[["Progress"], contextlib.AbstractContextManager[None]]
+def _download(
+    settings: Settings, given: Given, during: Callable[["Progress"], contextlib.AbstractContextManager[None]]
 ) -> Path:
-    from appliance.checkpoints.download import bring, on_stderr
+    from appliance.checkpoints.download import download_checkpoint, on_stderr
 
-    with spoken(settings.older):
+    with in_older_words(settings.older):
         problems = list(_files(settings, given.environ))
         if problems:
             raise Refused(problems)
         found = find(settings, given.environ)
-        if isinstance(found, Local):
+        if isinstance(found, LocalFolder):
             return found.path
         try:
             with on_stderr() as say:
-                return bring(found, policy(settings, given.environ), given.environ, say, beside)
+                return download_checkpoint(found, policy(settings, given.environ), given.environ, say, during)
         except SourceError as error:
             key = settings.manifest.model.source.key
             said = without_password(str(error))
@@ -280,8 +280,8 @@ def _no_folder(settings: Settings, record: str) -> Problem:
     above, key = Path(record).parent, ("engine", "record")
     folder = settings.folder(key)
     hint = suggest_file(str(above), folder)
-    if isinstance(hint.remedy, Write):
-        hint = replace(hint, remedy=Write(f"{hint.remedy.text}/{Path(record).name}"))
+    if isinstance(hint.fix, Write):
+        hint = replace(hint, fix=Write(f"{hint.fix.text}/{Path(record).name}"))
     return unread(settings.place(key), key, f"{folder / above}: no such directory", hint)
 
 

@@ -4,6 +4,7 @@ from appliance.config.settings import Settings
 from appliance.constraints.rule import View, is_compiled
 from appliance.constraints.weights import ON_CPU
 from appliance.planning.choice import Choice, refuse
+from engine.api.config import HeadBits
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import head_bits, quantization_group
 from engine.models.sources import join
@@ -11,19 +12,28 @@ from engine.models.sources import join
 GROUP_SIZE, HEAD = "quantization.group_size", "quantization.head"
 
 
-def weight_format(settings: Settings, checkpoint: Checkpoint, view: View) -> dict[str, Choice[int] | Choice[str]]:
-    """Return the resolved keys that have an effect. Raise Refused for a value that has none."""
+def weight_format(settings: Settings, checkpoint: Checkpoint, view: View) -> dict[str, Choice[int | str] | Choice[str]]:
+    """Return both keys resolved. Raise Refused for a value without effect."""
     head = _head(settings, checkpoint, view)
-    group = _group(settings, checkpoint, view, head)
-    return {key: choice for key, choice in ((GROUP_SIZE, group), (HEAD, head)) if choice is not None}
+    return {GROUP_SIZE: _group(settings, checkpoint, view, head.value), HEAD: head}
 
 
-def _head(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str] | None:
+def other_than_auto(view: View, checkpoint: Checkpoint) -> tuple[int, HeadBits]:
+    """Return group size and head for the engine: 0 and "auto" if the written values equal the values that auto has, so
+    that writing them out does not change the engine's configuration."""
+    bits, head, group = view.weights, view.facts.head, view.facts.group_size
+    formats = {one for one in (bits, head_bits(bits, head)) if one in ON_CPU}
+    if all(quantization_group(one, checkpoint.model) == group for one in formats):
+        group = 0
+    return group, "auto" if head == head_bits(bits, "auto") else head
+
+
+def _head(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]:
     wanted, out = settings.manifest.quantization.head, checkpoint.model.head
     if out is None:
         if wanted != "auto":
             refuse(settings, HEAD, f"{wanted}: this model pools and has no head; use auto", instead="auto")
-        return None
+        return Choice("auto", "this model pools and has no head")
     path = join(checkpoint.model.root, checkpoint.model.embed.name) if out.tied else out.name
     schemes = {} if checkpoint.quantization is None else checkpoint.quantization.schemes
     scheme = schemes.get(path)
@@ -36,18 +46,17 @@ def _head(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]
         return Choice(wanted)
     found = head_bits(view.weights, "auto")
     if found == "stored":
-        return None
+        return Choice(found, "as in the checkpoint")
     return Choice(found, "8 bits, because the head selects the token; int4 is faster and less accurate")
 
 
-def _group(settings: Settings, checkpoint: Checkpoint, view: View, head: Choice[str] | None) -> Choice[int] | None:
+def _group(settings: Settings, checkpoint: Checkpoint, view: View, head: str) -> Choice[int | str]:
     wanted = settings.manifest.quantization.group_size
-    quantized = view.weights in ON_CPU or (head is not None and head.value in ON_CPU)
-    if not quantized:
+    if view.weights not in ON_CPU and head not in ON_CPU:
         if wanted != "auto":
             because = "no weights are quantized to int8 or int4 at load"
             refuse(settings, GROUP_SIZE, f"{wanted}: {because}; use auto, or set quantization.weights", instead="auto")
-        return None
+        return Choice("auto", "no weights are quantized at load")
     if wanted != "auto":
         return Choice(wanted)
     bits = view.weights if view.weights in ON_CPU else head_bits("stored", "int8")

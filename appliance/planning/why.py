@@ -26,7 +26,7 @@ NAMES = {
 
 def explain(plan: Plan, key: str) -> tuple[str, bool]:
     """Return the explanation and True, or a message with the valid names and False."""
-    accounts = {account.key: account for account in (*plan.memory.accounts, *plan.outlook.accounts)}
+    accounts = {account.key: account for account in (*plan.memory.accounts, *plan.estimate.accounts)}
     name = key.strip().lower().replace("-", "_").replace(" ", "_")
     effective = next((one for one in plan.effective if one.key == key or one.key.endswith(f".{name}")), None)
     wanted = NAMES.get(effective.key if effective else "") or NAMES.get(name, name)
@@ -44,7 +44,7 @@ def explain(plan: Plan, key: str) -> tuple[str, bool]:
     keys = [one.key for one in plan.effective]
     close = difflib.get_close_matches(name, [*names, *NAMES, *keys], 1, 0.5)
     meant = f"did you mean {close[0]}? " if close else ""
-    return f"--why {key}: no such number; {meant}there are {', '.join(names)}, and every key of the manifest", False
+    return f"--why {key}: unknown number; {meant}available: {', '.join(names)}, and every key of the manifest", False
 
 
 def _chosen(wanted: str, accounts: dict[str, Account]) -> list[str]:
@@ -65,7 +65,7 @@ def _account(account: Account) -> str:
     lines += [f"  {_step(step)}" for step in account.steps]
     added = [step for step in account.steps if step.added]
     if len(added) > 1:
-        lines.append(f"  together = {_value(account.total, account.unit)}")
+        lines.append(f"  total = {_value(account.total, account.unit)}")
     return "\n".join(lines)
 
 

@@ -47,7 +47,7 @@ SPLIT = 512  # positions per split of the KV sequence (kernels/cpu/attention.h)
 VECTOR = 16  # floats of the widest vector register
 ALIGNED = 32  # alignment of device tables, in words (engine/worker/device_table.py)
 MEETING_ROWS = 64  # rows of logits that ranks gather at once (engine/worker/build.py)
-MEETING_ROOMS = 2  # buffers used in turns (kernels/cpu/meeting.h)
+MEETING_ROOMS = 2  # buffers used in turns (kernels/cpu/shm_collective.h)
 COLUMN_BYTES = 80  # host bytes per slot: sampling parameters, rotation and encoder input (engine/sampling/columns.py)
 DEVICE_FIELDS = 12  # device fields per slot (kernels/sampling/columns.py)
 ROUTE_WORDS = 7  # per token and expert: expert id, weight, order, pair, and a tile of three words (kernels/experts)
@@ -158,12 +158,12 @@ def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> 
     """
     if model.encoder is None:
         return ()
-    states = product("states of sources (tokens × hidden)", size.tokens, model.embed.hidden, element_bytes)
+    states = product("states of encoder inputs (tokens × hidden)", size.tokens, model.embed.hidden, element_bytes)
     if kernels != "torch":
         return (states,)
     longest = min(model.max_encoder_input, size.tokens)
     heads = max(body.heads for body in encoder_bodies(model) if isinstance(body, Attention))
-    return states, product("scores of a source (heads × tokens × tokens)", heads, longest, longest, 4)
+    return states, product("scores of an encoder input (heads × tokens × tokens)", heads, longest, longest, 4)
 
 
 def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
@@ -196,7 +196,7 @@ def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: in
     if kernels not in COPIES:
         floats = max(hidden, min(size.rows, MEETING_ROWS) * share)
         return (
-            product("place of a rank in the meeting (rooms × floats)", MEETING_ROOMS, floats, 4),
+            product("shared-memory all-reduce of a rank (slots × floats)", MEETING_ROOMS, floats, 4),
             product("a rank's own logits (rows × vocab / ranks)", size.slots, share, 4),
         )
     found = (
@@ -308,7 +308,7 @@ def tables(
         product("sampling parameters (fields × requests)", DEVICE_FIELDS + 1, _aligned(slots), 4),
         product("rows of a step (words)", 3 * rows + _aligned(wide + 64 * slots + 4096), 4),
         *(() if pooled is None else _pooled_tables(pooled, slots)),
-        *((product("lengths of sources (requests)", _aligned(slots), 4),) if sources else ()),
+        *((product("lengths of encoder inputs (requests)", _aligned(slots), 4),) if sources else ()),
     )
 
 
@@ -318,7 +318,7 @@ def _pooled_tables(model: Model, slots: int) -> tuple[Step, ...]:
     """
     kinds = 0 if model.embed.segments is None else model.embed.segments.count
     begins = product("starts of segments (requests × segments)", _aligned(slots * (kinds - 1)), 4)
-    states = product("states of prompts under way (requests × hidden)", slots, model.embed.hidden, 8)
+    states = product("states of unfinished prompts (requests × hidden)", slots, model.embed.hidden, 8)
     return (begins, states) if kinds > 1 else (states,)
 
 

@@ -15,13 +15,13 @@ restored: the last crashes of tests count again because the tests found no reque
 """
 
 
-class Pardon(msgspec.Struct, frozen=True):
+class CrashExemption(msgspec.Struct, frozen=True):
     program: str
-    deaths: int
+    crashes: int
     kind: CrashKind = "attributed"
 
 
-def send_pardon(pipe: str, program: str, deaths: int, kind: CrashKind = "attributed") -> None:
+def send_exemption(pipe: str, program: str, crashes: int, kind: CrashKind = "attributed") -> None:
     """Write a message without waiting. It is lost if no monitor reads the pipe: then the crashes count. An empty `pipe`
     means that there is no monitor."""
     if not pipe:
@@ -31,13 +31,13 @@ def send_pardon(pipe: str, program: str, deaths: int, kind: CrashKind = "attribu
     except OSError:  # no monitor at the moment
         return
     try:
-        os.write(descriptor, msgspec.json.encode(Pardon(program, deaths, kind)) + b"\n")
+        os.write(descriptor, msgspec.json.encode(CrashExemption(program, crashes, kind)) + b"\n")
     except OSError:  # a full pipe
         return
     finally:
         os.close(descriptor)
 
 
-def read_pardons(data: bytes) -> list[Pardon]:
+def read_exemptions(data: bytes) -> list[CrashExemption]:
     """Decode the lines that were read; a line is shorter than PIPE_BUF and arrives in one piece."""
-    return [msgspec.json.decode(line, type=Pardon) for line in data.splitlines() if line]
+    return [msgspec.json.decode(line, type=CrashExemption) for line in data.splitlines() if line]

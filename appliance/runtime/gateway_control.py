@@ -1,9 +1,9 @@
 """Control socket of a running gateway: a Unix socket in the run directory, with one JSON line in each direction.
 
-`Take` applies the changes that are possible in place. `Ping` comes from the restart monitor: a gateway that does not
-answer it is hung. `Hamper` slows down the journal's disk, for `slipway chaos`, if the manifest allows that. `Swap`
-announces that an engine is stopped on purpose: its requests wait until the next engine serves, and no request is blamed
-for its exit. `Swapped` is answered when the next engine serves.
+`ApplyConfig` applies the changes that are possible in place. `Ping` comes from the restart monitor: a gateway that does
+not answer it is hung. `ThrottleJournal` delays the journal's writes, for `slipway chaos`, if the manifest allows that.
+`BeginReplacement` announces that an engine is stopped on purpose: its requests wait until the next engine serves, and
+its exit is attributed to no request. `AwaitReplacement` is answered when the next engine serves.
 """
 
 import asyncio
@@ -12,22 +12,22 @@ import msgspec
 
 from appliance.config.gateway import GatewayConfig
 
-MOST_BYTES = 2**20
+MAX_MESSAGE_BYTES = 2**20
 
 
-class Take(msgspec.Struct, frozen=True, tag="take"):
+class ApplyConfig(msgspec.Struct, frozen=True, tag="apply_config"):
     config: GatewayConfig
 
 
-class Swap(msgspec.Struct, frozen=True, tag="swap"):
+class BeginReplacement(msgspec.Struct, frozen=True, tag="begin_replacement"):
     engine: int
 
 
-class Swapped(msgspec.Struct, frozen=True, tag="swapped"):
+class AwaitReplacement(msgspec.Struct, frozen=True, tag="await_replacement"):
     engine: int
 
 
-class Hamper(msgspec.Struct, frozen=True, tag="hamper"):
+class ThrottleJournal(msgspec.Struct, frozen=True, tag="throttle_journal"):
     """Delay each write of the journal by `pause_s` for the next `for_s` seconds. The delay ends without a further
     message."""
 
@@ -47,16 +47,16 @@ class Answer(msgspec.Struct, frozen=True):
     start_s: tuple[float, ...] = ()  # duration of each engine's last start, in seconds
 
 
-Message = Take | Swap | Swapped | Hamper | Ping
+Message = ApplyConfig | BeginReplacement | AwaitReplacement | ThrottleJournal | Ping
 
 
-async def ask(path: str, message: Message, timeout_s: float) -> Answer:
-    """Send one message to a gateway and return its reply. Raise OSError (also if the gateway ends before it replies) or
-    TimeoutError."""
+async def send_message(path: str, message: Message, timeout_s: float) -> Answer:
+    """Send one message to a gateway and return its reply. Raise TimeoutError, or OSError (also if the
+    gateway exits before it replies)."""
     writer = None
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_unix_connection(path, limit=MOST_BYTES)
+            reader, writer = await asyncio.open_unix_connection(path, limit=MAX_MESSAGE_BYTES)
             writer.write(msgspec.json.encode(message) + b"\n")
             line = await reader.readline()
     finally:
@@ -65,4 +65,4 @@ async def ask(path: str, message: Message, timeout_s: float) -> Answer:
     try:
         return msgspec.json.decode(line, type=Answer)
     except msgspec.DecodeError as error:
-        raise ConnectionResetError(f"{path}: the gateway ended before it answered") from error
+        raise ConnectionResetError(f"{path}: the gateway exited before it answered") from error

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 
-class Parked(msgspec.Struct, frozen=True):
+class HaltedState(msgspec.Struct, frozen=True):
     """Reason for the halted state, as reported by /ready. `exit` and `code` are those with which the appliance ends
     when it is stopped."""
 
@@ -18,18 +18,18 @@ class Parked(msgspec.Struct, frozen=True):
     cure: str
 
 
-def park(directory: Path, parked: Parked) -> None:
-    new = directory / "parked.new"
-    new.write_bytes(msgspec.json.encode(parked))
-    new.rename(directory / "parked")
+def write_halted(directory: Path, state: HaltedState) -> None:
+    new = directory / "halted.new"
+    new.write_bytes(msgspec.json.encode(state))
+    new.rename(directory / "halted")
 
 
-def is_parked(directory: Path) -> bool:
-    return (directory / "parked").exists()
+def is_halted(directory: Path) -> bool:
+    return (directory / "halted").exists()
 
 
-def read_parked(directory: Path) -> Parked | None:
+def read_halted(directory: Path) -> HaltedState | None:
     try:
-        return msgspec.json.decode((directory / "parked").read_bytes(), type=Parked)
+        return msgspec.json.decode((directory / "halted").read_bytes(), type=HaltedState)
     except FileNotFoundError:
         return None

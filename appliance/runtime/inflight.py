@@ -18,24 +18,24 @@ class OpenRequest(msgspec.Struct, frozen=True):
     emitted: int  # number of tokens
 
 
-def open_file(directory: Path, program: str) -> Path:
+def inflight_path(directory: Path, program: str) -> Path:
     return directory / f"{program}.open"
 
 
-def write_open(directory: str, program: str, requests: Sequence[OpenRequest]) -> None:
+def write_inflight(directory: str, program: str, requests: Sequence[OpenRequest]) -> None:
     """Record the requests that ended with a connection to an engine. Call it whenever such a connection ends; the
     reaper deletes the file when the next run begins. An empty list does not replace a file that exists. Do nothing if
     `directory` is empty. Errors, for example on a full disk, are only logged, so that requests continue."""
-    path = open_file(Path(directory), program)
+    path = inflight_path(Path(directory), program)
     if directory and (requests or not path.exists()):
         new = path.with_suffix(".open-new")  # the reaper writes its file in the same folder at the same time
         try:
             new.write_bytes(msgspec.json.encode(requests))
             new.rename(path)
         except OSError as error:
-            log.error("%s: %s; the crash bundle will not say what was open", path, error.strerror)
+            log.error("cannot write %s: %s; the crash bundle will not list the open requests", path, error.strerror)
 
 
-def read_open(directory: Path, program: str) -> tuple[OpenRequest, ...]:
+def read_inflight(directory: Path, program: str) -> tuple[OpenRequest, ...]:
     """Return the recorded requests. Raise FileNotFoundError if the gateway has not written them yet."""
-    return msgspec.json.decode(open_file(directory, program).read_bytes(), type=tuple[OpenRequest, ...])
+    return msgspec.json.decode(inflight_path(directory, program).read_bytes(), type=tuple[OpenRequest, ...])

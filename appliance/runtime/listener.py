@@ -9,76 +9,76 @@ import struct
 import time
 from pathlib import Path
 
-DOOR = "listener.sock"
-_WAITING = 2048  # length of the accept queue
-_PATIENCE_S = 10.0
-_LAST_S = 0.5  # time for the replies to waiting connections when the appliance ends
+LISTENER_SOCKET = "listener.sock"
+_BACKLOG = 2048  # length of the accept queue
+_TIMEOUT_S = 10.0
+_REPLY_S = 0.5  # time for the replies to waiting connections when the appliance ends
 _CREDENTIALS = struct.Struct("iII")  # process, user and group of the peer of a Unix socket
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+_LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-class AddressTaken(Exception):
+class AddressUnavailable(Exception):
     """Raised if the address cannot be used. The message says why and which key to change."""
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Return a socket that listens on `host` and `port` (0 for a free port); connections wait until a process accepts
-    them. Raise AddressTaken."""
+    them. Raise AddressUnavailable."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        raise AddressTaken(
-            f"endpoints.host: {host!r} is no address of this machine ({error}); 0.0.0.0 listens on all"
+        raise AddressUnavailable(
+            f"endpoints.host: {host!r} is not an address of this machine ({error}); 0.0.0.0 listens on all addresses"
         ) from error
     listener = socket.socket(family, socket.SOCK_STREAM)
     # Lingering connections of an earlier run do not block the port; another listener does.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(found[0][4])
-        listener.listen(_WAITING)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise AddressTaken(_explain(host, port, error)) from error
+        raise AddressUnavailable(_bind_error(host, port, error)) from error
     return listener
 
 
-class Door:
+class SharedListener:
     """Keeps the listener open in the launcher and passes it to gateways, through a Unix socket at `path`. A client that
     connects while no gateway runs waits for the next one."""
 
     def __init__(self, listener: socket.socket, path: Path) -> None:
         self._listener = listener
-        self._borrower = 0  # process id of the gateway that has the listener
+        self._gateway_pid = 0  # process id of the gateway that has the listener
         self._loop = asyncio.get_running_loop()
-        self._desk = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._desk.bind(str(path))
-        self._desk.listen()
-        self._desk.setblocking(False)
-        self._loop.add_reader(self._desk, self._lend)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(str(path))
+        self._server.listen()
+        self._server.setblocking(False)
+        self._loop.add_reader(self._server, self._pass_listener)
 
-    def _lend(self) -> None:
+    def _pass_listener(self) -> None:
         with contextlib.suppress(OSError):
-            asking, _ = self._desk.accept()
-            with asking:
+            connection, _ = self._server.accept()
+            with connection:
                 pid, _, _ = _CREDENTIALS.unpack(
-                    asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                    connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
                 )
-                socket.send_fds(asking, [b"."], [self._listener.fileno()])
-                self._borrower = pid
+                socket.send_fds(connection, [b"."], [self._listener.fileno()])
+                self._gateway_pid = pid
 
     def close(self, reply: bytes = b"") -> None:
         """Stop accepting. A running gateway answers the connections that wait, and later ones are refused. If no
         gateway runs, the waiting connections get `reply`."""
-        if self._desk.fileno() >= 0:
-            self._loop.remove_reader(self._desk)
-            self._desk.close()
-            if reply and not _runs(self._borrower):
+        if self._server.fileno() >= 0:
+            self._loop.remove_reader(self._server)
+            self._server.close()
+            if reply and not _is_running(self._gateway_pid):
                 _answer_waiting(self._listener, reply)
             self._listener.close()
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     """Return whether a process runs. A zombie does not count, because it has closed its files."""
     with contextlib.suppress(OSError, IndexError):
         return bool(pid) and Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
@@ -89,7 +89,7 @@ def _answer_waiting(listener: socket.socket, reply: bytes) -> None:
     """Accept the waiting connections and send each a reply. Data from clients is read, because closing a socket with
     unread data resets the connection."""
     listener.setblocking(False)
-    deadline = time.monotonic() + _LAST_S
+    deadline = time.monotonic() + _REPLY_S
     waiting: list[socket.socket] = []
     with contextlib.suppress(OSError):
         while time.monotonic() < deadline:
@@ -117,30 +117,32 @@ def _read(connection: socket.socket) -> bytes:
         return b""
 
 
-def lent(path: str) -> socket.socket:
+def receive_listener(path: str) -> socket.socket:
     """Return the launcher's listener. Raise OSError if it is not available."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(_PATIENCE_S)
-        asking.connect(path)
-        _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_TIMEOUT_S)
+        connection.connect(path)
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
         if not descriptors:
-            raise OSError(f"{path}: the launcher gave no listener")
+            raise OSError(f"{path}: the launcher sent no listener")
     return socket.socket(fileno=descriptors[0])
 
 
-def _explain(host: str, port: int, error: OSError) -> str:
+def _bind_error(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use by another process; set endpoints.port or --port (0 takes a free one)"
+        return (
+            f"port {port} on {host} is in use by another process; set endpoints.port or --port (0 selects a free one)"
+        )
     if error.errno == errno.EACCES:
-        return f"port {port} on {host} is not allowed to this user; set endpoints.port or --port to 1024 or above"
+        return f"port {port} on {host} is not permitted for this user; set endpoints.port or --port to 1024 or above"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"endpoints.host: {host} is no address of this machine; 0.0.0.0 listens on all of them"
-    return f"cannot listen on {host} port {port}: {error.strerror}; see endpoints.host and endpoints.port"
+        return f"endpoints.host: {host} is not an address of this machine; 0.0.0.0 listens on all addresses"
+    return f"cannot listen on {host} port {port}: {error.strerror}; change endpoints.host or endpoints.port"
 
 
 def local_host(host: str) -> str:
     """Return the host under which this machine itself reaches a listener on `host`."""
-    return _ANY.get(host, host)
+    return _LOCAL_HOSTS.get(host, host)
 
 
 def url(host: str, port: int, *, tls: bool = False) -> str:

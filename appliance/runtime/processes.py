@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.005
-_LONGEST_COMMAND = 100
+_MAX_COMMAND = 100
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -28,13 +28,13 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
-def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+def exit_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     """Make the kernel send this signal to the process when its parent ends, even by SIGKILL. Call it between fork and
     exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def end_as(status: int) -> None:
+def exit_like(status: int) -> None:
     """End this process like the one with this wait status: with its exit code, or by its signal, without a core file.
     Does not return."""
     if os.WIFSIGNALED(status):
@@ -87,7 +87,7 @@ def parent(pid: int) -> int:
     return 0
 
 
-def marked(word: str) -> Iterator[int]:
+def processes_with_variable(word: str) -> Iterator[int]:
     """Yield the processes, except this one, that were started with `word`, as NAME=VALUE, in their environment."""
     wanted = word.encode()
     for entry in Path("/proc").iterdir():
@@ -102,16 +102,16 @@ def command(pid: int) -> str:
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         name = words or Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-        return f"{pid} {name[:_LONGEST_COMMAND]}"
+        return f"{pid} {name[:_MAX_COMMAND]}"
     return str(pid)
 
 
-def kill_all(find: Callable[[], list[int]], patience_s: float) -> tuple[dict[int, str], list[int]]:
-    """Send SIGKILL to the processes that `find` returns, until it returns none or `patience_s` is over. Return the
+def kill_all(find: Callable[[], list[int]], timeout_s: float) -> tuple[dict[int, str], list[int]]:
+    """Send SIGKILL to the processes that `find` returns, until it returns none or `timeout_s` is over. Return the
     killed processes by id, and the ids of those that still exist (blocked in the kernel, where signals have no effect).
     Children are reaped."""
     killed: dict[int, str] = {}
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while alive := find():
         for pid in alive:
             if pid not in killed:

@@ -50,11 +50,11 @@ class Bucket:
 
 Unit = Literal["requests", "tokens"]
 # Amounts that a request needs: one request, and any positive number of tokens.
-WANTED: dict[Unit, float] = {"requests": 1.0, "tokens": math.ulp(1.0)}
+REQUIRED: dict[Unit, float] = {"requests": 1.0, "tokens": math.ulp(1.0)}
 
 
 @dataclass(frozen=True)
-class Spent:
+class LimitReached:
     """Reason for refusing a request: the limit `per_minute` of `unit` is used up for `seconds`."""
 
     unit: Unit
@@ -80,20 +80,20 @@ class Allowances:
                 "requests": key.requests_per_minute or requests_per_minute,
                 "tokens": key.tokens_per_minute or tokens_per_minute,
             }
-            had = before.get(key.owner, {})
+            before_key = before.get(key.owner, {})
             self._buckets[key.owner] = {
-                unit: had[unit].resized(limit, now_s) if unit in had else Bucket(limit, now_s)
+                unit: before_key[unit].resized(limit, now_s) if unit in before_key else Bucket(limit, now_s)
                 for unit, limit in wanted.items()
                 if limit is not None
             }
 
-    def enter(self, owner: str, now_s: float) -> Spent | None:
+    def enter(self, owner: str, now_s: float) -> LimitReached | None:
         """Deduct one request. If a limit is used up, return it and deduct nothing."""
         buckets = self._buckets.get(owner, {})
-        waits = {unit: bucket.has_s(WANTED[unit], now_s) for unit, bucket in buckets.items()}
+        waits = {unit: bucket.has_s(REQUIRED[unit], now_s) for unit, bucket in buckets.items()}
         unit = max(waits, key=lambda each: waits[each], default=None)
         if unit is not None and waits[unit] > 0:
-            return Spent(unit, buckets[unit].per_minute, waits[unit])
+            return LimitReached(unit, buckets[unit].per_minute, waits[unit])
         if "requests" in buckets:
             buckets["requests"].take(1, now_s)
         return None

@@ -30,7 +30,7 @@ class Certificate:
         self.ends_s = ends_s
         self.stamp = stamp
 
-    def become(self, other: "Certificate") -> None:
+    def replace_with(self, other: "Certificate") -> None:
         """Use the other certificate for new connections. Raise OSError if its files have changed since they were
         read."""
         self.context.load_cert_chain(other.tls.certificate, other.tls.key)
@@ -66,10 +66,14 @@ def read_certificate(tls: Tls) -> Certificate:
     try:
         found = x509.load_pem_x509_certificate(read_file(Path(tls.certificate), TEXT_BYTES))
     except ValueError as error:
-        raise ConfigError(f"endpoints.tls.certificate: {tls.certificate} holds no PEM certificate: {error}") from error
+        raise ConfigError(
+            f"endpoints.tls.certificate: {tls.certificate} contains no PEM certificate: {error}"
+        ) from error
     ends = found.not_valid_after_utc
     if ends < datetime.datetime.now(datetime.UTC):
-        log.error("endpoints.tls.certificate: %s ended %s UTC; renew it", tls.certificate, f"{ends:%Y-%m-%d %H:%M}")
+        log.error(
+            "endpoints.tls.certificate: %s expired on %s UTC; renew it", tls.certificate, f"{ends:%Y-%m-%d %H:%M}"
+        )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = VERSIONS[tls.least_version]
     context.set_alpn_protocols(["http/1.1"])
@@ -85,4 +89,4 @@ def read_certificate(tls: Tls) -> Certificate:
 
 
 def _no_password() -> str:
-    raise ValueError("it wants a passphrase")
+    raise ValueError("the key has a passphrase")

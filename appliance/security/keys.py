@@ -17,11 +17,11 @@ from appliance.config.gateway import SecretRef
 from engine.api.errors import ConfigError
 from engine.api.files import read_text
 
-HASHED = "sha256:"
+HASH_PREFIX = "sha256:"
 UNNAMED = "unnamed"
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
-MOST = 2**53
+MAX_COUNT = 2**53
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_keys(secret: SecretRef | None) -> list[ApiKey]:
     place, lines = _lines(secret)
     keys = parse_keys(lines, place)
     if not keys:
-        raise ConfigError(f"{place} holds no key; write one a line, or drop endpoints.api_keys")
+        raise ConfigError(f"{place} contains no key; write one key per line, or remove endpoints.api_keys")
     return keys
 
 
@@ -65,7 +65,7 @@ def clear_key(secret: SecretRef) -> str:
     """Return the first key of a list that is in clear text, for Slipway's own requests; "" if all are hashed. Raise
     ConfigError if the list cannot be read."""
     words = (line.split()[0] for line in _lines(secret)[1] if line.strip())
-    return next((word for word in words if not word.startswith(("#", HASHED))), "")
+    return next((word for word in words if not word.startswith(("#", HASH_PREFIX))), "")
 
 
 def _lines(secret: SecretRef) -> tuple[str, list[str]]:
@@ -89,9 +89,9 @@ def parse_keys(lines: Sequence[str], place: str) -> list[ApiKey]:
             continue
         key = _parse(words, f"{place}, line {number}")
         if any(other.digest == key.digest for other in keys):
-            raise ConfigError(f"{place}, line {number}: this key stands in an earlier line as well")
+            raise ConfigError(f"{place}, line {number}: this key is already on an earlier line")
         if key.name and any(other.name == key.name for other in keys):
-            raise ConfigError(f"{place}, line {number}: name={key.name} stands in an earlier line as well")
+            raise ConfigError(f"{place}, line {number}: name={key.name} is already on an earlier line")
         keys.append(key)
     return keys
 
@@ -103,27 +103,27 @@ def _parse(words: Sequence[str], place: str) -> ApiKey:
         if word.startswith("#"):
             break
         name, equals, value = word.partition("=")
-        if not equals or name not in _WORDS:
-            raise ConfigError(f"{place}: word {position} is none of {', '.join(f'{each}=…' for each in _WORDS)}")
+        if not equals or name not in _FIELDS:
+            raise ConfigError(f"{place}: word {position} must be one of {', '.join(f'{each}=…' for each in _FIELDS)}")
         if name in settings:
-            raise ConfigError(f"{place}: {name} is given twice")
-        settings[name] = _WORDS[name](value, f"{place}: {name}={value}")
-    if not key.startswith(HASHED):
+            raise ConfigError(f"{place}: {name} occurs twice")
+        settings[name] = _FIELDS[name](value, f"{place}: {name}={value}")
+    if not key.startswith(HASH_PREFIX):
         return ApiKey(digest(key), **settings)
-    if not _DIGEST.fullmatch(key.removeprefix(HASHED)):
-        raise ConfigError(f"{place}: behind {HASHED} come the 64 hexadecimal digits of the key's SHA-256")
-    return ApiKey(bytes.fromhex(key.removeprefix(HASHED)), **settings)
+    if not _DIGEST.fullmatch(key.removeprefix(HASH_PREFIX)):
+        raise ConfigError(f"{place}: {HASH_PREFIX} must be followed by the 64 hexadecimal digits of the key's SHA-256")
+    return ApiKey(bytes.fromhex(key.removeprefix(HASH_PREFIX)), **settings)
 
 
 def _name(value: str, place: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ConfigError(f"{place}: a name has 1 to 64 letters, digits and . _ @ -")
+        raise ConfigError(f"{place}: must be 1 to 64 letters, digits and . _ @ -")
     return value
 
 
 def _count(value: str, place: str) -> int:
-    if not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= MOST:
-        raise ConfigError(f"{place}: it has to be a whole number from 1 on")
+    if not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= MAX_COUNT:
+        raise ConfigError(f"{place}: must be a whole number of at least 1")
     return int(value)
 
 
@@ -133,20 +133,20 @@ def _share(value: str, place: str) -> float:
     except ValueError:
         share = 0.0
     if not 0.01 <= share <= 100:
-        raise ConfigError(f"{place}: it has to be a number from 0.01 to 100")
+        raise ConfigError(f"{place}: must be a number from 0.01 to 100")
     return share
 
 
-def _right(value: str, place: str) -> bool:
+def _yes_or_no(value: str, place: str) -> bool:
     if value not in ("yes", "no"):
-        raise ConfigError(f"{place}: it has to be yes or no")
+        raise ConfigError(f"{place}: must be yes or no")
     return value == "yes"
 
 
-_WORDS: dict[str, Callable[[str, str], Any]] = {
+_FIELDS: dict[str, Callable[[str, str], Any]] = {
     "name": _name,
     "requests_per_minute": _count,
     "tokens_per_minute": _count,
     "share": _share,
-    "priority": _right,
+    "priority": _yes_or_no,
 }

@@ -77,8 +77,8 @@ def build_app(service: Service) -> FastAPI:
         exception_handlers={HTTPException: _pass_on, RequestValidationError: _pass_on},
     )
     app.state.service = service
-    ledger = service.stored_responses
-    app.state.responses = None if ledger is None else ResponseStore(service, ledger)
+    reply_store = service.stored_responses
+    app.state.responses = None if reply_store is None else ResponseStore(service, reply_store)
     for router in routers(service):
         app.include_router(router)
     for need, router in ROUTES:

@@ -28,17 +28,17 @@ async def watched(service: Service) -> AsyncIterator[None]:
 
 
 async def _watch(service: Service, certificate: Certificate) -> None:
-    told: object = None
+    reported: object = None
     while True:
         service.metrics.set("tls_certificate_end_seconds", certificate.ends_s)
         await asyncio.sleep(LOOK_S)
         if not certificate.changed:
             continue
         try:
-            certificate.become(await asyncio.to_thread(read_certificate, certificate.tls))
+            certificate.replace_with(await asyncio.to_thread(read_certificate, certificate.tls))
             log.info("endpoints.tls: the certificate was renewed")
-            told = None
+            reported = None
         except (ConfigError, OSError) as error:
-            if told != str(error):  # log each error once, not on every check
-                log.error("%s; the certificate before it stays", error)
-                told = str(error)
+            if reported != str(error):  # log each error once, not on every check
+                log.error("%s; the previous certificate stays in use", error)
+                reported = str(error)

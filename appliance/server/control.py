@@ -8,9 +8,17 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from appliance.runtime.gateway_control import MOST_BYTES, Answer, Hamper, Message, Swap, Swapped, Take
+from appliance.runtime.gateway_control import (
+    MAX_MESSAGE_BYTES,
+    Answer,
+    ApplyConfig,
+    AwaitReplacement,
+    BeginReplacement,
+    Message,
+    ThrottleJournal,
+)
 from appliance.server.http.service import Service
-from appliance.server.live import take
+from appliance.server.live import apply
 from engine.api.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -33,7 +41,7 @@ async def controlled(service: Service) -> AsyncIterator[None]:
             await writer.drain()
         writer.close()
 
-    server = await asyncio.start_unix_server(answer, path, limit=MOST_BYTES)
+    server = await asyncio.start_unix_server(answer, path, limit=MAX_MESSAGE_BYTES)
     try:
         yield
     finally:
@@ -43,22 +51,22 @@ async def controlled(service: Service) -> AsyncIterator[None]:
 async def handle(service: Service, message: Message) -> Answer:
     router, keys = service.router, len(service.keys)
     match message:
-        case Take(config=wanted):
+        case ApplyConfig(config=new):
             try:
-                keys = await take(service, wanted)
+                keys = await apply(service, new)
             except EngineError as error:
                 return Answer(error=str(error))
-            log.info("reloaded: manifest %s", wanted.manifest_sha256[:12])
-        case Swap(engine=index):
+            log.info("reloaded: manifest %s", new.manifest_sha256[:12])
+        case BeginReplacement(engine=index):
             router.expect_end(index)
-        case Hamper(pause_s=pause_s, for_s=for_s):
+        case ThrottleJournal(pause_s=pause_s, for_s=for_s):
             if not service.config.chaos:
-                return Answer(error="lifecycle.chaos of the manifest refuses it")
-            for ledger in (service.ledger, service.shelved):
-                if ledger is not None:
-                    ledger.hamper(pause_s, for_s)
+                return Answer(error="fault injection is disabled; lifecycle.chaos in the manifest enables it")
+            for reply_store in (service.reply_store, service.shelved):
+                if reply_store is not None:
+                    reply_store.throttle(pause_s, for_s)
             log.warning("chaos: each write of the journal takes %g s longer for %g s", pause_s, for_s)
-        case Swapped(engine=index):
+        case AwaitReplacement(engine=index):
             while not router.has_swapped(index):
                 await asyncio.sleep(POLL_S)
     return Answer(keys=keys, start_s=tuple(max(engine.start_s, engine.gap_s) for engine in router.engines))

@@ -53,7 +53,7 @@ def kinds(service: Service) -> dict[str, Variants]:
     wanted: dict[str, Variants] = {}
     if "generate" in config.tasks:
         wanted["/v1/completions"] = [{"prompt": TEXT, "max_tokens": TOKENS}]
-        if service.template is not None and config.sources is None:
+        if service.template is not None and config.encoder is None:
             user = {"role": "user", "content": TEXT}
             conversations = ([user], [{"role": "system", "content": TEXT}, user])
             wanted["/v1/chat/completions"] = [{"messages": each, "max_tokens": TOKENS} for each in conversations]
@@ -87,7 +87,7 @@ async def answer_each(service: Service, routes: ASGIApp, failed: Callable[[str],
                 failed(f"{error.code}: engine {engine.label}: {error}")
                 return
             if engine.answers:
-                log.info("engine %s answered a request of each kind in %.2f s", engine.label, now() - began)
+                log.info("engine %s answered one request for each endpoint in %.2f s", engine.label, now() - began)
             else:
                 await asyncio.sleep(RETRY_S)
         await asyncio.sleep(POLL_S)
@@ -119,10 +119,10 @@ def _passes(error: Exception) -> bool:
 
 def _judge(path: str, failures: Sequence[Exception]) -> None:
     """Raise Unanswered for a fault of the service. A model may have its own reasons to reject a short text."""
-    told = [api_error(failure) for failure in failures]
-    faults = [failure for failure, reply in zip(failures, told, strict=True) if reply.status >= 500]
+    replies = [api_error(failure) for failure in failures]
+    faults = [failure for failure, reply in zip(failures, replies, strict=True) if reply.status >= 500]
     if not faults:
-        log.warning("this model refuses a POST %s with a short text: %s", path, told[0].message)
+        log.warning("the model rejected a short test request to POST %s: %s", path, replies[0].message)
         return
     fault = faults[0]
     if is_unexpected(fault):

@@ -12,17 +12,17 @@ from appliance.security.certificate import read_certificate
 from appliance.security.keys import read_keys
 from appliance.server.chat.text import load_text
 from appliance.server.http.service import Service
-from appliance.server.reply_store.journal import open_ledger
+from appliance.server.reply_store.journal import open_reply_store
 from engine.api.errors import ConfigError
 
 
-class NotLive(ConfigError):
+class NotReloadable(ConfigError):
     """Raised for a setting that only takes effect in a new process."""
 
     code = "reload"
 
 
-async def take(service: Service, wanted: GatewayConfig) -> int:
+async def apply(service: Service, new: GatewayConfig) -> int:
     """Apply a new configuration to a running service and return the number of API keys.
 
     It applies at once to all further requests. The files of API keys and of the chat template are read again. Raise
@@ -32,40 +32,40 @@ async def take(service: Service, wanted: GatewayConfig) -> int:
     fixed = [
         name
         for name in GatewayConfig.__struct_fields__
-        if name not in may and getattr(wanted, name) != getattr(service.config, name)
+        if name not in may and getattr(new, name) != getattr(service.config, name)
     ]
     if fixed:
-        raise NotLive(f"{', '.join(fixed)} of a running gateway cannot be changed")
+        raise NotReloadable(f"{', '.join(fixed)} can only be changed by a restart")
     text = None
-    again = (wanted.chat_template, wanted.format) != (service.config.chat_template, service.config.format)
-    if again or wanted.chat_template:
+    again = (new.chat_template, new.format) != (service.config.chat_template, service.config.format)
+    if again or new.chat_template:
         if not service.has_text:
-            raise NotLive("the tokenizer is being loaded; reload again in a moment")
-        text = await asyncio.to_thread(load_text, wanted)
-    keys = read_keys(wanted.api_keys)
-    if (wanted.tls is None) != (service.certificate is None):
-        raise NotLive("endpoints.tls of a running gateway can be changed, but neither be begun nor ended")
-    renewed = None if wanted.tls is None else read_certificate(wanted.tls)
-    opened = service.ledger or service.shelved
-    if wanted.journal and opened is None:
-        opened = open_ledger(wanted, service.metrics)
+            raise NotReloadable("the tokenizer is still being loaded; repeat the reload in a few seconds")
+        text = await asyncio.to_thread(load_text, new)
+    keys = read_keys(new.api_keys)
+    if (new.tls is None) != (service.certificate is None):
+        raise NotReloadable("endpoints.tls can only be added or removed by a restart")
+    renewed = None if new.tls is None else read_certificate(new.tls)
+    opened = service.reply_store or service.shelved
+    if new.journal and opened is None:
+        opened = open_reply_store(new, service.metrics)
     # Nothing below can fail or wait, so no request sees a partial change.
     if opened is not None:
-        opened.rebound(outputs=wanted.outputs_sha256, keep_s=wanted.journal_keep_s, size=wanted.journal_bytes)
+        opened.reconfigure(outputs=new.outputs_sha256, keep_s=new.journal_keep_s, size=new.journal_bytes)
     stored = service.stored_responses
     if stored is not None:
         keep_s, size = service.config.responses_keep_s, service.config.responses_bytes
-        stored.rebound(outputs=wanted.outputs_sha256, keep_s=keep_s, size=size)
+        stored.reconfigure(outputs=new.outputs_sha256, keep_s=keep_s, size=size)
     # Replies that are being generated continue in the old store, although clients can no longer find them.
-    service.ledger, service.shelved = (opened, None) if wanted.journal else (None, opened)
-    service.config = wanted
+    service.reply_store, service.shelved = (opened, None) if new.journal else (None, opened)
+    service.config = new
     if text is not None:
         service.set_text(text)
     service.set_keys(keys)
     if service.certificate is not None and renewed is not None:
-        service.certificate.become(renewed)
-    service.log = RequestLog(wanted)
-    service.metrics.reconfigure(wanted)
-    service.router.reconfigure(wanted)
-    set_level(wanted)
+        service.certificate.replace_with(renewed)
+    service.log = RequestLog(new)
+    service.metrics.reconfigure(new)
+    service.router.reconfigure(new)
+    set_level(new)
     return len(keys)

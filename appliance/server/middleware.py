@@ -90,9 +90,9 @@ class RequestFrame:
             await self.app(scope, traffic.receive, traffic.send)
         finally:
             if scope["path"] not in UNCOUNTED:
-                self._tell(scope, traffic, now() - started_s)
+                self._record(scope, traffic, now() - started_s)
 
-    def _tell(self, scope: Scope, traffic: "_Traffic", seconds: float) -> None:
+    def _record(self, scope: Scope, traffic: "_Traffic", seconds: float) -> None:
         method, client = scope["method"], scope.get("client")
         # Use the route's template: client-defined paths would each create a time series.
         handler = getattr(scope.get("route"), "path", "none")
@@ -269,12 +269,12 @@ class Allowance:
             self.service.metrics.add("key_refusals", 1, key.shown, spent.unit)
             raise RateLimited(spent.unit, spent.per_minute, spent.seconds, left)
 
-        async def told(message: Message) -> None:
+        async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(left)
             await send(message)
 
-        await self.app(scope, receive, told if left else send)
+        await self.app(scope, receive, send_with_limits if left else send)
 
 
 class BodyLimit:

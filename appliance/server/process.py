@@ -26,10 +26,10 @@ from appliance.config.stores import storage_line
 from appliance.observability.history import INTERVAL_S, sample
 from appliance.observability.log import RequestLog, set_up_logging
 from appliance.observability.metrics import Metrics, now
-from appliance.runtime.crash_exemption import send_pardon
-from appliance.runtime.halted import read_parked
-from appliance.runtime.inflight import write_open
-from appliance.runtime.listener import AddressTaken, lent, listening
+from appliance.runtime.crash_exemption import send_exemption
+from appliance.runtime.halted import read_halted
+from appliance.runtime.inflight import write_inflight
+from appliance.runtime.listener import AddressUnavailable, open_listener, receive_listener
 from appliance.security.allowance import Allowances
 from appliance.security.certificate import Certificate, read_certificate
 from appliance.security.keys import ApiKey, read_keys
@@ -44,13 +44,13 @@ from appliance.server.http.protocol import HttpProtocol, refusal
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from appliance.server.middleware import DRAINING
 from appliance.server.openai.responses.store import ResponseStore
-from appliance.server.reply_store.journal import open_ledger, open_responses
+from appliance.server.reply_store.journal import open_reply_store, open_responses
 from appliance.server.routing.router import Router
 from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
-PARKED_S = 0.25  # interval between checks for the halted state
+HALTED_POLL_S = 0.25  # interval between checks for the halted state
 FLUSH_S = 0.5
 """Time after the drain for the last records to reach the sockets. The supervisor kills one second after drain_s."""
 LAST_REQUESTS_S = 0.3
@@ -84,15 +84,15 @@ def build_service(
         metrics,
         max_waiting_tokens=config.max_waiting_tokens,
         hold_s=config.hold_s,
-        pardon=partial(send_pardon, config.pardons),
-        stories=config.stories,
+        exempt=partial(send_exemption, config.crash_exemptions),
+        timelines=config.timelines,
         policy=config.policy,
-        tell_open=partial(write_open, config.run),
+        report_in_flight=partial(write_inflight, config.run),
         spend=spend,
-        begins=() if config.sources is None else config.sources.begins,
+        decoder_start_ids=() if config.encoder is None else config.encoder.decoder_start_ids,
     )
-    ledger = open_ledger(config, metrics)
-    service = Service(config, router, metrics, RequestLog(config), ledger, keys, allowances, certificate)
+    reply_store = open_reply_store(config, metrics)
+    service = Service(config, router, metrics, RequestLog(config), reply_store, keys, allowances, certificate)
     if stored := storage_line(config):
         log.info("storage: %s", stored)
     service.stored_responses = open_responses(config, metrics)
@@ -108,26 +108,26 @@ async def connected(
     With `routes`, each engine has to answer first requests on them before it counts as ready. A large tokenizer loads
     slower than the gateway may take to answer, so it is loaded in a thread.
     """
-    _read_parked(service)
+    _read_halted(service)
     service.router.start()
-    work = [each(service) for each in (_see_parked, _see_broken, _record_history)]
+    work = [each(service) for each in (_watch_halted, _watch_connections, _record_history)]
     # The gateway of a halted appliance answers no request, so a damaged checkpoint must not make it exit again.
-    if service.parked is None:
+    if service.halted is None:
         work.append(_load_text(service))
-    if routes is not None and service.parked is None:
+    if routes is not None and service.halted is None:
         service.router.asks_first = True
-        work.append(answer_each(service, routes, _die_unanswered))
+        work.append(answer_each(service, routes, _exit_unanswered))
     if store is not None:
-        work.append(store.keep_going())
+        work.append(store.resume_in_background())
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
-        for ledger in (service.ledger, service.shelved, service.stored_responses):
-            if ledger is not None:
-                await ledger.stop()
+        for reply_store in (service.reply_store, service.shelved, service.stored_responses):
+            if reply_store is not None:
+                await reply_store.stop()
         service.grammars.close()
         await service.router.stop()
 
@@ -136,29 +136,29 @@ async def _load_text(service: Service) -> None:
     try:
         service.set_text(await asyncio.to_thread(load_text, service.config))
     except CheckpointError as error:
-        _die(f"{error.code}: {error}", EXIT_PERMANENT)
+        _exit(f"{error.code}: {error}", EXIT_PERMANENT)
     except Exception:
         log.exception("the tokenizer or the chat template cannot be loaded")
-        _die("text: the tokenizer or the chat template cannot be loaded", EXIT_PERMANENT)
+        _exit("text: the tokenizer or the chat template cannot be loaded", EXIT_PERMANENT)
 
 
-def _die_unanswered(why: str) -> None:
-    _die(why, EXIT_PERMANENT)
+def _exit_unanswered(why: str) -> None:
+    _exit(why, EXIT_PERMANENT)
 
 
-async def _see_parked(service: Service) -> None:
+async def _watch_halted(service: Service) -> None:
     """Poll until the launcher halts the appliance."""
-    while service.config.run and service.parked is None:
-        await asyncio.sleep(PARKED_S)
-        _read_parked(service)
+    while service.config.run and service.halted is None:
+        await asyncio.sleep(HALTED_POLL_S)
+        _read_halted(service)
 
 
-def _read_parked(service: Service) -> None:
+def _read_halted(service: Service) -> None:
     """Read the halted state that the launcher writes."""
     if service.config.run:
-        service.parked = read_parked(Path(service.config.run))
-    if service.parked is not None:
-        service.router.park(service.parked.message)
+        service.halted = read_halted(Path(service.config.run))
+    if service.halted is not None:
+        service.router.halt(service.halted.message)
 
 
 async def _record_history(service: Service) -> None:
@@ -168,7 +168,7 @@ async def _record_history(service: Service) -> None:
         await asyncio.sleep(INTERVAL_S)
 
 
-async def _see_broken(service: Service) -> None:
+async def _watch_connections(service: Service) -> None:
     """Exit if the connection to an engine is lost by an internal error.
 
     The gateway would otherwise queue that engine's requests forever. The next gateway process reconnects.
@@ -176,11 +176,11 @@ async def _see_broken(service: Service) -> None:
     try:
         await service.router.broken()
     except Exception:
-        log.exception("the connection to an engine broke")
-        _die("internal: the gateway lost an engine by an error of its own", 1)
+        log.exception("the connection to an engine failed")
+        _exit("internal: the connection to an engine failed in the gateway", 1)
 
 
-def _die(message: str, code: int) -> None:
+def _exit(message: str, code: int) -> None:
     """Exit the process from within the event loop. The last line on standard error gives the reason."""
     print(message, file=sys.stderr, flush=True)
     os._exit(code)
@@ -265,7 +265,7 @@ class Server(uvicorn.Server):
         if self.service.open_requests and now() < self._deadline_s:
             return False
         if self.service.open_requests:
-            log.warning("drain_s is over: %d requests are aborted", self.service.open_requests)
+            log.warning("drain time is over: aborting %d requests", self.service.open_requests)
             self.service.router.abort_all()
             deadline_s = now() + FLUSH_S
             while self.service.open_requests and now() < deadline_s:
@@ -298,11 +298,13 @@ def _listener(config: GatewayConfig) -> socket.socket:
     The launcher's socket accepts connections even while no gateway process runs.
     """
     try:
-        return lent(config.door) if config.door else listening(config.host, config.port)
-    except AddressTaken as error:
+        return receive_listener(config.listener) if config.listener else open_listener(config.host, config.port)
+    except AddressUnavailable as error:
         raise PortTaken(str(error)) from error
     except OSError as error:
-        raise SystemExit(f"no listener from the launcher: {error}") from error  # code 1: the next start may succeed
+        raise SystemExit(
+            f"cannot use the launcher's listener: {error}"
+        ) from error  # code 1: the next start may succeed
 
 
 async def serve(service: Service, listener: socket.socket) -> None:

@@ -88,9 +88,9 @@ def _why(fitting: list[Shape], tasks: tuple[str, ...]) -> str:
     if fitting:
         needed = dict.fromkeys(task for shape in fitting for task in shape.tasks)
         body, serves = _body(fitting[:1]), ", ".join(tasks) or "none of the tasks"
-        return f"a body with {body} needs a model that serves {' or '.join(needed)}; this one serves {serves}"
+        return f"a body with {body} requires a model that serves {' or '.join(needed)}; this one serves {serves}"
     served = [shape for shape in SHAPES if set(shape.tasks) & set(tasks)]
-    return f"the body is no JSON object with {_body(served)}"
+    return f"the body is not a JSON object with {_body(served)}"
 
 
 def _body(shapes: list[Shape]) -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-LEAST_SHARE = 0.1
+MIN_FRACTION = 0.1
 """Fraction of one CPU; a process that uses less is inactive."""
 _MAJOR_FAULTS = 9  # index of the field after the command name, which is field 2
 
@@ -76,4 +76,4 @@ class Activity:
             self._first = now
             return False
         since_s, busy_before_s, faults_before = self._first
-        return now[1] - busy_before_s > LEAST_SHARE * (now_s - since_s) or now[2] > faults_before
+        return now[1] - busy_before_s > MIN_FRACTION * (now_s - since_s) or now[2] > faults_before

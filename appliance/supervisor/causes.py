@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from appliance.supervisor.death import Death
+from appliance.supervisor.exit_status import ExitStatus
 from engine.api.errors import EXIT_PERMANENT
 
 
@@ -26,7 +26,7 @@ OOM_KILL = Cause(
 )
 HANG = Cause(
     "hang",
-    "The engine made no progress within the limits of health.stalled_*, so the sentinel killed it.",
+    "The engine made no progress within the limits of health.stalled_*, so the restart monitor killed it.",
     "Find its last action in the log. If a step really takes that long, raise the key that the message names.",
 )
 DEVICE = Cause(
@@ -70,14 +70,14 @@ _DRIFT = re.compile(r"slipway engine: (?:drift|self_test): ")
 _RANK_KILLED = re.compile(r"rank \d+ \(process \d+\) was killed by SIGKILL")
 
 
-def classify(death: Death | None, *, hung: bool, permanent: bool, last_lines: Sequence[str]) -> Cause:
-    """Return the cause of an exit. `last_lines` are the last lines that the program printed. `death` is None if the
-    program has no reaper, or if its reaper was killed."""
-    killed = death is not None and death.signal == "SIGKILL"
+def classify(exit_status: ExitStatus | None, *, hung: bool, permanent: bool, last_lines: Sequence[str]) -> Cause:
+    """Return the cause of an exit. `last_lines` are the last lines that the program printed. `exit_status` is None if
+    the program has no reaper, or if its reaper was killed."""
+    killed = exit_status is not None and exit_status.signal == "SIGKILL"
     if hung:
         return HANG
-    lacked = death is not None and death.memory.get("oom_kill", 0) > 0
-    if lacked and (killed or any(_RANK_KILLED.search(line) for line in last_lines)):
+    out_of_memory = exit_status is not None and exit_status.memory.get("oom_kill", 0) > 0
+    if out_of_memory and (killed or any(_RANK_KILLED.search(line) for line in last_lines)):
         return OOM_KILL
     if not killed and any(_DRIFT.match(line) for line in last_lines):
         return DRIFT
@@ -85,4 +85,4 @@ def classify(death: Death | None, *, hung: bool, permanent: bool, last_lines: Se
         return PERMANENT
     if not killed and any(_DEVICE.search(line) for line in last_lines):
         return DEVICE
-    return SIGNAL if death is None or death.signal else EXIT
+    return SIGNAL if exit_status is None or exit_status.signal else EXIT

@@ -21,8 +21,8 @@ _KEYS = ("ts", "level", "logger", "message")
 _ALIASES = {"crit": "critical", "warn": "warning", "erro": "error", "trac": "debug", "blat": "debug", "debg": "debug"}
 _LEVEL = re.compile(r"slipway [\w-]+: (warning|error):|[\d-]+ [\d:,]+ (CRIT|ERRO|WARN|INFO|DEBG|TRAC|BLAT) ")
 """Matches the first words of a line with a level, as Slipway's own programs and Supervisor print it."""
-_WAITING_LINES = 10_000
-_CLEAR = b"\r\x1b[K"
+_MAX_QUEUED_LINES = 10_000
+_CLEAR_LINE = b"\r\x1b[K"
 
 
 class Console:
@@ -34,7 +34,7 @@ class Console:
         self._descriptor = descriptor
         self._json = form == "json"
         self._tty = form == "text" and os.isatty(descriptor)
-        self._queue: queue.Queue[tuple[bytes, bytes] | None] = queue.Queue(_WAITING_LINES)
+        self._queue: queue.Queue[tuple[bytes, bytes] | None] = queue.Queue(_MAX_QUEUED_LINES)
         self._dropped = 0
         self._progress = ""
         self._thread = threading.Thread(target=self._write, name="console", daemon=True)
@@ -43,13 +43,13 @@ class Console:
         """Start the writer thread. Call it after the last fork, because threads do not survive a fork."""
         self._thread.start()
 
-    def say(self, program: str, text: str) -> None:
+    def message(self, program: str, text: str) -> None:
         """Print a message of the launcher itself."""
-        self._put(self._own(program, text))
+        self._put(self._message_line(program, text))
 
     def plain(self, text: str) -> None:
         """Print a line without a name prefix, so that it can be copied."""
-        self._put(self._own("slipway", text) if self._json else f"{_shown(text)}\n".encode())
+        self._put(self._message_line("slipway", text) if self._json else f"{_printable(text)}\n".encode())
 
     def log(self, program: str, line: bytes) -> None:
         """Print one line of a program's output. `line` has no newline."""
@@ -57,7 +57,7 @@ class Console:
         if self._json:
             self._put(_json_line(_log_record(line) or _plain_record(program, text), program))
         else:
-            self._put(f"{program:<{_NAME_WIDTH}} | {_shown(text)}\n".encode())
+            self._put(f"{program:<{_NAME_WIDTH}} | {_printable(text)}\n".encode())
 
     @property
     def redraws(self) -> bool:
@@ -68,9 +68,9 @@ class Console:
         """Show the state of a start. On a terminal it replaces the previous progress line; elsewhere it is a new
         line."""
         if not self._tty:
-            self.say("slipway", text)
+            self.message("slipway", text)
             return
-        self._progress = f"{'slipway':<{_NAME_WIDTH}} {_shown(text)}"
+        self._progress = f"{'slipway':<{_NAME_WIDTH}} {_printable(text)}"
         self._put(b"")
 
     def end_progress(self) -> None:
@@ -84,14 +84,17 @@ class Console:
                 self._queue.put(None, timeout=timeout_s)
             self._thread.join(timeout_s)
 
-    def _own(self, program: str, text: str) -> bytes:
+    def _message_line(self, program: str, text: str) -> bytes:
         if not self._json:
-            return f"{program:<{_NAME_WIDTH}} {_shown(text)}\n".encode()
+            return f"{program:<{_NAME_WIDTH}} {_printable(text)}\n".encode()
         return _json_line(_plain_record(program, text), program)
 
     def _put(self, line: bytes) -> None:
         if self._dropped:
-            line = self._own("slipway", f"{self._dropped} lines were dropped here: the output was not read") + line
+            line = (
+                self._message_line("slipway", f"{self._dropped} lines were dropped: the output was not read in time")
+                + line
+            )
         try:
             self._queue.put_nowait((line, self._progress.encode()))
             self._dropped = 0
@@ -101,7 +104,7 @@ class Console:
     def _write(self) -> None:
         while (item := self._queue.get()) is not None:
             line, progress = item
-            data = (_CLEAR if self._tty else b"") + line + progress
+            data = (_CLEAR_LINE if self._tty else b"") + line + progress
             try:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
@@ -109,7 +112,7 @@ class Console:
                 continue
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     """Escape unprintable characters. Line breaks are kept."""
     return printable(text, keep="\n\t")
 
@@ -130,7 +133,7 @@ def _plain_record(program: str, text: str) -> dict[str, Any]:
     found = _LEVEL.match(text)
     level = (found[1] or found[2]).lower() if found else "info"
     ts = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {"ts": ts, "level": _ALIASES.get(level, level), "logger": program, "message": _shown(text)}
+    return {"ts": ts, "level": _ALIASES.get(level, level), "logger": program, "message": _printable(text)}
 
 
 def _json_line(record: dict[str, Any], program: str) -> bytes:

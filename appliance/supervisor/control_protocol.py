@@ -15,13 +15,13 @@ from appliance.supervisor.reload import Reloader
 SOCKET = "launcher.sock"
 
 
-class Order(msgspec.Struct, frozen=True):
+class ReloadRequest(msgspec.Struct, frozen=True):
     """Request of `slipway reload`, one JSON line."""
 
     restart: bool = False
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReloadOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the reply to `slipway reload`. The last line has the exit code."""
 
     text: str = ""
@@ -29,34 +29,34 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @asynccontextmanager
-async def reloadable(reloader: Reloader, directory: Path, console: Console) -> AsyncIterator[Callable[[], None]]:
+async def serve_reloads(reloader: Reloader, directory: Path, console: Console) -> AsyncIterator[Callable[[], None]]:
     """Serve reload requests; yield the handler for SIGHUP. The console shows the output of both."""
     tasks: set[asyncio.Task[int]] = set()
 
-    def tell(text: str) -> None:
+    def print_lines(text: str) -> None:
         for line in text.splitlines():
-            console.say("reload", line)
+            console.message("reload", line)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def say(text: str) -> None:
-            tell(text)
-            writer.write(msgspec.json.encode(Line(text)) + b"\n")
+        def report(text: str) -> None:
+            print_lines(text)
+            writer.write(msgspec.json.encode(ReloadOutput(text)) + b"\n")
 
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
-            order = msgspec.json.decode(await reader.readline(), type=Order)
-            code = await reloader.reload(restart=order.restart, say=say)
-            writer.write(msgspec.json.encode(Line(exit=code)) + b"\n")
+            request = msgspec.json.decode(await reader.readline(), type=ReloadRequest)
+            code = await reloader.reload(restart=request.restart, report=report)
+            writer.write(msgspec.json.encode(ReloadOutput(exit=code)) + b"\n")
             await writer.drain()
         writer.close()
 
-    def hung_up() -> None:
-        task = asyncio.get_running_loop().create_task(reloader.reload(restart=False, say=tell))
+    def on_sighup() -> None:
+        task = asyncio.get_running_loop().create_task(reloader.reload(restart=False, report=print_lines))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     server = await asyncio.start_unix_server(answer, directory / SOCKET)
     try:
-        yield hung_up
+        yield on_sighup
     finally:
         server.close()
         for task in tasks:

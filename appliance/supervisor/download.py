@@ -1,4 +1,6 @@
-"""Download the checkpoint, then exec the engine: `python -m appliance.supervisor.download JOB SOCKET PULSE COMMAND…`.
+"""Download the checkpoint, then exec the engine.
+
+`python -m appliance.supervisor.download JOB SOCKET HEARTBEAT COMMAND…`
 
 This process listens on the engine's socket and reports the progress of the download to the gateway; then it replaces
 itself with COMMAND, the engine. With several engines one downloads and the others wait for it. It does not import
@@ -15,12 +17,12 @@ import msgspec
 
 from appliance.checkpoints.download_spec import Job
 from appliance.checkpoints.fetch import fetch
-from appliance.checkpoints.progress import Progress, spell, spell_time
+from appliance.checkpoints.progress import Progress, format_bytes, format_duration
 from appliance.checkpoints.remote import SourceError
-from appliance.checkpoints.remote_metadata import is_whole
+from appliance.checkpoints.remote_metadata import is_complete
 from appliance.config.settings import environment
 from appliance.runtime.probe import DOWNLOADING
-from appliance.runtime.processes import end_with_parent
+from appliance.runtime.processes import exit_with_parent
 from appliance.supervisor.environment import engine_environment
 from appliance.supervisor.reaper import MARK
 from engine.api.errors import EXIT_PERMANENT
@@ -28,11 +30,11 @@ from engine.api.heartbeat import HeartbeatWriter, State
 from engine.api.messages import Failed, FromEngine, Loading
 from engine.api.server import Connection, Server
 
-TOLD_S = 0.5
-LAST_WORDS_S = 1.0
+REPORT_INTERVAL_S = 0.5
+FLUSH_TIMEOUT_S = 1.0
 
 
-class Herald:
+class ProgressReporter:
     """Reports the state of the download to the gateway, over the engine's socket."""
 
     def __init__(self, socket: str) -> None:
@@ -41,11 +43,11 @@ class Herald:
         self._server = Server(socket, opened=self._opened, received=lambda *_: None, closed=self._closed)
         self._server.start()
 
-    def tell(self, message: FromEngine) -> None:
+    def report(self, message: FromEngine) -> None:
         self._last = message
         if connection := self._connection:
             connection.send([message])
-            connection.flush(LAST_WORDS_S)
+            connection.flush(FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
         self._server.close()
@@ -59,56 +61,61 @@ class Herald:
             self._connection = None
 
 
-def download(job: Job, socket: str, pulse: HeartbeatWriter) -> None:
-    """Download the missing files of the checkpoint. Raise SourceError on failure. `pulse` is updated for as long as the
-    download may take by its own limits, so that a slow download is not treated as a hung start."""
+def download(job: Job, socket: str, heartbeat: HeartbeatWriter) -> None:
+    """Download the missing files of the checkpoint. Raise SourceError on failure.
+
+    `heartbeat` is updated for as long as the download may take by its own limits, so that a slow one is not counted
+    as a hung start.
+    """
     try:
-        store = job.order.store(environment())
+        store = job.spec.store(environment())
     except OSError as error:
-        raise SourceError(f"model.credentials: cannot be read: {error.strerror}") from error
-    if is_whole(store, job.listing):
+        raise SourceError(f"model.credentials: cannot read the file: {error.strerror}") from error
+    if is_complete(store, job.listing):
         return
-    progress, herald, over = Progress(job.listing.bytes, say), Herald(socket), threading.Event()
+    progress, reporter, done = Progress(job.listing.bytes, log), ProgressReporter(socket), threading.Event()
     began = time.monotonic()
     last_beat = began + job.policy.total_s + job.policy.stall_s
-    say(f"{store.shown}: {spell(job.listing.bytes)} into {store.shelf(job.listing).folder}")
+    log(
+        f"{store.shown}: downloading {format_bytes(job.listing.bytes)} into {store.cache_directory(job.listing).folder}"
+    )
 
-    def tell() -> None:
-        while not over.wait(TOLD_S):
+    def report() -> None:
+        while not done.wait(REPORT_INTERVAL_S):
             if time.monotonic() < last_beat:
-                pulse.beat(State.LOADING)
-            herald.tell(Loading(DOWNLOADING, progress.fraction, progress.text()))
+                heartbeat.write(State.LOADING)
+            reporter.report(Loading(DOWNLOADING, progress.fraction, progress.text()))
 
-    teller = threading.Thread(target=tell, name="herald", daemon=True)
-    teller.start()
+    thread = threading.Thread(target=report, name="download-progress", daemon=True)
+    thread.start()
     try:
-        fetch(store, job.listing, store.shelf(job.listing), job.policy, progress)
-        say(f"{store.shown}: whole after {spell_time(time.monotonic() - began)}")
+        fetch(store, job.listing, store.cache_directory(job.listing), job.policy, progress)
+        log(f"{store.shown}: complete after {format_duration(time.monotonic() - began)}")
     except SourceError as error:
-        over.set()
-        teller.join()
-        herald.tell(Failed(None, "source", str(error)))
+        done.set()
+        thread.join()
+        reporter.report(Failed(None, "source", str(error)))
         raise
     finally:
-        over.set()
-        teller.join()
-        herald.close()
+        done.set()
+        thread.join()
+        reporter.close()
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"slipway download: {text}", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:
     if len(arguments) < 4:
-        print("usage: python -m appliance.supervisor.download JOB.json SOCKET PULSE COMMAND…", file=sys.stderr)
+        print("usage: python -m appliance.supervisor.download JOB.json SOCKET HEARTBEAT COMMAND…", file=sys.stderr)
         return 0 if arguments in (["-h"], ["--help"]) else 2
-    end_with_parent()
+    exit_with_parent()
     job = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Job)
     try:
         download(job, arguments[1], HeartbeatWriter(arguments[2]))
     except SourceError as error:
-        say(f"source: {error}")
+        log(f"source: {error}")
         return EXIT_PERMANENT
     os.execve(arguments[3], arguments[3:], engine_environment(environment(), MARK))
 

@@ -5,7 +5,7 @@ An engine runs code that a checkpoint asks for, so it gets no credentials: no AP
 
 from collections.abc import Mapping
 
-from appliance.supervisor.begin import kept
+from appliance.supervisor.exec_program import select_variables
 
 ENGINE_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "LANG", "LANGUAGE", "LC_*"),
@@ -20,4 +20,4 @@ ENGINE_VARIABLES = (
 
 def engine_environment(environment: Mapping[str, str], *names: str) -> dict[str, str]:
     """Return the variables for an engine from this environment; `names` are patterns of further variables."""
-    return kept(environment, (*ENGINE_VARIABLES, *names))
+    return select_variables(environment, (*ENGINE_VARIABLES, *names))

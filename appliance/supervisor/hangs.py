@@ -2,9 +2,9 @@
 its own probes, or if its start makes no progress. Only its heartbeat (engine/api/heartbeat.py) is used, so a slow
 engine that makes progress is never killed.
 
-The limit of a step is the largest of: the budget, `SLOWER` times the longest step so far, and `SLOWER` times the
-slowest step that the plan expects (a roofline estimate, which real steps exceed). An engine whose threads run, wait for
-a CPU or wait for pages from a disk is slow rather than hung: its limit is multiplied by `SLOWER`.
+The limit of a step is the largest of: the budget, `SLOW_FACTOR` times the longest step so far, and `SLOW_FACTOR` times
+the slowest step that the plan expects (a roofline estimate, which real steps exceed). An engine whose threads run, wait
+for a CPU or wait for pages from a disk is slow rather than hung: its limit is multiplied by `SLOW_FACTOR`.
 
 This module is pure: the caller supplies clock, heartbeats and activity.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from engine.api.heartbeat import Heartbeat, State
 
-SLOWER = 5
+SLOW_FACTOR = 5
 """Factor between the expected duration and the limit."""
 
 
@@ -36,24 +36,24 @@ class Budgets(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Watched:
+class EngineProgress:
     """State of one engine process: its last heartbeat, when that arrived, and its longest step."""
 
     pid: int
     since_s: float
-    beat: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None
     longest_s: float = 0.0
 
 
-class Hangs:
+class HangDetector:
     """Heartbeats of the running engines, by program."""
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, EngineProgress] = {}
 
     def started(self, program: str, pid: int, now_s: float) -> None:
-        self._watched[program] = Watched(pid, now_s)
+        self._watched[program] = EngineProgress(pid, now_s)
 
     def ended(self, program: str) -> None:
         self._watched.pop(program, None)
@@ -64,35 +64,35 @@ class Hangs:
         return watched.pid if watched else None
 
     def silent_s(self, program: str, now_s: float) -> float:
-        """Return the seconds since the last heartbeat that `look` saw."""
+        """Return the seconds since the last heartbeat that `check` saw."""
         watched = self._watched.get(program)
         return now_s - watched.since_s if watched else 0.0
 
-    def look(self, program: str, beat: Heartbeat | None, now_s: float, *, active: bool = False) -> str:
+    def check(self, program: str, heartbeat: Heartbeat | None, now_s: float, *, active: bool = False) -> str:
         """Return why the program counts as hung, or "". A heartbeat of another process id is ignored, because an
         earlier engine wrote it. `active` says that the engine's threads have recently used CPU time, or waited for it
         or for a disk."""
         watched = self._watched.get(program)
         if watched is None:
             return ""
-        if beat is not None and beat.pid == watched.pid and beat != watched.beat:
-            if watched.beat is not None and watched.beat.state is State.BUSY:
+        if heartbeat is not None and heartbeat.pid == watched.pid and heartbeat != watched.heartbeat:
+            if watched.heartbeat is not None and watched.heartbeat.state is State.BUSY:
                 watched.longest_s = max(watched.longest_s, now_s - watched.since_s)
-            watched.beat, watched.since_s = beat, now_s
+            watched.heartbeat, watched.since_s = heartbeat, now_s
             return ""
         silent_s = now_s - watched.since_s
-        state = watched.beat.state if watched.beat else State.LOADING
+        state = watched.heartbeat.state if watched.heartbeat else State.LOADING
         match state:
             case State.LOADING:
                 budget_s, text, key = self._budgets.loading_s, "its start made no progress", "stalled_loading"
             case State.TESTING:
-                budget_s, text = self._budgets.testing_s, "no step of its self-test was finished"
+                budget_s, text = self._budgets.testing_s, "no step of its self-test finished"
                 key = "stalled_testing"
             case State.BUSY:
-                budget_s, text, key = self._budgets.busy_s, "no step was finished", "stalled_busy"
-                budget_s = budget_s and max(budget_s, SLOWER * max(watched.longest_s, self._budgets.step_s))
+                budget_s, text, key = self._budgets.busy_s, "no step finished", "stalled_busy"
+                budget_s = budget_s and max(budget_s, SLOW_FACTOR * max(watched.longest_s, self._budgets.step_s))
             case State.IDLE:
-                budget_s, text, key = self._budgets.idle_s, "it did not answer its probes", "stalled_idle"
-        if not budget_s or silent_s < budget_s * (SLOWER if active else 1):
+                budget_s, text, key = self._budgets.idle_s, "it finished no idle probe", "stalled_idle"
+        if not budget_s or silent_s < budget_s * (SLOW_FACTOR if active else 1):
             return ""
         return f"hung: {text} for {silent_s:.0f} s (health.{key})"

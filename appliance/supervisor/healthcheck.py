@@ -18,14 +18,16 @@ def main(url: str | None) -> int:
         found = rundir.running(settings.environment())
         if len(found) != 1:
             known = ", ".join(address.url for address in found) or "none"
-            return _unhealthy(f"running appliances of this user: {known}; name one: slipway healthcheck URL")
+            return _unhealthy(
+                f"expected one running appliance of this user, found {known}; pass a URL: slipway healthcheck URL"
+            )
         host, port, tls = found[0].host, found[0].port, found[0].tls
     else:
         parts = urlsplit(url if "//" in url else f"//{url}")
         host, port, tls = parts.hostname or "127.0.0.1", parts.port or 8000, parts.scheme == "https"
     answer = asyncio.run(probe.get(host, port, "/ready", _TIMEOUT_S, tls=tls))
     if answer is None:
-        return _unhealthy(f"{listener.url(host, port, tls=tls)}/ready does not answer within {_TIMEOUT_S:g} s")
+        return _unhealthy(f"no reply from {listener.url(host, port, tls=tls)}/ready within {_TIMEOUT_S:g} s")
     status, body = answer
     if status != 200:
         return _unhealthy(f"not ready (status {status}): {probe.readiness(body).text()}")

@@ -17,12 +17,12 @@ from appliance.config.manifest import Manifest, SecretEnv
 from appliance.hardware.machine import cgroup_folders
 from appliance.hardware.nvml import device_state
 from appliance.runtime import listener as listen
-from appliance.supervisor import files, rundir, signals, supervise
+from appliance.supervisor import file_limit, rundir, signals, supervise
 from appliance.supervisor.console import Console
-from appliance.supervisor.crashes import Bundles, Crashes
-from appliance.supervisor.death import memory_counters
+from appliance.supervisor.crash_bundles import BundlePolicy, CrashBundleWriter
+from appliance.supervisor.exit_status import memory_counters
 from appliance.supervisor.hangs import Budgets
-from appliance.supervisor.init import Outcome, Tree
+from appliance.supervisor.init import InitProcess, Outcome
 from appliance.supervisor.monitor import Policy
 from appliance.supervisor.reason import TERMINATION_LOG, Reason, termination_log, write_termination
 from appliance.supervisor.supervise import Program, Service
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from appliance.supervisor.reload import Reloader
 
 SHELL = "/bin/sh"
-NO_BUNDLES = Bundles(keep=0)
+NO_BUNDLES = BundlePolicy(keep=0)
 
 
 def serve(plan: "Plan", given: "Given") -> int:
     """Launch the plan of `given` in the foreground. Return the exit code when everything has ended."""
-    from appliance.planning.diff.config_snapshot import Side
+    from appliance.planning.diff.config_snapshot import ConfigSnapshot
     from appliance.supervisor.reload import Reloader
 
-    running = Side.of(given, plan)
+    running = ConfigSnapshot.of(given, plan)
     manifest = plan.manifest
     restart, health, environment = manifest.lifecycle.restart, manifest.health, settings.environment()
     policy = Policy(restart.max, restart.window, restart.backoff, restart.longest_backoff, restart.exhausted)
@@ -57,7 +57,7 @@ def serve(plan: "Plan", given: "Given") -> int:
             idle_s=health.stalled_idle,
             testing_s=health.stalled_testing,
             gateway_s=health.stalled_gateway,
-            step_s=plan.outlook.slowest_step_s,
+            step_s=plan.estimate.slowest_step_s,
         ),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
@@ -73,12 +73,12 @@ def serve(plan: "Plan", given: "Given") -> int:
     )
 
 
-def bundles(plan: "Plan", environment: Mapping[str, str]) -> Bundles:
+def bundles(plan: "Plan", environment: Mapping[str, str]) -> BundlePolicy:
     """Return where crash bundles are written: the configured folder, else next to the run directory."""
     wanted = plan.manifest.lifecycle.crash_bundles
-    beside = tuple(place / f"slipway-crashes-{os.geteuid()}" for place in rundir.places(environment))
-    places = beside if plan.crash_folder is None else (plan.crash_folder,)
-    return Bundles(places, wanted.keep, wanted.size)
+    default = tuple(folder / f"slipway-crashes-{os.geteuid()}" for folder in rundir.folders(environment))
+    folders = default if plan.crash_folder is None else (plan.crash_folder,)
+    return BundlePolicy(folders, wanted.keep, wanted.size)
 
 
 def secret_names(manifest: Manifest) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def launch(
     *,
     programs: Callable[[Service, Path], Sequence[Program]] = supervise.programs,
     log: Path = TERMINATION_LOG,
-    bundles: Bundles = NO_BUNDLES,
+    bundles: BundlePolicy = NO_BUNDLES,
     reloader: "Callable[[Service, Path], Reloader] | None" = None,
 ) -> int:
     """Run the service in the foreground and return its exit code. `log` is the termination log. `programs` writes the
@@ -108,12 +108,12 @@ def launch(
     console = Console(sys.stdout.fileno(), service.gateway.log_format)
     try:
         if not os.access(SHELL, os.X_OK):
-            raise FileNotFoundError(f"{SHELL} is missing, by which Supervisor starts programs")
-        files.raise_limit(service)
+            raise FileNotFoundError(f"{SHELL} is missing; Supervisor needs it to start programs")
+        file_limit.raise_limit(service)
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with (
-            listen.listening(service.gateway.host, service.gateway.port) as listener,
-            signals.held(),  # until the tree handles them, so that the files created here are removed
+            listen.open_listener(service.gateway.host, service.gateway.port) as listener,
+            signals.stop_signals_pending(),  # until the init process handles them: the files are always removed
             rundir.run_directory(environment) as directory,
             _secret_files(service, environment) as secret_files,
         ):
@@ -122,7 +122,7 @@ def launch(
             supervise.write(directory, programs(service, directory), service, secret_files)
             if service.other_cpus:
                 os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it; engines set their own affinity
-            crashes = Crashes(
+            crashes = CrashBundleWriter(
                 bundles,
                 directory,
                 secrets=[environment.get(name, "") for name in service.secrets],
@@ -130,11 +130,13 @@ def launch(
                 memory=service.memory,
                 device=device_state,
             )
-            plant = partial(Tree, service, directory, public, console, listener, crashes=crashes, report=report)
-            outcome = asyncio.run(_run(plant, service, directory, console, reloader))
-    except listen.AddressTaken as error:
+            create_init = partial(
+                InitProcess, service, directory, public, console, listener, crashes=crashes, report=report
+            )
+            outcome = asyncio.run(_run(create_init, service, directory, console, reloader))
+    except listen.AddressUnavailable as error:
         outcome = Outcome(exits.PORT, str(error))
-    except (rundir.NoRunDirectory, files.TooFewFiles, OSError) as error:
+    except (rundir.NoRunDirectory, file_limit.FileLimitTooLow, OSError) as error:
         outcome = Outcome(exits.INTERNAL, f"cannot start: {error}")
     finally:
         console.close(timeout_s=0.2)
@@ -157,23 +159,23 @@ def _secret_files(service: Service, environment: Mapping[str, str]) -> Iterator[
 
 
 async def _run(
-    plant: Callable[[], Tree],
+    create_init: Callable[[], InitProcess],
     service: Service,
     directory: Path,
     console: Console,
     reloader: "Callable[[Service, Path], Reloader] | None",
 ) -> Outcome:
-    tree = plant()
+    init = create_init()
     if reloader is None:
-        return await tree.run()
-    from appliance.supervisor.control_protocol import reloadable
+        return await init.run()
+    from appliance.supervisor.control_protocol import serve_reloads
 
-    made = reloader(service, directory)
-    tree.manifest = str(made.manifest)
-    async with reloadable(made, directory, console) as hung_up:
+    handler = reloader(service, directory)
+    init.manifest = str(handler.manifest)
+    async with serve_reloads(handler, directory, console) as on_sighup:
         if not sys.stdin.isatty():  # closing a terminal also sends SIGHUP, and must stop the appliance
-            tree.hung_up = hung_up
-        return await tree.run()
+            init.on_sighup = on_sighup
+        return await init.run()
 
 
 def _report(outcome: Outcome, log: Path) -> None:

@@ -1,7 +1,7 @@
 """Restart monitor, an event listener of Supervisor: receives each program's exit and decides whether to restart it.
 
 A program that exits with the permanent code ends the appliance. So does an engine whose outputs drifted twice within
-the window, because a restart did not cure it. Any other exit is a crash. Each restart within the window is delayed
+the window, because a restart did not correct them. Any other exit is a crash. Each restart within the window is delayed
 according to the policy; more than `max` crashes within `window_s` end the appliance. The monitor restarts programs
 through Supervisor; to end the appliance it sends a notice to the launcher. Crashes that the gateway attributes to a
 request do not count (crash_exemption.py). With `exhausted: park` the engines are stopped and not restarted, and the
@@ -22,16 +22,16 @@ from typing import Literal
 
 import msgspec
 
-from appliance.runtime.crash_exemption import CrashKind, read_pardons
-from appliance.runtime.halted import is_parked
-from appliance.supervisor.death import Death
+from appliance.runtime.crash_exemption import CrashKind, read_exemptions
+from appliance.runtime.halted import is_halted
+from appliance.supervisor.exit_status import ExitStatus
 from appliance.supervisor.hangs import Budgets
-from appliance.supervisor.reaper import take_death
-from appliance.supervisor.supervisord import Ends, Supervisor, take_event, wake_supervisor
-from appliance.supervisor.watchdog import GATEWAY, LOOK_S, Watchdog
+from appliance.supervisor.reaper import take_exit_status
+from appliance.supervisor.supervisord import ExitWatcher, Supervisor, take_event, wake_supervisor
+from appliance.supervisor.watchdog import CHECK_INTERVAL_S, GATEWAY, Watchdog
 from engine.api.errors import EXIT_DRIFT, EXIT_PERMANENT
 
-ALIVE_S = 5.0  # interval between the messages to the launcher that the monitor is alive
+ALIVE_INTERVAL_S = 5.0  # interval between the messages to the launcher that the monitor is alive
 ENGINES = "engines:"  # prefix of the Supervisor names of programs that can be halted
 
 
@@ -41,17 +41,17 @@ class Policy(msgspec.Struct, frozen=True):
     max: int  # allowed restarts within the window
     window_s: float
     backoff_s: float = 1.0  # delay before the second restart; the first has none, and each further one doubles it
-    longest_s: float = 30.0  # largest delay
+    max_backoff_s: float = 30.0  # largest delay
     exhausted: Literal["exit", "park"] = "exit"
     """Action beyond the limit: the appliance exits, or it is halted, with the gateway up and never ready."""
 
-    def delay(self, deaths: list[float], now: float) -> float | None:
-        """Return the seconds until the restart after the last of `deaths` (times, in order), or None if the limit is
+    def delay(self, crashes: list[float], now: float) -> float | None:
+        """Return the seconds until the restart after the last of `crashes` (times, in order), or None if the limit is
         exceeded."""
-        recent = sum(1 for death in deaths if now - death < self.window_s)
+        recent = sum(1 for crash in crashes if now - crash < self.window_s)
         if recent > self.max:
             return None
-        return 0.0 if recent <= 1 else min(self.backoff_s * 2.0 ** (recent - 2), self.longest_s)
+        return 0.0 if recent <= 1 else min(self.backoff_s * 2.0 ** (recent - 2), self.max_backoff_s)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +60,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     password: str
     notices: str
     """Path of the pipe to the launcher."""
-    pardons: str
+    exemptions: str
     """Path of the pipe from the gateway."""
     policy: Policy
     budgets: Budgets
-    pulses: dict[str, str]
+    heartbeats: dict[str, str]
     """Heartbeat files of the engines, by program."""
     control: str
     """Path of the gateway's control socket; empty if it has none."""
@@ -84,15 +84,15 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float = 0.0
     hung: str = ""
     """Why the monitor killed the program; empty if it did not."""
-    death: Death | None = None
+    exit_status: ExitStatus | None = None
     """How the program ended, if it has a reaper that could report it."""
-    park: bool = False
+    halt: bool = False
 
 
-class Sentinel:
+class RestartMonitor:
     """Restart logic, independent of Supervisor. `start` starts a program by its Supervisor name. `status` returns its
-    exit status, -1 after a signal, None if it is running or if Supervisor is shutting down. `death` returns what its
-    reaper recorded. `park` stops all engines.
+    exit status, -1 after a signal, None if it is running or if Supervisor is shutting down. `exit_status` returns the
+    record of its reaper. `halt` stops all engines.
 
     Each exit that counts is followed by exactly one start, even if its event arrives late: a new monitor first checks
     all programs and receives the earlier events afterwards.
@@ -105,24 +105,24 @@ class Sentinel:
         notify: Callable[[Notice], None],
         start: Callable[[str], None],
         status: Callable[[str], int | None],
-        death: Callable[[str], Death | None] = lambda program: None,
-        park: Callable[[], None] = lambda: None,
-        parked: bool = False,
-        is_told: Callable[[], bool] = lambda: True,
+        exit_status: Callable[[str], ExitStatus | None] = lambda program: None,
+        halt: Callable[[], None] = lambda: None,
+        halted: bool = False,
+        is_halt_written: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`parked` says that an earlier monitor halted the appliance, so no engine may be started. `is_told` returns
-        whether a gateway that starts now would see the halted state."""
+        """`halted` says that an earlier monitor halted the appliance, so no engine may be started. `is_halt_written`
+        returns whether a gateway that starts now would see the halted state."""
         self._policy = policy
         self._notify = notify
         self._start = start
         self._status = status
-        self._death = death
-        self._park = park
-        self._parked = parked
-        self._is_told = is_told
-        self._waits = ""  # the gateway, to be started once `is_told` returns True
-        self._given_up: set[str] = set()
-        self._deaths: dict[str, list[float]] = {}
+        self._exit_status = exit_status
+        self._halt = halt
+        self._halted = halted
+        self._is_halt_written = is_halt_written
+        self._pending_gateway = ""  # the gateway, to be started once `is_halt_written` returns True
+        self._not_restarted: set[str] = set()
+        self._crashes: dict[str, list[float]] = {}
         self._expected: set[str] = set()  # programs whose next crash belongs to a test of requests
         self._exempt: dict[str, list[float]] = {}  # times of the crashes that belong to such tests, by program
         self._drifted: dict[str, float] = {}
@@ -130,7 +130,7 @@ class Sentinel:
         self._due: dict[str, float] = {}
 
     def alive(self) -> None:
-        """Tell the launcher that the monitor is running."""
+        """Report to the launcher that the monitor is running."""
         self._notify(Notice(kind="alive", program="sentinel"))
 
     def next_due(self) -> float | None:
@@ -140,8 +140,8 @@ class Sentinel:
         for name in [name for name, due in self._due.items() if due <= now]:
             del self._due[name]
             self._start(name)
-        if self._waits and self._is_told():
-            name, self._waits = self._waits, ""
+        if self._pending_gateway and self._is_halt_written():
+            name, self._pending_gateway = self._pending_gateway, ""
             self._start(name)
 
     def event(self, kind: str, payload: Mapping[str, str], now: float) -> None:
@@ -149,9 +149,9 @@ class Sentinel:
         if kind == "PROCESS_STATE_FATAL":
             self._notify(Notice(kind="unstartable", program=payload["processname"]))
         elif kind == "PROCESS_STATE_EXITED" and name not in self._due:
-            self.died(name, now)
+            self.exited(name, now)
 
-    def pardoned(self, program: str, deaths: int, kind: CrashKind = "attributed") -> None:
+    def exempt(self, program: str, crashes: int, kind: CrashKind = "attributed") -> None:
         """Apply a message of the gateway about which crashes count (crash_exemption.py)."""
         if kind == "expected":
             self._expected.add(program)
@@ -159,118 +159,125 @@ class Sentinel:
             self._expected.discard(program)
         elif kind == "restored":
             exempt = self._exempt.get(program, [])
-            for name, known in self._deaths.items():
-                if name.rpartition(":")[2] == program and deaths > 0:
-                    known += exempt[-deaths:]
+            for name, known in self._crashes.items():
+                if name.rpartition(":")[2] == program and crashes > 0:
+                    known += exempt[-crashes:]
                     known.sort()
-                    del exempt[-deaths:]
+                    del exempt[-crashes:]
         else:
-            for name, known in self._deaths.items():
-                if name.rpartition(":")[2] == program and deaths > 0:
-                    del known[-deaths:]
+            for name, known in self._crashes.items():
+                if name.rpartition(":")[2] == program and crashes > 0:
+                    del known[-crashes:]
 
-    def hung(self, program: str, why: str) -> None:
+    def mark_hung(self, program: str, reason: str) -> None:
         """Record that the program was killed because it hung. Its next exit gets this reason."""
-        self._hung[program] = why
+        self._hung[program] = reason
 
-    def died(self, name: str, now: float) -> None:
+    def exited(self, name: str, now: float) -> None:
         """Schedule the restart, or report that a restart cannot help or that there were too many."""
         program = name.rpartition(":")[2]
-        if name in self._given_up or (self._parked and name.startswith(ENGINES)):
+        if name in self._not_restarted or (self._halted and name.startswith(ENGINES)):
             return
         status = self._status(name)
         if status is None:
             return
-        hung, death = self._hung.pop(program, ""), self._death(program)
+        hung, exit_status = self._hung.pop(program, ""), self._exit_status(program)
         how = "killed by a signal" if status < 0 else f"exit code {status}"
         notice = Notice(
-            kind="permanent", program=program, how=hung or (death.how() if death else how), hung=hung, death=death
+            kind="permanent",
+            program=program,
+            how=hung or (exit_status.text() if exit_status else how),
+            hung=hung,
+            exit_status=exit_status,
         )
         if status == EXIT_PERMANENT or (status == EXIT_DRIFT and self._drifts_again(name, now)):
-            self._give_up(name, notice)
+            self._stop_restarting(name, notice)
             return
-        deaths = [death for death in self._deaths.get(name, []) if now - death < self._policy.window_s]
+        crashes = [crash for crash in self._crashes.get(name, []) if now - crash < self._policy.window_s]
         if program == GATEWAY:
             self._expected.clear()
         if program in self._expected:
             self._expected.discard(program)
-            recent = [death for death in self._exempt.get(program, []) if now - death < self._policy.window_s]
+            recent = [crash for crash in self._exempt.get(program, []) if now - crash < self._policy.window_s]
             self._exempt[program] = [*recent, now]
         else:
-            deaths.append(now)
-        self._deaths[name] = deaths
-        delay = self._policy.delay(deaths, now)
+            crashes.append(now)
+        self._crashes[name] = crashes
+        delay = self._policy.delay(crashes, now)
         if delay is None:
-            self._give_up(name, msgspec.structs.replace(notice, kind="exhausted", restart=len(deaths) - 1))
+            self._stop_restarting(name, msgspec.structs.replace(notice, kind="exhausted", restart=len(crashes) - 1))
             return
         self._due[name] = now + delay
-        self._notify(msgspec.structs.replace(notice, kind="restart", restart=len(deaths), delay_s=delay))
+        self._notify(msgspec.structs.replace(notice, kind="restart", restart=len(crashes), delay_s=delay))
 
     def _drifts_again(self, name: str, now: float) -> bool:
         before = self._drifted.get(name)
         self._drifted[name] = now
         return before is not None and now - before < self._policy.window_s
 
-    def _give_up(self, name: str, notice: Notice) -> None:
+    def _stop_restarting(self, name: str, notice: Notice) -> None:
         engine = name.startswith(ENGINES)
-        park = self._policy.exhausted == "park" and (engine or (notice.kind == "permanent" and not self._parked))
-        if engine or not park:
-            self._given_up.add(name)
+        halt = self._policy.exhausted == "park" and (engine or (notice.kind == "permanent" and not self._halted))
+        if engine or not halt:
+            self._not_restarted.add(name)
         else:
-            self._waits = name
-        self._notify(msgspec.structs.replace(notice, park=park))
-        if park:
-            self._parked = True
+            self._pending_gateway = name
+        self._notify(msgspec.structs.replace(notice, halt=halt))
+        if halt:
+            self._halted = True
             self._due = {other: due for other, due in self._due.items() if not other.startswith(ENGINES)}
-            self._park()
+            self._halt()
 
 
 def main(path: Path) -> int:
     config = msgspec.json.decode(path.read_bytes(), type=Config)
     # opened for both: opening it for writing alone would block if the launcher is gone
     pipe = os.open(config.notices, os.O_RDWR)
-    pardons = os.open(config.pardons, os.O_RDWR | os.O_NONBLOCK)  # both ends: no end of file when the gateway exits
+    # both ends: no end of file when the gateway exits
+    exemptions = os.open(config.exemptions, os.O_RDWR | os.O_NONBLOCK)
     supervisor = Supervisor(config.supervisor, config.password)
-    sentinel = Sentinel(
+    monitor = RestartMonitor(
         config.policy,
         notify=lambda notice: _write(pipe, msgspec.json.encode(notice) + b"\n"),
         start=supervisor.start,
         status=supervisor.status,
-        death=lambda program: take_death(Path(config.directory), program),
-        park=lambda: supervisor.stop_group(ENGINES.rstrip(":")),
-        parked=is_parked(Path(config.directory)),
-        is_told=lambda: is_parked(Path(config.directory)),
+        exit_status=lambda program: take_exit_status(Path(config.directory), program),
+        halt=lambda: supervisor.stop_group(ENGINES.rstrip(":")),
+        halted=is_halted(Path(config.directory)),
+        is_halt_written=lambda: is_halted(Path(config.directory)),
     )
-    watchdog = Watchdog(config.budgets, config.pulses, config.control, sentinel.hung)
-    ends = Ends()
+    watchdog = Watchdog(config.budgets, config.heartbeats, config.control, monitor.mark_hung)
+    ends = ExitWatcher()
     for program in supervisor.all():
         if program["statename"] == "EXITED":  # it ended while no monitor was running
-            sentinel.died(f"{program['group']}:{program['name']}", time.monotonic())
+            monitor.exited(f"{program['group']}:{program['name']}", time.monotonic())
         elif program["pid"] and program["name"] != "sentinel":
             ends.watch(program["pid"])
             watchdog.started(program["name"], program["pid"])
-    _listen(sentinel, supervisor, ends, pardons, watchdog)
+    _listen(monitor, supervisor, ends, exemptions, watchdog)
     return 0
 
 
-def _listen(sentinel: Sentinel, supervisor: Supervisor, ends: Ends, pardons: int, watchdog: Watchdog) -> None:
+def _listen(
+    monitor: RestartMonitor, supervisor: Supervisor, ends: ExitWatcher, exemptions: int, watchdog: Watchdog
+) -> None:
     """Handle events until Supervisor closes the pipe."""
     buffer, alive_at = bytearray(), 0.0
     _write(1, b"READY\n")
     while True:
-        due = sentinel.next_due()
-        timeout = LOOK_S if due is None else max(0.0, min(LOOK_S, due - time.monotonic()))
-        readable = select.select([0, pardons, *ends.descriptors], [], [], timeout)[0]
+        due = monitor.next_due()
+        timeout = CHECK_INTERVAL_S if due is None else max(0.0, min(CHECK_INTERVAL_S, due - time.monotonic()))
+        readable = select.select([0, exemptions, *ends.descriptors], [], [], timeout)[0]
         if ends.take(readable):
             wake_supervisor(supervisor.path)
-        if pardons in readable:
-            for pardon in read_pardons(os.read(pardons, 65536)):
-                sentinel.pardoned(pardon.program, pardon.deaths, pardon.kind)
-        watchdog.look()
+        if exemptions in readable:
+            for exemption in read_exemptions(os.read(exemptions, 65536)):
+                monitor.exempt(exemption.program, exemption.crashes, exemption.kind)
+        watchdog.check()
         if time.monotonic() >= alive_at:
-            sentinel.alive()
-            alive_at = time.monotonic() + ALIVE_S
-        sentinel.start_due(time.monotonic())
+            monitor.alive()
+            alive_at = time.monotonic() + ALIVE_INTERVAL_S
+        monitor.start_due(time.monotonic())
         if 0 not in readable:
             continue
         data = os.read(0, 65536)
@@ -284,8 +291,8 @@ def _listen(sentinel: Sentinel, supervisor: Supervisor, ends: Ends, pardons: int
                 watchdog.started(payload["processname"], int(payload["pid"]))
             elif kind == "PROCESS_STATE_EXITED":
                 watchdog.ended(payload["processname"])
-            sentinel.event(kind, payload, time.monotonic())
-            sentinel.start_due(time.monotonic())
+            monitor.event(kind, payload, time.monotonic())
+            monitor.start_due(time.monotonic())
             _write(1, b"RESULT 2\nOKREADY\n")
 
 

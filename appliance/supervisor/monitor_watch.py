@@ -9,7 +9,7 @@ SILENT_S = 60.0
 """The monitor sends a message every few seconds."""
 
 
-class MonitorWatch:
+class MonitorWatchdog:
     def __init__(self) -> None:
         self._starts: list[float] = []
         self._heard_s = 0.0
@@ -21,7 +21,7 @@ class MonitorWatch:
         self._starts = [*(start for start in self._starts if now_s - start < WINDOW_S), now_s]
         if len(self._starts) <= MAX_STARTS:
             return ""
-        return f"the restart monitor ended {MAX_STARTS} times within {WINDOW_S:g} s"
+        return f"the restart monitor exited {MAX_STARTS} times within {WINDOW_S:g} s"
 
     def alive(self, now_s: float) -> None:
         self._heard_s, self._killed = now_s, False
@@ -36,5 +36,5 @@ class MonitorWatch:
     def lost(self, now_s: float) -> str:
         """Return why the appliance must end (the monitor was killed and still sends nothing), or ""."""
         if self._killed and now_s - self._heard_s >= SILENT_S:
-            return f"the restart monitor gave no sign of life for {2 * SILENT_S:g} s"
+            return f"the restart monitor sent no message for {2 * SILENT_S:g} s"
         return ""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from appliance.runtime import processes
 
-_CONFIGURED = re.compile(rb"/(gateway|engine-\d+|sentinel)\.json$")
-_KEPT = re.compile(rb"/(engine-\d+)\.kept$")
+_CONFIG_FILE = re.compile(rb"/(gateway|engine-\d+|sentinel)\.json$")
+_REAPER = re.compile(rb"/(engine-\d+)\.reaper$")
 
 
 def programs(launcher: int) -> dict[str, list[int]]:
@@ -35,13 +35,13 @@ def _name(pid: int) -> str:
     if b"supervisor.supervisord" in words:
         return "supervisord"
     last = words[-1] if words else b""
-    if kept := _KEPT.search(last):
-        return f"{kept[1].decode()}-keeper"
-    configured = _CONFIGURED.search(last)
+    if reaper := _REAPER.search(last):
+        return f"{reaper[1].decode()}-keeper"
+    configured = _CONFIG_FILE.search(last)
     return configured[1].decode() if configured and b"/bin/sh" not in words[:1] else ""
 
 
-def began(pid: int) -> int:
+def start_ticks(pid: int) -> int:
     """Return the start time of a process in ticks since boot, 0 if it has ended. Together with the id it identifies the
     process uniquely."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -52,7 +52,7 @@ def refused(message: str, exit: Exit) -> None:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[None]:
+def record_failure() -> Iterator[None]:
     """Write the reason of a failed start into the termination log, and let the exception propagate."""
     try:
         yield

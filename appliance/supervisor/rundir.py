@@ -21,7 +21,7 @@ from appliance.runtime import listener
 LOCK = "lock"
 _PREFIX = "slipway-"
 # The path of a Unix socket has at most 107 bytes; the longest name in the directory is "supervisor.sock.<pid>".
-_LONGEST = 107 - len("/supervisor.sock.4194304")
+_MAX_PATH = 107 - len("/supervisor.sock.4194304")
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class NoRunDirectory(Exception):
     """Raised if no folder is writable and short enough. The message lists the folders and the remedy."""
 
 
-def places(environment: Mapping[str, str]) -> list[Path]:
+def folders(environment: Mapping[str, str]) -> list[Path]:
     """Return the folders in which a run directory may be created, best first."""
     named = [variables.value(environment, "XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp", "/dev/shm"]
     return [Path(name) for name in dict.fromkeys(named) if name and Path(name).is_absolute()]
@@ -53,15 +53,15 @@ def places(environment: Mapping[str, str]) -> list[Path]:
 def run_directory(environment: Mapping[str, str]) -> Iterator[Path]:
     """Create a directory of mode 0700 and remove it with its contents at the end. Also remove stale ones of killed
     services. Raise NoRunDirectory."""
-    found = places(environment)
+    found = folders(environment)
     directory = _create(found)
     try:
         new = directory / f"{LOCK}.new"
         with new.open("wb") as lock:
             _lock(lock.fileno())
             new.rename(directory / LOCK)  # locked before another start can see it
-            for place in found:
-                _remove_left(place)
+            for folder in found:
+                _remove_stale(folder)
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -84,10 +84,10 @@ def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def _remove_left(place: Path) -> None:
-    """Remove our run directories in `place` whose lock is free. A directory without a lock file is still being
+def _remove_stale(folder: Path) -> None:
+    """Remove our run directories in `folder` whose lock is free. A directory without a lock file is still being
     created."""
-    for path in place.glob(f"{_PREFIX}*/{LOCK}"):
+    for path in folder.glob(f"{_PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError), path.open("rb") as lock:
             if os.fstat(lock.fileno()).st_uid != os.geteuid():
                 continue
@@ -96,20 +96,20 @@ def _remove_left(place: Path) -> None:
 
 
 def _create(candidates: list[Path]) -> Path:
-    refused = []
-    for place in candidates:
+    unusable = []
+    for folder in candidates:
         try:
-            directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+            directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
         except OSError as error:
-            refused.append(f"{place}: {error.strerror}")
+            unusable.append(f"{folder}: {error.strerror}")
             continue
-        if len(os.fsencode(directory)) <= _LONGEST:
+        if len(os.fsencode(directory)) <= _MAX_PATH:
             return directory
         directory.rmdir()
-        refused.append(f"{place}: path too long for Unix sockets")
+        unusable.append(f"{folder}: path too long for Unix sockets")
     raise NoRunDirectory(
-        f"no place for the run directory ({'; '.join(refused)}); set XDG_RUNTIME_DIR to a short writable directory, "
-        "or mount a writable /tmp"
+        f"no folder is usable for the run directory ({'; '.join(unusable)}); "
+        "set XDG_RUNTIME_DIR to a short writable directory, or mount a writable /tmp"
     )
 
 
@@ -125,8 +125,8 @@ def running(environment: Mapping[str, str]) -> list[Address]:
 def directories(environment: Mapping[str, str]) -> list[tuple[Path, Address]]:
     """Return the run directories and addresses of the appliances of this user that run on this host."""
     found = []
-    for place in places(environment):
-        for path in sorted(place.glob(f"{_PREFIX}*/address.json")):
+    for folder in folders(environment):
+        for path in sorted(folder.glob(f"{_PREFIX}*/address.json")):
             try:
                 address = msgspec.json.decode(path.read_bytes(), type=Address)
                 os.kill(address.pid, 0)

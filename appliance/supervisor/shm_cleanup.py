@@ -14,7 +14,7 @@ FOLDER = "/dev/shm"
 _EAGER = 4  # checks after a change, because a new file is mapped a little later
 
 
-class Segments:
+class SharedMemoryCleaner:
     """Shared-memory files of one program. `processes` returns its running processes."""
 
     def __init__(self, processes: Callable[[], Iterable[int]], folder: str = FOLDER) -> None:
@@ -25,7 +25,7 @@ class Segments:
         self._changed_ns = 0
         self._eager = 0
 
-    def look(self) -> None:
+    def scan(self) -> None:
         try:
             changed_ns = os.stat(self._folder).st_mtime_ns
         except OSError:  # the folder does not exist here

@@ -34,16 +34,16 @@ def name_of(number: int) -> str:
         return f"signal {number}"
 
 
-def end_at_once(code: int | None) -> None:
+def exit_at_once(code: int | None) -> None:
     """Let stop signals end this process at once, with `code`, or with 128 plus the signal's number if `code` is None.
     Used while nothing has been started; downloads and the launcher install their own handlers."""
 
-    def end(number: int, frame: FrameType | None) -> None:
-        os.write(2, f"slipway: {name_of(number)} before the service was started\n".encode())
+    def exit_process(number: int, frame: FrameType | None) -> None:
+        os.write(2, f"slipway: {name_of(number)} received before the service was started; exiting\n".encode())
         os._exit(128 + number if code is None else code)
 
     for number in stop_signals():
-        signal.signal(number, end)
+        signal.signal(number, exit_process)
     for stray in stray_signals():
         signal.signal(stray, _ignore)
     unblock()
@@ -54,7 +54,7 @@ def unblock() -> None:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def stop_signals_pending() -> Iterator[None]:
     """Keep stop signals pending in code that must not be interrupted until other handlers are installed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     try:

@@ -11,9 +11,9 @@ from appliance.runtime import listener, probe
 from appliance.supervisor.console import Console
 from appliance.supervisor.supervise import Service
 
-_PROBE_S = 0.1
+_PROBE_INTERVAL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
-_UNSEEN_S = 1.0  # time after a crash in which a reply may predate it
+_STALE_REPLY_S = 1.0  # time after a crash in which a reply may predate it
 QUESTION, ANSWER = "What is 17 + 25?", "17 + 25 is 42."
 
 
@@ -29,7 +29,7 @@ class Startup:
         self._url = listener.url(self._host, service.gateway.port, tls=self._tls)
         self.gateway_up = False
         self._restarted = asyncio.Event()
-        self._shown: object = None
+        self._last_shown: object = None
 
     def restarted(self) -> None:
         """Record that a program ended, so that readiness is checked again."""
@@ -41,7 +41,7 @@ class Startup:
         began = asyncio.get_running_loop().time()
         missing = await self._wait(began)
         if missing is None:
-            self._console.say("ready", f"{self._url} after {self._since(began)}; try:")
+            self._console.message("ready", f"{self._url} after {self._since(began)}; try:")
             self._console.plain(curl_line(self._url, self._gateway))
         while missing is None:
             await self._restarted.wait()
@@ -49,7 +49,7 @@ class Startup:
             began = asyncio.get_running_loop().time()
             missing = await self._wait(began)
             if missing is None:
-                self._console.say("ready", f"again after {self._since(began)}")
+                self._console.message("ready", f"again after {self._since(began)}")
         return missing
 
     async def _wait(self, began: float) -> str | None:
@@ -67,24 +67,24 @@ class Startup:
                 status, body = answer
                 if not self.gateway_up:
                     self.gateway_up = True
-                    self._console.say("gateway", f"up on {self._url} after {self._since(began)}")
+                    self._console.message("gateway", f"up on {self._url} after {self._since(began)}")
                 if status != 200:
                     down = True
                     readiness = probe.readiness(body)
                     missing = readiness.text()
                     budgeted = loop.time() if readiness.downloads else budgeted
                     self._show(readiness)
-                elif down or loop.time() - began > _UNSEEN_S:
+                elif down or loop.time() - began > _STALE_REPLY_S:
                     self._console.end_progress()
                     return None
-            await asyncio.sleep(_PROBE_S)
+            await asyncio.sleep(_PROBE_INTERVAL_S)
         return f"not ready after {self._budget_s:g} s (health.startup_budget): {missing}"
 
     def _show(self, readiness: probe.Readiness) -> None:
         """Show every change on a terminal; elsewhere print a line for each phase and each tenth of its progress."""
         step = readiness if self._console.redraws else readiness.rounded()
-        if step != self._shown:
-            self._shown = step
+        if step != self._last_shown:
+            self._last_shown = step
             self._console.progress(readiness.text())
 
     def _since(self, began: float) -> str:
@@ -105,7 +105,7 @@ def curl_line(url: str, gateway: GatewayConfig) -> str:
     encoder-decoder model, or the first task of a pooling model."""
     if "generate" not in gateway.tasks:
         route, fields = next(_POOLING[task] for task in gateway.tasks if task in _POOLING)
-    elif gateway.sources is not None:
+    elif gateway.encoder is not None:
         route, fields = "/v1/completions", {"prompt": QUESTION, "stream": True}
     else:
         route, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}], "stream": True}

@@ -2,7 +2,7 @@
 
 supervisord.conf contains fixed words only. In its `command=`, `;` starts a comment even inside quotes and `%` starts an
 expansion, and the file cannot remove a variable from a program's environment. So each command is `/bin/sh NAME.sh`,
-relative to the run directory; that script execs `begin.py NAME.begin`, which execs the program.
+relative to the run directory; that script execs `exec_program.py NAME.exec`, which execs the program.
 
 Reasons for the settings (all tested with Supervisor 4.3.0):
 - `startsecs=0`: with a larger value an early exit leads to BACKOFF, where Supervisor loses the exit status and always
@@ -10,7 +10,7 @@ Reasons for the settings (all tested with Supervisor 4.3.0):
 - `autorestart=false`: Supervisor's own restarts have no delay, and no limit once a program ran for `startsecs`. The
   restart monitor restarts programs through Supervisor, with backoff and within a window.
 - `priority`: groups stop from the highest to the lowest, one after another: gateway, engines, monitor.
-- `killasgroup` ends what a program left in its group; the launcher's sweep ends what left the group.
+- `killasgroup` ends what a program left in its group; the launcher kills what left the group.
 """
 
 import json
@@ -29,16 +29,16 @@ from appliance.checkpoints.download_spec import Job
 from appliance.config import gateway as gateway_config
 from appliance.config.gateway import GatewayConfig
 from appliance.runtime import listener as listen
-from appliance.supervisor import begin, monitor
+from appliance.supervisor import exec_program, monitor
 from appliance.supervisor.environment import ENGINE_VARIABLES
 from appliance.supervisor.hangs import Budgets
-from appliance.supervisor.reaper import MARK, Kept
+from appliance.supervisor.reaper import MARK, ReaperConfig
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
 from engine.api.heartbeat import allocate_heartbeat
 
-PARDONS = "pardons"
+EXEMPTIONS = "exemptions"
 MIN_FILES = 256  # Supervisor does not start with a lower limit
 CONTROL = "gateway.sock"
 GATEWAY = "gateway.json"
@@ -78,10 +78,10 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()  # further variables; `write` gets the files with their values
     nice: int = 0  # added to its priority, as in nice(1)
-    leaves: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
     """Patterns of files that it may leave in the run directory; if set, a reaper (reaper.py) starts the program and
     removes them."""
-    keep: tuple[str, ...] | None = None
+    inherit: tuple[str, ...] | None = None
     """Patterns of the variables that it inherits from the launcher's environment; None: all."""
     announce: tuple[str, str] | None = None
     """A pipe, and a line to write to it before each start."""
@@ -94,20 +94,20 @@ def engine_names(service: Service) -> tuple[str, ...]:
 def programs(service: Service, directory: Path) -> tuple[Program, ...]:
     """Return gateway and engines, and write their configuration files to `directory`."""
     path = directory / GATEWAY
-    gateway_config.write_config(told_gateway(service, directory), path)
+    gateway_config.write_config(gateway_with_paths(service, directory), path)
     gateway = gateway_program(service, (sys.executable, "-P", "-m", "appliance.server", str(path)))
     return gateway, *engine_programs(service, directory)
 
 
-def told_gateway(service: Service, directory: Path) -> GatewayConfig:
+def gateway_with_paths(service: Service, directory: Path) -> GatewayConfig:
     """Return the gateway's configuration with all paths in the run directory."""
     journal, responses = service.gateway.journal, service.gateway.responses
     return msgspec.structs.replace(
         service.gateway,
         engines=tuple(str(_socket(directory, name)) for name in engine_names(service)),
-        pardons=str(directory / PARDONS),
+        crash_exemptions=str(directory / EXEMPTIONS),
         control=str(directory / CONTROL),
-        door=str(directory / listen.DOOR),
+        listener=str(directory / listen.LISTENER_SOCKET),
         journal=journal and str(directory / journal),
         responses=responses and str(directory / responses),
         run=str(directory),
@@ -125,12 +125,12 @@ def engine_programs(service: Service, directory: Path) -> tuple[Program, ...]:
         (directory / "download.json").write_bytes(msgspec.json.encode(service.job))
     for name, config in zip(engine_names(service), service.engines, strict=True):
         path = directory / f"{name}.json"
-        socket, pulse = str(_socket(directory, name)), str(directory / f"{name}.pulse")
-        told = msgspec.structs.replace(config, socket=socket, pulse=pulse, probe_s=service.budgets.probe_s)
-        engine_config.write_config(told, path)
+        socket, heartbeat = str(_socket(directory, name)), str(directory / f"{name}.pulse")
+        located = msgspec.structs.replace(config, socket=socket, pulse=heartbeat, probe_s=service.budgets.probe_s)
+        engine_config.write_config(located, path)
         argv: tuple[str, ...] = (sys.executable, "-P", "-m", "engine", str(path))
         if service.job is not None:
-            before = ("appliance.supervisor.download", str(directory / "download.json"), socket, pulse)
+            before = ("appliance.supervisor.download", str(directory / "download.json"), socket, heartbeat)
             argv = (sys.executable, "-P", "-m", *before, *argv)
         found.append(engine_program(service, name, argv, threads=config.threads))
     return tuple(found)
@@ -142,9 +142,9 @@ def gateway_program(service: Service, argv: tuple[str, ...]) -> Program:
 
 
 def engine_program(service: Service, name: str, argv: tuple[str, ...], *, threads: int) -> Program:
-    token = service.job.order.token if service.job else None
+    token = service.job.spec.token if service.job else None
     secrets = (token.env,) if token and token.env else ()
-    leaves = (f"{name}.sock", f"{name}-ranks-*")
+    leftovers = (f"{name}.sock", f"{name}-ranks-*")
     return Program(
         name,
         argv,
@@ -153,9 +153,9 @@ def engine_program(service: Service, name: str, argv: tuple[str, ...], *, thread
         ENGINE_STOP_S,
         environment=_threads(threads),
         secrets=secrets,
-        leaves=leaves,
+        leftovers=leftovers,
         # A download needs credentials and proxies; the engine that follows it gets the same variables as any other.
-        keep=None if service.job is not None else ENGINE_VARIABLES,
+        inherit=None if service.job is not None else ENGINE_VARIABLES,
     )
 
 
@@ -169,20 +169,20 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
     """Write everything that supervisord needs to `directory`: its configuration, scripts, and the pipes to the
     launcher. `secret_files` has the paths from which the values of secrets are read, by name; no value is written."""
     password = secrets.token_urlsafe(24)
-    watch = monitor.Config(
+    monitor_config = monitor.Config(
         supervisor=str(directory / "supervisor.sock"),
         password=password,
         notices=str(directory / "notices"),
-        pardons=str(directory / PARDONS),
+        exemptions=str(directory / EXEMPTIONS),
         policy=service.restarts,
         budgets=service.budgets,
-        pulses={name: str(directory / f"{name}.pulse") for name in engine_names(service)},
+        heartbeats={name: str(directory / f"{name}.pulse") for name in engine_names(service)},
         control=str(directory / CONTROL),
         directory=str(directory),
     )
-    (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
-    for pulse in watch.pulses.values():
-        allocate_heartbeat(Path(pulse))  # now instead of at an engine's start, when the disk may be full
+    (directory / "sentinel.json").write_bytes(msgspec.json.encode(monitor_config))
+    for heartbeat in monitor_config.heartbeats.values():
+        allocate_heartbeat(Path(heartbeat))  # now instead of at an engine's start, when the disk may be full
     listener = Program(
         "sentinel",
         (sys.executable, "-P", "-m", "appliance.supervisor.monitor", str(directory / "sentinel.json")),
@@ -190,55 +190,60 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         -1,
         1,
         nice=NICE,
-        announce=(watch.notices, msgspec.json.encode(monitor.Notice(kind="started", program="sentinel")).decode()),
+        announce=(
+            monitor_config.notices,
+            msgspec.json.encode(monitor.Notice(kind="started", program="sentinel")).decode(),
+        ),
     )
     for program in (*programs, listener):
         write_script(directory, program, secret_files, service.memory)
         os.mkfifo(directory / f"{program.name}.log", 0o600)
     os.mkfifo(directory / "notices", 0o600)
-    os.mkfifo(directory / PARDONS, 0o600)
+    os.mkfifo(directory / EXEMPTIONS, 0o600)
     (directory / "supervisord.conf").write_text(configuration(programs, password, root=os.geteuid() == 0))
 
 
 def write_script(directory: Path, program: Program, secret_files: Mapping[str, str], memory: str) -> None:
     """Write the script with which Supervisor starts this program. `memory` is the file in which the kernel counts
     out-of-memory kills, for the reaper."""
-    started = _kept(directory, program, memory) if program.leaves else program
-    (directory / f"{program.name}.begin").write_text(beginning(started, secret_files))
-    words = (sys.executable, "-I", "-S", begin.__file__, f"{program.name}.begin")
+    started = _through_reaper(directory, program, memory) if program.leftovers else program
+    (directory / f"{program.name}.exec").write_text(exec_description(started, secret_files))
+    words = (sys.executable, "-I", "-S", exec_program.__file__, f"{program.name}.exec")
     (directory / f"{program.name}.sh").write_bytes(os.fsencode(f"exec {shlex.join(words)}\n"))
 
 
 def rewrite_script(directory: Path, program: Program, memory: str) -> None:
     """Write the script of a program again. The paths of its secrets are taken from the present script."""
-    before = json.loads((directory / f"{program.name}.begin").read_text())["secrets"]
+    before = json.loads((directory / f"{program.name}.exec").read_text())["secrets"]
     write_script(directory, program, before, memory)
 
 
-def _kept(directory: Path, program: Program, memory: str) -> Program:
+def _through_reaper(directory: Path, program: Program, memory: str) -> Program:
     """Return the program as started through its reaper, and write the reaper's configuration. The reaper's command line
     does not name the program's files, so that a search for the program by command line finds only the program."""
-    kept = Kept(program=program.name, argv=program.argv, directory=str(directory), files=program.leaves, memory=memory)
-    path = directory / f"{program.name}.kept"
-    path.write_bytes(msgspec.json.encode(kept))
+    config = ReaperConfig(
+        program=program.name, argv=program.argv, directory=str(directory), files=program.leftovers, memory=memory
+    )
+    path = directory / f"{program.name}.reaper"
+    path.write_bytes(msgspec.json.encode(config))
     argv = (sys.executable, "-P", "-m", "appliance.supervisor.reaper", str(path))
-    return replace(program, argv=argv, environment={**program.environment, MARK: kept.mark})
+    return replace(program, argv=argv, environment={**program.environment, MARK: config.mark})
 
 
-def beginning(program: Program, secret_files: Mapping[str, str]) -> str:
-    """Return the file from which begin.py starts the program, in the launcher's working directory."""
-    told: dict[str, object] = {
+def exec_description(program: Program, secret_files: Mapping[str, str]) -> str:
+    """Return the file from which exec_program.py starts the program, in the launcher's working directory."""
+    description: dict[str, object] = {
         "argv": program.argv,
         "directory": os.getcwd(),
         "nice": program.nice,
         "environment": dict(sorted(program.environment.items())),
         "secrets": {name: secret_files[name] for name in program.secrets},
     }
-    if program.keep is not None:
-        told["keep"] = program.keep
+    if program.inherit is not None:
+        description["inherit"] = program.inherit
     if program.announce is not None:
-        told["announce"] = program.announce
-    return json.dumps(told)
+        description["announce"] = program.announce
+    return json.dumps(description)
 
 
 def configuration(programs: Sequence[Program], password: str, *, root: bool) -> str:

@@ -81,7 +81,7 @@ class Supervisor:
             return []
 
 
-class Ends:
+class ExitWatcher:
     """Pidfds of processes, which become readable when the processes end."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from engine.api.errors import (
     RequestError,
     StepError,
 )
-from engine.api.events import Told
+from engine.api.events import TimelineEvents
 from engine.api.frames import FrameReader, encode, from_engine
 from engine.api.messages import (
     Abort,
@@ -200,13 +200,13 @@ class EngineClient:
         on_stats: Callable[[Stats], None] | None = None,
         on_state: Callable[[EngineState], None] | None = None,
         on_output: Callable[[Output], None] | None = None,
-        on_told: Callable[[Told], None] | None = None,
+        on_timeline: Callable[[TimelineEvents], None] | None = None,
     ) -> None:
         self.path = socket_path
         self.state = DOWN
         self.ready: Ready | None = None
         self.stats = Stats()
-        self._on_stats, self._on_state, self._on_output, self._on_told = on_stats, on_state, on_output, on_told
+        self._on_stats, self._on_state, self._on_output, self._on_timeline = on_stats, on_state, on_output, on_timeline
         self._streams: dict[str, Stream] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._is_ready = asyncio.Event()
@@ -296,9 +296,9 @@ class EngineClient:
                 stream = self._streams.get(message.id or "")
                 if stream is not None:
                     stream.fail(_error(message))
-            case Told():
-                if self._on_told is not None:
-                    self._on_told(message)
+            case TimelineEvents():
+                if self._on_timeline is not None:
+                    self._on_timeline(message)
             case Loading(phase, fraction, detail):
                 self._become(EngineState("loading", phase, fraction, detail=detail))
             case Ready():

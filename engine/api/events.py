@@ -22,7 +22,9 @@ class Queued(msgspec.Struct, frozen=True, tag="queued"):
     ahead: int  # requests before it in the queue
 
     def __str__(self) -> str:
-        known = counted(self.prompt, "prompt token") + (f" and {self.emitted:,} of its reply" if self.emitted else "")
+        known = counted(self.prompt, "prompt token") + (
+            f" and {counted(self.emitted, 'reply token')}" if self.emitted else ""
+        )
         return f"queued with {known}" + (f", behind {counted(self.ahead, 'other')}" if self.ahead else "")
 
 
@@ -36,10 +38,12 @@ class Blocked(msgspec.Struct, frozen=True, tag="blocked"):
 
     def __str__(self) -> str:
         if self.lacks == "places":
-            return f"first to wait: all {self.needs:,} places of the batch are taken (engine.scheduling.max_running)"
+            return (
+                f"first in the queue: all {self.needs:,} places of the batch are taken (engine.scheduling.max_running)"
+            )
         held = ", ".join(f"{id} ({blocks:,})" for id, blocks in self.holders)
-        need = f"first to wait: KV cache full, {self.needs:,} blocks needed and {self.free:,} free"
-        return need + (f"; most are held by {held}" if held else "")
+        need = f"first in the queue: KV cache full, {self.needs:,} blocks needed and {self.free:,} free"
+        return need + (f"; the largest users are {held}" if held else "")
 
 
 class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
@@ -50,8 +54,8 @@ class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
     cached: int  # how many of them were in the prefix cache
 
     def __str__(self) -> str:
-        found = f"{self.cached:,} of {self.known:,} tokens were cached" if self.cached else "nothing of it was cached"
-        return f"runs from step {self.step:,} on; {found}"
+        found = f"{self.cached:,} of {self.known:,} tokens were cached" if self.cached else "no tokens were cached"
+        return f"scheduled in step {self.step:,}; {found}"
 
 
 class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
@@ -62,7 +66,7 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     by: str  # request that gets the blocks; "": the request itself needs more blocks than are free
 
     def __str__(self) -> str:
-        whom = f"{self.by} needs its KV blocks" if self.by else "it needs more KV blocks itself"
+        whom = f"{self.by} needs its KV blocks" if self.by else "no free KV blocks are left for its next tokens"
         return f"preempted at {self.tokens:,} tokens in step {self.step:,}: {whom}"
 
 
@@ -83,7 +87,7 @@ class Expired(msgspec.Struct, frozen=True, tag="expired"):
 
     def __str__(self) -> str:
         field = "ttft_deadline_ms" if self.wanted == "first token" else "deadline_ms"
-        return f"its {field} passed while it {'ran' if self.running else 'waited'}"
+        return f"{field} passed while the request was {'running' if self.running else 'queued'}"
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
@@ -97,7 +101,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 Event = Queued | Blocked | Admitted | Preempted | Outgrown | Expired | Ended
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
+class TimelineEvents(msgspec.Struct, frozen=True, tag="told"):
     """Events in order: (request id, time of the engine's monotonic clock in seconds, event)."""
 
     events: tuple[tuple[str, float, Event], ...]

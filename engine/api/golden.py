@@ -3,7 +3,7 @@
 For each reply token, a fingerprint of the logits it was sampled from is stored:
 
 - `bits`, a checksum of all logits. Two engines with the same arithmetic must agree in it.
-- The log-sum-exp, the largest logits, and sums of all logits under fixed random signs (a sketch: the magnitude of such
+- The log-sum-exp, the largest logits, and sums of all logits under fixed random signs (the magnitude of such
   a sum of differences estimates the norm of the difference, Alon, Matias, Szegedy 1999). Two engines with different
   arithmetic must agree in these within a tolerance band.
 
@@ -62,7 +62,7 @@ class LogitFingerprint(msgspec.Struct, frozen=True, array_like=True):
     spread: float  # standard deviation
     ids: tuple[int, ...]  # tokens with the largest logits, in descending order
     values: tuple[float, ...]  # their logits
-    sketch: tuple[float, ...]  # sums under random signs, divided by the square root of the vocabulary size
+    sign_sums: tuple[float, ...]  # sums under random signs, divided by the square root of the vocabulary size
 
 
 class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,16 +73,16 @@ class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):
     source: int = 0  # number of leading tokens that the encoder of an encoder-decoder model reads
 
 
-class Golden(msgspec.Struct, frozen=True):
+class Golden(msgspec.Struct, frozen=True, rename={"fingerprints": "digests"}):
     """Outputs of an engine for a golden prompt."""
 
     prompt: Prompt
     reply: tuple[int, ...]  # greedy
-    digests: tuple[LogitFingerprint, ...]  # one for each reply token
+    fingerprints: tuple[LogitFingerprint, ...]  # one for each reply token
 
     @property
     def finite(self) -> bool:
-        return all(math.isfinite(number) for one in self.digests for number in (one.logsumexp, *one.sketch))
+        return all(math.isfinite(number) for one in self.fingerprints for number in (one.logsumexp, *one.sign_sums))
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -96,15 +96,15 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def prompts(
-    count: int, *, vocab: int, block_tokens: int, longest: int, texts: tuple[Prompt, ...], sourced: bool = False
+    count: int, *, vocab: int, block_tokens: int, longest: int, texts: tuple[Prompt, ...], encoder_decoder: bool = False
 ) -> list[Prompt]:
     """Return `count` prompts of at most `longest` tokens.
 
     The first is short and the second fills more than a block; both have ids from the entire vocabulary. Then come
-    `texts`, then more prompts like the first two with other ids. `sourced`: all but the last token of each prompt are
-    encoder input."""
+    `texts`, then more prompts like the first two with other ids. `encoder_decoder`: all but the last token of each
+    prompt are encoder input."""
     longest = min(longest, ROOM_TOKENS) - REPLY_TOKENS
-    if longest < 1 + sourced:
+    if longest < 1 + encoder_decoder:
         return []
     lengths = (min(SHORT, longest), min(2 * block_tokens + 3, longest))
     kinds = zip(_KINDS, lengths, strict=True)
@@ -114,7 +114,7 @@ def prompts(
         kind = number % 2
         name = f"{_KINDS[kind]}-{number // 2 + 2}"
         found.append(Prompt(name, _spread_ids(len(_KINDS) + number, lengths[kind], vocab)))
-    if sourced:
+    if encoder_decoder:
         found = [Prompt(one.name, one.ids, len(one.ids) - 1) for one in found if len(one.ids) > 1]
     return found[:count]
 
@@ -151,28 +151,28 @@ def band_between(one: Arithmetic, other: Arithmetic, tolerance: float | None = N
         return Band(0.0, "the same arithmetic")
     coarsest = max(one.coarseness, other.coarseness, key=lambda name: BANDS[name])
     width = BANDS[coarsest] if tolerance is None else tolerance
-    told = ", ".join(f"{name} {getattr(one, name)} and {getattr(other, name)}" for name in names)
-    return Band(width, f"other {told}" if told else "kernels whose sums depend on how steps are cut")
+    names_text = ", ".join(f"{name} {getattr(one, name)} and {getattr(other, name)}" for name in names)
+    return Band(width, f"other {names_text}" if names_text else "kernels whose sums depend on the division into steps")
 
 
 def difference(expected: Golden, found: Golden, band: Band) -> str:
     """Return a one-line description of the first difference outside the band, or "".
 
     The reply may diverge where the two best tokens are closer than the band; the tokens after that are not compared."""
-    for at, (old, new) in enumerate(zip(expected.digests, found.digests, strict=True)):
+    for at, (old, new) in enumerate(zip(expected.fingerprints, found.fingerprints, strict=True)):
         differs = old.bits != new.bits if band.width == 0 else not distance(old, new) <= band.width
         if differs:
-            return _told(expected, found, at, band)
+            return _describe(expected, found, at, band)
         if expected.reply[at] != found.reply[at]:
             gap = (old.values[0] - old.values[1]) / old.spread if len(old.values) > 1 and old.spread else 0.0
-            return "" if band.width and gap <= 2 * band.width else _told(expected, found, at, band)
+            return "" if band.width and gap <= 2 * band.width else _describe(expected, found, at, band)
     return ""
 
 
 def distance(old: LogitFingerprint, new: LogitFingerprint) -> float:
     """Return the largest difference between two fingerprints, relative to the spread. Infinite if only one of them is
     finite."""
-    numbers = (old.logsumexp, new.logsumexp, *old.sketch, *new.sketch, *new.values)
+    numbers = (old.logsumexp, new.logsumexp, *old.sign_sums, *new.sign_sums, *new.values)
     if not all(map(math.isfinite, numbers)):
         return 0.0 if old.bits == new.bits else math.inf
     most = max(_differences(old, new))
@@ -181,20 +181,20 @@ def distance(old: LogitFingerprint, new: LogitFingerprint) -> float:
 
 def _differences(old: LogitFingerprint, new: LogitFingerprint) -> Iterator[float]:
     yield abs(old.logsumexp - new.logsumexp)
-    yield from (abs(a - b) for a, b in zip(old.sketch, new.sketch, strict=True))
+    yield from (abs(a - b) for a, b in zip(old.sign_sums, new.sign_sums, strict=True))
     there = dict(zip(new.ids, new.values, strict=True))
     for token, value in zip(old.ids, old.values, strict=True):
         # A token that is no longer among the largest has at most the smallest of the listed values.
         yield abs(value - there[token]) if token in there else max(0.0, value - new.values[-1])
 
 
-def _told(expected: Golden, found: Golden, at: int, band: Band) -> str:
-    old, new = expected.digests[at], found.digests[at]
+def _describe(expected: Golden, found: Golden, at: int, band: Band) -> str:
+    old, new = expected.fingerprints[at], found.fingerprints[at]
     share = distance(old, new)
-    how_far = "not finite" if math.isinf(share) else f"{100 * share:.3g} % of their spread off"
+    how_far = "not finite" if math.isinf(share) else f"{100 * share:.3g} % of the spread apart"
     token = expected.reply[at], found.reply[at]
     tokens = f"token {token[0]}" if token[0] == token[1] else f"token {token[0]} expected, {token[1]} found"
     return (
         f"golden prompt {expected.prompt.name} ({len(expected.prompt.ids)} tokens), token {at + 1} of its reply: "
-        f"{tokens}; logits {old.bits} expected, {new.bits} found, {how_far}; they have to agree {band}"
+        f"{tokens}; logits {old.bits} expected, {new.bits} found, {how_far}; they must agree {band}"
     )

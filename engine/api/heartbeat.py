@@ -33,7 +33,7 @@ class Heartbeat:
 
     pid: int
     state: State
-    beats: int  # progress of the start, then finished steps and idle wake-ups
+    count: int  # progress of the start, then finished steps and idle wake-ups
 
 
 class HeartbeatWriter:
@@ -42,17 +42,17 @@ class HeartbeatWriter:
 
     def __init__(self, path: str) -> None:
         self.state = State.LOADING
-        self._beats = 0
+        self._count = 0
         self._map: mmap.mmap | bytearray = _mapped(path) if path else bytearray(_LAYOUT.size)
         _LAYOUT.pack_into(self._map, 0, os.getpid(), State.LOADING, 0)
 
-    def beat(self, state: State) -> None:
+    def write(self, state: State) -> None:
         """Report progress and the next state. Must be called from one thread at a time."""
-        self._beats += 1
+        self._count += 1
         if state is not self.state:
             self.state = state
             _WORD.pack_into(self._map, _WORD.size, state)
-        _WORD.pack_into(self._map, 2 * _WORD.size, self._beats)
+        _WORD.pack_into(self._map, 2 * _WORD.size, self._count)
 
 
 def allocate_heartbeat(path: Path) -> None:
@@ -81,7 +81,7 @@ def _mapped(path: str) -> mmap.mmap | bytearray:
 def read_heartbeat(path: Path) -> Heartbeat | None:
     """Return the last beat, or None where no engine has written one yet."""
     try:
-        pid, state, beats = _LAYOUT.unpack(path.read_bytes())
-        return Heartbeat(pid, State(state), beats)
+        pid, state, count = _LAYOUT.unpack(path.read_bytes())
+        return Heartbeat(pid, State(state), count)
     except (OSError, struct.error, ValueError):
         return None

@@ -1,7 +1,7 @@
 """Messages between gateway and engine. Times are seconds of the sender's monotonic clock unless stated otherwise.
 
 To the engine: Submit, Abort, Control. From the engine: Loading, Ready, Output (one frame per step for all requests),
-Failed, Stats, Told (engine/api/events.py).
+Failed, Stats, TimelineEvents (engine/api/events.py).
 """
 
 from typing import Literal
@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from engine.api.events import Finish as Finish
-from engine.api.events import Told
+from engine.api.events import TimelineEvents
 from engine.api.golden import Against
 
 
@@ -162,7 +162,7 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
     detail: str = ""  # further text for people
 
 
-class Taken(msgspec.Struct, frozen=True):
+class PhaseMemory(msgspec.Struct, frozen=True):
     """Change of the device's memory in a phase of the start, in bytes. On a CPU this includes pages of mapped files."""
 
     device: str
@@ -178,13 +178,13 @@ class RankMemory(msgspec.Struct, frozen=True):
     tables, buffers, and self_test (pages of golden prompts)."""
     mapped: int = 0  # weights that are used directly in the mapped checkpoint file
     planned: dict[str, int] = {}  # planned size by part
-    taken: dict[str, Taken] = {}
+    taken: dict[str, PhaseMemory] = {}
     """Measured change by phase of the start. Phase "starting" is the process before the model is loaded. On a CPU,
     pages
     count once they are written."""
 
 
-class Tested(msgspec.Struct, frozen=True):
+class SelfTestResult(msgspec.Struct, frozen=True):
     """Result of the self-test at the start."""
 
     prompts: int = 0  # golden prompts that were run
@@ -207,7 +207,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     seconds: dict[str, float]  # by phase of the start
     pid: int
     memory: tuple[RankMemory, ...] = ()  # of each rank
-    self_test: Tested | None = None  # None: there was none
+    self_test: SelfTestResult | None = None  # None: there was none
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
@@ -253,4 +253,4 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     mask_seconds: float = 0.0
 
 
-FromEngine = Loading | Ready | Output | Failed | Stats | Told
+FromEngine = Loading | Ready | Output | Failed | Stats | TimelineEvents

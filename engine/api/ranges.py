@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from engine.api.errors import RequestError
 
 GREEDY_BELOW = 1e-5
-LEAST_TEMPERATURE = 0.01  # below it, float32 softmax overflows and is greedy anyway
-LEAST_REPETITION, MOST_REPETITION = 1e-4, 1e4  # beyond them, scaled logits overflow float32
-MOST_BIAS = 100.0
+MIN_TEMPERATURE = 0.01  # below it, float32 softmax overflows and is greedy anyway
+MIN_REPETITION, MAX_REPETITION = 1e-4, 1e4  # beyond them, scaled logits overflow float32
+MAX_BIAS = 100.0
 
 
 def check_number(name: str, value: object, *, whole: bool = False) -> None:
@@ -22,10 +22,10 @@ def check_number(name: str, value: object, *, whole: bool = False) -> None:
 
 
 def effective_temperature(value: float) -> float:
-    """Return the temperature to use: 0 for greedy sampling, else at least LEAST_TEMPERATURE."""
+    """Return the temperature to use: 0 for greedy sampling, else at least MIN_TEMPERATURE."""
     if not 0 <= value <= 2:
         raise RequestError(f"temperature must be in [0, 2], got {value}.", "temperature")
-    return 0.0 if value < GREEDY_BELOW else max(value, LEAST_TEMPERATURE)
+    return 0.0 if value < GREEDY_BELOW else max(value, MIN_TEMPERATURE)
 
 
 def effective_top_k(value: int) -> int:
@@ -52,8 +52,8 @@ def check_repetition(value: float) -> None:
     name = "repetition_penalty"
     if not (value > 0 and math.isfinite(value)):
         raise RequestError(f"{name} must be greater than zero, got {value}.", name)
-    if not LEAST_REPETITION <= value <= MOST_REPETITION:
-        raise RequestError(f"{name} must be between {LEAST_REPETITION} and {MOST_REPETITION:.0f}, got {value}.", name)
+    if not MIN_REPETITION <= value <= MAX_REPETITION:
+        raise RequestError(f"{name} must be between {MIN_REPETITION} and {MAX_REPETITION:.0f}, got {value}.", name)
 
 
 def check_lengths(min_tokens: int, max_tokens: int) -> None:
@@ -86,5 +86,5 @@ def check_stop(stops: Sequence[str]) -> None:
 
 
 def effective_bias(value: float) -> float:
-    """Return the bias to use, clamped to ±MOST_BIAS."""
-    return max(-MOST_BIAS, min(MOST_BIAS, value))
+    """Return the bias to use, clamped to ±MAX_BIAS."""
+    return max(-MAX_BIAS, min(MAX_BIAS, value))

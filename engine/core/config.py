@@ -26,15 +26,19 @@ class PooledTasks:
         """Raise RequestError for an invalid pooling request."""
         pooling = submit.pooling
         if pooling is None or pooling.task not in self.tasks:
-            what = "tokens" if pooling is None else pooling.task
-            raise RequestError(f"{what} were requested; this model is served to {', '.join(self.tasks)}", "task")
+            what = "generate" if pooling is None else pooling.task
+            raise RequestError(
+                f"task {what}: not supported by this model; supported are {', '.join(self.tasks)}", "task"
+            )
         if submit.max_tokens or submit.emitted or submit.grammar is not None:
             raise RequestError("a pooling request has no reply: max_tokens must be 0", "max_tokens")
         size, segments = pooling.dimensions, submit.segments
         if size is not None and size not in self.dimensions and not (self.any_dimensions and 1 <= size <= self.width):
             raise RequestError(f"dimensions: {size}: {self._lengths()}", "dimensions")
         if segments and (sum(segments) != len(submit.prompt) or min(segments) < 0):
-            raise RequestError(f"segments of {segments} tokens: the prompt has {len(submit.prompt)}", "segments")
+            raise RequestError(
+                f"segments have {sum(segments)} tokens in total, but the prompt has {len(submit.prompt)}", "segments"
+            )
         if len(segments) > self.segments:
             raise RequestError(f"{len(segments)} segments: this model supports at most {self.segments}", "segments")
 
@@ -59,12 +63,10 @@ class EncoderLimits:
         source, begins = submit.source, len(submit.prompt) - submit.source
         longest = min(self.longest, room)
         if not 1 <= source <= longest:
-            raise RequestError(
-                f"the prompt, which the encoder reads, has {source} tokens; it must have 1 to {longest}", "prompt"
-            )
+            raise RequestError(f"the encoder input has {source} tokens; it must have 1 to {longest}", "prompt")
         if not 1 <= begins < self.reply:
             raise RequestError(
-                f"the reply begins with {begins} tokens of the prompt; it must begin with 1 to {self.reply - 1}",
+                f"the decoder prompt has {begins} tokens; it must have 1 to {self.reply - 1}",
                 "decoder_prompt",
             )
         if submit.sampling.prompt_logprobs is not None:
@@ -130,7 +132,9 @@ class SchedulerConfig:
         if self.pooled is not None:
             self.pooled.check(submit)
         elif submit.pooling is not None:
-            raise RequestError(f"{submit.pooling.task} was requested; this model is served to generate", "task")
+            raise RequestError(
+                f"task {submit.pooling.task}: not supported by this model; supported is generate", "task"
+            )
         if self.sources is not None:
             self.sources.check(submit, self.max_step_tokens - self.slots)
         elif submit.source:
@@ -146,7 +150,7 @@ class SchedulerConfig:
         if blocks > self.blocks - 1:
             raise RequestError(
                 f"prompt and max_tokens make up to {longest} tokens, which need {blocks} KV blocks; there are "
-                f"{self.blocks - 1}: lower max_tokens, or give the engine more cache memory",
+                f"{self.blocks - 1}: lower max_tokens, or raise hardware.kv_cache_memory",
                 "max_tokens",
             )
 

@@ -9,8 +9,8 @@ idle owner does not accumulate credit: when a request arrives and its owner has 
 raised to the minimum of the owners with queued requests, or, if there are none, to that of the last one that had any.
 
 Counters change only when tokens are computed for the first time and when requests arrive, and no token is computed for
-the first time twice. Between such events ranks are constant and the sequence with the best rank is never preempted, so
-every request eventually ends.
+the first time twice. Between such events keys are constant and the sequence with the smallest key is never preempted,
+so every request eventually ends.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ class OwnerQueues:
         return 0 if self.left is None else self._served[self.left]
 
     def add(self, sequence: Sequence) -> None:
-        sequence.rank = (0, sequence.arrival)
+        sequence.scheduling_key = (0, sequence.arrival)
         self._queues.setdefault(sequence.owner, SortedQueue()).add(sequence)
         self._count += 1
 
@@ -78,14 +78,14 @@ class FairPolicy:
         self.running, self.waiting = SortedQueue(), OwnerQueues(self.served)
 
     def arrive(self, sequence: Sequence) -> None:
-        sequence.rank = (0, sequence.arrival)
+        sequence.scheduling_key = (0, sequence.arrival)
         owner = sequence.owner
         if owner not in self.waiting:
             self.served[owner] = max(self.served.get(owner, 0), self.waiting.least())
 
     def begin(self) -> None:
         for sequence in self.running.items:
-            sequence.rank = (self.served[sequence.owner], sequence.arrival)
+            sequence.scheduling_key = (self.served[sequence.owner], sequence.arrival)
         self.running.sort()
 
     def charge(self, sequences: Iterable[Sequence]) -> None:

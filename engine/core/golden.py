@@ -24,7 +24,7 @@ from engine.api.golden import (
     band_between,
     difference,
 )
-from engine.api.messages import Pooling, Sampling, Tested
+from engine.api.messages import Pooling, Sampling, SelfTestResult
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 
@@ -34,7 +34,7 @@ _GREEDY = Sampling(temperature=0.0)
 
 
 class Run:
-    """Greedy run of one prompt. `plan` returns the next step, or None after the last one; `take` adds its result.
+    """Greedy run of one prompt. `plan` returns the next step, or None after the last one; `apply` adds its result.
 
     blocks: blocks to write to. reply: number of tokens to generate. step_tokens: maximum tokens per step."""
 
@@ -42,14 +42,14 @@ class Run:
         self, prompt: Prompt, layout: Layout, blocks: Sequence[int], step_tokens: int, reply: int = REPLY_TOKENS
     ) -> None:
         self.prompt = prompt
-        self._layout, self._step_tokens, self._wanted = layout, step_tokens, reply
+        self._layout, self._step_tokens, self._reply_tokens = layout, step_tokens, reply
         self._free = iter(blocks)
         self._computed = 0
         self._reply: list[int] = []
-        self._digests: list[LogitFingerprint] = []
+        self._fingerprints: list[LogitFingerprint] = []
 
     def plan(self) -> StepPlan | None:
-        if len(self._reply) == self._wanted:
+        if len(self._reply) == self._reply_tokens:
             return None
         ids, first = self.prompt.ids, self._computed
         end = min(first + self._step_tokens, len(ids) + len(self._reply))
@@ -59,45 +59,45 @@ class Run:
         added = tuple(tuple(next(self._free) for _ in range(fresh)) for _ in self._layout.groups)
         new = () if first else (NewRow(SLOT, ids, len(ids), _GREEDY, (), len(ids), source=self.prompt.source),)
         self._computed = end
-        return StepPlan(0, new, (), (Row(SLOT, first, end - first, sample, added),), digested=True)
+        return StepPlan(0, new, (), (Row(SLOT, first, end - first, sample, added),), fingerprinted=True)
 
-    def take(self, result: StepResult) -> None:
+    def apply(self, result: StepResult) -> None:
         """Add the result of the planned step. Raises StepError if the device returned no fingerprint."""
         token = result.sampled[0]
         if token < 0:
             return
-        if 0 not in result.digests:
+        if 0 not in result.fingerprints:
             raise StepError(f"golden prompt {self.prompt.name}: the worker returned no fingerprint of its logits")
         self._reply.append(token)
-        self._digests.append(result.digests[0])
+        self._fingerprints.append(result.fingerprints[0])
 
     @property
     def golden(self) -> Golden:
-        return Golden(self.prompt, tuple(self._reply), tuple(self._digests))
+        return Golden(self.prompt, tuple(self._reply), tuple(self._fingerprints))
 
 
 class HealthCheck:
     """A one-token step whose results are discarded, which shows that an idle engine can still compute.
 
-    pooling: parameters for a pooling model. sourced: the model is an encoder-decoder and gets one encoder token
+    pooling: parameters for a pooling model. encoder_decoder: the model is an encoder-decoder and gets one encoder token
     first."""
 
-    def __init__(self, layout: Layout, pooling: Pooling | None = None, *, sourced: bool = False) -> None:
+    def __init__(self, layout: Layout, pooling: Pooling | None = None, *, encoder_decoder: bool = False) -> None:
         self._groups = len(layout.groups)
         self._pooling = pooling
-        self._source = int(sourced)
-        self._made = False
+        self._source = int(encoder_decoder)
+        self._planned = False
 
     def plan(self) -> StepPlan | None:
-        if self._made:
+        if self._planned:
             return None
-        self._made = True
+        self._planned = True
         count = 1 + self._source
         new = NewRow(SLOT, (0,) * count, count, _GREEDY, (), count, self._pooling, source=self._source)
         row = Row(SLOT, 0, count, self._pooling is None, ((NULL_BLOCK,),) * self._groups)
         return StepPlan(0, (new,), (), (row,))
 
-    def take(self, result: StepResult) -> None:
+    def apply(self, result: StepResult) -> None:
         """Ignore the result."""
 
 
@@ -125,7 +125,7 @@ class SelfTestRunner:
     layout: Layout
     blocks: Sequence[int]  # reserved for golden prompts
     step_tokens: int
-    kept: dict[str, Golden] = field(default_factory=dict)  # first result of each prompt, reference for idle runs
+    references: dict[str, Golden] = field(default_factory=dict)  # first result of each prompt, reference for idle runs
     counts: Counts = field(default_factory=Counts)
     _turn: int = 0
     _last_s: float | None = None
@@ -148,28 +148,28 @@ class SelfTestRunner:
 
     # At the start
 
-    def start(self, step: Step, clock: Callable[[], float], told: Callable[[float], None]) -> Tested:
-        """Run the prompts until the budget is used up, but at least one. `told` gets the fraction that is done before
-        each step. Raises SelfTestFailed for a deviation from the lock file."""
+    def start(self, step: Step, clock: Callable[[], float], progress: Callable[[float], None]) -> SelfTestResult:
+        """Run the prompts until the budget is used up, but at least one. `progress` gets the fraction that is done
+        before each step. Raises SelfTestFailed for a deviation from the lock file."""
         began = clock()
         differing: list[str] = []
         done, count = 0, len(self.prompts)
         for prompt in self.prompts:
             if done and clock() - began >= self.settings.budget_s:
                 break
-            golden = self._computed(prompt, step, clock, partial(told, done / count))
+            golden = self._computed(prompt, step, clock, partial(progress, done / count))
             differing += self._first(golden)
             done += 1
         self._last_s = clock()
         against: Against = "itself" if self.locked is None else "lock"
         band = self.band if self.locked is None else self._band_of(self.locked.arithmetic)
-        return Tested(done, round(clock() - began, 4), count - done, against, str(band), "; ".join(differing))
+        return SelfTestResult(done, round(clock() - began, 4), count - done, against, str(band), "; ".join(differing))
 
-    def _computed(self, prompt: Prompt, step: Step, clock: Callable[[], float], told: Callable[[], None]) -> Golden:
+    def _computed(self, prompt: Prompt, step: Step, clock: Callable[[], float], progress: Callable[[], None]) -> Golden:
         run, began = self._run(prompt), clock()
         while (plan := run.plan()) is not None:
-            told()
-            run.take(step(plan))
+            progress()
+            run.apply(step(plan))
         self._count(clock() - began)
         return run.golden
 
@@ -178,7 +178,7 @@ class SelfTestRunner:
         wrong = self.against_lock(golden)
         if wrong and self.settings.refuses:
             raise SelfTestFailed(wrong)
-        self.kept[golden.prompt.name] = golden
+        self.references[golden.prompt.name] = golden
         if wrong:
             yield wrong
 
@@ -204,20 +204,20 @@ class SelfTestRunner:
             return None
         return self._run(self.prompts[self._turn % len(self.prompts)])
 
-    def yielded(self) -> None:
+    def count_yield(self) -> None:
         """Count a run that was cancelled for a request. The prompt is run again later."""
         self.counts.yields += 1
 
-    def done(self, run: "Run", took_s: float, now_s: float) -> None:
+    def finish(self, run: "Run", took_s: float, now_s: float) -> None:
         """Compare a finished run with the first result. Raises Drift for a deviation."""
         self._turn += 1
         self._last_s = now_s
         self._count(took_s)
         golden = run.golden
-        expected = self.kept.get(golden.prompt.name)
+        expected = self.references.get(golden.prompt.name)
         if expected is None:  # skipped at the start for lack of time
             wrong = self.against_lock(golden) if self.settings.refuses else ""
-            self.kept[golden.prompt.name] = golden
+            self.references[golden.prompt.name] = golden
         else:
             wrong = difference(expected, golden, self.band)
             wrong = f"{wrong} with this engine's first result" if wrong else ""

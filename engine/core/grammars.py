@@ -50,7 +50,7 @@ OpenCompiler = Callable[[Callable[[float], None]], Compiler]
 
 
 @dataclass(slots=True)
-class Cost:
+class GrammarCounters:
     """Counters since the engine's start."""
 
     compiled: int = 0
@@ -72,8 +72,8 @@ class Grammars:
         self._compiling: dict[str, tuple[Submit, float]] = {}
         self._futures: dict[str, Future[Any]] = {}
         self._matchers: dict[str, Matcher] = {}
-        self._heard = deque[float]()
-        self._cost = Cost()
+        self._durations = deque[float]()
+        self._counters = GrammarCounters()
 
     def start(self, submit: Submit, now: float, done: Callable[[Future[Any]], None]) -> None:
         """Start to compile. `done` is called with the future, in any thread. Raises RequestError."""
@@ -81,7 +81,7 @@ class Grammars:
         if self._compiler is None:
             if self._open is None:
                 raise RequestError("this engine was started without structured output", "response_format")
-            self._compiler = self._open(self._heard.append)
+            self._compiler = self._open(self._durations.append)
         if submit.id in self._compiling:
             raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
         ends = submit.stop_token_ids if submit.ignore_eos else submit.eos_token_ids + submit.stop_token_ids
@@ -146,18 +146,18 @@ class Grammars:
                 failed.append((id, mask))
             elif mask is not None:
                 masks[index] = mask
-        self._cost.masks += len(masks)
-        self._cost.mask_seconds += clock() - began
+        self._counters.masks += len(masks)
+        self._counters.mask_seconds += clock() - began
         return masks, failed
 
-    def cost(self) -> Cost:
+    def counters(self) -> GrammarCounters:
         """Return the counters so far."""
-        while self._heard:
-            seconds = self._heard.popleft()
-            self._cost.compile_seconds += seconds
-            self._cost.compiled += seconds > 0
-            self._cost.cached += seconds == 0
-        return self._cost
+        while self._durations:
+            seconds = self._durations.popleft()
+            self._counters.compile_seconds += seconds
+            self._counters.compiled += seconds > 0
+            self._counters.cached += seconds == 0
+        return self._counters
 
     def __contains__(self, id: str) -> bool:
         """Return whether this request is constrained."""

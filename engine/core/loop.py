@@ -17,7 +17,7 @@ import msgspec
 
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
-from engine.api.events import Event, Told
+from engine.api.events import Event, TimelineEvents
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
 from engine.api.heartbeat import State
 from engine.api.messages import (
@@ -37,13 +37,13 @@ from engine.api.messages import (
 from engine.core.config import EncoderLimits, PooledTasks, SchedulerConfig
 from engine.core.golden import HealthCheck, Run, SelfTestRunner
 from engine.core.grammars import Grammars, OpenCompiler
-from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
 from engine.models.parts import Model, Pooler, attentions, has_no_kv_cache
 
-Happened = tuple[str, float, Event]
+TimedEvent = tuple[str, float, Event]
 
 STATS_S = 0.1  # minimum interval between Stats
 
@@ -66,7 +66,7 @@ class Worker(Protocol):
     reserved: tuple[int, ...]  # additional blocks for golden prompts
     arithmetic: Arithmetic  # determines the outputs together with the weights
 
-    def start(self, plan: StepPlan, masks: Masks | Late) -> Handle:
+    def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Handle:
         """Start a step without waiting for it. Late masks are set before the result is awaited."""
 
     def close(self) -> None: ...
@@ -79,19 +79,19 @@ class _InFlight:
     planned: Planned
     handle: Handle
     limited: list[int]  # rows that may need a mask
-    late: Late | None  # masks to be set later
+    late: PendingMasks | None  # masks to be set later
 
 
 class Loop:
     """Runs the scheduler and the worker.
 
     send: called in the loop's thread; must not block.
-    told: list to which the scheduler adds events.
+    events: list to which the scheduler adds events.
     on_idle: called before the loop sleeps or ends; must not block.
-    beat: called before the loop waits for a step (BUSY) and before it sleeps (IDLE).
-    watch: golden prompts to run while idle.
+    heartbeat: called before the loop waits for a step (BUSY) and before it sleeps (IDLE).
+    self_test: golden prompts to run while idle.
     pooling: parameters of the health check, for a pooling model.
-    sourced: the model is an encoder-decoder."""
+    encoder_decoder: the model is an encoder-decoder."""
 
     def __init__(
         self,
@@ -101,28 +101,28 @@ class Loop:
         *,
         overlap: bool = True,
         grammars: Grammars | None = None,
-        told: list[Happened] | None = None,
+        events: list[TimedEvent] | None = None,
         on_idle: Callable[[], None] | None = None,
-        beat: Callable[[State], None] | None = None,
+        heartbeat: Callable[[State], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        watch: SelfTestRunner | None = None,
+        self_test: SelfTestRunner | None = None,
         pooling: Pooling | None = None,
-        sourced: bool = False,
+        encoder_decoder: bool = False,
     ) -> None:
         self.scheduler = scheduler
-        self._pooling, self._sourced = pooling, sourced
+        self._pooling, self._encoder_decoder = pooling, encoder_decoder
         self.drained = False
         self._worker, self._send, self._clock = worker, send, clock
         self._idle_hook = on_idle or _nothing
-        self._beat = beat or _no_heartbeat
+        self._heartbeat = heartbeat or _no_heartbeat
         self._depth = 2 if overlap else 1
         self._grammars = grammars or Grammars(None)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._out: list[FromEngine] = []
-        self._told = [] if told is None else told
+        self._events = [] if events is None else events
         self._stopping = self._draining = False
         self._stats_at, self._stats_stale = 0.0, True
-        self._watch, self._probing, self._idle_since = watch, False, clock()
+        self._self_test, self._probing, self._idle_since = self_test, False, clock()
 
     # Called from any thread
 
@@ -187,7 +187,7 @@ class Loop:
             )
             if in_flight and (planned is None or len(in_flight) == self._depth):
                 step = in_flight.popleft()
-                self._beat(State.BUSY)
+                self._heartbeat(State.BUSY)
                 self._apply(step.handle.result())
                 for step in in_flight:  # at most one; all tokens before its own are known now
                     if step.late is not None:
@@ -205,21 +205,23 @@ class Loop:
         """Run the steps of a golden prompt or health check. Messages are handled between steps; a request cancels
         it."""
         began = self._clock()
-        golden = None if self._watch is None else self._watch.next(began, self._idle_since)
-        run: Run | HealthCheck = golden or HealthCheck(self._worker.layout, self._pooling, sourced=self._sourced)
+        golden = None if self._self_test is None else self._self_test.next(began, self._idle_since)
+        run: Run | HealthCheck = golden or HealthCheck(
+            self._worker.layout, self._pooling, encoder_decoder=self._encoder_decoder
+        )
         while (plan := run.plan()) is not None:
             if self._stopping or not self._idle:
                 break
-            self._beat(State.BUSY)
-            run.take(self._worker.start(plan, {}).result())
+            self._heartbeat(State.BUSY)
+            run.apply(self._worker.start(plan, {}).result())
             self._handle_messages(wait=False)
-        if self._watch is None or golden is None:
+        if self._self_test is None or golden is None:
             return
         self._stats_stale = True
         if plan is None:
-            self._watch.done(golden, self._clock() - began, self._clock())
+            self._self_test.finish(golden, self._clock() - began, self._clock())
         else:
-            self._watch.yielded()
+            self._self_test.count_yield()
 
     def end_all(self) -> None:
         """Abort every request without sending deltas."""
@@ -244,16 +246,16 @@ class Loop:
             self._report()
         self._flush()
         self._idle_hook()
-        self._beat(State.IDLE)
+        self._heartbeat(State.IDLE)
 
     def _stop(self) -> None:
         self._stopping = True
         self._inbox.put(_nothing)  # wakes the loop if it is about to sleep
 
     def _flush(self) -> None:
-        if self._told:
-            self._out.append(Told(tuple(self._told)))
-            self._told.clear()
+        if self._events:
+            self._out.append(TimelineEvents(tuple(self._events)))
+            self._events.clear()
         if self._out:
             out, self._out = self._out, []
             self._send(out)
@@ -278,7 +280,7 @@ class Loop:
         self._stats_stale = True
         try:
             if self._draining:
-                raise EngineGone("the engine is being stopped; send the request to another one")
+                raise EngineGone("the engine is shutting down; send the request to another engine")
             if submit.grammar is None and submit.thinking is None:
                 self._admit(submit, arrived)
             else:
@@ -331,7 +333,7 @@ class Loop:
     def _start(self, planned: Planned) -> _InFlight:
         """Start a planned step. Masks that depend on pending tokens are set later."""
         limited = self._grammars.limited(planned)
-        late = Late() if any(planned.sequences[row].pending > 1 for row in limited) else None
+        late = PendingMasks() if any(planned.sequences[row].pending > 1 for row in limited) else None
         masks = self._masks(planned, limited) if late is None else late
         return _InFlight(planned, self._worker.start(planned.plan, masks), limited, late)
 
@@ -345,9 +347,9 @@ class Loop:
 
     def _apply(self, result: StepResult) -> None:
         now = self._clock()
-        settled = self.scheduler.apply(result, now)
-        deltas = [self._advance_matcher(delta) if delta.id in self._grammars else delta for delta in settled.deltas]
-        self._out += settled.failed
+        applied = self.scheduler.apply(result, now)
+        deltas = [self._advance_matcher(delta) if delta.id in self._grammars else delta for delta in applied.deltas]
+        self._out += applied.failed
         if deltas:
             self._out.append(Output(result.step, tuple(deltas)))
         self._stats_stale = True
@@ -376,18 +378,18 @@ class Loop:
 
     def _report(self) -> None:
         self._stats_at, self._stats_stale = self._clock(), False
-        stats, cost = self.scheduler.stats(), self._grammars.cost()
+        stats, counters = self.scheduler.stats(), self._grammars.counters()
         stats = msgspec.structs.replace(
             stats,
             waiting=stats.waiting + self._grammars.compiling,
-            grammars_compiled=cost.compiled,
-            grammars_cached=cost.cached,
-            grammar_seconds=cost.compile_seconds,
-            masks=cost.masks,
-            mask_seconds=cost.mask_seconds,
+            grammars_compiled=counters.compiled,
+            grammars_cached=counters.cached,
+            grammar_seconds=counters.compile_seconds,
+            masks=counters.masks,
+            mask_seconds=counters.mask_seconds,
         )
-        if self._watch is not None:
-            counts = self._watch.counts
+        if self._self_test is not None:
+            counts = self._self_test.counts
             stats = msgspec.structs.replace(
                 stats, self_tests=counts.runs, self_test_yields=counts.yields, self_test_s=counts.seconds
             )
@@ -400,8 +402,8 @@ def build_loop(
     worker: Worker,
     send: Callable[[list[FromEngine]], None],
     open_compiler: OpenCompiler | None = None,
-    beat: Callable[[State], None] | None = None,
-    watch: SelfTestRunner | None = None,
+    heartbeat: Callable[[State], None] | None = None,
+    self_test: SelfTestRunner | None = None,
 ) -> Loop:
     """Build the loop for a worker of the same configuration."""
     ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
@@ -419,15 +421,15 @@ def build_loop(
         whole=has_no_kv_cache(worker.model),
         sources=encoder_limits(worker.model),
     )
-    grammars, told, on_idle = Grammars(open_compiler), list[Happened](), None
+    grammars, events, on_idle = Grammars(open_compiler), list[TimedEvent](), None
 
-    def tell(id: str, now: float, event: Event) -> None:
-        told.append((id, now, event))
+    def notify(id: str, now: float, event: Event) -> None:
+        events.append((id, now, event))
 
     if config.record is None:
-        scheduler = Scheduler(settings, tell)
+        scheduler = Scheduler(settings, notify)
     else:
-        scheduler = recorder = Recorder(settings, config.record, config.record_bytes, tell)
+        scheduler = recorder = Recorder(settings, config.record, config.record_bytes, notify)
         on_idle = recorder.on_idle
     pooled = settings.pooled
     return Loop(
@@ -436,12 +438,12 @@ def build_loop(
         send,
         overlap=config.overlap,
         grammars=grammars,
-        told=told,
+        events=events,
         on_idle=on_idle,
-        beat=beat,
-        watch=watch,
+        heartbeat=heartbeat,
+        self_test=self_test,
         pooling=None if pooled is None else Pooling(pooled.tasks[0]),
-        sourced=settings.sources is not None,
+        encoder_decoder=settings.sources is not None,
     )
 
 
@@ -462,7 +464,7 @@ def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, .
         block_tokens=block_tokens,
         longest=longest,
         texts=texts,
-        sourced=worker.model.encoder is not None,
+        encoder_decoder=worker.model.encoder is not None,
     )
     chosen = [*chosen, *(prompt for prompt in own if prompt.name not in names)][: wanted.prompts]
     if not chosen:

@@ -21,7 +21,7 @@ from engine.api.messages import Logprob, Pooled, Pooling, Sampling
 
 Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
 Masks = Mapping[int, Mask]  # by row; rows without an entry may sample any token
-Late = Future[Masks]  # always set, possibly to an empty mapping, because the sampler waits for it
+PendingMasks = Future[Masks]  # always set, possibly to an empty mapping, because the sampler waits for it
 
 
 class NewRow(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +58,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     new: tuple[NewRow, ...]
     dropped: tuple[int, ...]
     rows: tuple[Row, ...]
-    digested: bool = False  # return fingerprints of the logits of sampled rows; the host waits for them
+    fingerprinted: bool = False  # return fingerprints of the logits of sampled rows; the host waits for them
 
     @property
     def tokens(self) -> int:
@@ -75,9 +75,9 @@ class StepResult:
     prompt_logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
     """Of the prompt tokens at positions first + 1 … first + count that the row could score."""
     failed: dict[int, str] = field(default_factory=dict)  # reason why no token could be sampled; `sampled` is undefined
-    digests: dict[int, LogitFingerprint] = field(default_factory=dict)  # if the plan requests them
+    fingerprints: dict[int, LogitFingerprint] = field(default_factory=dict)  # if the plan requests them
     pooled: dict[int, Pooled] = field(default_factory=dict)  # of prompts that the row completed
 
 
-def wait(masks: Masks | Late) -> Masks:
+def wait(masks: Masks | PendingMasks) -> Masks:
     return masks.result() if isinstance(masks, Future) else masks

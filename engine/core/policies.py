@@ -1,6 +1,6 @@
-"""Scheduling policies: they rank sequences. A better rank is scheduled earlier and preempted later.
+"""Scheduling policies: they order sequences by a key. A smaller key is scheduled earlier and preempted later.
 
-A rank is (policy key, arrival); smaller is better. `FairPolicy` is in engine/core/fair.py.
+The key is (policy value, arrival). `FairPolicy` is in engine/core/fair.py.
 """
 
 from bisect import bisect_left, insort
@@ -10,11 +10,11 @@ from typing import Protocol
 
 from engine.core.sequence import Sequence
 
-_rank = attrgetter("rank")
+_scheduling_key = attrgetter("scheduling_key")
 
 
 class SortedQueue:
-    """A list sorted by rank; ranks are unique. The last item may be removed during iteration."""
+    """A list sorted by scheduling key, which is unique. The last item may be removed during iteration."""
 
     __slots__ = ("items",)
 
@@ -36,20 +36,20 @@ class SortedQueue:
         return self.items[-1]
 
     def add(self, sequence: Sequence) -> None:
-        insort(self.items, sequence, key=_rank)
+        insort(self.items, sequence, key=_scheduling_key)
 
     def before(self, sequence: Sequence) -> int:
-        """Return the number of sequences with a better rank."""
-        return bisect_left(self.items, sequence.rank, key=_rank)
+        """Return the number of sequences with a smaller key."""
+        return bisect_left(self.items, sequence.scheduling_key, key=_scheduling_key)
 
     def remove(self, sequence: Sequence) -> None:
-        index = bisect_left(self.items, sequence.rank, key=_rank)
-        assert self.items[index] is sequence, f"{sequence.id} is not at the position of its rank"
+        index = bisect_left(self.items, sequence.scheduling_key, key=_scheduling_key)
+        assert self.items[index] is sequence, f"{sequence.id} is not at the position of its scheduling key"
         del self.items[index]
 
     def sort(self) -> None:
-        """Sort again after ranks changed."""
-        self.items.sort(key=_rank)
+        """Sort again after keys changed."""
+        self.items.sort(key=_scheduling_key)
 
 
 class Waiting(Protocol):
@@ -72,10 +72,10 @@ class SchedulingPolicy(Protocol):
     def waiting(self) -> Waiting: ...
 
     def arrive(self, sequence: Sequence) -> None:
-        """Set the rank of a new sequence that is about to be queued."""
+        """Set the key of a new sequence that is about to be queued."""
 
     def begin(self) -> None:
-        """Start a plan: update ranks."""
+        """Start a plan: update keys."""
 
     def charge(self, sequences: Iterable[Sequence]) -> None:
         """Account for the rows that these sequences got."""
@@ -86,10 +86,10 @@ class FirstComeFirstServed:
         self.running, self.waiting = SortedQueue(), SortedQueue()
 
     def arrive(self, sequence: Sequence) -> None:
-        sequence.rank = (0, sequence.arrival)
+        sequence.scheduling_key = (0, sequence.arrival)
 
     def begin(self) -> None:
-        """Do nothing: ranks never change."""
+        """Do nothing: keys never change."""
 
     def charge(self, sequences: Iterable[Sequence]) -> None:
         """Do nothing: service is not counted."""
@@ -97,4 +97,4 @@ class FirstComeFirstServed:
 
 class PriorityPolicy(FirstComeFirstServed):
     def arrive(self, sequence: Sequence) -> None:
-        sequence.rank = (sequence.submit.priority, sequence.arrival)
+        sequence.scheduling_key = (sequence.submit.priority, sequence.arrival)

@@ -32,7 +32,7 @@ from engine.core.records import (
     encode_config,
     older,
 )
-from engine.core.scheduler import AppliedStep, Planned, Scheduler, Tell
+from engine.core.scheduler import AppliedStep, Notify, Planned, Scheduler
 from engine.core.snapshot import snapshot
 
 FLUSH_BYTES = 1 << 16  # maximum loss in a crash, in addition to the records of the last FLUSH_S
@@ -43,8 +43,8 @@ class Recorder(Scheduler):
     """Scheduler with recording. `most_bytes` limits both files together; they exceed it only if the state alone takes a
     quarter of it or more. Raises ConfigError if the file cannot be written."""
 
-    def __init__(self, config: SchedulerConfig, path: str, most_bytes: int, tell: Tell | None = None) -> None:
-        super().__init__(config, tell)
+    def __init__(self, config: SchedulerConfig, path: str, most_bytes: int, notify: Notify | None = None) -> None:
+        super().__init__(config, notify)
         self._path, self._half = Path(path), most_bytes // 2
         self._flush_bytes = min(FLUSH_BYTES, most_bytes // 16)
         self._size = self._path.stat().st_size if self._path.exists() else 0

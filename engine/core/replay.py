@@ -28,7 +28,7 @@ from engine.core.records import (
     decode_config,
     read_records,
 )
-from engine.core.scheduler import Scheduler, Tell
+from engine.core.scheduler import Notify, Scheduler
 from engine.core.snapshot import restore
 
 Note = Callable[[str, str], None]  # (request id, event text)
@@ -75,11 +75,11 @@ def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
     return result
 
 
-def started_scheduler(started: Started, tell: Tell | None = None) -> Scheduler:
+def started_scheduler(started: Started, notify: Notify | None = None) -> Scheduler:
     """Return a scheduler in its recorded state. Raises ConfigError if the record has none of this version's."""
     config = decode_config(started)
     with recorded_faults():
-        scheduler = Scheduler(config, tell)
+        scheduler = Scheduler(config, notify)
         if started.state is not None:
             restore(scheduler, started.state)
     return scheduler
@@ -96,7 +96,7 @@ def recorded_faults() -> Iterator[None]:
         ) from error
 
 
-def _noted(note: Note | None) -> Tell | None:
+def _noted(note: Note | None) -> Notify | None:
     if note is None:
         return None
     arrived: dict[str, float] = {}

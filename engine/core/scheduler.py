@@ -73,20 +73,20 @@ class _Draft:
     preempted: bool = False
 
 
-Tell = Callable[[str, float, Event], None]
+Notify = Callable[[str, float, Event], None]
 
 
 class Scheduler:
-    """Continuous batching over one KV pool. `tell` gets (request id, time, event) for every event except tokens."""
+    """Continuous batching over one KV pool. `notify` gets (request id, time, event) for every event except tokens."""
 
-    def __init__(self, config: SchedulerConfig, tell: Tell | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, notify: Notify | None = None) -> None:
         layout = config.layout
         self.config = config
         prefix = config.prefix_cache and config.sources is None
         self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=prefix)
         self.counters = Counters()
         self.step = 0
-        self._tell = tell or _ignore_event
+        self._notify = notify or _ignore_event
         self._now = 0.0  # time of the last event that had one
         self._slots = min(config.max_running, config.max_step_tokens)  # every running request gets a token in each step
         self._free_slots = list(range(self._slots - 1, -1, -1))
@@ -154,7 +154,7 @@ class Scheduler:
         self._policy.arrive(sequence)
         ahead = self._waiting.before(sequence)
         self._waiting.add(sequence)
-        self._tell(submit.id, now, Queued(sequence.prompt_tokens, len(submit.emitted), ahead))
+        self._notify(submit.id, now, Queued(sequence.prompt_tokens, len(submit.emitted), ahead))
         return None
 
     def end(self, id: str, finish: Finish) -> Delta | None:
@@ -175,7 +175,7 @@ class Scheduler:
         self._now = now
         deltas = []
         for sequence, wanted in self._deadlines.passed(now, self._by_id):
-            self._tell(sequence.id, now, Expired(wanted, sequence.state is State.RUNNING))
+            self._notify(sequence.id, now, Expired(wanted, sequence.state is State.RUNNING))
             self._end(sequence, "deadline")
             deltas.append(Delta(sequence.id, finish="deadline", timing=sequence.timing()))
         return deltas
@@ -244,7 +244,7 @@ class Scheduler:
         """Add rows of all running sequences that lack one token. Return those that lack more."""
         prompts: list[Sequence] = []
         outgrown: list[Sequence] = []
-        rows, sequences, nothing, step = draft.rows, draft.sequences, self.cache.nothing, draft.step
+        rows, sequences, nothing, step = draft.rows, draft.sequences, self.cache.no_blocks, draft.step
         for sequence in self._running.items:  # a preemption removes the last item: this one or a later one
             first, total = sequence.computed, sequence.total
             missing = min(total, sequence.last) - first
@@ -271,7 +271,7 @@ class Scheduler:
         for sequence in outgrown:
             if sequence.state is State.RUNNING and not sequence.pending:
                 self._preempt(sequence)
-                self._tell(sequence.id, self._now, Outgrown(sequence.rope_limit))
+                self._notify(sequence.id, self._now, Outgrown(sequence.rope_limit))
         return prompts
 
     def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
@@ -301,8 +301,8 @@ class Scheduler:
             self._set_rope_length(sequence, sequence.total)
         scored = sequence.sampling.prompt_logprobs is not None
         may_read = self.config.prefix_cache and not scored and self.config.may_skip(sequence.submit)
-        hit = self.cache.look(sequence.tables, sequence.ids) if may_read else MISS
-        wanted = self.cache.wanted(sequence.tables, hit, sequence.total, self.config.max_step_tokens)
+        hit = self.cache.lookup(sequence.tables, sequence.ids) if may_read else MISS
+        wanted = self.cache.blocks_needed(sequence.tables, hit, sequence.total, self.config.max_step_tokens)
         if wanted > spare:
             self._block(sequence, Blocked("blocks", wanted, spare, self._holders()))
             return False
@@ -318,7 +318,7 @@ class Scheduler:
             sequence.scheduled = now
             sequence.cached_tokens = min(hit.tokens, sequence.prompt_tokens)
             self.counters.prompt(sequence.prompt_tokens, hit, looked=may_read)
-        self._tell(sequence.id, now, Admitted(draft.step, len(sequence.ids), hit.tokens))
+        self._notify(sequence.id, now, Admitted(draft.step, len(sequence.ids), hit.tokens))
         count = min(sequence.total - hit.tokens, draft.budget)
         added = self.cache.grow(sequence.tables, sequence.ids, hit.tokens, hit.tokens + count)
         assert added is not None, "the free blocks were checked before"
@@ -343,7 +343,7 @@ class Scheduler:
         """Report why the first queued sequence cannot run, once per reason."""
         if sequence.blocked != why.lacks:
             sequence.blocked = why.lacks
-            self._tell(sequence.id, self._now, why)
+            self._notify(sequence.id, self._now, why)
 
     def _holders(self) -> tuple[tuple[str, int], ...]:
         """Return the requests with the most blocks."""
@@ -378,7 +378,7 @@ class Scheduler:
             victim.preemptions += 1
             self._preempt(victim)
             by = "" if victim is sequence else sequence.id
-            self._tell(victim.id, self._now, Preempted(draft.step, victim.total, by))
+            self._notify(victim.id, self._now, Preempted(draft.step, victim.total, by))
             if victim is sequence:
                 return None
 
@@ -405,7 +405,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.become(State.ENDED)
         del self._by_id[sequence.id]
-        self._tell(sequence.id, self._now, Ended(finish, len(sequence.ids) - sequence.prompt_tokens))
+        self._notify(sequence.id, self._now, Ended(finish, len(sequence.ids) - sequence.prompt_tokens))
 
     # Requests
 

@@ -7,7 +7,7 @@ import msgspec
 from engine.api.messages import Finish, Logprob, Sampling, Submit, Timing
 from engine.kv.cache import Tables
 
-Rank = tuple[float, int]  # (policy key, arrival): smaller is scheduled first and preempted last
+SchedulingKey = tuple[float, int]  # (policy key, arrival): smaller is scheduled first and preempted last
 
 
 class State(Enum):
@@ -51,7 +51,7 @@ class Sequence:
         "preemptions",
         "prompt_logprobs",
         "prompt_tokens",
-        "rank",
+        "scheduling_key",
         "rope_length",
         "rope_limit",
         "scheduled",
@@ -70,7 +70,7 @@ class Sequence:
         self.owner = submit.owner
         self.share = submit.share
         self.arrival = arrival  # sequence number
-        self.rank: Rank = (0, arrival)  # set by the policy
+        self.scheduling_key: SchedulingKey = (0, arrival)  # set by the policy
         self.state = State.WAITING
         self.ids = [*submit.prompt, *submit.emitted]
         self.prompt_tokens = len(submit.prompt)
@@ -100,7 +100,7 @@ class Sequence:
         self.cached_tokens = self.preemptions = 0
 
     def become(self, state: State) -> None:
-        assert state in TRANSITIONS[self.state], f"{self.id}: {self.state.value} never becomes {state.value}"
+        assert state in TRANSITIONS[self.state], f"{self.id}: {self.state.value} must not become {state.value}"
         self.state = state
 
     @property

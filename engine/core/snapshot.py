@@ -39,7 +39,7 @@ class SequenceState(msgspec.Struct, array_like=True):
 
     submit: Submit
     arrival: int
-    rank: tuple[float, int]
+    scheduling_key: tuple[float, int]
     state: State
     ids: list[int]
     total: int
@@ -71,8 +71,8 @@ class PoolState(msgspec.Struct, array_like=True):
     """Fields of `engine.kv.pool.Pool`."""
 
     holders: list[int]
-    blank: list[int]
-    findable: list[int]
+    uncached: list[int]
+    cached: list[int]
     keys: dict[int, tuple[int, bytes]]
     """By block."""
 
@@ -127,7 +127,7 @@ def restore(scheduler: Scheduler, state: SchedulerState) -> None:
     """Put a new scheduler into a recorded state. Raises ValueError if they do not match."""
     policy = scheduler._policy
     if isinstance(policy, FairPolicy) != (state.fair is not None):
-        raise ValueError("the scheduling policy of the recorded state is not that of its configuration")
+        raise ValueError("the recorded state and its configuration have different scheduling policies")
     _restore_pool(scheduler.cache.pool, state.pool)
     if isinstance(policy, FairPolicy) and state.fair is not None:
         policy.served.update(state.fair.served)
@@ -169,14 +169,14 @@ def _sequence(state: SequenceState, config: SchedulerConfig) -> Sequence:
 
 def _pool_state(pool: Pool) -> PoolState:
     keys = {block: key for key, block in pool._by_key.items()}
-    return PoolState(pool.holders, pool._blank, list(pool._findable), keys)
+    return PoolState(pool.holders, pool._uncached, list(pool._cached), keys)
 
 
 def _restore_pool(pool: Pool, state: PoolState) -> None:
     if len(state.holders) != pool.size or not state.keys.keys() <= set(range(pool.size)):
-        raise ValueError(f"the recorded state has other blocks than the {pool.size} of its configuration")
-    pool.holders, pool._blank = state.holders, state.blank
-    pool._findable = OrderedDict.fromkeys(state.findable)
+        raise ValueError(f"the recorded state does not have the {pool.size} blocks of its configuration")
+    pool.holders, pool._uncached = state.holders, state.uncached
+    pool._cached = OrderedDict.fromkeys(state.cached)
     for block, key in state.keys.items():
         pool._key[block] = key
         pool._by_key[key] = block

@@ -56,17 +56,17 @@ def open_group(device: torch.device, store: Path, rank: int, size: int, *, order
 
     On a CPU, a collective raises RuntimeError if another rank does not join within `timeout_s` or has exited."""
     limit = timedelta(seconds=timeout_s)
-    meeting = dist.FileStore(str(store), size)
-    meeting.set_timeout(limit)
+    file_store = dist.FileStore(str(store), size)
+    file_store.set_timeout(limit)
     group: dist.ProcessGroup
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
-        group = dist.ProcessGroupNCCL(meeting, rank, size, options)
+        group = dist.ProcessGroupNCCL(file_store, rank, size, options)
     else:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = limit
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-        group = dist.ProcessGroupGloo(meeting, rank, size, options)
+        group = dist.ProcessGroupGloo(file_store, rank, size, options)
         ordered = True
     return Group(rank, size, group, ordered)

@@ -66,14 +66,14 @@ class Cache:
         self.groups = tuple(groups)
         self.block_tokens = block_tokens
         self.pool = Pool(blocks)
-        self.nothing: Blocks = ((),) * len(self.groups)
+        self.no_blocks: Blocks = ((),) * len(self.groups)
         self._prefix = prefix and bool(self.groups)
 
     def spare(self, running: int) -> int:
         """Return the free blocks minus one for each running sequence. Unlimited without groups."""
         return self.pool.free - running if self.groups else ROOM
 
-    def look(self, tables: Tables, ids: list[int]) -> Hit:
+    def lookup(self, tables: Tables, ids: list[int]) -> Hit:
         """Look up the prefix of a sequence without blocks."""
         if not self._prefix:
             return MISS
@@ -116,7 +116,7 @@ class Cache:
                 return False
         return True
 
-    def wanted(self, tables: Tables, hit: Hit, tokens: int, step_tokens: int) -> int:
+    def blocks_needed(self, tables: Tables, hit: Hit, tokens: int, step_tokens: int) -> int:
         """Return the maximum number of free blocks that a sequence with this many tokens and this hit takes while its
         prompt is computed in steps of at most `step_tokens`. At most `Layout.blocks_for`."""
         total, block_tokens = 0, self.block_tokens
@@ -142,7 +142,7 @@ class Cache:
             for i in range(first, count):
                 block = self.pool.find((index, tables.hashes[i]))
                 assert block is not None, "the blocks of a hit are cached"
-                self.pool.hold(block)
+                self.pool.acquire(block)
                 blocks.append(block)
             tables.released[index] = first
         tables.published = count
@@ -154,7 +154,7 @@ class Cache:
         blocks; released blocks stay released."""
         self.publish(tables, ids, first)
         if not self.groups:
-            return self.nothing
+            return self.no_blocks
         self._release(tables, first)
         have = len(tables.blocks[0])
         fresh = max(0, blocks_of(end, self.block_tokens) - have)
@@ -162,9 +162,9 @@ class Cache:
             return None
         self._set_touch(tables, have + fresh)
         if not fresh:
-            return self.nothing
-        take = self.pool.take
-        added = tuple(tuple(take() for _ in range(fresh)) for _ in self.groups)
+            return self.no_blocks
+        allocate = self.pool.allocate
+        added = tuple(tuple(allocate() for _ in range(fresh)) for _ in self.groups)
         for blocks, more in zip(tables.blocks, added, strict=True):
             blocks.extend(more)
         return added
@@ -193,7 +193,7 @@ class Cache:
                 if block != NULL_BLOCK:
                     if forget:
                         self.pool.forget(block)
-                    self.pool.drop(block)
+                    self.pool.release(block)
         tables.clear()
 
     def _release(self, tables: Tables, position: int) -> None:
@@ -201,7 +201,7 @@ class Cache:
             needed = group.needed_from(position) // self.block_tokens
             blocks = tables.blocks[index]
             for i in range(tables.released[index], min(needed, len(blocks))):
-                self.pool.drop(blocks[i])
+                self.pool.release(blocks[i])
                 blocks[i] = NULL_BLOCK
             tables.released[index] = max(tables.released[index], min(needed, len(blocks)))
 

@@ -16,14 +16,14 @@ class Pool:
         """`blocks` includes the null block, which is never assigned."""
         self.size = blocks
         self.holders = [0] * blocks
-        self._blank = list(range(blocks - 1, NULL_BLOCK, -1))  # free, without a key; the last is taken first
-        self._findable: OrderedDict[int, None] = OrderedDict()  # free, with a key; least recently used first
+        self._uncached = list(range(blocks - 1, NULL_BLOCK, -1))  # free, without a key; the last is taken first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free, with a key; least recently used first
         self._key: list[Key | None] = [None] * blocks
         self._by_key: dict[Key, int] = {}
 
     @property
     def free(self) -> int:
-        return len(self._blank) + len(self._findable)
+        return len(self._uncached) + len(self._cached)
 
     @property
     def used(self) -> int:
@@ -32,33 +32,33 @@ class Pool:
     def find(self, key: Key) -> int | None:
         return self._by_key.get(key)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """Return a block with one holder and no key. The caller has checked `free`."""
-        if self._blank:
-            block = self._blank.pop()
+        if self._uncached:
+            block = self._uncached.pop()
         else:
-            block, _ = self._findable.popitem(last=False)
+            block, _ = self._cached.popitem(last=False)
             self.forget(block)
         self.holders[block] = 1
         return block
 
-    def hold(self, block: int) -> None:
+    def acquire(self, block: int) -> None:
         """Add a holder of a findable block."""
         if self.holders[block] == 0:
-            del self._findable[block]
+            del self._cached[block]
         self.holders[block] += 1
 
-    def drop(self, block: int) -> None:
+    def release(self, block: int) -> None:
         """Remove a holder. Without holders, the block is free at once, because steps run in the order of their
         plans."""
         holders = self.holders[block] - 1
-        assert holders >= 0, f"block {block} was dropped more often than held"
+        assert holders >= 0, f"block {block} was released more often than acquired"
         self.holders[block] = holders
         if holders == 0:
             if self._key[block] is None:
-                self._blank.append(block)
+                self._uncached.append(block)
             else:
-                self._findable[block] = None
+                self._cached[block] = None
 
     def publish(self, block: int, key: Key) -> bool:
         """Make a full block findable. Returns whether its contents were not findable before. If several blocks have the
@@ -76,7 +76,7 @@ class Pool:
             self._key[block] = None
 
     def forget_all(self) -> None:
-        self._blank += reversed(self._findable)
-        self._findable.clear()
+        self._uncached += reversed(self._cached)
+        self._cached.clear()
         self._by_key.clear()
         self._key = [None] * self.size

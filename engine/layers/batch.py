@@ -7,17 +7,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class EncoderInputs:
-    """Encoder inputs of a step, concatenated. `slots`: KV write position of each token, as in Batch."""
+    """Encoder inputs of a step, concatenated. `slot_mapping`: KV write position of each token, as in Batch."""
 
     ids: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
-    slots: tuple[Tensor, ...]  # per group: [tokens] int64
+    slot_mapping: tuple[Tensor, ...]  # per group: [tokens] int64
     count: tuple[int, ...]  # tokens of each encoder input
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens of all rows, concatenated. `slots`: block · block_tokens + offset, the KV write position of each token.
+    """Tokens of all rows, concatenated. `slot_mapping`: block · block_tokens + offset, the KV write position of each
+    token.
 
     In an encoder-decoder model, a sequence begins with its encoder input. The batch contains only decoder tokens, and
     `positions` counts from the end of the encoder input."""
@@ -28,11 +29,11 @@ class Batch:
     query_start: Tensor  # [rows + 1] int64, first token of each row, and the number of tokens
     lengths: Tensor  # [rows] int64, tokens of each sequence after this step
     tables: tuple[Tensor, ...]  # per group: [rows, blocks] int64, 0 for blocks that are unused or released
-    slots: tuple[Tensor, ...]  # per group: [tokens] int64
+    slot_mapping: tuple[Tensor, ...]  # per group: [tokens] int64
     first: tuple[int, ...]  # first position of each row
     count: tuple[int, ...]  # positions of each row
     segments: Tensor | None = None  # [tokens] int64, segment number of the token, for models with segments
-    begins: tuple[int, ...] | None = None  # encoder-decoder: positions at which the decoder's tokens begin
+    decoder_starts: tuple[int, ...] | None = None  # encoder-decoder: positions at which the decoder's tokens begin
     encoder_inputs: EncoderInputs | None = None  # encoder inputs that the step reads
 
     @property

@@ -14,7 +14,7 @@ from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.step import Step
 from engine.models.parts import MLP, Attention, Experts, ResidualBlock, bodies
 from engine.models.sources import attention_linears, join
-from kernels.attention.whole import whole_attention
+from kernels.attention.encoder_torch import encoder_attention
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv
 from kernels.rope import rotate_
@@ -39,30 +39,32 @@ Loadable = LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks
 
 
 @dataclass(frozen=True)
-class Place:
+class KVLayer:
     """Storage of an attention layer's keys and values: group of the layout, and index within the group's blocks."""
 
     group: int
     layer: int
 
 
-def places(layout: Layout) -> list[Place]:
-    """Return the place of each attention layer of the model, in order."""
+def kv_layers(layout: Layout) -> list[KVLayer]:
+    """Return the KV layer of each attention layer of the model, in order."""
     found = {
-        layer: Place(number, at) for number, group in enumerate(layout.groups) for at, layer in enumerate(group.layers)
+        layer: KVLayer(number, at)
+        for number, group in enumerate(layout.groups)
+        for at, layer in enumerate(group.layers)
     }
     return [found[index] for index in range(len(found))]
 
 
 class AttentionLayer:
-    def __init__(self, part: Attention, path: str, world: World, place: Place | None) -> None:
-        """place: None for bidirectional attention, which has no KV cache."""
+    def __init__(self, part: Attention, path: str, world: World, kv_layer: KVLayer | None) -> None:
+        """kv_layer: None for bidirectional attention, which has no KV cache."""
         qkv, out = attention_linears(part)
         path = join(path, part.name)
-        self.part, self.place = part, place
+        self.part, self.kv_layer = part, kv_layer
         self.qkv, self.out = LinearLayer(qkv, path, world), LinearLayer(out, path, world)
         q, k, _ = (piece.rows // part.head_dim for piece in self.qkv.slots.pieces)
-        self.heads, self.turned = q, q + k
+        self.heads, self.qk_heads = q, q + k
         self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
         self.norm: HeadNorm | ProjectionNorm | None = None
         if part.qk_norm is not None:
@@ -81,16 +83,16 @@ class AttentionLayer:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x: [tokens, hidden]."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.part.head_dim))
-        qk, v = qkv[:, : self.turned], qkv[:, self.turned :]
+        qk, v = qkv[:, : self.qk_heads], qkv[:, self.qk_heads :]
         if self.norm is not None:
             qk = self.norm(qk)
         if self.part.rope is not None:
             rotate_(qk, *step.angles[self.part.rope], self.part.rope.interleaved)
         q, k = qk[:, : self.heads], qk[:, self.heads :]
-        if self.place is None:
-            y = whole_attention(q, k, v, step.count, self.scale, self.part.window, self.part.softcap)
+        if self.kv_layer is None:
+            y = encoder_attention(q, k, v, step.count, self.scale, self.part.window, self.part.softcap)
             return self.out(y.flatten(1))
-        group, layer = self.place.group, self.place.layer
+        group, layer = self.kv_layer.group, self.kv_layer.layer
         write_kv(step.pages, step.writes[group][layer], k, v)
         options = {"scale": self.scale, "softcap": self.part.softcap}
         y = paged_attention(q, k, v, step.pages, layer, step.reads[group], sinks=self.sinks, **options)
@@ -100,10 +102,10 @@ class AttentionLayer:
 class CrossAttentionLayer:
     """Cross-attention. The keys and values of each row's encoder output are computed once and kept in the KV cache."""
 
-    def __init__(self, part: Attention, path: str, world: World, place: Place) -> None:
+    def __init__(self, part: Attention, path: str, world: World, kv_layer: KVLayer) -> None:
         q, kv, out = attention_linears(part)
         path = join(path, part.name)
-        self.part, self.place = part, place
+        self.part, self.kv_layer = part, kv_layer
         self.q, self.kv, self.out = (LinearLayer(linear, path, world) for linear in (q, kv, out))
         self.kv_heads = self.kv.slots.pieces[0].rows // part.head_dim
         self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
@@ -112,30 +114,30 @@ class CrossAttentionLayer:
     def loadables(self) -> list[Loadable]:
         return [self.q, self.kv, self.out]
 
-    def keep(self, states: Tensor, step: Step) -> None:
+    def write_kv(self, states: Tensor, step: Step) -> None:
         """Write keys and values to the KV cache. states: [tokens, hidden], encoder output."""
         kv = self.kv(states).unflatten(-1, (-1, self.part.head_dim))
-        at = step.cross_writes[self.place.group][self.place.layer]
+        at = step.cross_writes[self.kv_layer.group][self.kv_layer.layer]
         write_kv(step.pages, at, kv[:, : self.kv_heads], kv[:, self.kv_heads :])
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x: [tokens, hidden]."""
         q = self.q(x).unflatten(-1, (-1, self.part.head_dim))
-        group, layer = self.place.group, self.place.layer
+        group, layer = self.kv_layer.group, self.kv_layer.layer
         options = {"scale": self.scale, "softcap": self.part.softcap}
         y = paged_attention(q, None, None, step.pages, layer, step.cross_reads[group], **options)
         return self.out(y.flatten(1))
 
 
-class PlaceAllocator:
-    """Assigns places to the attention layers of a model, in order."""
+class KVLayerAllocator:
+    """Assigns KV layers to the attention layers of a model, in order."""
 
     def __init__(self, layout: Layout) -> None:
-        self._free = iter(places(layout))
-        self._last: Place | None = None
+        self._free = iter(kv_layers(layout))
+        self._last: KVLayer | None = None
 
-    def take(self, part: Attention) -> Place | None:
-        """Return the next place; None without a KV cache. Cross-attention shares that of the preceding attention."""
+    def allocate(self, part: Attention) -> KVLayer | None:
+        """Return the next KV layer; None without a KV cache. Cross-attention shares that of the preceding attention."""
         if not part.causal and not part.source:
             return None
         if not part.source:
@@ -146,7 +148,7 @@ class PlaceAllocator:
 class ResidualBlockLayer:
     """last(x + scale · after(body(before(x)))); several bodies are summed."""
 
-    def __init__(self, part: ResidualBlock, path: str, world: World, taken: PlaceAllocator) -> None:
+    def __init__(self, part: ResidualBlock, path: str, world: World, allocator: KVLayerAllocator) -> None:
         self.scale = part.scale
         self.before = NormLayer(part.before, path) if part.before is not None else None
         self.after = NormLayer(part.after, path) if part.after is not None else None
@@ -155,11 +157,11 @@ class ResidualBlockLayer:
         for body in bodies(part):
             match body:
                 case Attention(source=True):
-                    place = taken.take(body)
-                    assert place is not None, "self-attention precedes cross-attention in a block"
-                    self.bodies.append(CrossAttentionLayer(body, path, world, place))
+                    kv_layer = allocator.allocate(body)
+                    assert kv_layer is not None, "self-attention precedes cross-attention in a block"
+                    self.bodies.append(CrossAttentionLayer(body, path, world, kv_layer))
                 case Attention():
-                    self.bodies.append(AttentionLayer(body, path, world, taken.take(body)))
+                    self.bodies.append(AttentionLayer(body, path, world, allocator.allocate(body)))
                 case MLP():
                     self.bodies.append(MLPLayer(body, path, world))
                 case Experts():

@@ -25,11 +25,11 @@ from engine.layers.vocabulary import Vocabulary
 from engine.models.parts import LayerNorm, Norm, Rope
 from kernels.activation import gated
 from kernels.cpu import program as cpu
-from kernels.cpu.meeting import Meeting
 from kernels.cpu.packing import Packed
 from kernels.cpu.program import Program, StepData, Team
+from kernels.cpu.shm_collective import ShmCollective
 
-LEAST_TOKENS = 64
+MIN_TOKENS = 64
 WHOLE_BLOCK = 16  # tokens per block: a multiple of the vector width of every variant
 
 
@@ -38,15 +38,15 @@ class Buffers:
 
     def __init__(self) -> None:
         self.widths: dict[str, int] = {}
-        self.rooms: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
 
     def make(self, tokens: int) -> None:
-        self.rooms = {name: torch.empty(tokens, width) for name, width in self.widths.items()}
+        self.tensors = {name: torch.empty(tokens, width) for name, width in self.widths.items()}
 
     def get(self, name: str, width: int) -> Tensor:
         """Return a buffer's first columns. Before `make`, only the width is recorded."""
         self.widths[name] = max(width, self.widths.get(name, 0))
-        return self.rooms[name] if name in self.rooms else torch.empty(0, width)
+        return self.tensors[name] if name in self.tensors else torch.empty(0, width)
 
     def dense(self, name: str, width: int) -> Tensor:
         """Return the buffer as contiguous rows."""
@@ -66,33 +66,33 @@ class CompiledModel:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        branches: Sequence[ResidualBlockLayer],
+        residual_blocks: Sequence[ResidualBlockLayer],
         norm: NormLayer | None,
         ropes: tuple[Rope, ...],
         team: Team,
-        meeting: Meeting | None = None,
+        collective: ShmCollective | None = None,
     ) -> None:
-        """meeting: shared memory of the ranks, if there are several."""
-        self.meeting = meeting
-        self.vocabulary, self.branches, self.norm = vocabulary, branches, norm
+        """collective: shared memory of the ranks, if there are several."""
+        self.collective = collective
+        self.vocabulary, self.residual_blocks, self.norm = vocabulary, residual_blocks, norm
         self.ropes, self.team = ropes, team
         self.rotations = [Rotation(rope, torch.device("cpu")) for rope in ropes]
         self.buffers = Buffers()
         self.hidden = vocabulary.part.hidden
         # torch adds the rows of positions and segments, which are small tables.
         self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
-        self.whole = _bidirectional_kv(branches)
+        self.whole = _bidirectional_kv(residual_blocks)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
         self._write_ops()  # records the buffer widths
-        self._fit(LEAST_TOKENS)
+        self._fit(MIN_TOKENS)
 
     def forward(self, batch: Batch, pages: Tensor) -> Tensor:
         """Implement `TextModel.forward`."""
         if batch.tokens > self.tokens:
             self._fit(max(batch.tokens, 2 * self.tokens))
-        tables, slots = batch.tables, batch.slots
+        tables, slot_mapping = batch.tables, batch.slot_mapping
         if self.whole is not None:
-            tables, slots, pages = self.whole.placed(batch)
+            tables, slot_mapping, pages = self.whole.placed(batch)
         if self.sums:
             self.x[: batch.tokens] = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
         data = StepData(
@@ -102,7 +102,7 @@ class CompiledModel:
             count=torch.tensor(batch.count),
             angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
             tables=tables,
-            slots=slots,
+            slot_mapping=slot_mapping,
             pages=pages,
         )
         for region in self.regions:
@@ -121,21 +121,21 @@ class CompiledModel:
         y = self.logit_rows[: len(hidden)]
         head = self.vocabulary.head
         assert isinstance(head, Packed), "a pooling model has no logits"
-        if self.meeting is not None:
+        if self.collective is not None:
             own = torch.empty(len(hidden), head.outputs)
             self.team.run(
                 Program([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)), StepData(len(hidden))
             )
-            return self._joined(own, y, self.meeting)
+            return self._gather_logits(own, y, self.collective)
         ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
         self.team.run(Program(ops, (hidden, y)), StepData(len(hidden)))
         return y
 
-    def _joined(self, own: Tensor, y: Tensor, meeting: Meeting) -> Tensor:
+    def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
         """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
-        rows = max(1, meeting.floats // self.vocabulary.most)
+        rows = max(1, collective.floats // self.vocabulary.most)
         for part, whole in zip(own.split(rows), y.split(rows), strict=True):
-            ops = [cpu.share(meeting, part, whole, joins=True), *self._caps(whole)]
+            ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
             self.team.run(Program(ops, (part, whole)), StepData(len(part)))
         return y
 
@@ -158,15 +158,15 @@ class CompiledModel:
     @property
     def buffer_bytes(self) -> int:
         """Size of the buffers of a step, without logits."""
-        return sum(room.nbytes for room in self.buffers.rooms.values()) + (self.whole.nbytes if self.whole else 0)
+        return sum(room.nbytes for room in self.buffers.tensors.values()) + (self.whole.nbytes if self.whole else 0)
 
     def _fit(self, tokens: int) -> None:
         """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
         first."""
-        self.tokens, self.buffers.rooms = tokens, {}
+        self.tokens, self.buffers.tensors = tokens, {}
         self.regions: list[Program | TorchOp] = []
         self.buffers.make(tokens)
-        self.regions = _regions(self._write_ops(), tuple(self.buffers.rooms.values()))
+        self.regions = _regions(self._write_ops(), tuple(self.buffers.tensors.values()))
 
     def _write_ops(self) -> list[cpu.Op | TorchOp]:
         get, hidden = self.buffers.get, self.hidden
@@ -187,12 +187,12 @@ class CompiledModel:
             )
         if self.vocabulary.norm is not None:
             ops.append(_norm(self.vocabulary.norm, x, x))
-        for branch in self.branches:
+        for block in self.residual_blocks:
             read = x
-            if branch.before is not None:
-                ops.append(_norm(branch.before, x, normed))
+            if block.before is not None:
+                ops.append(_norm(block.before, x, normed))
                 read = normed
-            for number, body in enumerate(branch.bodies):
+            for number, body in enumerate(block.bodies):
                 target = out if number == 0 else get("other", hidden)
                 match body:
                     case AttentionLayer():
@@ -203,13 +203,13 @@ class CompiledModel:
                         ops += self._experts(body, read, target)
                 if number > 0:
                     ops.append(_add(target, out, hidden, 1.0))
-            if self.meeting is not None:  # one all-reduce for the sum of all bodies
-                ops.append(cpu.share(self.meeting, out, out, joins=False))
-            if branch.after is not None:
-                ops.append(_norm(branch.after, out, out))
-            ops.append(_add(out, x, hidden, branch.scale))
-            if branch.last is not None:
-                ops.append(_norm(branch.last, x, x))
+            if self.collective is not None:  # one all-reduce for the sum of all bodies
+                ops.append(cpu.all_reduce(self.collective, out, out, gathers=False))
+            if block.after is not None:
+                ops.append(_norm(block.after, out, out))
+            ops.append(_add(out, x, hidden, block.scale))
+            if block.last is not None:
+                ops.append(_norm(block.last, x, x))
         self.out = x
         if self.norm is not None:
             ops.append(_norm(self.norm, x, normed))
@@ -217,26 +217,26 @@ class CompiledModel:
         return ops
 
     def _attention(self, layer: AttentionLayer, x: Tensor, y: Tensor) -> list[cpu.Op | TorchOp]:
-        part, heads, kv_heads = layer.part, layer.heads, layer.turned - layer.heads
+        part, heads, kv_heads = layer.part, layer.heads, layer.qk_heads - layer.heads
         qkv = self.buffers.get("qkv", (heads + 2 * kv_heads) * part.head_dim)
         attended = self.buffers.get("attended", heads * part.head_dim)
         ops: list[cpu.Op | TorchOp] = [_project(layer.qkv, x, qkv)]
         if isinstance(layer.norm, HeadNorm):
-            ops.append(_head_norm(layer.norm, qkv, layer.turned, part.head_dim))
+            ops.append(_head_norm(layer.norm, qkv, layer.qk_heads, part.head_dim))
         elif isinstance(layer.norm, ProjectionNorm):
-            if self.meeting is None:
+            if self.collective is None:
                 ops += _projection_norm(layer.norm, qkv)
             else:
-                ops.append(_torch_norm(layer.norm, qkv, layer.turned, part.head_dim))
-        rope, place = part.rope, layer.place
-        group, number = (0, 0) if place is None else (place.group, place.layer)
-        heads_op = cpu.Heads(
+                ops.append(_torch_norm(layer.norm, qkv, layer.qk_heads, part.head_dim))
+        rope, kv_layer = part.rope, layer.kv_layer
+        group, number = (0, 0) if kv_layer is None else (kv_layer.group, kv_layer.layer)
+        heads_op = cpu.RopeKV(
             qkv=qkv.data_ptr(),
             stride=qkv.stride(0),
             heads=heads,
             kv_heads=kv_heads,
             dim=part.head_dim,
-            turned=rope.dim if rope else 0,
+            rotary_dim=rope.dim if rope else 0,
             rope=self.ropes.index(rope) if rope else 0,
             interleaved=rope.interleaved if rope else False,
             group=group,
@@ -335,17 +335,17 @@ class BidirectionalKV:
         if int(blocks.sum()) > len(self.pages):
             self.pages = self._made(int(blocks.sum()))
         table = begin.unsqueeze(1) + torch.arange(int(blocks.max()))
-        slots = begin.repeat_interleave(count) * WHOLE_BLOCK + batch.positions
-        return (table,), (slots,), self.pages
+        slot_mapping = begin.repeat_interleave(count) * WHOLE_BLOCK + batch.positions
+        return (table,), (slot_mapping,), self.pages
 
     def _made(self, blocks: int) -> Tensor:
         return torch.zeros(blocks, 1, 2, WHOLE_BLOCK, self.kv_heads, self.dim)
 
 
-def _bidirectional_kv(branches: Sequence[ResidualBlockLayer]) -> BidirectionalKV | None:
+def _bidirectional_kv(residual_blocks: Sequence[ResidualBlockLayer]) -> BidirectionalKV | None:
     """Return the pages for bidirectional attention, or None for a model with a KV cache."""
-    layers = [body for branch in branches for body in branch.bodies if isinstance(body, AttentionLayer)]
-    sizes = {(one.turned - one.heads, one.part.head_dim) for one in layers if one.place is None}
+    layers = [body for block in residual_blocks for body in block.bodies if isinstance(body, AttentionLayer)]
+    sizes = {(one.qk_heads - one.heads, one.part.head_dim) for one in layers if one.kv_layer is None}
     if not sizes:
         return None
     (size,) = sizes
@@ -374,14 +374,14 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     return weights
 
 
-def _regions(ops: Sequence[cpu.Op | TorchOp], holds: Sequence[Tensor]) -> list[Program | TorchOp]:
+def _regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[Program | TorchOp]:
     """Return programs that are as long as possible, with torch operations between them."""
     found: list[Program | TorchOp] = []
     for is_torch, group in groupby(ops, lambda op: isinstance(op, TorchOp)):
         if is_torch:
             found += [op for op in group if isinstance(op, TorchOp)]
         else:
-            found.append(Program([op for op in group if not isinstance(op, TorchOp)], holds))
+            found.append(Program([op for op in group if not isinstance(op, TorchOp)], keep_alive))
     return found
 
 
@@ -454,8 +454,8 @@ def _torch_norm(layer: ProjectionNorm, qkv: Tensor, heads: int, dim: int) -> Tor
     """Normalise over the heads of all ranks, which requires an all-reduce."""
 
     def compute(tokens: int) -> None:
-        turned = qkv[:tokens, : heads * dim]
-        turned[:] = layer(turned.unflatten(1, (heads, dim))).flatten(1)
+        qk = qkv[:tokens, : heads * dim]
+        qk[:] = layer(qk.unflatten(1, (heads, dim))).flatten(1)
 
     return TorchOp(compute)
 

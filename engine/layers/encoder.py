@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.batch import EncoderInputs
-from engine.layers.block import Loadable, PlaceAllocator, ResidualBlockLayer
+from engine.layers.block import KVLayerAllocator, Loadable, ResidualBlockLayer
 from engine.layers.norm import NormLayer
 from engine.layers.step import Step
 from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
@@ -18,20 +18,22 @@ from engine.models.sources import join
 class EncoderLayers:
     """Bidirectional blocks over each encoder input. Only the keys and values for cross-attention are cached."""
 
-    def __init__(self, part: Encoder, root: str, world: World, vocabulary: Vocabulary, taken: PlaceAllocator) -> None:
+    def __init__(
+        self, part: Encoder, root: str, world: World, vocabulary: Vocabulary, allocator: KVLayerAllocator
+    ) -> None:
         self.embedding = EncoderEmbedding(part.embed, root, vocabulary)
-        self.branches = [
-            ResidualBlockLayer(branch, join(root, part.layers, str(index)), world, taken)
+        self.residual_blocks = [
+            ResidualBlockLayer(residual_block, join(root, part.layers, str(index)), world, allocator)
             for index, block in enumerate(part.blocks)
-            for branch in block
+            for residual_block in block
         ]
         self.norm = NormLayer(part.norm, root) if part.norm is not None else None
 
     @property
     def loadables(self) -> Iterator[EncoderEmbedding | Loadable]:
         yield self.embedding
-        for branch in self.branches:
-            yield from branch.loadables
+        for block in self.residual_blocks:
+            yield from block.loadables
         if self.norm is not None:
             yield self.norm
 
@@ -39,6 +41,6 @@ class EncoderLayers:
         """Return [tokens, hidden] of all encoder inputs, concatenated."""
         step = Step(pages, (), (), {}, encoder_inputs.count)
         x = self.embedding.entered(encoder_inputs.ids, encoder_inputs.positions, dtype)
-        for branch in self.branches:
-            x = branch(x, step)
+        for block in self.residual_blocks:
+            x = block(x, step)
         return x if self.norm is None else self.norm(x)

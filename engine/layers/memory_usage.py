@@ -41,7 +41,7 @@ class MemoryUsage:
 
 def memory_usage(
     vocabulary: Vocabulary,
-    branches: Sequence[ResidualBlockLayer],
+    residual_blocks: Sequence[ResidualBlockLayer],
     norm: NormLayer | None,
     pooler: PoolerLayer | None = None,
     encoder: EncoderLayers | None = None,
@@ -50,7 +50,7 @@ def memory_usage(
     parts: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     mapped = 0
-    tensors = _tensors(vocabulary, branches, norm, pooler)
+    tensors = _tensors(vocabulary, residual_blocks, norm, pooler)
     for part, tensor in tensors if encoder is None else chain(tensors, _encoder(encoder)):
         parts.setdefault(part, 0)
         place = tensor.data_ptr(), tensor.nbytes
@@ -65,7 +65,10 @@ def memory_usage(
 
 
 def _tensors(
-    vocabulary: Vocabulary, branches: Sequence[ResidualBlockLayer], norm: NormLayer | None, pooler: PoolerLayer | None
+    vocabulary: Vocabulary,
+    residual_blocks: Sequence[ResidualBlockLayer],
+    norm: NormLayer | None,
+    pooler: PoolerLayer | None,
 ) -> Iterator[tuple[str, Tensor]]:
     tables = (vocabulary.table, vocabulary.positions, vocabulary.segments)
     yield from (("embedding", table) for table in tables if table is not None)
@@ -75,7 +78,7 @@ def _tensors(
         yield from (("head", tensor) for tensor in _pieces(vocabulary.head, vocabulary.bias))
     if pooler is not None:
         yield from (("head", tensor) for tensor in pooler.tensors)
-    yield from _blocks(branches)
+    yield from _blocks(residual_blocks)
     if norm is not None:
         yield from _norm(norm)
 
@@ -86,15 +89,15 @@ def _encoder(encoder: EncoderLayers) -> Iterator[tuple[str, Tensor]]:
     for norm in (encoder.embedding.norm, encoder.norm):
         if norm is not None:
             yield from _norm(norm)
-    yield from _blocks(encoder.branches)
+    yield from _blocks(encoder.residual_blocks)
 
 
-def _blocks(branches: Sequence[ResidualBlockLayer]) -> Iterator[tuple[str, Tensor]]:
-    for branch in branches:
-        for layer in (branch.before, branch.after, branch.last):
+def _blocks(residual_blocks: Sequence[ResidualBlockLayer]) -> Iterator[tuple[str, Tensor]]:
+    for block in residual_blocks:
+        for layer in (block.before, block.after, block.last):
             if layer is not None:
                 yield from _norm(layer)
-        for body in branch.bodies:
+        for body in block.bodies:
             match body:
                 case AttentionLayer() | CrossAttentionLayer():
                     for one in body.loadables:

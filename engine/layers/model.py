@@ -12,7 +12,7 @@ from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
-from engine.layers.block import CrossAttentionLayer, PlaceAllocator, ResidualBlockLayer
+from engine.layers.block import CrossAttentionLayer, KVLayerAllocator, ResidualBlockLayer
 from engine.layers.compiled import CompiledModel
 from engine.layers.encoder import EncoderLayers
 from engine.layers.linear import Target
@@ -90,23 +90,23 @@ class TextModel:
             stacked=stacked,
             fp8=fp8,
         )
-        self._meeting = world.meeting if isinstance(world, Shared) else None
+        self._collective = world.collective if isinstance(world, Shared) else None
         if team is not None and (dtype != torch.float32 or self.device.type != "cpu"):
             raise ValueError(f"compiled kernels support float32 on a CPU, not {dtype} on {device}")
-        if team is not None and world.size > 1 and self._meeting is None:
+        if team is not None and world.size > 1 and self._collective is None:
             raise ValueError(f"compiled kernels of {world.size} ranks need a world with shared memory")
         self.compiled: CompiledModel | None = None
         self.vocabulary = Vocabulary(model, world)
-        taken = PlaceAllocator(layout)
+        allocator = KVLayerAllocator(layout)
         self.encoder: EncoderLayers | None = None
         if model.encoder is not None:
             if team is not None:
                 raise ValueError("compiled kernels do not support encoder-decoder models; set kernels to torch")
-            self.encoder = EncoderLayers(model.encoder, model.root, world, self.vocabulary, taken)
-        self.branches = [
-            ResidualBlockLayer(branch, join(model.root, model.layers, str(index)), world, taken)
+            self.encoder = EncoderLayers(model.encoder, model.root, world, self.vocabulary, allocator)
+        self.residual_blocks = [
+            ResidualBlockLayer(residual_block, join(model.root, model.layers, str(index)), world, allocator)
             for index, block in enumerate(model.blocks)
-            for branch in block
+            for residual_block in block
         ]
         self.norm = NormLayer(model.norm, model.root) if model.norm is not None else None
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
@@ -137,7 +137,7 @@ class TextModel:
     def fill(self, weights: Weights | QuantizedWeights | RandomWeights, known: PackedFile | None = None) -> None:
         """Let every layer read its weights."""
         wanted = sources(self.model)
-        loadables = [self.vocabulary, *(layer for branch in self.branches for layer in branch.loadables)]
+        loadables = [self.vocabulary, *(layer for block in self.residual_blocks for layer in block.loadables)]
         if self.encoder is not None:
             loadables.extend(self.encoder.loadables)
         if self.norm is not None:
@@ -151,18 +151,20 @@ class TextModel:
             weights.release()
             if known is not None:
                 known.release()
-        self.memory_usage = memory_usage(self.vocabulary, self.branches, self.norm, self.pooler, self.encoder)
+        self.memory_usage = memory_usage(self.vocabulary, self.residual_blocks, self.norm, self.pooler, self.encoder)
         forgotten = wanted.keys() - weights.read_names
-        assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
+        assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"
         if self.target.team is not None:
             self.compiled = CompiledModel(
-                self.vocabulary, self.branches, self.norm, self.ropes, self.target.team, self._meeting
+                self.vocabulary, self.residual_blocks, self.norm, self.ropes, self.target.team, self._collective
             )
 
     @property
     def cross_attention_layers(self) -> list[CrossAttentionLayer]:
         """The cross-attention layers."""
-        return [body for branch in self.branches for body in branch.bodies if isinstance(body, CrossAttentionLayer)]
+        return [
+            body for block in self.residual_blocks for body in block.bodies if isinstance(body, CrossAttentionLayer)
+        ]
 
     def reserve(self, tokens: int, rows: int) -> None:
         """Allocate the buffers for steps of up to this many tokens and this many rows of logits."""
@@ -184,10 +186,10 @@ class TextModel:
         if self.encoder is not None and batch.encoder_inputs is not None:
             states = self.encoder(batch.encoder_inputs, pages, self.dtype)
             for layer in self.cross_attention_layers:
-                layer.keep(states, step)
+                layer.write_kv(states, step)
         x = self.vocabulary.entered(batch, self.dtype)
-        for branch in self.branches:
-            x = branch(x, step)
+        for block in self.residual_blocks:
+            x = block(x, step)
         return x if self.norm is None else self.norm(x)
 
     @torch.inference_mode()

@@ -35,7 +35,7 @@ OF_EACH_TOKEN = ("token_embed", "token_classify")
 
 
 @dataclass
-class Gathered:
+class PoolingState:
     """State of a partially computed prompt."""
 
     tokens: int = 0
@@ -104,7 +104,7 @@ class PoolerLayer:
     def tensors(self) -> list[Tensor]:
         return [tensor for stage in self.stages for tensor in stage.tensors]
 
-    def gather(self, gathered: Gathered, hidden: Tensor, pooling: Pooling) -> None:
+    def gather(self, gathered: PoolingState, hidden: Tensor, pooling: Pooling) -> None:
         """Add the next tokens of a prompt. hidden: [tokens, hidden]."""
         x = hidden.float()
         gathered.tokens += len(x)
@@ -124,7 +124,7 @@ class PoolerLayer:
                 rows = x.double() if before is None else torch.cat((before.unsqueeze(0), x.double()))
                 gathered.vector = rows.cumsum(0)[-1]
 
-    def finish(self, gathered: Gathered, pooling: Pooling) -> Tensor:
+    def finish(self, gathered: PoolingState, pooling: Pooling) -> Tensor:
         """Return [width], or [tokens, width] for tasks that return every token, truncated to `dimensions`."""
         if pooling.task in OF_EACH_TOKEN:
             y = torch.cat(gathered.each)

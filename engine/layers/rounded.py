@@ -20,7 +20,7 @@ def rounding_of(bodies: Sequence[AttentionLayer | CrossAttentionLayer | MLPLayer
     if first is None or any(one is None or one.group != first.group for one in wanted):
         return None
     # A static scale belongs to one matrix.
-    return first if len(wanted) == 1 or all(one is not None and one.given is None for one in wanted) else None
+    return first if len(wanted) == 1 or all(one is not None and one.static_scale is None for one in wanted) else None
 
 
 def _first(body: AttentionLayer | CrossAttentionLayer | MLPLayer) -> LinearLayer:
@@ -38,4 +38,4 @@ def activated(body: MLPLayer, y: Tensor) -> Tensor | Rounded:
     wanted = body.down.rounding
     if wanted is None:
         return ACTIVATION(y, body.part.act, body.has_gate)
-    return Rounded(*ACTIVATION_QUANTIZED(y, body.part.act, body.has_gate, wanted.group, wanted.given))
+    return Rounded(*ACTIVATION_QUANTIZED(y, body.part.act, body.has_gate, wanted.group, wanted.static_scale))

@@ -11,7 +11,7 @@ from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.rope import angles
 from engine.models.parts import Rope
-from kernels.paged_attention import Reads, Sizes, cut_rows, cut_sources, plan_reads
+from kernels.paged_attention import Reads, Sizes, causal_reads, cross_reads, group_reads
 from kernels.paged_kv import write_rows
 
 
@@ -35,22 +35,26 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
         device=pages.device,
     )
     windows = {group.window for group in layout.groups}
-    cuts = {window: cut_rows(batch.first, batch.count, sizes, window=window, begins=batch.begins) for window in windows}
+    window_reads = {
+        window: causal_reads(batch.first, batch.count, sizes, window=window, key_starts=batch.decoder_starts)
+        for window in windows
+    }
     reads = tuple(
-        plan_reads(cuts[group.window], table, layers) for group, table in zip(layout.groups, batch.tables, strict=True)
+        group_reads(window_reads[group.window], table, layers)
+        for group, table in zip(layout.groups, batch.tables, strict=True)
     )
-    writes = tuple(write_rows(slots, layers, block_tokens) for slots in batch.slots)
-    turned = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}
-    if batch.begins is None:
-        return Step(pages, reads, writes, turned, batch.count)
-    whole = cut_sources(batch.begins, batch.count, sizes)
-    kept = () if batch.encoder_inputs is None else batch.encoder_inputs.slots
+    writes = tuple(write_rows(slot_mapping, layers, block_tokens) for slot_mapping in batch.slot_mapping)
+    rotary_angles = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}
+    if batch.decoder_starts is None:
+        return Step(pages, reads, writes, rotary_angles, batch.count)
+    whole = cross_reads(batch.decoder_starts, batch.count, sizes)
+    kept = () if batch.encoder_inputs is None else batch.encoder_inputs.slot_mapping
     return Step(
         pages,
         reads,
         writes,
-        turned,
+        rotary_angles,
         batch.count,
-        tuple(plan_reads(whole, table, layers) for table in batch.tables),
-        tuple(write_rows(slots, layers, block_tokens) for slots in kept),
+        tuple(group_reads(whole, table, layers) for table in batch.tables),
+        tuple(write_rows(slot_mapping, layers, block_tokens) for slot_mapping in kept),
     )

@@ -176,7 +176,7 @@ def added_rows(read: Read, root: str, part: Lookup | None, hidden: int, target: 
 def sines(count: int, hidden: int, period: int) -> Tensor:
     """[count, hidden] fp64: see `engine.models.parts.Lookup`."""
     half = hidden // 2
-    turned = torch.arange(count, dtype=torch.float64)[:, None] * 10000.0 ** (
+    angles = torch.arange(count, dtype=torch.float64)[:, None] * 10000.0 ** (
         -torch.arange(half, dtype=torch.float64) / period
     )
-    return torch.cat((turned.sin(), turned.cos()), 1)
+    return torch.cat((angles.sin(), angles.cos()), 1)

@@ -29,9 +29,9 @@ def assumed_tensors(model: Model, quantization: Quantization | None, file: Path,
 
 def assumptions(dtype: str, quantization: Quantization | None, count: int) -> tuple[str, ...]:
     """Return the assumptions of a plan with these tensors, as one statement each."""
-    packed = f"{quantization}, as config.json says" if quantization else "none, as config.json names none"
+    packed = f"{quantization} (config.json)" if quantization else "none (config.json names none)"
     return (
         f"the {count} tensors that config.json declares; names, shapes and file sizes are not compared with files",
-        f"weights of type {dtype or UNSAID}, {'as config.json says' if dtype else 'because config.json names none'}",
+        f"weights of type {dtype or UNSAID} ({'config.json' if dtype else 'config.json names none'})",
         f"quantization: {packed}",
     )

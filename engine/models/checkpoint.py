@@ -191,7 +191,7 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization:
         info = tensors[name]
         if not one.fits(info.shape):
             raise CheckpointError(
-                f"{info.file}: {name} has shape {list(info.shape)}, but config.json makes it {list(one.shape)}"
+                f"{info.file}: {name} has shape {list(info.shape)}, but config.json implies {list(one.shape)}"
             )
         if one.types and info.dtype not in one.types:
             raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; supported are {', '.join(one.types)}")
@@ -271,7 +271,7 @@ def _begin_ids(config: dict[str, Any], generation: dict[str, Any], place: Path) 
     start = token("decoder_start_token_id")
     start = token("bos_token_id") if start is None else start
     if start is None:
-        raise CheckpointError(f"{place}: decoder_start_token_id is missing; it says what replies begin with")
+        raise CheckpointError(f"{place}: decoder_start_token_id is missing; it is the first token of replies")
     forced = token("forced_bos_token_id")
     return (start,) if forced is None else (start, forced)
 

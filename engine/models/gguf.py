@@ -57,7 +57,7 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
     kind = str(found.require("general.architecture"))
     if architecture not in ARCHITECTURES or ARCHITECTURES[architecture] != kind:
         raise CheckpointError(
-            f"{file}: is of a {kind!r}, and config.json declares {architecture}; supported from GGUF are "
+            f"{file}: the architecture is {kind!r}, but config.json declares {architecture}; supported from GGUF are "
             f"{', '.join(ARCHITECTURES)}"
         )
     tensors = {
@@ -98,8 +98,8 @@ def made_config(file: Path) -> dict[str, Any]:
     names = {tensor.name: tensor for tensor in found.tensors}
     if kind not in MADE:
         raise CheckpointError(
-            f"{file}: is of a {kind!r}; supported from GGUF are {', '.join(MADE)}. Another model needs its checkpoint "
-            "in Hugging Face's layout"
+            f"{file}: the architecture is {kind!r}; supported from GGUF are {', '.join(MADE)}. Serve other models from "
+            "a checkpoint in Hugging Face's layout"
         )
     if "token_embd.weight" not in names:
         raise CheckpointError(f"{file}: lacks token_embd.weight")
@@ -169,7 +169,10 @@ def _rope_scaling(found: GgufFile, kind: str, factors: GgufTensor | None) -> dic
 def _numbers(file: Path, tensor: GgufTensor) -> list[float]:
     """Return the values of a small tensor in float32."""
     if tensor.type != "F32" or tensor.bytes > MAX_FACTOR_BYTES:
-        raise CheckpointError(f"{file}: {tensor.name} is of type {tensor.type} and {tensor.bytes:,} bytes; F32 is read")
+        raise CheckpointError(
+            f"{file}: {tensor.name} has type {tensor.type} and {tensor.bytes:,} bytes; it must have type F32 and at "
+            f"most {MAX_FACTOR_BYTES:,} bytes"
+        )
     with file.open("rb") as data:
         data.seek(tensor.offset)
         return list(struct.unpack(f"<{tensor.bytes // 4}f", data.read(tensor.bytes)))

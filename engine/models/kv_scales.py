@@ -119,7 +119,7 @@ def _from_file(path: Path, layers: int) -> tuple[float, ...]:
         raise CheckpointError(f"{path}: has scales for {len(ranks)} ranks; only files for one rank are supported")
     if sorted(found) != list(range(layers)):
         raise CheckpointError(
-            f"{path}: has scales for layers {sorted(found)[:3]}…, and the model has 0 to {layers - 1}"
+            f"{path}: has scales for layers {sorted(found)[:3]}…, but the model has 0 to {layers - 1}"
         )
     wrong = next((layer for layer, scale in found.items() if not 0 < scale < float("inf")), None)
     if wrong is not None:

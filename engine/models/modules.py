@@ -33,7 +33,7 @@ WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
-class Late:
+class LateInteraction:
     """Settings of a late-interaction model. Pairs are (queries, documents)."""
 
     markers: tuple[str, str]  # token inserted after the first one; "": none
@@ -53,7 +53,7 @@ class Modules:
     prompts: tuple[tuple[str, str], ...] = ()  # (name, text to prepend)
     default_prompt: str = ""
     similarity: str = "cosine"
-    late: Late | None = None
+    late: LateInteraction | None = None
     files: tuple[tuple[str, Path], ...] = ()  # (folder, weight file) of the Dense modules
 
     def tensors(self) -> dict[str, TensorInfo]:
@@ -115,7 +115,7 @@ def module_names(folder: Path) -> tuple[str, ...]:
     )
 
 
-def _late(file: Path) -> Late:
+def _late(file: Path) -> LateInteraction:
     """Read PyLate's settings. All of them are required."""
     values = _settings(file)
     marks = values.get("query_prefix"), values.get("document_prefix")
@@ -131,9 +131,9 @@ def _late(file: Path) -> Late:
     if expands and values.get("attend_to_expansion_tokens") is not True:
         raise CheckpointError(
             f"{file}: do_query_expansion without attend_to_expansion_tokens is not supported; set "
-            "attend_to_expansion_tokens to true if the model was trained so"
+            "attend_to_expansion_tokens to true if the model was trained that way"
         )
-    return Late(
+    return LateInteraction(
         (str(marks[0]), str(marks[1])),
         (int(lengths[0] or 0), int(lengths[1] or 0)),
         tuple(map(str, skipped)),

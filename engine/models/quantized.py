@@ -29,7 +29,7 @@ _CLASSES = ("Linear", "Module")
 _WHOLE = {"gptq": gptq, "awq": awq, "fp8": fp8, "modelopt": modelopt}
 _INSTEAD = (
     "use a checkpoint in gptq or awq of 4 bits, fp8, compressed-tensors (pack-quantized, int-quantized or "
-    "float-quantized) or GGUF, or the float32, bfloat16 or float16 one of the same model"
+    "float-quantized) or GGUF, or the unquantized checkpoint (float32, bfloat16, float16)"
 )
 
 
@@ -55,7 +55,7 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
         plain = f", but not {_listed(rest)}" if rest else ""
         raise CheckpointError(
             f"{file}: the checkpoint is quantized ({_method(method, settings)}), which is not supported: {reason}; "
-            f"{len(groups)} of {len(paths)} projections are, such as {next(iter(groups))}{plain}; {_INSTEAD}"
+            f"{len(groups)} of {len(paths)} projections are quantized, such as {next(iter(groups))}{plain}; {_INSTEAD}"
         ) from reason
 
 

@@ -12,7 +12,7 @@ from engine.models.parts import MLP, Attention, Experts, Model, all_bodies, enco
 from engine.models.schemes import FP8_BLOCK, Quantization, alike, alike_fp8
 from engine.models.sources import projections, stacked_paths
 
-MOST_RANKS = 64
+MAX_RANKS = 64
 
 
 def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:
@@ -64,7 +64,7 @@ def tensor_sizes(
     """Return every number of ranks that can share the model, including 1."""
     return tuple(
         size
-        for size in range(1, MOST_RANKS + 1)
+        for size in range(1, MAX_RANKS + 1)
         if tensor_problem(model, quantization, size, compiled=compiled, fp8=fp8) is None
     )
 
@@ -91,9 +91,10 @@ def _cut_groups(model: Model, quantization: Quantization, size: int) -> Iterator
             continue
         name, inputs = f"{path}.{linear.rows[0].source}", linear.inputs // size
         if scheme.ordered:
-            yield f"{name} groups its inputs in an order of its own (act order), which {size} ranks would cut"
+            yield f"{name} has groups in act order, which {size} ranks cannot share"
         elif scheme.group is not None and inputs % scheme.group:
-            yield f"{size} ranks would each get {inputs} inputs of {name}, no multiple of its groups of {scheme.group}"
+            wrong = f"not a multiple of the group size {scheme.group}"
+            yield f"{size} ranks would each get {inputs} inputs of {name}, {wrong}"
 
 
 def _cut_blocks(model: Model, quantization: Quantization, size: int) -> Iterator[str]:
@@ -106,4 +107,5 @@ def _cut_blocks(model: Model, quantization: Quantization, size: int) -> Iterator
         if name in stacked:  # dequantized before they are divided
             continue
         if inputs % FP8_BLOCK:
-            yield f"{size} ranks would each get {inputs} inputs of {name}, no multiple of its blocks of {FP8_BLOCK}"
+            wrong = f"not a multiple of the block size {FP8_BLOCK}"
+            yield f"{size} ranks would each get {inputs} inputs of {name}, {wrong}"

@@ -72,7 +72,7 @@ def _parameters(c: Config, kind: str | None) -> Mapping[str, Any]:
         if any(value != next(iter(nested.values())) for value in nested.values()):
             raise CheckpointError(
                 f"config.json: rope_parameters differs between {' and '.join(nested)}, "
-                "which this architecture does not have"
+                "which this architecture does not support"
             )
         return {**next(iter(nested.values())), **old}
     return {**new, **old}

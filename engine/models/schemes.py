@@ -51,12 +51,12 @@ class Scheme:
             return f"fp8, {_SCALES_IN_WORDS[self.scales]}"
         if not self.bits:
             return "other types"
-        return f"{self.bits} bits, {'a scale an output' if self.group is None else f'groups of {self.group}'}"
+        return f"{self.bits} bits, {'one scale per output' if self.group is None else f'groups of {self.group}'}"
 
 
 _SCALES_IN_WORDS = {
-    "tensor": "a scale a matrix",
-    "channel": "a scale an output",
+    "tensor": "one scale per matrix",
+    "channel": "one scale per output",
     "block": f"blocks of {FP8_BLOCK} x {FP8_BLOCK}",
 }
 

@@ -91,7 +91,7 @@ def _words(count: int, each: int) -> int:
     return -(-count // each)
 
 
-def held_weights(model: Model, quantization: Quantization | None) -> dict[str, Scheme]:
+def resident_weights(model: Model, quantization: Quantization | None) -> dict[str, Scheme]:
     """Return the weights that compiled kernels multiply by as the checkpoint's integers, by name. A fused matrix whose
     sources have different formats is dequantized instead."""
     if quantization is None:

@@ -53,7 +53,7 @@ def _task(model: Model, wanted: TaskConfig, modules: Modules | None) -> str:
         if asked not in ("auto", own):
             by = " (modules.json says so)" if wanted.task == "auto" else ""
             raise TaskError(
-                f"model.task: {asked}{by}: this checkpoint is an encoder-decoder model, and can be served to generate"
+                f"model.task: {asked}{by}: this checkpoint is an encoder-decoder model; supported is generate"
             )
         return own
     if own == "generate" and modules is not None:
@@ -66,7 +66,7 @@ def _task(model: Model, wanted: TaskConfig, modules: Modules | None) -> str:
         if wanted.task == "score":
             return own
     if wanted.task not in served:
-        raise TaskError(f"model.task: {wanted.task}: this checkpoint can be served to {' or to '.join(served)}")
+        raise TaskError(f"model.task: {wanted.task}: this checkpoint supports {' or '.join(served)}")
     return wanted.task
 
 
@@ -124,7 +124,7 @@ def _scorer(model: Model, wanted: TaskConfig, folder: Path) -> Model:
         labels=(wanted.score_tokens[0],),
     )
     if model.head.bias or model.head.softcap is not None or model.head.scale != 1.0:
-        raise TaskError("model.task: score: its logits have a bias, a scale or a cap; supported are plain ones")
+        raise TaskError("model.task: score: not supported for logits with a bias, a scale or a softcap")
     return replace(model, head=None, pooler=pooler, unread=_unread(model))
 
 

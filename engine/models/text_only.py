@@ -54,7 +54,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of the decoder alone. Raises TaskError if there is no decoder."""
     name = _name(config)
     if not text_architecture(config):
-        what = "its text decoder is not known" if isinstance(config.get("text_config"), dict) else "it reads text only"
+        what = "its text decoder is not known" if isinstance(config.get("text_config"), dict) else "it is a text model"
         raise TaskError(f"{KEY}: true: config.json names the architecture {name!r}, and {what}; leave the key out")
     architecture, defaults = DECODERS[_type(config)]
     inner = config.get("text_config")

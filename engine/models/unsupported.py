@@ -21,12 +21,12 @@ _VISION = (
 _RECURRENT = r"mamba|rwkv|jamba|zamba|bamba|recurrent|griffin|xlstm|lfm|hyena|retnet|qwen3next|plamo2|nemotronh|titan"
 _SEVERAL = r"moe|mixtral|experts|deepseekv|gptoss|dbrx|grok|arctic"
 KINDS = {
-    "speech": "a model of speech or sound",
-    "vision": "a model of images",
+    "speech": "an audio model",
+    "vision": "a vision model",
     "recurrent": "a decoder with recurrent states",
-    "encoder-decoder": "an encoder-decoder for text",
-    "decoder": "a decoder of text",
-    "encoder": "an encoder of text",
+    "encoder-decoder": "a text encoder-decoder",
+    "decoder": "a text decoder",
+    "encoder": "a text encoder",
 }
 
 
@@ -74,18 +74,15 @@ def unsupported(architecture: str, config: Mapping[str, Any], supported: Mapping
     if name := misspelt(architecture, every):
         return f"{said} is not supported. Did you mean {name}? Supported are {', '.join(every)}"
     if text := text_architecture(config):
-        return (
-            f"{said} reads more than text, and only its text decoder is supported: set {KEY}: true to serve that "
-            f"as {text}"
-        )
+        return f"{said} is multimodal, and only its text decoder is supported: set {KEY}: true to serve it as {text}"
     kind = kind_of(architecture, config)
     said += f" ({KINDS[kind]})" if kind else ""
     if name := closest(architecture, config, supported):
         return f"{said} is not supported yet; the closest supported is {name}. Supported are {', '.join(every)}"
     alike = supported.get(kind, ())
     if not alike:
-        return f"{said} is not supported yet, and nothing of its kind is. Supported are {', '.join(every)}"
-    return f"{said} is not supported yet; none of its family is. Supported of its kind are {', '.join(sorted(alike))}"
+        return f"{said} is not supported yet, nor is any model of its kind. Supported are {', '.join(every)}"
+    return f"{said} is not supported yet, nor is its family. Supported of its kind are {', '.join(sorted(alike))}"
 
 
 def _family(architecture: str) -> str:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling.rows import Edit, Rows
+from engine.sampling.rows import LogitProcessor, Rows
 
 
-def bad_words(rows: Rows) -> Edit | None:
+def bad_words(rows: Rows) -> LogitProcessor | None:
     users = rows.using(rows.columns.bad_words)
     if not users:
         return None
@@ -27,7 +27,7 @@ def bad_words(rows: Rows) -> Edit | None:
         return None
     at, ids = rows.to_device(row[complete]), rows.to_device(last[complete])
 
-    def edit(logits: Tensor) -> None:
+    def process(logits: Tensor) -> None:
         logits[at, ids] = -torch.inf
 
-    return edit
+    return process

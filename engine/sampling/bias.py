@@ -3,10 +3,10 @@
 import numpy as np
 from torch import Tensor
 
-from engine.sampling.rows import Edit, Rows, flat
+from engine.sampling.rows import LogitProcessor, Rows, flat
 
 
-def logit_bias(rows: Rows) -> Edit | None:
+def logit_bias(rows: Rows) -> LogitProcessor | None:
     users = rows.using(rows.columns.bias)
     if not users:
         return None
@@ -14,7 +14,7 @@ def logit_bias(rows: Rows) -> Edit | None:
     at, ids = map(rows.to_device, flat(users, [ids for ids, _ in entries]))
     values = rows.to_device(np.concatenate([values for _, values in entries]))
 
-    def edit(logits: Tensor) -> None:
+    def process(logits: Tensor) -> None:
         logits[at, ids] += values
 
-    return edit
+    return process

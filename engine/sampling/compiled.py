@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engine.sampling import device_stages as stages
 from engine.sampling.device_stages import State, Upload
-from engine.sampling.rows import Edit, Rows
-from kernels.cpu import edits
+from engine.sampling.rows import LogitProcessor, Rows
+from kernels.cpu import logit_processors
 from kernels.cpu.program import Team
 from kernels.op import Op
 
@@ -31,7 +31,7 @@ class _Columns:
     presence: Tensor
 
 
-def grammar(rows: Rows, team: Team) -> Edit | None:
+def grammar(rows: Rows, team: Team) -> LogitProcessor | None:
     if not rows.masks:
         return None
     upload = Upload()
@@ -40,8 +40,8 @@ def grammar(rows: Rows, team: Team) -> Edit | None:
     return None if found is None else partial(_apply, found, _state(rows, team))
 
 
-def compiled_edits(rows: Rows, team: Team) -> list[Edit]:
-    """Return the logit processors in use, in the order of `pipeline.EDITS`."""
+def compiled_processors(rows: Rows, team: Team) -> list[LogitProcessor]:
+    """Return the logit processors in use, in the order of `pipeline.LOGIT_PROCESSORS`."""
     upload = Upload()
     wanted = (
         stages.allowed_token_ids(rows, upload),
@@ -59,7 +59,7 @@ def compiled_edits(rows: Rows, team: Team) -> list[Edit]:
     return [partial(_apply, edit, state) for edit in used]
 
 
-def _apply(edit: stages.Edit, state: State, logits: Tensor) -> None:
+def _apply(edit: stages.LogitProcessor, state: State, logits: Tensor) -> None:
     edit(logits, state)
 
 
@@ -87,11 +87,11 @@ def _int32(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, np.int32))
 
 
-def _temperature(rows: Rows, upload: Upload, team: Team) -> stages.Edit | None:
+def _temperature(rows: Rows, upload: Upload, team: Team) -> stages.LogitProcessor | None:
     """Return the processor for rows with a temperature other than 1; greedy rows are unchanged."""
     values = rows.columns.temperature[rows.slots]
     users = np.flatnonzero((values != 0.0) & (values != 1.0))
     if not len(users):
         return None
     at, divisors = upload.add(users.astype(np.int32)), upload.add(values[users])
-    return lambda logits, state: edits.divide(team, logits, at(), divisors())
+    return lambda logits, state: logit_processors.divide(team, logits, at(), divisors())

@@ -1,7 +1,7 @@
 """Sampling on a device without waiting for it: the stages of `pipeline.py` as launches, in the same order.
 
-grammar mask -> (raw logprobs) -> EDITS (see device_stages.py) -> temperature, truncation, sampling -> (processed
-logprobs)
+grammar mask -> (raw logprobs) -> LOGIT_PROCESSORS (see device_stages.py) -> temperature, truncation, sampling ->
+(processed logprobs)
 
 The host determines which stages are in use and uploads their parameters. The outputs of a step are one tensor.
 """
@@ -17,7 +17,7 @@ from engine.api.errors import NOT_FINITE, NOTHING_LEFT
 from engine.api.messages import Logprob
 from engine.sampling.columns import LogprobRequest
 from engine.sampling.device_stages import (
-    Edit,
+    LogitProcessor,
     State,
     Upload,
     allowed_token_ids,
@@ -32,7 +32,7 @@ from engine.sampling.pipeline import Sampled
 from engine.sampling.rows import Rows
 from kernels.sampling.columns import DeviceColumns
 from kernels.sampling.sample import sample
-from kernels.sampling.top_logprobs import MOST, TOP_LOGPROBS
+from kernels.sampling.top_logprobs import MAX_TOP, TOP_LOGPROBS
 
 PENALISED = 32  # rows per launch of the penalty kernel: 19 MB of counts for a vocabulary of 152k
 
@@ -50,7 +50,7 @@ class LogprobGroup:
     """Rows that request logprobs with the same parameters."""
 
     rows: list[int]
-    asked: list[LogprobRequest]
+    requests: list[LogprobRequest]
     users: Callable[[], Tensor]  # the rows on the device
     top: int  # maximum number of tokens
     processed: bool
@@ -70,7 +70,7 @@ class DeviceSampler:
         """Prepare a step. The tokens of `rows` are not read."""
         upload = Upload()
         mask = token_mask(list(rows.masks), list(rows.masks.values()), upload)
-        edits = (
+        processors = (
             allowed_token_ids(rows, upload),
             logit_bias(rows, upload),
             min_tokens(rows, upload),
@@ -79,8 +79,8 @@ class DeviceSampler:
         )
         logprob_groups = _logprob_groups(rows, upload)
         upload.send(self.device)
-        used = [edit for edit in edits if edit is not None]
-        return SamplingStep(len(rows), mask, used, logprob_groups, _any_cuts(rows), self.counts)
+        used = [processor for processor in processors if processor is not None]
+        return SamplingStep(len(rows), mask, used, logprob_groups, _is_truncated(rows), self.counts)
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class SamplingStep:
     """One step, prepared on the host. Calling it launches kernels; `read` converts the outputs."""
 
     rows: int
-    mask: Edit | None
-    edits: Sequence[Edit]
+    mask: LogitProcessor | None
+    processors: Sequence[LogitProcessor]
     logprob_groups: Sequence[LogprobGroup]
-    cuts: bool
+    truncated: bool
     counts: Tensor
 
     def __call__(self, logits: Tensor, slot: Tensor, lengths: Tensor, tokens: Tensor, columns: DeviceColumns) -> Drawn:
@@ -101,9 +101,9 @@ class SamplingStep:
         if self.mask is not None:
             self.mask(logits, state)
         raw = [self._raw_logits(logits, one) for one in self.logprob_groups if not one.processed]
-        for edit in self.edits:
-            edit(logits, state)
-        ids, scores, _, floor, last = sample(logits, slot, lengths, columns, self.cuts)
+        for processor in self.processors:
+            processor(logits, state)
+        ids, scores, _, floor, last = sample(logits, slot, lengths, columns, self.truncated)
         parts = [ids, scores]
         for one in self.logprob_groups:
             source, at = (logits, one.users()) if one.processed else raw.pop(0)
@@ -122,7 +122,7 @@ class SamplingStep:
     def _raw_logits(self, logits: Tensor, one: LogprobGroup) -> tuple[Tensor, Tensor]:
         """Return the unmodified logits of rows that request raw logprobs, and their indexes. Copied if processors will
         modify the logits in place."""
-        if not self.edits:
+        if not self.processors:
             return logits, one.users()
         return logits.index_select(0, one.users()), torch.arange(len(one.rows), dtype=torch.int32, device=logits.device)
 
@@ -136,22 +136,24 @@ class SamplingStep:
             width, count = 1 + min(one.top, vocab), len(one.rows)
             values, numbers = found[start : start + 2 * count * width].reshape(2, count, width)
             start += 2 * count * width
-            for row, asked, value, number in zip(one.rows, one.asked, values.view(np.float32), numbers, strict=True):
-                end = 1 + (vocab if asked.top < 0 else min(asked.top, vocab))
+            for row, request, value, number in zip(
+                one.rows, one.requests, values.view(np.float32), numbers, strict=True
+            ):
+                end = 1 + (vocab if request.top < 0 else min(request.top, vocab))
                 top = tuple(number[1:end].tolist()), tuple(value[1:end].tolist())
                 logprobs[row] = Logprob(ids[row], float(value[0]), int(number[0]), *top)
-            for row, asked in zip(one.rows, one.asked, strict=True):
-                if asked.ids:
-                    values = found[start : start + len(asked.ids)].view(np.float32)
-                    logprobs[row] = with_ids(logprobs[row], asked.ids, values.tolist())
-                    start += len(asked.ids)
-            start += sum(len(asked.ids) for asked in one.asked)  # their ranks
+            for row, request in zip(one.rows, one.requests, strict=True):
+                if request.ids:
+                    values = found[start : start + len(request.ids)].view(np.float32)
+                    logprobs[row] = with_ids(logprobs[row], request.ids, values.tolist())
+                    start += len(request.ids)
+            start += sum(len(request.ids) for request in one.requests)  # their ranks
         bad = np.flatnonzero(~np.isfinite(scores)).tolist()
         failed = {row: NOTHING_LEFT if scores[row] == -np.inf else NOT_FINITE for row in bad}
         return Sampled(ids, drawn.ids, logprobs, failed)
 
 
-def _any_cuts(rows: Rows) -> bool:
+def _is_truncated(rows: Rows) -> bool:
     columns, slots = rows.columns, rows.slots[~rows.greedy]
     cuts = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0) | (columns.min_p[slots] > 0.0)
     return bool(cuts.any())
@@ -160,12 +162,12 @@ def _any_cuts(rows: Rows) -> bool:
 def _logprob_groups(rows: Rows, upload: Upload) -> list[LogprobGroup]:
     """Group the rows that request logprobs by their parameters."""
     groups: dict[tuple[bool, bool], list[int]] = {}
-    asked = {row: rows.columns.logprobs[int(rows.slots[row])] for row in rows.using(rows.columns.logprobs)}
-    for row, one in asked.items():
-        groups.setdefault((one.processed, not 0 <= one.top <= MOST), []).append(row)
+    requests = {row: rows.columns.logprobs[int(rows.slots[row])] for row in rows.using(rows.columns.logprobs)}
+    for row, one in requests.items():
+        groups.setdefault((one.processed, not 0 <= one.top <= MAX_TOP), []).append(row)
     found = []
     for (processed, whole), members in groups.items():
-        wanted = [asked[row] for row in members]
+        wanted = [requests[row] for row in members]
         top = max(rows.columns.vocab if one.top < 0 else one.top for one in wanted)
         users = upload.add(np.array(members, np.int32))
         named = [token for one in wanted for token in one.ids]

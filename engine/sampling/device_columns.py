@@ -12,15 +12,15 @@ def staged(columns: Columns, slots: Sequence[int]) -> np.ndarray:
     """Return [FIELDS, slots] int32: the bits to write to these slots of the device's columns."""
     at = np.asarray(slots, np.int64)
     with np.errstate(divide="ignore"):  # min_p 0 gives -inf, which keeps every token
-        border = np.log(columns.min_p[at])
-    top_p, border, seed = (_words(part) for part in (columns.top_p[at], border, columns.seed[at]))
+        log_min_p = np.log(columns.min_p[at])
+    top_p, log_min_p, seed = (_words(part) for part in (columns.top_p[at], log_min_p, columns.seed[at]))
     values = {
         "temperature": columns.temperature[at],
         "top_k": columns.top_k[at].astype(np.int32),
         "top_p_low": top_p[0],
         "top_p_high": top_p[1],
-        "log_min_p_low": border[0],
-        "log_min_p_high": border[1],
+        "log_min_p_low": log_min_p[0],
+        "log_min_p_high": log_min_p[1],
         "seed_low": seed[0],
         "seed_high": seed[1],
         "repetition": columns.repetition[at],

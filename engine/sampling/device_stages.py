@@ -1,9 +1,9 @@
 """Logit processors of `pipeline.py` as kernels.
 
 `stage(rows, upload)` runs on the host: it determines which rows use the stage and adds their parameters to the step's
-upload, or returns None if no row uses it. The returned Edit changes logits [rows, vocab] fp32 in place on the device.
-Compiled CPU kernels have the same arguments (compiled.py). Known tokens are read from the device's table, because the
-host does not have the latest ones yet.
+upload, or returns None if no row uses it. The returned LogitProcessor changes logits [rows, vocab] fp32 in place on the
+device. Compiled CPU kernels have the same arguments (compiled.py). Known tokens are read from the device's table,
+because the host does not have the latest ones yet.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class State:
     body: Callable[[Op], Callable[..., Any]] = _launched  # selects the implementation of an operation; default: Triton
 
 
-Edit = Callable[[Tensor, State], object]
+LogitProcessor = Callable[[Tensor, State], object]
 
 
 ALIGNED = 4  # words: kernels are specialised for arguments at multiples of 16 bytes, and recompiled for others
@@ -88,7 +88,7 @@ class Upload:
         self._sent = whole.to(device, non_blocking=True)
 
 
-def token_mask(rows: Sequence[int], words: Sequence[np.ndarray], upload: Upload) -> Edit | None:
+def token_mask(rows: Sequence[int], words: Sequence[np.ndarray], upload: Upload) -> LogitProcessor | None:
     """Return the processor that applies masks. words: [ceil(vocab / 32)] uint32 for each row."""
     if not rows:
         return None
@@ -96,12 +96,12 @@ def token_mask(rows: Sequence[int], words: Sequence[np.ndarray], upload: Upload)
     return lambda logits, state: state.body(TOKEN_MASK)(logits, users(), bits())
 
 
-def allowed_token_ids(rows: Rows, upload: Upload) -> Edit | None:
+def allowed_token_ids(rows: Rows, upload: Upload) -> LogitProcessor | None:
     users = rows.using(rows.columns.allowed)
     return token_mask(users, [rows.columns.allowed_bits(int(rows.slots[row])) for row in users], upload)
 
 
-def logit_bias(rows: Rows, upload: Upload) -> Edit | None:
+def logit_bias(rows: Rows, upload: Upload) -> LogitProcessor | None:
     users = rows.using(rows.columns.bias)
     if not users:
         return None
@@ -111,7 +111,7 @@ def logit_bias(rows: Rows, upload: Upload) -> Edit | None:
     return lambda logits, state: state.body(LOGIT_BIAS)(logits, at(), ids(), values())
 
 
-def min_tokens(rows: Rows, upload: Upload) -> Edit | None:
+def min_tokens(rows: Rows, upload: Upload) -> LogitProcessor | None:
     columns = rows.columns
     early = rows.lengths - columns.prompt_tokens[rows.slots] < columns.min_tokens[rows.slots]
     users = [row for row in rows.using(columns.stop_ids) if early[row]]
@@ -125,7 +125,7 @@ def min_tokens(rows: Rows, upload: Upload) -> Edit | None:
     return lambda logits, state: state.body(MIN_TOKENS)(logits, at(), stops())
 
 
-def penalties(rows: Rows, upload: Upload, at_once: int) -> Edit | None:
+def penalties(rows: Rows, upload: Upload, at_once: int) -> LogitProcessor | None:
     """Return the penalty processor. at_once: rows per launch."""
     columns, slots = rows.columns, rows.slots
     begun = rows.lengths > columns.prompt_tokens[slots]
@@ -135,17 +135,17 @@ def penalties(rows: Rows, upload: Upload, at_once: int) -> Edit | None:
         return None
     at = upload.add(users.astype(np.int32))
 
-    def edit(logits: Tensor, state: State) -> None:
+    def process(logits: Tensor, state: State) -> None:
         columns = state.columns
         known = state.slot, state.lengths, state.tokens, columns.prompt_tokens
         strength = columns.repetition, columns.frequency, columns.presence
         for start in range(0, len(users), at_once):
             state.body(PENALTIES)(logits, at()[start : start + at_once], *known, *strength, state.counts)
 
-    return edit
+    return process
 
 
-def bad_words(rows: Rows, upload: Upload) -> Edit | None:
+def bad_words(rows: Rows, upload: Upload) -> LogitProcessor | None:
     users = rows.using(rows.columns.bad_words)
     if not users:
         return None
@@ -156,8 +156,8 @@ def bad_words(rows: Rows, upload: Upload) -> Edit | None:
     last = upload.add(np.concatenate([word.lasts for word in words]).astype(np.int32))
     prefix = upload.add(np.concatenate(padded).astype(np.int32))
 
-    def edit(logits: Tensor, state: State) -> None:
+    def process(logits: Tensor, state: State) -> None:
         known = state.slot, state.lengths, state.tokens, state.columns.prompt_tokens
         state.body(BAD_WORDS)(logits, *known, row(), last(), prefix())
 
-    return edit
+    return process

@@ -15,7 +15,7 @@ from engine.sampling.candidates import Candidates, candidates
 from engine.sampling.logprobs import Threshold
 from engine.sampling.noise import Noise, row_keys
 from engine.sampling.rows import Rows
-from engine.sampling.truncation import Cut
+from engine.sampling.truncation import TruncationStage
 from kernels.cpu.program import Team
 
 NARROW, WIDE = 256, 1024  # number of sorted candidates: initially, and for a larger top_k
@@ -23,23 +23,27 @@ NARROW, WIDE = 256, 1024  # number of sorted candidates: initially, and for a la
 
 @dataclass(frozen=True)
 class Draw:
-    """Sampled tokens. `cut` and `border` describe what truncation left, for rows that request it."""
+    """Sampled tokens. `truncated` and `threshold` describe what truncation left, for rows that request it."""
 
     ids: Tensor  # [rows] int64
     score: Tensor  # [rows] float32, not finite if no token could be sampled
-    cut: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()  # torch: (rows, candidates, prefix lengths)
-    border: Threshold | None = None  # compiled kernels: threshold of each row
+    truncated: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()  # torch: (rows, candidates, prefix lengths)
+    threshold: Threshold | None = None  # compiled kernels: threshold of each row
 
 
 def draw(
-    logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut], explained: Collection[int] = frozenset()
+    logits: Tensor,
+    rows: Rows,
+    noise: Noise,
+    stages: Sequence[TruncationStage],
+    explained: Collection[int] = frozenset(),
 ) -> Draw:
     """Sample. explained: rows for which the result of truncation is requested."""
     greedy = rows.greedy
-    border = _everything(logits) if noise.team is not None and explained else None
+    threshold = _everything(logits) if noise.team is not None and explained else None
     if greedy.all():
         ids, score = _greedy(logits, torch.arange(len(rows), device=logits.device), noise)
-        return Draw(ids, score, border=border)
+        return Draw(ids, score, threshold=threshold)
     ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     score = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
     if greedy.any():
@@ -48,24 +52,24 @@ def draw(
     chosen = np.flatnonzero(~greedy)
     keys = rows.to_device(row_keys(rows.columns.seed[rows.slots], rows.lengths))
     columns, slots = rows.columns, rows.slots[chosen]
-    is_cut = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0) | (columns.min_p[slots] > 0.0)
-    _draw_whole(logits, rows.to_device(chosen[~is_cut]), keys, noise, ids, score)
+    is_truncated = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0) | (columns.min_p[slots] > 0.0)
+    _draw_whole(logits, rows.to_device(chosen[~is_truncated]), keys, noise, ids, score)
     parts: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()
-    cut_rows = chosen[is_cut]
-    if noise.team is not None and len(cut_rows):
-        at = rows.to_device(cut_rows)
-        ids[at], score[at], floor, last = _compiled_cut(logits, rows, cut_rows, keys[at], noise.team)
-        if border is not None:
-            border.floor[at], border.last[at] = floor, last
-    elif len(cut_rows):
-        parts = _cut(logits, rows, cut_rows, cuts)
+    truncated_rows = chosen[is_truncated]
+    if noise.team is not None and len(truncated_rows):
+        at = rows.to_device(truncated_rows)
+        ids[at], score[at], floor, last = _compiled_truncation(logits, rows, truncated_rows, keys[at], noise.team)
+        if threshold is not None:
+            threshold.floor[at], threshold.last[at] = floor, last
+    elif len(truncated_rows):
+        parts = _truncate(logits, rows, truncated_rows, stages)
         for part, found, keep in parts:
             at = rows.to_device(part)
             perturbed = found.values + noise.some_tokens(keys[at], found.ids)
             beyond = torch.arange(found.width, device=logits.device) >= keep[:, None]
             best, score[at] = _best(perturbed.masked_fill_(beyond, -torch.inf))
             ids[at] = found.ids.gather(1, best[:, None])[:, 0]
-    return Draw(ids, score, parts, border)
+    return Draw(ids, score, parts, threshold)
 
 
 def _everything(logits: Tensor) -> Threshold:
@@ -99,35 +103,35 @@ def _draw_whole(logits: Tensor, at: Tensor, keys: Tensor, noise: Noise, ids: Ten
         ids[part], score[part] = _best(noise.all_tokens(keys[part]).add_(logits[part]))
 
 
-def _compiled_cut(
+def _compiled_truncation(
     logits: Tensor, rows: Rows, chosen: np.ndarray, keys: Tensor, team: Team
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return tokens and scores of truncated rows, and their thresholds."""
     columns, slots = rows.columns, rows.slots[chosen]
-    cuts = (columns.top_k[slots], columns.top_p[slots], columns.min_p[slots])
-    return team.best_of_cut(logits, rows.to_device(chosen), keys, *map(rows.to_device, cuts))
+    limits = (columns.top_k[slots], columns.top_p[slots], columns.min_p[slots])
+    return team.best_truncated(logits, rows.to_device(chosen), keys, *map(rows.to_device, limits))
 
 
-def _cut(
-    logits: Tensor, rows: Rows, chosen: np.ndarray, cuts: Sequence[Cut]
+def _truncate(
+    logits: Tensor, rows: Rows, chosen: np.ndarray, stages: Sequence[TruncationStage]
 ) -> tuple[tuple[np.ndarray, Candidates, Tensor], ...]:
     """Return candidates and prefix lengths of the rows: first narrow, then with the entire vocabulary if unresolved."""
     columns, slots = rows.columns, rows.slots[chosen]
     width = WIDE if ((columns.top_k[slots] > NARROW) & (columns.top_k[slots] <= WIDE)).any() else NARROW
-    found, keep = _shorten(logits, rows, chosen, cuts, width)
+    found, keep = _shorten(logits, rows, chosen, stages, width)
     resolved = found.resolved(keep)
     if resolved.all():
         return ((chosen, found, keep),)
     done = resolved.cpu().numpy()
     narrow = Candidates(found.values[resolved], found.ids[resolved], found.vocab, None)
     rest = chosen[~done]
-    return (chosen[done], narrow, keep[resolved]), (rest, *_shorten(logits, rows, rest, cuts, logits.shape[1]))
+    return (chosen[done], narrow, keep[resolved]), (rest, *_shorten(logits, rows, rest, stages, logits.shape[1]))
 
 
 def _shorten(
-    logits: Tensor, rows: Rows, chosen: np.ndarray, cuts: Sequence[Cut], width: int
+    logits: Tensor, rows: Rows, chosen: np.ndarray, stages: Sequence[TruncationStage], width: int
 ) -> tuple[Candidates, Tensor]:
-    shortens = [shorten for cut in cuts if (shorten := cut(rows, chosen)) is not None]
+    shortens = [shorten for stage in stages if (shorten := stage(rows, chosen)) is not None]
     normalise = bool((rows.columns.top_p[rows.slots[chosen]] < 1.0).any())
     some = logits if len(chosen) == len(logits) else logits[rows.to_device(chosen)]
     found = candidates(some, min(width, logits.shape[1]), normalise=normalise)

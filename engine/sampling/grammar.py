@@ -4,18 +4,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling.rows import Edit, Rows
+from engine.sampling.rows import LogitProcessor, Rows
 
 
-def grammar(rows: Rows) -> Edit | None:
+def grammar(rows: Rows) -> LogitProcessor | None:
     if not rows.masks:
         return None
     users = rows.to_device(np.fromiter(rows.masks, np.int64))
     words = rows.to_device(np.stack(list(rows.masks.values())).view(np.int32))
 
-    def edit(logits: Tensor) -> None:
+    def process(logits: Tensor) -> None:
         bits = torch.arange(32, dtype=torch.int32, device=logits.device)
         allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
         logits[users] = torch.where(allowed, logits[users], -torch.inf)
 
-    return edit
+    return process

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.api.messages import Logprob
 from kernels.cpu.program import Team
 
-MOST_COMPILED = 1024  # for longer lists, sorting the entire vocabulary is not slower
+MAX_COMPILED = 1024  # for longer lists, sorting the entire vocabulary is not slower
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ def logprobs(
     team: Team | None = None,
     *,
     at: list[int] | None = None,
-    border: Threshold | None = None,
+    threshold: Threshold | None = None,
 ) -> list[Logprob]:
     """Return the logprobs of token `ids[i]` under `logits[at[i]]` (None: `logits[i]`) with the `tops[i]` most likely
     tokens (-1: all), in descending order, ties by id.
 
-    logits: [.., vocab]; all tensors on one device. team: compiled kernels to use. border: truncation to apply."""
+    logits: [.., vocab]; all tensors on one device. team: compiled kernels to use. threshold: truncation to apply."""
     most = max(tops)
-    if team is not None and min(tops) >= 0 and most <= MOST_COMPILED:
-        return _compiled(logits, ids, tops, team, at, border)
+    if team is not None and min(tops) >= 0 and most <= MAX_COMPILED:
+        return _compiled(logits, ids, tops, team, at, threshold)
     logits = logits if at is None else logits[at]
-    logits = logits if border is None else border.applied(logits)
+    logits = logits if threshold is None else threshold.applied(logits)
     table = logits.float().log_softmax(1)
     own = table.gather(1, ids[:, None])
     ranks = ((table > own).sum(1) + 1).tolist()
@@ -77,11 +77,11 @@ def with_ids(scored: Logprob, ids: tuple[int, ...], values: Sequence[float]) -> 
 
 
 def _compiled(
-    logits: Tensor, ids: Tensor, tops: list[int], team: Team, at: list[int] | None, border: Threshold | None
+    logits: Tensor, ids: Tensor, tops: list[int], team: Team, at: list[int] | None, threshold: Threshold | None
 ) -> list[Logprob]:
     most = min(max(tops), logits.shape[1])
     rows = torch.arange(len(ids)) if at is None else torch.tensor(at)
-    kept = None if border is None else (torch.ones(len(ids)), border.floor, border.last)
+    kept = None if threshold is None else (torch.ones(len(ids)), threshold.floor, threshold.last)
     own, ranks, tokens, values = (found.tolist() for found in team.logprobs(logits, ids, most, rows, kept))
     return [
         Logprob(token, own[row], ranks[row], tuple(tokens[row][:top]), tuple(values[row][:top]))

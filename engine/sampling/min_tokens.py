@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling.rows import Edit, Rows, flat
+from engine.sampling.rows import LogitProcessor, Rows, flat
 
 
-def min_tokens(rows: Rows) -> Edit | None:
+def min_tokens(rows: Rows) -> LogitProcessor | None:
     columns = rows.columns
     early = rows.lengths - columns.prompt_tokens[rows.slots] < columns.min_tokens[rows.slots]
     users = [row for row in rows.using(columns.stop_ids) if early[row]]
@@ -21,10 +21,10 @@ def min_tokens(rows: Rows) -> Edit | None:
     whole = rows.to_device(np.array(users))
     at, among, ids_there = whole[rows.to_device(numbers)], rows.to_device(numbers), rows.to_device(ids)
 
-    def edit(logits: Tensor) -> None:
+    def process(logits: Tensor) -> None:
         before = logits[at, ids_there]
         logits[at, ids_there] = -torch.inf
         stuck = logits[whole].amax(-1) == -torch.inf
         logits[at, ids_there] = torch.where(stuck[among], before, -torch.inf)
 
-    return edit
+    return process

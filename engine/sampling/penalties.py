@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling.rows import Edit, Rows
+from engine.sampling.rows import LogitProcessor, Rows
 
 
-def repetition_penalty(rows: Rows) -> Edit | None:
+def repetition_penalty(rows: Rows) -> LogitProcessor | None:
     penalty = rows.columns.repetition[rows.slots]
     users = np.flatnonzero(penalty != 1.0)
     if not len(users):
@@ -21,14 +21,14 @@ def repetition_penalty(rows: Rows) -> Edit | None:
     at, strength = rows.to_device(users)[:, None], rows.to_device(penalty[users])[:, None]
     ids, _ = rows.history(users)
 
-    def edit(logits: Tensor) -> None:
+    def process(logits: Tensor) -> None:
         seen = logits[at, ids]
         logits[at, ids] = torch.where(seen > 0, seen / strength, seen * strength)
 
-    return edit
+    return process
 
 
-def reply_penalties(rows: Rows) -> Edit | None:
+def reply_penalties(rows: Rows) -> LogitProcessor | None:
     """Return the processor of frequency and presence penalties."""
     frequency, presence = rows.columns.frequency[rows.slots], rows.columns.presence[rows.slots]
     begun = rows.lengths > rows.columns.prompt_tokens[rows.slots]
@@ -39,8 +39,8 @@ def reply_penalties(rows: Rows) -> Edit | None:
     per_count, once = rows.to_device(frequency[users])[:, None], rows.to_device(presence[users])[:, None]
     ids, reply = rows.history(users)
 
-    def edit(logits: Tensor) -> None:
+    def process(logits: Tensor) -> None:
         counts = logits.new_zeros(len(users), logits.shape[1]).scatter_add_(1, ids, reply.float()).gather(1, ids)
         logits[at, ids] = logits[at, ids] - per_count * counts - once * (counts > 0)
 
-    return edit
+    return process

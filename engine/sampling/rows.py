@@ -1,7 +1,7 @@
 """The rows of one step that sample a token.
 
-A stage is a function `Rows -> Edit | None`. On the host it determines which rows use it and prepares index tensors, or
-returns None if no row does. The Edit changes logits [rows, vocab] in place on the device.
+A stage is a function `Rows -> LogitProcessor | None`. On the host it determines which rows use it and prepares index
+tensors, or returns None if no row does. The LogitProcessor changes logits [rows, vocab] in place on the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.sampling.columns import Columns
 
-Edit = Callable[[Tensor], None]
+LogitProcessor = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,12 @@ class Matcher:
             raise mask
         return mask
 
-    def settle(self, row: Mask) -> Mask | RequestError:
+    def mask_or_error(self, row: Mask) -> Mask | RequestError:
         """Convert a row filled by llguidance to a mask: remove the vocabulary's end token, and add the request's end
         tokens where the reply may end. A stop token that is text and the only option stays allowed; it ends the
         reply."""
         if self.matcher.is_error():
-            return RequestError(f"the grammar cannot go on: {_reason(self.matcher.get_error())}", PARAM)
+            return RequestError(f"the grammar cannot continue: {_reason(self.matcher.get_error())}", PARAM)
         mask = row[: self._words]
         mask[-1] &= self._last
         text = mask[self._places] & self._bits
@@ -89,7 +89,7 @@ class Matcher:
             return
         if self.finished or not self.matcher.consume_token(token):
             if self.matcher.is_error():
-                raise RequestError(f"the grammar cannot go on: {_reason(self.matcher.get_error())}", PARAM)
+                raise RequestError(f"the grammar cannot continue: {_reason(self.matcher.get_error())}", PARAM)
             raise RequestError(f"token {token} does not fit the grammar here", PARAM)
 
 
@@ -107,7 +107,7 @@ def fill(matchers: Sequence[Matcher], executor: LLExecutor | None = None) -> lis
     else:
         for matcher, number in asked:
             matcher.unsafe_compute_mask_ptr(rows.ctypes.data + number * size, size)
-    return [each.settle(row) for each, row in zip(matchers, rows, strict=True)]
+    return [each.mask_or_error(row) for each, row in zip(matchers, rows, strict=True)]
 
 
 class Compiler:

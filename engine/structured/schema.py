@@ -24,23 +24,23 @@ _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperti
 _IN_PLACE: Final = ("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "$ref", "$dynamicRef")
 
 REFUSED: Final = {
-    "not": "what is not allowed cannot be a mask of what may come next",
+    "not": "a negation cannot be compiled to a token mask",
     "if": "conditions are not compiled; write the cases as anyOf",
-    "contains": "items are not counted by what they are",
-    "minContains": "items are not counted by what they are",
-    "maxContains": "items are not counted by what they are",
-    "uniqueItems": "earlier items are not remembered",
-    "propertyNames": "names are bound by properties and patternProperties alone",
-    "dependentRequired": "earlier properties are not remembered; write the cases as anyOf",
-    "dependentSchemas": "earlier properties are not remembered; write the cases as anyOf",
-    "dependencies": "earlier properties are not remembered; write the cases as anyOf",
-    "unevaluatedItems": "beside allOf, anyOf, oneOf, $ref or contains it is not compiled; use items",
-    "unevaluatedProperties": "beside allOf, anyOf, oneOf or $ref it is not compiled; use additionalProperties",
-    "$ref": "it leads back to itself, so that nothing says what it allows",
-    "$dynamicRef": "references must be fixed; use $ref",
-    "$recursiveRef": "references must be fixed; use $ref",
-    "format": "of the formats of JSON Schema this one is not compiled; use pattern",
-    "oneOf": "its branches are not known to exclude each other: give them different types, or a required property with "
+    "contains": "matching items are not counted",
+    "minContains": "matching items are not counted",
+    "maxContains": "matching items are not counted",
+    "uniqueItems": "items are not compared with earlier ones",
+    "propertyNames": "names are constrained only by properties and patternProperties",
+    "dependentRequired": "dependencies between properties are not compiled; write the cases as anyOf",
+    "dependentSchemas": "dependencies between properties are not compiled; write the cases as anyOf",
+    "dependencies": "dependencies between properties are not compiled; write the cases as anyOf",
+    "unevaluatedItems": "not compiled together with allOf, anyOf, oneOf, $ref or contains; use items",
+    "unevaluatedProperties": "not compiled together with allOf, anyOf, oneOf or $ref; use additionalProperties",
+    "$ref": "the reference is circular and allows nothing",
+    "$dynamicRef": "dynamic references are not compiled; use $ref",
+    "$recursiveRef": "dynamic references are not compiled; use $ref",
+    "format": "this format is not compiled; use pattern",
+    "oneOf": "its branches may overlap: give them different types, or a required property with "
     "another const in each; or use anyOf",
 }
 # Formats of JSON Schema that cannot be enforced. Formats that JSON Schema does not define are annotations.

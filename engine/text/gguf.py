@@ -118,7 +118,7 @@ def _checked(path: Path) -> tuple[GgufFile, "_Vocabulary"]:
     kind, vocabulary = file.require(f"{_PREFIX}model"), _vocabulary(file)
     cure = "Put the file into a folder with the tokenizer.json of the model it was made from"
     if kind not in (BPE, PIECES):
-        raise CheckpointError(f"{path}: {_PREFIX}model is {kind!r}; read are {BPE} and {PIECES}. {cure}")
+        raise CheckpointError(f"{path}: {_PREFIX}model is {kind!r}; supported are {BPE} and {PIECES}. {cure}")
     rule = file.keys.get(f"{_PREFIX}pre")
     if kind == BPE and rule not in RULES:
         raise CheckpointError(

@@ -58,7 +58,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             ) from error
     check_ids(path, ranks.values())
     if len(set(ranks.values())) < len(ranks) or any(bytes((byte,)) not in ranks for byte in range(256)):
-        raise CheckpointError(f"{path}: must rank all 256 bytes, and nothing twice; copy the checkpoint again")
+        raise CheckpointError(f"{path}: must rank all 256 bytes without duplicates; copy the checkpoint again")
     return ranks
 
 
@@ -78,7 +78,7 @@ class RanksTokenizer(PlainTokenizer):
         try:
             return self._encoding.encode(text, disallowed_special=())
         except ValueError as error:  # e.g. a run of a million spaces exceeds the pattern's limit
-            raise RequestError(f"The text cannot be cut into tokens: {error}", "input_text") from error
+            raise RequestError(f"The text cannot be tokenized: {error}", "input_text") from error
 
     def base_names(self) -> dict[str, int]:
         return {byte_level_text(piece): rank for piece, rank in self._ranks.items()}

@@ -64,7 +64,7 @@ def tekken_text(path: Path) -> str:
     ordered = all(token.rank == rank for rank, token in enumerate(file.vocab))
     if not ordered or len(set(pieces)) < len(pieces) or pieces[:256] != [bytes([byte]) for byte in range(256)]:
         raise CheckpointError(
-            f"{path}: vocab must list tokens by rank, none twice, the 256 bytes first; copy the checkpoint again"
+            f"{path}: vocab must list tokens by rank without duplicates, the 256 bytes first; copy the checkpoint again"
         )
     special = _special_tokens(file, path)
     names = [token.token_str for token in special]

@@ -44,12 +44,12 @@ def fused_fp8(read: Read, path: str, matrix: Slots, schemes: Mapping[str, Scheme
         scales = _of_blocks(read, names, matrix, first.named[0], unit, device)
     else:
         unit, scales = 1, _of_outputs(read, names, matrix, schemes, device)
-    given = None
+    static_scale = None
     if first.inputs == "static":
         # One scale for all sources, because they read the same rows: the largest one.
         found = [read(f"{name}.{schemes[name].named[1]}").float().max() for name in dict.fromkeys(names)]
-        given = torch.stack(found).amax().view(1).to(device)
-    return Fp8Weight(values, scales, unit, first.inputs is not None, given)
+        static_scale = torch.stack(found).amax().view(1).to(device)
+    return Fp8Weight(values, scales, unit, first.inputs is not None, static_scale)
 
 
 def _of_outputs(

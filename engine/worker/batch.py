@@ -32,14 +32,14 @@ def build_batch(
     """
     count = np.asarray(count, np.int64)
     first = np.asarray(first, np.int64)
-    begins, encoder_inputs = np.zeros_like(first), None
+    decoder_starts, encoder_inputs = np.zeros_like(first), None
     if sources is not None:
-        begins = np.asarray(sources)[slots]
+        decoder_starts = np.asarray(sources)[slots]
         encoder_inputs = _encoder_inputs(
-            np.asarray(slots)[first < begins], tokens, sources, tables, block_tokens, device
+            np.asarray(slots)[first < decoder_starts], tokens, sources, tables, block_tokens, device
         )
-        count = first + count - np.maximum(first, begins)
-        first = np.maximum(first, begins)
+        count = first + count - np.maximum(first, decoder_starts)
+        first = np.maximum(first, decoder_starts)
     ends = np.cumsum(count)
     starts = ends - count
     total = int(ends[-1]) if len(ends) else 0
@@ -56,16 +56,16 @@ def build_batch(
 
     return Batch(
         ids=tensor(tokens[slot, positions]),
-        positions=tensor(positions - begins[owner]),
+        positions=tensor(positions - decoder_starts[owner]),
         rope_lengths=tensor(np.maximum(np.asarray(rope_lengths)[slot], positions + 1)),
         query_start=tensor(np.concatenate(([0], ends))),
         lengths=tensor(lengths),
         tables=tuple(tensor(table[slots, :width]) for table in tables),
-        slots=tuple(tensor(table[slot, block].astype(np.int64) * block_tokens + offset) for table in tables),
+        slot_mapping=tuple(tensor(table[slot, block].astype(np.int64) * block_tokens + offset) for table in tables),
         first=tuple(first.tolist()),
         count=tuple(count.tolist()),
         segments=None if segments is None else tensor(segments),
-        begins=None if sources is None else tuple(begins.tolist()),
+        decoder_starts=None if sources is None else tuple(decoder_starts.tolist()),
         encoder_inputs=encoder_inputs,
     )
 
@@ -88,7 +88,9 @@ def _encoder_inputs(
     return EncoderInputs(
         ids=_tensor(tokens[slot, positions], device),
         positions=_tensor(positions, device),
-        slots=tuple(_tensor(table[slot, block].astype(np.int64) * block_tokens + offset, device) for table in tables),
+        slot_mapping=tuple(
+            _tensor(table[slot, block].astype(np.int64) * block_tokens + offset, device) for table in tables
+        ),
         count=tuple(count.tolist()),
     )
 

@@ -16,7 +16,7 @@ import torch
 from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError, OutOfMemory
 from engine.api.golden import ROOM_TOKENS, Arithmetic
-from engine.api.messages import Taken
+from engine.api.messages import PhaseMemory
 from engine.distributed.group import open_group
 from engine.distributed.shared import open_shared
 from engine.distributed.world import SINGLE, World, least
@@ -32,7 +32,7 @@ from engine.worker.host import HostRunner
 from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
 from engine.worker.pooled import PooledRunner
 from engine.worker.pooled_device import PooledDeviceRunner
-from engine.worker.rank_messages import Meeting
+from engine.worker.rank_messages import Rendezvous
 from engine.worker.ranked import RankedWorker
 from engine.worker.ranks import Ranks
 from engine.worker.table import RequestTable
@@ -54,32 +54,32 @@ DTYPES = {
 
 # Ranks wait for one another while they load, and one may read from a slower disk. engine.worker.watchdog detects a rank
 # that hangs and ends it, which also ends the wait of the others.
-MEETING_S = 3600.0
+RENDEZVOUS_S = 3600.0
 LOGIT_ROWS = 64  # rows of logits that ranks gather at once; memory for them is reserved, but touched only if needed
 
 Progress = Callable[[str, float], None]
-Took = Callable[[str, Taken], None]
+OnPhaseMemory = Callable[[str, PhaseMemory], None]
 
 
-def nothing(phase: str, taken: Taken) -> None:
+def nothing(phase: str, taken: PhaseMemory) -> None:
     """Ignore the memory of a phase."""
 
 
 def build_worker(
-    config: EngineConfig, progress: Progress, took: Took = nothing, ranks: Ranks | None = None
+    config: EngineConfig, progress: Progress, on_memory: OnPhaseMemory = nothing, ranks: Ranks | None = None
 ) -> Worker | RankedWorker:
     """Build the worker of rank 0.
 
-    progress(phase, 0…1) is called during the start, and took(phase, memory) at the end of each phase. ranks: the other
-    ranks of a model that several processes share; they are ended if this one fails. Raises ConfigError, CheckpointError
-    or OutOfMemory, or the error that ended another rank."""
+    progress(phase, 0…1) is called during the start, and on_memory(phase, memory) at the end of each phase. ranks: the
+    other ranks of a model that several processes share; they are ended if this one fails. Raises ConfigError,
+    CheckpointError or OutOfMemory, or the error that ended another rank."""
     if ranks is None:
-        return _build(config, 0, lambda checkpoint, device, team: SINGLE, progress, took)
+        return _build(config, 0, lambda checkpoint, device, team: SINGLE, progress, on_memory)
     try:
         progress = ranks.track_progress(progress)
         progress("reading", 0.0)
         ranks.wait_imported()
-        own = _build(config, 0, partial(_join, config, 0, ranks.meeting, ranks.set_abandon), progress, took)
+        own = _build(config, 0, partial(_join, config, 0, ranks.rendezvous, ranks.set_abort), progress, on_memory)
         progress("", 1.0)
         ranks.wait_built(own.blocks)
         return RankedWorker(own, ranks)
@@ -90,52 +90,54 @@ def build_worker(
         raise found from None if found is error else error
 
 
-def build_rank(config: EngineConfig, rank: int, meeting: Meeting, progress: Progress, took: Took = nothing) -> Worker:
+def build_rank(
+    config: EngineConfig, rank: int, rendezvous: Rendezvous, progress: Progress, on_memory: OnPhaseMemory = nothing
+) -> Worker:
     """Build the worker of another rank than rank 0. Raises the errors of `build_worker`."""
     progress("reading", 0.0)
-    return _build(config, rank, partial(_join, config, rank, meeting, lambda abandon: None), progress, took)
+    return _build(config, rank, partial(_join, config, rank, rendezvous, lambda abort: None), progress, on_memory)
 
 
 def _join(
     config: EngineConfig,
     rank: int,
-    meeting: Meeting,
-    set_abandon: Callable[[Callable[[], None]], None],
+    rendezvous: Rendezvous,
+    set_abort: Callable[[Callable[[], None]], None],
     checkpoint: Checkpoint,
     device: torch.device,
     team: Team | None,
 ) -> World:
-    """Connect all ranks. `set_abandon` gets a callback that ends the wait for a rank that is gone."""
+    """Connect all ranks. `set_abort` gets a callback that ends the wait for a rank that is gone."""
     if team is None:
-        store = Path(meeting.file)
-        join = partial(open_group, device, store, rank, config.tensor, ordered=config.invariant, timeout_s=MEETING_S)
-        return _unless_abandoned(join, set_abandon) if device.type == "cpu" else join()
-    world = open_shared(team.variant, meeting.memory, rank, config.tensor, _floats(config, checkpoint.model))
-    set_abandon(world.meeting.abandon)
+        store = Path(rendezvous.file)
+        join = partial(open_group, device, store, rank, config.tensor, ordered=config.invariant, timeout_s=RENDEZVOUS_S)
+        return _run_abortable(join, set_abort) if device.type == "cpu" else join()
+    world = open_shared(team.variant, rendezvous.memory, rank, config.tensor, _floats(config, checkpoint.model))
+    set_abort(world.collective.abort)
     return world
 
 
-def _unless_abandoned(join: Callable[[], World], set_abandon: Callable[[Callable[[], None]], None]) -> World:
-    """Run `join` in a thread, so that it can be abandoned: gloo would wait for a rank that has exited."""
-    met: Future[World] = Future()
+def _run_abortable(join: Callable[[], World], set_abort: Callable[[Callable[[], None]], None]) -> World:
+    """Run `join` in a thread, so that it can be aborted: gloo would wait for a rank that has exited."""
+    joined: Future[World] = Future()
 
     def wait() -> None:
         try:
             world = join()
-        except Exception as error:  # re-raised by met.result()
+        except Exception as error:  # re-raised by joined.result()
             with suppress(InvalidStateError):
-                met.set_exception(error)
+                joined.set_exception(error)
         else:
             with suppress(InvalidStateError):
-                met.set_result(world)
+                joined.set_result(world)
 
-    def abandon() -> None:
+    def abort() -> None:
         with suppress(InvalidStateError):
-            met.set_exception(RuntimeError("a rank is gone"))
+            joined.set_exception(RuntimeError("another rank has exited"))
 
-    threading.Thread(target=wait, name="meeting", daemon=True).start()
-    set_abandon(abandon)
-    return met.result()
+    threading.Thread(target=wait, name="rendezvous", daemon=True).start()
+    set_abort(abort)
+    return joined.result()
 
 
 def _floats(config: EngineConfig, model: Model) -> int:
@@ -147,7 +149,7 @@ def _floats(config: EngineConfig, model: Model) -> int:
 Join = Callable[[Checkpoint, torch.device, Team | None], World]
 
 
-def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took: Took) -> Worker:
+def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_memory: OnPhaseMemory) -> Worker:
     _check_pages(config)
     device, team = _device(config, rank), _team(config)
     if device.type == "cuda":
@@ -155,8 +157,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
     seconds: dict[str, float] = {}
-    took("starting", memory_in_use(device))
-    measured = partial(_measured, device=device, seconds=seconds, took=took)
+    on_memory("starting", memory_in_use(device))
+    measured = partial(_measured, device=device, seconds=seconds, on_memory=on_memory)
     with measured("reading"):
         progress("reading", 0.0)
         stored = config.load == "checkpoint"
@@ -216,17 +218,17 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
             runner = (HostRunner if text_model.pooler is None else PooledRunner)(text_model, form, pages, table)
         table_bytes = table.nbytes
-    held = {**text_model.memory_usage.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
+    memory_usage = {**text_model.memory_usage.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
     if reserve:
-        held["self_test"] = pages[blocks:].nbytes
+        memory_usage["self_test"] = pages[blocks:].nbytes
     if text_model.buffer_bytes:
-        held["buffers"] = text_model.buffer_bytes
+        memory_usage["buffers"] = text_model.buffer_bytes
     worker = Worker(
         runner,
         model=checkpoint.model,
         layout=form,
         blocks=blocks,
-        held=held,
+        memory_usage=memory_usage,
         mapped=text_model.memory_usage.mapped,
         # Next to a team of compiled kernels, more torch threads would only take CPU time from it; torch has little
         # work.
@@ -303,16 +305,16 @@ def _team(config: EngineConfig) -> Team | None:
     if config.kernels in ("torch", "triton"):
         if config.weights != "stored" and (config.weights, config.kernels) != ("fp8", "triton"):
             who = "triton" if config.weights == "fp8" else "compiled"
-            raise ConfigError(f"weights={config.weights}: only {who} kernels multiply by them, not {config.kernels}")
+            raise ConfigError(f"weights={config.weights}: supported only by {who} kernels, not by {config.kernels}")
         if config.head in ("int8", "int4"):
-            raise ConfigError(f"head={config.head}: only compiled kernels multiply by it, not {config.kernels}")
+            raise ConfigError(f"head={config.head}: supported only by compiled kernels, not by {config.kernels}")
         _check_kernels(config)
         return None
     if config.weights == "fp8":
-        raise ConfigError(f"weights=fp8: only triton kernels multiply by them, not {config.kernels}")
+        raise ConfigError(f"weights=fp8: supported only by triton kernels, not by {config.kernels}")
     if config.device != "cpu" or config.dtype != "float32":
         raise ConfigError(
-            f"kernels={config.kernels}: they compute in float32 on a CPU, not {config.dtype} on {config.device}"
+            f"kernels={config.kernels}: supported is float32 on a CPU, not {config.dtype} on {config.device}"
         )
     try:
         return Team(config.kernels, config.threads, config.cpus)
@@ -324,17 +326,17 @@ def _check_pages(config: EngineConfig) -> None:
     wide = ("float32", "bfloat16", "float16")
     known = {"torch": wide, "triton": (config.dtype, "fp8")}.get(config.kernels, (*wide, "int8"))
     if config.kv_dtype not in known:
-        raise ConfigError(f"kv_dtype={config.kv_dtype}: {config.kernels} kernels read pages of {', '.join(known)}")
+        raise ConfigError(f"kv_dtype={config.kv_dtype}: {config.kernels} kernels support {', '.join(known)}")
 
 
 def _check_kernels(config: EngineConfig) -> None:
     if config.kernels == "torch":
         if config.invariant:
-            raise ConfigError("invariant: torch's sums depend on the size of the batch; set kernels to triton")
+            raise ConfigError("invariant: the sums of torch kernels depend on the batch size; set kernels to triton")
     elif not installed():
         raise ConfigError("kernels=triton: triton is not installed; install the release that this torch requires")
     elif config.device != "cuda" and not interpreted():
-        raise ConfigError("kernels=triton: they need a GPU; on a CPU they run only in tests, with TRITON_INTERPRET=1")
+        raise ConfigError("kernels=triton: a GPU is required; on a CPU, set TRITON_INTERPRET=1 (for tests only)")
 
 
 def _fp8_products(config: EngineConfig, device: torch.device) -> Fp8Products | None:
@@ -373,13 +375,13 @@ def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None, worl
 
 @contextmanager
 def _measured(
-    phase: str, *, device: torch.device, seconds: dict[str, float], took: Callable[[str, Taken], None]
+    phase: str, *, device: torch.device, seconds: dict[str, float], on_memory: Callable[[str, PhaseMemory], None]
 ) -> Iterator[None]:
     start = time.perf_counter()
     with Meter(device) as meter:
         yield
     seconds[phase] = time.perf_counter() - start
-    took(phase, meter.taken)
+    on_memory(phase, meter.taken)
 
 
 @contextmanager

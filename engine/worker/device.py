@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import NOT_FINITE
-from engine.core.plan import Late, Masks, StepPlan, StepResult, wait
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult, wait
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import Layout
 from engine.layers.fused import FusedModel
@@ -102,7 +102,7 @@ class DeviceRunner:
         self._graphs.keep(world.all_gather(own).bool().all(0).tolist())
         return taken
 
-    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
         self._host.apply(plan)
         rows, encoder_inputs = plan_rows(plan), None
         if self._table.sources is not None:
@@ -120,7 +120,7 @@ class DeviceRunner:
             last = indexes(np.cumsum(rows.count)[rows.sampling] - 1, self._pages.device)
             logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
         logits = logits[: len(slot)]
-        kept = (logits.float().clone(),) if plan.digested else ()  # sampling modifies logits in place
+        kept = (logits.float().clone(),) if plan.fingerprinted else ()  # sampling modifies logits in place
         prepared = self._sampler.prepare(self._sampled_rows(rows, wait(masks)))
         drawn = prepared(logits, slot, lengths, self._table.tokens, self._table.columns)
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
@@ -129,10 +129,10 @@ class DeviceRunner:
         scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits for the device, if requested
 
         def result() -> StepResult:
-            bad, found, *digested = arriving.wait()
+            bad, found, *sampled_logits = arriving.wait()
             failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE)
-            digests = [logit_fingerprint(row) for logits in digested for row in logits]
-            return step_result(plan, rows, prepared.read(drawn, found), scored, failed, digests)
+            fingerprints = [logit_fingerprint(row) for logits in sampled_logits for row in logits]
+            return step_result(plan, rows, prepared.read(drawn, found), scored, failed, fingerprints)
 
         return result
 

@@ -58,7 +58,7 @@ def device_parts(
         layout=form,
         device=device,
         segments=0 if embed.segments is None else embed.segments.count,
-        sourced=checkpoint.model.encoder is not None,
+        encoder_decoder=checkpoint.model.encoder is not None,
     )
     pooler = None
     if text_model.pooler is not None:
@@ -131,7 +131,7 @@ def _prompts(layout: Layout, pages: Tensor, tokens: int, longest: int) -> Device
         ids=zeros,
         positions=torch.arange(tokens, dtype=torch.int32, device=pages.device) % longest,
         rope_lengths=zeros + min(tokens, longest),
-        places=(zeros - 1).expand(groups, -1),
+        slot_mapping=(zeros - 1).expand(groups, -1),
         slot=integers([0] * len(lengths)),
         query_start=integers(starts),
         lengths=integers(lengths),

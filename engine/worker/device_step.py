@@ -10,9 +10,9 @@ from engine.kv.layout import Layout
 from engine.layers.fused import CrossAttentionInputs, DeviceStep
 from engine.worker.device_table import DeviceTable, StepUpload, aligned
 from engine.worker.rows import EncoderInputs
+from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.step_inputs import STEP_INPUTS
 from kernels.step_segments import STEP_SEGMENTS
-from kernels.step_sources import STEP_SOURCES
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class StagedSteps:
         step = self._step(slot, first, query_start, tokens, singles=singles, spans=spans)
         if table.sources is None:
             return step
-        begins, positions, *each = STEP_SOURCES(table.sources, step.positions, slot, query_start)
+        decoder_starts, positions, *each = CROSS_ATTENTION_INPUTS(table.sources, step.positions, slot, query_start)
         slots, lengths, starts = each
         read = None if encoder_inputs is None or not len(encoder_inputs.slots) else self._sources(encoder_inputs)
         return replace(
             step,
             positions=positions,
-            cross_attention=CrossAttentionInputs(begins, slots, starts, lengths),
+            cross_attention=CrossAttentionInputs(decoder_starts, slots, starts, lengths),
             encoder_inputs=read,
         )
 
@@ -56,7 +56,7 @@ class StagedSteps:
         self, slot: Tensor, first: Tensor, query_start: Tensor, tokens: int, *, singles: bool, spans: bool
     ) -> DeviceStep:
         table = self.table
-        ids, positions, rope_lengths, lengths, places = STEP_INPUTS(
+        ids, positions, rope_lengths, lengths, slot_mapping = STEP_INPUTS(
             table.tokens,
             table.rope_lengths,
             table.tables,
@@ -73,7 +73,7 @@ class StagedSteps:
             ids=ids,
             positions=positions,
             rope_lengths=rope_lengths,
-            places=places,
+            slot_mapping=slot_mapping,
             slot=slot,
             query_start=query_start,
             lengths=lengths,

@@ -44,16 +44,16 @@ class DeviceTable:
         layout: Layout,
         device: torch.device,
         segments: int = 0,
-        sourced: bool = False,
+        encoder_decoder: bool = False,
     ) -> None:
-        """segments: number of segment embeddings of the model. sourced: encoder-decoder model."""
+        """segments: number of segment embeddings of the model. encoder_decoder: encoder-decoder model."""
         # One more than a request can have: a step may be planned before the request is known to be complete.
         width = aligned(max_context + 1)
         blocks = aligned(blocks_of(max_context + 1, layout.block_tokens))
         groups = len(layout.groups)
         sizes = [slots * width, groups * slots * blocks, aligned(slots), len(FIELDS) * aligned(slots)]
         begins = max(0, segments - 1)
-        sizes += [slots * begins, slots if sourced else 0]
+        sizes += [slots * begins, slots if encoder_decoder else 0]
         starts = np.cumsum([0, *map(aligned, sizes)]).tolist()
         self.memory = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         pieces = [self.memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
@@ -63,7 +63,7 @@ class DeviceTable:
         fields = pieces[3].view(len(FIELDS), -1)
         self.columns = DeviceColumns.of(fields)
         self.segments = pieces[4].view(slots, begins) if segments else None
-        self.sources = pieces[5] if sourced else None
+        self.sources = pieces[5] if encoder_decoder else None
         self._starts, self._width, self._blocks, self._line = starts, width, blocks, fields.shape[1]
         self._filled = np.zeros((slots, groups), np.int64)
         self._slots = slots

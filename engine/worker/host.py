@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import NOT_FINITE
-from engine.core.plan import Late, Masks, StepPlan, StepResult, wait
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult, wait
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.model import TextModel
@@ -29,11 +29,11 @@ class HostRunner:
         self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
         self._noise = Noise(text_model.model.embed.vocab, pages.device, text_model.target.team)
 
-    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
         result = self._run(plan, masks)
         return lambda: result
 
-    def _run(self, plan: StepPlan, masks: Masks | Late) -> StepResult:
+    def _run(self, plan: StepPlan, masks: Masks | PendingMasks) -> StepResult:
         self._table.apply(plan)
         rows = plan_rows(plan)
         if not len(rows.slots):
@@ -43,8 +43,8 @@ class HostRunner:
         failed = rows_not_finite(hidden, batch)
         at = torch.from_numpy(rows.sampling).to(hidden.device)
         logits = self._text_model.logits(hidden[batch.last[at]])
-        digests = (
-            [logit_fingerprint(row) for row in logits.cpu().numpy()] if plan.digested else []
+        fingerprints = (
+            [logit_fingerprint(row) for row in logits.cpu().numpy()] if plan.fingerprinted else []
         )  # before sampling, which modifies logits in place
         sampled = Prepared(self._sampled_rows(rows, wait(masks)), self._noise).finish(logits)
         self._table.write(rows.slots[rows.sampling], rows.ends[rows.sampling], np.array(sampled.ids, np.int64))
@@ -52,7 +52,7 @@ class HostRunner:
         # them.
         at_once = len(self._table.columns.seed)
         scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team, at_once)
-        return step_result(plan, rows, sampled, scored, failed, digests)
+        return step_result(plan, rows, sampled, scored, failed, fingerprints)
 
     def _batch(self, rows: PlanRows) -> Batch:
         table = self._table

@@ -8,7 +8,7 @@ import numpy as np
 from engine.api.golden import LogitFingerprint
 
 TOP = 8
-SKETCHES = 4
+NUM_SIGN_SUMS = 4
 _KEY = b"slipway: signs of golden digests"
 
 
@@ -38,7 +38,7 @@ def _short(value: float) -> float:
 
 @cache
 def _signs(vocab: int) -> np.ndarray:
-    """Return [SKETCHES, vocab] of 1 and -1, identical in every process and version."""
-    count = SKETCHES * vocab
+    """Return [NUM_SIGN_SUMS, vocab] of 1 and -1, identical in every process and version."""
+    count = NUM_SIGN_SUMS * vocab
     bits = np.unpackbits(np.frombuffer(hashlib.shake_256(_KEY).digest(-(-count // 8)), np.uint8))[:count]
-    return (bits.astype(np.int8) * 2 - 1).reshape(SKETCHES, vocab)
+    return (bits.astype(np.int8) * 2 - 1).reshape(NUM_SIGN_SUMS, vocab)

@@ -15,20 +15,20 @@ from types import TracebackType
 
 import torch
 
-from engine.api.messages import Taken
+from engine.api.messages import PhaseMemory
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 _MATRIX_BYTES = 1 << 18
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 
 
 class Meter:
     """`with Meter(device) as meter: …` sets `meter.taken`. Counts the entire process, including allocations of other
     threads. Must not be nested, because the inner meter resets the peak."""
 
-    taken: Taken
+    taken: PhaseMemory
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -45,7 +45,7 @@ class Meter:
         if high <= self._high:
             high = self._all  # the peak is older than this code
         kept = own - self._own
-        self.taken = Taken(str(self._device), kept, max(kept, max(high, everything) - self._all))
+        self.taken = PhaseMemory(str(self._device), kept, max(kept, max(high, everything) - self._all))
 
 
 @contextlib.contextmanager
@@ -63,8 +63,8 @@ def release_at_once() -> Iterator[None]:
     try:
         yield
     finally:
-        option(_MMAP_THRESHOLD, _MOST_BYTES)
-        option(_TRIM_THRESHOLD, 2 * _MOST_BYTES)
+        option(_MMAP_THRESHOLD, _MAX_BYTES)
+        option(_TRIM_THRESHOLD, 2 * _MAX_BYTES)
 
 
 def trim_heap() -> None:
@@ -75,10 +75,10 @@ def trim_heap() -> None:
         trim(0)
 
 
-def memory_in_use(device: torch.device) -> Taken:
+def memory_in_use(device: torch.device) -> PhaseMemory:
     """Return the current memory of the process on the device."""
     own, everything, _ = _counters(device)
-    return Taken(str(device), own, everything)
+    return PhaseMemory(str(device), own, everything)
 
 
 def _counters(device: torch.device) -> tuple[int, int, int]:

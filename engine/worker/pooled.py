@@ -8,11 +8,11 @@ import numpy as np
 from torch import Tensor
 
 from engine.api.messages import Pooled, Pooling
-from engine.core.plan import Late, Masks, NewRow, StepPlan, StepResult
+from engine.core.plan import Masks, NewRow, PendingMasks, StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.model import TextModel
-from engine.layers.pooler import Gathered
+from engine.layers.pooler import PoolingState
 from engine.worker.batch import build_batch
 from engine.worker.host import rows_not_finite
 from engine.worker.rows import PlanRows, plan_rows
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 @dataclass
-class Open:
+class OpenPrompt:
     """A partially computed prompt."""
 
     pooling: Pooling
     tokens: int
     segments: tuple[int, ...]
-    gathered: Gathered = field(default_factory=Gathered)
+    gathered: PoolingState = field(default_factory=PoolingState)
 
 
 class PooledRunner:
@@ -39,9 +39,9 @@ class PooledRunner:
         self._text_model, self._pooler = text_model, text_model.pooler
         self._layout, self._pages, self._table = layout, pages, table
         self._has_segments = text_model.model.embed.segments is not None
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, OpenPrompt] = {}
 
-    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
         self._take(plan)
         rows = plan_rows(plan)
         if not len(rows.slots):
@@ -60,7 +60,7 @@ class PooledRunner:
 
     def _take(self, plan: StepPlan) -> None:
         self._table.apply(plan)
-        follow(plan, self._open, lambda new, pooling: Open(pooling, new.prompt_tokens, new.segments))
+        follow(plan, self._open, lambda new, pooling: OpenPrompt(pooling, new.prompt_tokens, new.segments))
 
     def _batch(self, rows: PlanRows) -> Batch:
         table = self._table

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.api.errors import NOT_FINITE
 from engine.api.messages import Pooled, Pooling
-from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.layers.fused import DeviceStep, FusedModel
 from engine.layers.fused_pooler import FusedPooler
@@ -21,16 +21,16 @@ from engine.layers.pooler import OF_EACH_TOKEN
 from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.pooled import follow, packed
-from engine.worker.results import Arriving, Results
+from engine.worker.results import PendingTransfer, Results
 from engine.worker.rows import PlanRows, plan_rows
 from kernels.finite import FINITE_ROWS
 
 
 @dataclass(frozen=True)
-class Piece:
+class PendingTokens:
     """Rows of one of the tensors that are being copied to the host."""
 
-    arriving: Arriving
+    arriving: PendingTransfer
     number: int  # index of the tensor
     rows: slice
 
@@ -39,12 +39,12 @@ class Piece:
 
 
 @dataclass
-class Open:
+class OpenPrompt:
     """A partially computed prompt."""
 
     pooling: Pooling
     tokens: int
-    pieces: list[Piece] = field(default_factory=list)  # vectors of its tokens so far, for per-token tasks
+    pieces: list[PendingTokens] = field(default_factory=list)  # vectors of its tokens so far, for per-token tasks
 
     @property
     def key(self) -> "PoolingKey":
@@ -77,12 +77,12 @@ class PooledDeviceRunner:
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
         self._steps = StagedSteps(device_table, self._upload, layout, pages)
         self._results = Results(pages.device)
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, OpenPrompt] = {}
 
-    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
         rows = plan_rows(plan)
         self._upload.send(plan, rows, None)
-        follow(plan, self._open, lambda new, pooling: Open(pooling, new.prompt_tokens))
+        follow(plan, self._open, lambda new, pooling: OpenPrompt(pooling, new.prompt_tokens))
         if not len(rows.slots):
             return lambda: StepResult(plan.step, ())
         self._upload.check(plan)
@@ -105,7 +105,12 @@ class PooledDeviceRunner:
         return result
 
     def _finished(
-        self, groups: Sequence[RowGroup], prompts: Sequence[Open], rows: PlanRows, step: DeviceStep, hidden: Tensor
+        self,
+        groups: Sequence[RowGroup],
+        prompts: Sequence[OpenPrompt],
+        rows: PlanRows,
+        step: DeviceStep,
+        hidden: Tensor,
     ) -> list[Tensor]:
         """Return [vectors or tokens, width] fp32 for each group of rows."""
         vectors = None
@@ -129,7 +134,7 @@ class PooledDeviceRunner:
         return x if len(rows) == len(x) else x[indexes(rows, self._device)]
 
 
-def _group_rows(prompts: Sequence[Open], rows: PlanRows) -> list[RowGroup]:
+def _group_rows(prompts: Sequence[OpenPrompt], rows: PlanRows) -> list[RowGroup]:
     found: dict[PoolingKey, list[int]] = {}
     for row, (prompt, end) in enumerate(zip(prompts, rows.ends.tolist(), strict=True)):
         if prompt.key.of_each_token or end == prompt.tokens:
@@ -141,14 +146,14 @@ def _group_rows(prompts: Sequence[Open], rows: PlanRows) -> list[RowGroup]:
 
 
 def _found(
-    groups: Sequence[RowGroup], prompts: Sequence[Open], rows: PlanRows, arriving: Arriving
+    groups: Sequence[RowGroup], prompts: Sequence[OpenPrompt], rows: PlanRows, arriving: PendingTransfer
 ) -> dict[int, Callable[[], Pooled]]:
     """Return functions that read the result of each row that completes its prompt. Pieces of other rows are kept."""
     found: dict[int, Callable[[], Pooled]] = {}
     for number, some in enumerate(groups, 1):
         ends = np.cumsum(some.counts)
         for row, start, end in zip(some.rows.tolist(), (ends - some.counts).tolist(), ends.tolist(), strict=True):
-            prompt, piece = prompts[row], Piece(arriving, number, slice(start, end))
+            prompt, piece = prompts[row], PendingTokens(arriving, number, slice(start, end))
             if not some.key.of_each_token:
                 found[row] = lambda piece=piece: packed(piece.read()[0])
                 continue

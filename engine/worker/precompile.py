@@ -32,7 +32,7 @@ from engine.worker.warm import warm
 from engine.worker.worker import Runner
 from kernels.fp8 import Fp8Products, products_of
 from kernels.jit import recorded
-from kernels.report import Source, Wanted, add_options, report
+from kernels.report import OpLaunch, Source, add_options, report
 from kernels.tools.aot import Target
 
 
@@ -59,7 +59,7 @@ def config_for(
     )
 
 
-def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
+def serving_launches(target: Target, *, config: EngineConfig) -> list[OpLaunch]:
     """Return the launches of a worker's first steps and of captured decode steps of every size. Empty if the target
     does
     not support the type of the pages."""
@@ -73,7 +73,7 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
             runner.start(_decode_step(size, form), {})
     name = f"{_architecture(config)} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
     name += " fp8 weights" if config.weights == "fp8" else ""
-    return [Wanted(launch.kernel.fn.__name__.removesuffix("_kernel"), name, launch) for launch in launches]
+    return [OpLaunch(launch.kernel.fn.__name__.removesuffix("_kernel"), name, launch) for launch in launches]
 
 
 @torch.inference_mode()

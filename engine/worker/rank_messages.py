@@ -13,22 +13,22 @@ import numpy as np
 
 from engine.api.config import EngineConfig
 from engine.api.messages import RankMemory
-from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class Rendezvous(msgspec.Struct, frozen=True):
     """Rendezvous of the ranks. The kernels determine which one is used."""
 
     file: str  # path for a process group; does not exist at first
     memory: int  # descriptor of an empty memory file, for compiled kernels
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class Begin(msgspec.Struct, frozen=True, tag="begin", rename={"rendezvous": "meeting"}):
     """The first message to a rank."""
 
     config: EngineConfig
     rank: int
-    meeting: Meeting
+    rendezvous: Rendezvous
 
 
 Packed = dict[int, bytes]  # masks by index of the plan's row; bit i % 32 of word i // 32 is token i
@@ -89,7 +89,7 @@ to_rank = msgspec.msgpack.Decoder(ToRank).decode
 from_rank = msgspec.msgpack.Decoder(FromRank).decode
 
 
-def step_message(plan: StepPlan, masks: Masks | Late) -> bytes:
+def step_message(plan: StepPlan, masks: Masks | PendingMasks) -> bytes:
     return encode(Step(plan, None if isinstance(masks, Future) else _packed(masks)))
 
 

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.worker.ranks import Ranks
-from engine.worker.worker import Running, Worker
+from engine.worker.worker import StartedStep, Worker
 
 
 @dataclass(frozen=True)
 class RankedStep:
-    own: Running
+    own: StartedStep
     ranks: Ranks
 
     def result(self) -> StepResult:
@@ -34,7 +34,7 @@ class RankedWorker:
         self.memory = (*own.memory, *ranks.memory)
         self.arithmetic, self.reserved = own.arithmetic, own.reserved
 
-    def start(self, plan: StepPlan, masks: Masks | Late) -> RankedStep:
+    def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> RankedStep:
         self._ranks.send(plan, masks)
         return RankedStep(self._own.start(plan, masks), self._ranks)
 

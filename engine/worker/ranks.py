@@ -1,7 +1,7 @@
 """Control of the other ranks by rank 0: child processes that get every plan and report only progress and errors.
 
 Rank 0 starts them before it imports torch, so that all load in parallel. If a rank exits, fails, becomes silent or
-diverges, all ranks are killed and `lost` is called with the reason, in a separate thread because rank 0's own thread
+diverges, all ranks are killed and `on_lost` is called with the reason, in a separate thread because rank 0's own thread
 may
 be waiting for the rank. Does not import torch.
 """
@@ -27,7 +27,7 @@ from engine.api import errors
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
 from engine.api.messages import RankMemory
-from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.worker.rank_messages import (
     ALIVE_S,
     Begin,
@@ -36,7 +36,7 @@ from engine.worker.rank_messages import (
     Done,
     FromRank,
     Loading,
-    Meeting,
+    Rendezvous,
     checksum,
     encode,
     from_rank,
@@ -46,11 +46,11 @@ from engine.worker.rank_messages import (
 from engine.worker.watchdog import RankWatchdog
 
 PHASES = ("importing", "reading", "loading", "profiling", "allocating", "warming", "capturing")
-EXPLAINED_S = 3.0  # time after an error of rank 0 to find the rank that caused it
-GONE_S = 0.4  # time after an error of a rank to find another rank that exited before and caused it
+CAUSE_S = 3.0  # time after an error of rank 0 to find the rank that caused it
+EARLIER_EXIT_S = 0.4  # time after an error of a rank to find another rank that exited before and caused it
 END_S = 2.0  # time for a rank to exit by itself after its socket was closed
 
-Lost = Callable[[Exception], None]
+OnRankLost = Callable[[Exception], None]
 
 
 class RankLost(Exception):
@@ -58,23 +58,23 @@ class RankLost(Exception):
 
 
 class Ranks:
-    """Ranks 1, 2, … of one engine. `lost` is called at most once, after all of them were killed, and never after
+    """Ranks 1, 2, … of one engine. `on_lost` is called at most once, after all of them were killed, and never after
     `close`."""
 
-    def __init__(self, config: EngineConfig, lost: Lost = lambda error: None) -> None:
+    def __init__(self, config: EngineConfig, on_lost: OnRankLost = lambda error: None) -> None:
         self.size = config.tensor
         beside = Path(config.socket).parent if config.socket else None
         # Named after the engine, so that the launcher can find and remove the folder of a killed engine.
         self._folder = Path(tempfile.mkdtemp(prefix=f"{Path(config.socket).stem}-ranks-", dir=beside))
-        self.meeting = Meeting(str(self._folder / "meeting"), os.memfd_create("ranks"))
-        self._watch, self._lost = RankWatchdog(self.size), lost
+        self.rendezvous = Rendezvous(str(self._folder / "meeting"), os.memfd_create("ranks"))
+        self._watchdog, self._on_lost = RankWatchdog(self.size), on_lost
         self._changed = threading.Condition()  # guards everything below, and the watchdog
         self._progress: Callable[[str, float], None] = lambda phase, fraction: None
         self._phases: dict[int, tuple[str, float]] = dict.fromkeys(range(self.size), (PHASES[0], 0.0))
         self._built: dict[int, Built] = {}
         self._failure: Exception | None = None
         self._closing = False
-        self._abandon: Callable[[], None] = lambda: None
+        self._abort: Callable[[], None] = lambda: None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: dict[int, Connection] = {}
         self._thread: threading.Thread | None = None
@@ -105,15 +105,15 @@ class Ranks:
     def track_progress(self, progress: Callable[[str, float], None]) -> Callable[[str, float], None]:
         """Return the progress callback for rank 0. `progress` gets the progress of all ranks together."""
         self._progress = progress
-        return lambda phase, fraction: self._moved(0, phase, fraction)
+        return lambda phase, fraction: self._set_phase(0, phase, fraction)
 
-    def set_abandon(self, abandon: Callable[[], None]) -> None:
+    def set_abort(self, abort: Callable[[], None]) -> None:
         """Set the callback that ends rank 0's wait for a rank that is gone. Called at once if one is gone already."""
-        self._abandon = abandon
+        self._abort = abort
         with self._changed:
             gone = self._failure is not None
         if gone:
-            abandon()
+            abort()
 
     def wait_imported(self) -> None:
         """Wait until all ranks have imported their modules. Raises the error of a rank that fails."""
@@ -125,11 +125,11 @@ class Ranks:
         for rank, built in self._built.items():
             assert built.blocks == blocks, f"rank {rank} has {built.blocks} blocks of cache, rank 0 has {blocks}"
 
-    def send(self, plan: StepPlan, masks: Masks | Late) -> None:
+    def send(self, plan: StepPlan, masks: Masks | PendingMasks) -> None:
         """Send a step to all ranks, which run steps in this order. Late masks follow. Raises the error that ended the
         ranks."""
         with self._changed:
-            self._watch.step_sent()
+            self._watchdog.step_sent()
         try:
             self._send(step_message(plan, masks))
         except OSError as error:
@@ -137,7 +137,7 @@ class Ranks:
         if isinstance(masks, Future):
             masks.add_done_callback(self._send_masks)
 
-    def _send_masks(self, late: Late) -> None:
+    def _send_masks(self, late: PendingMasks) -> None:
         with suppress(OSError):  # the listening thread detects that a rank is gone
             self._send(masks_message(late.result()))
 
@@ -150,14 +150,14 @@ class Ranks:
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            wrong = self._watch.step_finished(0, checksum(result))
+            wrong = self._watchdog.step_finished(0, checksum(result))
         if wrong is not None:
-            raise self._give_up(RankLost(wrong))
+            raise self._kill_all(RankLost(wrong))
 
     def find_cause(self, error: Exception) -> Exception:
         """Return the cause of an error that rank 0 got in a step, or the error itself."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None, EXPLAINED_S)
+            self._changed.wait_for(lambda: self._failure is not None, CAUSE_S)
             return self._failure or error
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Ranks:
             self._thread.join()
         for connection in self._sockets.values():
             connection.close()
-        os.close(self.meeting.memory)
+        os.close(self.rendezvous.memory)
         self._end(END_S)
 
     # The listening thread
@@ -195,7 +195,7 @@ class Ranks:
                 if self._closing:
                     return
                 # The limit ignores pauses of all processes, such as that of a container.
-                silent = self._watch.time_passed(min(now - last, 2 * ALIVE_S))
+                silent = self._watchdog.time_passed(min(now - last, 2 * ALIVE_S))
             last = now
             if silent is not None:
                 self._report(RankLost(silent))
@@ -206,18 +206,18 @@ class Ranks:
         try:
             message: FromRank = from_rank(connection.recv_bytes())
         except (EOFError, OSError):
-            return RankLost(f"rank {rank} {self._how_it_ended(rank)}")
+            return RankLost(f"rank {rank} {self._exit_description(rank)}")
         with self._changed:
-            self._watch.message_received(rank)
+            self._watchdog.message_received(rank)
             match message:
                 case Loading(phase, fraction):
                     self._phases[rank] = (phase, fraction)
                 case Built():
                     self._built[rank] = message
                     self._phases[rank] = ("", 1.0)
-                    self._watch.started_serving(rank)
+                    self._watchdog.started_serving(rank)
                 case Done(drawn):
-                    wrong = self._watch.step_finished(rank, drawn)
+                    wrong = self._watchdog.step_finished(rank, drawn)
                     return None if wrong is None else RankLost(wrong)
             self._changed.notify_all()
         if isinstance(message, Broken):
@@ -229,44 +229,44 @@ class Ranks:
         return None
 
     def _find_exited(self, but: int) -> str | None:
-        """Return the description of another rank whose process exits within GONE_S, or None."""
-        limit = time.monotonic() + GONE_S
+        """Return the description of another rank whose process exits within EARLIER_EXIT_S, or None."""
+        limit = time.monotonic() + EARLIER_EXIT_S
         while time.monotonic() < limit:
             for rank, process in self._processes.items():
                 if rank != but and process.poll() is not None:
-                    return f"rank {rank} {self._how_it_ended(rank)}"
-            time.sleep(GONE_S / 20)
+                    return f"rank {rank} {self._exit_description(rank)}"
+            time.sleep(EARLIER_EXIT_S / 20)
         return None
 
-    def _how_it_ended(self, rank: int) -> str:
+    def _exit_description(self, rank: int) -> str:
         process = self._processes[rank]
         try:
             code = process.wait(END_S)
         except subprocess.TimeoutExpired:
             return f"(process {process.pid}) closed its socket"
         if code >= 0:
-            return f"(process {process.pid}) ended with code {code}"
+            return f"(process {process.pid}) exited with code {code}"
         name = signal.Signals(-code).name
         memory = "; the system may have been out of memory" if -code == signal.SIGKILL else ""
         return f"(process {process.pid}) was killed by {name}{memory}"
 
     def _report(self, error: Exception) -> None:
-        if self._give_up(error) is error and not self._closing:
-            self._lost(error)
+        if self._kill_all(error) is error and not self._closing:
+            self._on_lost(error)
 
     # Any thread
 
-    def _give_up(self, error: Exception) -> Exception:
+    def _kill_all(self, error: Exception) -> Exception:
         """Kill all ranks. Return the reason, which is the first error that was reported."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
         for process in self._processes.values():
             process.kill()
-        self._abandon()
+        self._abort()
         return self._failure
 
-    def _moved(self, rank: int, phase: str, fraction: float) -> None:
+    def _set_phase(self, rank: int, phase: str, fraction: float) -> None:
         with self._changed:
             self._phases[rank] = (phase, fraction)
         self._report_progress()
@@ -282,7 +282,7 @@ class Ranks:
             return
         fractions = [fraction if place == least else 1.0 for place, fraction in places]
         ahead = sum(place > least for place, _ in places)
-        self._progress(f"{PHASES[least]} ({ahead} of {self.size} ranks are through)", sum(fractions) / self.size)
+        self._progress(f"{PHASES[least]} ({ahead} of {self.size} ranks are done)", sum(fractions) / self.size)
 
     def _wait(self, there: Callable[[], bool]) -> None:
         with self._changed:
@@ -295,10 +295,10 @@ class Ranks:
         with theirs:
             command = [sys.executable, "-P", "-m", "engine.rank", str(theirs.fileno())]
             self._processes[rank] = subprocess.Popen(
-                command, pass_fds=[theirs.fileno(), self.meeting.memory], stdin=subprocess.DEVNULL
+                command, pass_fds=[theirs.fileno(), self.rendezvous.memory], stdin=subprocess.DEVNULL
             )
         self._sockets[rank] = Connection(ours.detach())
-        self._sockets[rank].send_bytes(encode(Begin(_config_of(config, rank), rank, self.meeting)))
+        self._sockets[rank].send_bytes(encode(Begin(_config_of(config, rank), rank, self.rendezvous)))
 
     def _end(self, seconds: float) -> None:
         limit = time.monotonic() + seconds

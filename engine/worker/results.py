@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Arriving:
+class PendingTransfer:
     """Pending copies. The source tensors are kept until then, so that their memory is not reused."""
 
     def __init__(self, sources: Sequence[Tensor], copies: list[Tensor], done: "torch.cuda.Event | None") -> None:
@@ -27,9 +27,9 @@ class Results:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def fetch(self, tensors: Sequence[Tensor]) -> Arriving:
+    def fetch(self, tensors: Sequence[Tensor]) -> PendingTransfer:
         if self._stream is None:
-            return Arriving(tensors, [tensor.clone() for tensor in tensors], None)
+            return PendingTransfer(tensors, [tensor.clone() for tensor in tensors], None)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
@@ -37,4 +37,4 @@ class Results:
                 copy.copy_(tensor, non_blocking=True)
             done = torch.cuda.Event()
             done.record()
-        return Arriving(tensors, copies, done)
+        return PendingTransfer(tensors, copies, done)

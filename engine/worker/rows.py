@@ -56,9 +56,9 @@ def step_result(
     sampled: Sampled,
     scored: dict[int, tuple[Logprob, ...]],
     failed: dict[int, str],
-    digests: list[LogitFingerprint],
+    fingerprints: list[LogitFingerprint],
 ) -> StepResult:
-    """Assemble the result. digests: fingerprints of the rows that sample a token, or empty."""
+    """Assemble the result. fingerprints: fingerprints of the rows that sample a token, or empty."""
     where = rows.sampling.tolist()
     ids = [-1] * len(plan.rows)
     for row, token in zip(where, sampled.ids, strict=True):
@@ -69,5 +69,5 @@ def step_result(
         {where[number]: found for number, found in sampled.logprobs.items()},
         scored,
         {where[number]: reason for number, reason in sampled.failed.items()} | failed,
-        dict(zip(where, digests, strict=False)),
+        dict(zip(where, fingerprints, strict=False)),
     )

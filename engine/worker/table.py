@@ -42,8 +42,8 @@ class RequestTable:
 
     def rows_to_score(self, slots: np.ndarray) -> list[int]:
         """Return the indexes of rows that request logprobs of their prompt."""
-        asked = self.columns.prompt_logprobs
-        return [row for row, slot in enumerate(slots.tolist()) if slot in asked] if asked else []
+        requests = self.columns.prompt_logprobs
+        return [row for row, slot in enumerate(slots.tolist()) if slot in requests] if requests else []
 
     def _enter(self, new: NewRow) -> None:
         self.tokens[new.slot, : len(new.ids)] = new.ids

@@ -10,7 +10,7 @@ import torch
 
 from engine.api.golden import Arithmetic
 from engine.api.messages import RankMemory
-from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.models.footprint import PARTS
 from engine.models.parts import Model
@@ -19,13 +19,13 @@ from engine.models.parts import Model
 class Runner(Protocol):
     """Interface of a device that runs steps."""
 
-    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
         """Start a step. Called in the worker's thread; the device may still be busy on return. The returned function
         waits for the step and is called in another thread. Late masks are awaited once the model runs."""
 
 
 @dataclass(frozen=True)
-class Running:
+class StartedStep:
     """A step that was started."""
 
     started: Future[Callable[[], StepResult]]
@@ -44,7 +44,7 @@ class Worker:
         model: Model,
         layout: Layout,
         blocks: int,
-        held: dict[str, int],
+        memory_usage: dict[str, int],
         mapped: int,
         threads: int,
         seconds: dict[str, float],
@@ -53,7 +53,7 @@ class Worker:
         cpu: int | None = None,
         gpu: torch.device | None = None,
     ) -> None:
-        """held: bytes by part (see RankMemory).
+        """memory_usage: bytes by part (see RankMemory).
         mapped: bytes of weights used in the checkpoint file.
         threads: number of torch threads.
         arithmetic: what the outputs depend on besides the weights.
@@ -61,22 +61,22 @@ class Worker:
         cpu: CPU of the worker's thread, which is the first of a pinned team.
         gpu: device on which it launches."""
         self.model, self.layout, self.seconds = model, layout, seconds
-        self.blocks, self.held, self.mapped = blocks, held, mapped
+        self.blocks, self.memory_usage, self.mapped = blocks, memory_usage, mapped
         self.arithmetic, self.reserved = arithmetic, reserved
-        self.weight_bytes = sum(held.get(part, 0) for part in PARTS)
-        self.kv_bytes = held["kv"]
-        self.memory = (RankMemory(held, mapped),)
+        self.weight_bytes = sum(memory_usage.get(part, 0) for part in PARTS)
+        self.kv_bytes = memory_usage["kv"]
+        self.memory = (RankMemory(memory_usage, mapped),)
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, "worker", initializer=_begin, initargs=(threads, cpu, gpu))
 
-    def start(self, plan: StepPlan, masks: Masks | Late) -> Running:
+    def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> StartedStep:
         """Queue a step. masks: allowed tokens by index of the plan's row (see `engine.structured`)."""
-        return Running(self._thread.submit(self._run, plan, masks))
+        return StartedStep(self._thread.submit(self._run, plan, masks))
 
     def close(self) -> None:
         self._thread.shutdown()
 
-    def _run(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
+    def _run(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
         with torch.inference_mode():
             return self._runner.start(plan, masks)
 

@@ -25,7 +25,7 @@ def batch(text: str) -> Rows:
     for part in text.split("+"):
         found = _PART.fullmatch(part)
         if found is None:
-            raise ValueError(f"{text}: {part!r} is no batch; write 8q1s4096, q512 or q2ks32k, joined by +")
+            raise ValueError(f"{text}: {part!r} is not a batch; write 8q1s4096, q512 or q2ks32k, joined by +")
         number, tokens, length = int(found[1] or 1), _count(found[2]), _count(found[3] or found[2])
         if not 1 <= tokens <= length or number < 1:
             raise ValueError(f"{text}: {part!r} has {number} rows of {tokens} tokens that read {length}; use 1 ≤ q ≤ s")

@@ -2,10 +2,10 @@
 
     out = softmax(c · tanh(scale · q kᵀ / c) + mask) v      (without `softcap` c: softmax(scale · q kᵀ + mask) v)
 
-Position p sees positions max(begin, p - window + 1) … p, where `begin` is 0 or the row's element of `begins`. Earlier
-keys belong to another attention: in a decoder with cross-attention, the keys of the encoder input precede the decoder's
-own keys. A head's sink is an additional logit in the denominator with value zero (arXiv:2309.17453, learned as in
-gpt-oss). Query heads come in groups of heads / kv_heads that share keys and values. Pages: [blocks, layers, 2,
+Position p sees positions max(begin, p - window + 1) … p, where `begin` is 0 or the row's element of `key_starts`.
+Earlier keys belong to another attention: in a decoder with cross-attention, the keys of the encoder input precede the
+decoder's own keys. A head's sink is an additional logit in the denominator with value zero (arXiv:2309.17453, learned
+as in gpt-oss). Query heads come in groups of heads / kv_heads that share keys and values. Pages: [blocks, layers, 2,
 block_tokens, kv_heads, dim]; in float8_e4m3fn they hold x / k_scale and x / v_scale.
 
 In Triton the state of an unfinished softmax is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is
@@ -24,9 +24,9 @@ from kernels.jit import cuda_capability_geq, jit, tl
 from kernels.op import Make
 
 LOG2_E = math.log2(math.e)
-SEEN_ALL = 2**30  # a window that no sequence reaches
-MOST_IN_A_GROUP = 64
-LEAST_WIDE = 16  # elements that matrix units multiply at once
+NO_WINDOW = 2**30  # a window that no sequence reaches
+MAX_GROUP_SIZE = 64
+MIN_WIDTH = 16  # elements that matrix units multiply at once
 SCORE_ELEMENTS = 1 << 27  # of one slice of scores in the reference
 
 
@@ -57,7 +57,7 @@ def _attend(
     return torch.einsum("kgtl,lkd->tkgd", weights, v).flatten(1, 2)
 
 
-def gathered(pages: Tensor, layer: int, blocks: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, Tensor]:
+def gather_kv(pages: Tensor, layer: int, blocks: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, Tensor]:
     """Return keys and values of these blocks, [tokens, kv_heads, dim] fp32."""
     planes = pages[blocks.long(), layer].float()  # [blocks, 2, block_tokens, kv_heads, dim]
     return planes[:, 0].flatten(0, 1) * k_scale, planes[:, 1].flatten(0, 1) * v_scale
@@ -66,7 +66,7 @@ def gathered(pages: Tensor, layer: int, blocks: Tensor, k_scale: float, v_scale:
 def causal(query: Tensor, key: Tensor, window: int | None) -> Tensor:
     """Return which of the positions `key` each of the positions `query` sees, [queries, keys]."""
     distance = query.unsqueeze(1) - key
-    return (distance >= 0) & (distance < (SEEN_ALL if window is None else window))
+    return (distance >= 0) & (distance < (NO_WINDOW if window is None else window))
 
 
 def check_options(window: int | None, softcap: float | None, scale: float) -> None:
@@ -81,7 +81,7 @@ def check_options(window: int | None, softcap: float | None, scale: float) -> No
 def check_heads(x: Tensor, name: str) -> int:
     """Return the row stride of x in elements. Raise ValueError unless the heads of a row are contiguous."""
     if x.shape[0] and (x.stride(2) != 1 or x.stride(1) != x.shape[2]):
-        raise ValueError(f"{name}: the heads of a row must lie together, not at strides {x.stride()[1:]}")
+        raise ValueError(f"{name}: the heads of a row must be contiguous, not at strides {x.stride()[1:]}")
     return x.stride(0)
 
 
@@ -97,9 +97,9 @@ def check_pages(q: Tensor, pages: Tensor) -> None:
 
 
 def check_group(heads: int, kv_heads: int) -> None:
-    if heads % kv_heads or heads // kv_heads > MOST_IN_A_GROUP:
+    if heads % kv_heads or heads // kv_heads > MAX_GROUP_SIZE:
         raise ValueError(
-            f"{heads} heads of q for {kv_heads} of keys: must be 1 to {MOST_IN_A_GROUP} times as many, a whole number"
+            f"{heads} heads of q for {kv_heads} of keys: must be a multiple, from 1 to {MAX_GROUP_SIZE} times as many"
         )
 
 
@@ -142,33 +142,34 @@ def paged_inputs(
     return q, pages, table, slot, start, lengths, make.normal(tokens, heads, dim)
 
 
-def reach(lengths: Tensor, begins: Tensor | None) -> Tensor:
+def key_counts(lengths: Tensor, key_starts: Tensor | None) -> Tensor:
     """Return the number of positions that the last token of each row reads without a window."""
-    return lengths if begins is None else lengths - begins
+    return lengths if key_starts is None else lengths - key_starts
 
 
-def read_keys(query_start: Tensor, lengths: Tensor, window: int | None, single: bool) -> int:
-    """Return the number of keys that rows of one token (`single`) or of several tokens read. lengths: see `reach`."""
+def num_keys_read(query_start: Tensor, lengths: Tensor, window: int | None, single: bool) -> int:
+    """Return the number of keys that rows of one token (`single`) or of several tokens read. lengths: see
+    `key_counts`."""
     keys = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
         if count and (count == 1) == single:
-            keys += min(length, (window or SEEN_ALL) + count - 1)
+            keys += min(length, (window or NO_WINDOW) + count - 1)
     return keys
 
 
 def paged_traffic(
     q: Tensor, pages: Tensor, query_start: Tensor, lengths: Tensor, window: int | None, single: bool
 ) -> int:
-    """Return the bytes of the keys and values that rows read, of q and of the output. lengths: see `reach`; on the meta
-    device, which has no values, all pages of the layer count."""
+    """Return the bytes of the keys and values that rows read, of q and of the output. lengths: see `key_counts`; on the
+    meta device, which has no values, all pages of the layer count."""
     if lengths.is_meta:
         return pages.nbytes // pages.shape[1] + 2 * q.nbytes
     token = 2 * pages[0, 0, 0, 0].nbytes
-    return token * read_keys(query_start, lengths, window, single) + 2 * q.nbytes
+    return token * num_keys_read(query_start, lengths, window, single) + 2 * q.nbytes
 
 
 @jit
-def halves(x):
+def unpack_e4m3(x):
     """Two e4m3 in each int16 → the first and the second of each pair, in half precision."""
     if cuda_capability_geq(8, 9):  # it has an instruction for the conversion
         # Bytes 0 1 2 3 → 0 2 1 3: the firsts of two pairs, then the seconds. Each cvt converts two numbers.
@@ -195,7 +196,7 @@ def halves(x):
 
 
 @jit
-def narrowed(x, TYPE: tl.constexpr):
+def to_product_type(x, TYPE: tl.constexpr):
     """Convert x to the type of products. A bf16 beyond the range of float16 becomes its largest number."""
     if TYPE == tl.float16:  # noqa: SIM300
         x = tl.clamp(x.to(tl.float32), -65504.0, 65504.0)
@@ -203,14 +204,14 @@ def narrowed(x, TYPE: tl.constexpr):
 
 
 @jit
-def capped(scores, scale, softcap):
+def soft_capped(scores, scale, softcap):
     """softcap · tanh(scale · scores / softcap) · log2(e), exact to fp32: by 1 - 2 / (e^2x + 1)."""
     grown = tl.exp2(scores * (scale / softcap * 2.0))  # scale has log2(e) in it
     return softcap * 1.4426950408889634 * (1.0 - 2.0 / (grown + 1.0))
 
 
 @jit
-def weighed(scores, top, scale, SOFTCAP: tl.constexpr):
+def softmax_weights(scores, top, scale, SOFTCAP: tl.constexpr):
     """Scores of one more tile, -inf where masked → its weights, the new top and the factor for the previous sums. A
     tile with a mask that hides nothing gives the same result as one without a mask: each weight is one `fma`."""
     if SOFTCAP:
@@ -220,13 +221,13 @@ def weighed(scores, top, scale, SOFTCAP: tl.constexpr):
 
 
 @jit
-def joined(acc, keep, more, add):
+def add_scaled(acc, keep, more, add):
     """acc · keep + more · add; keep and add: one for each row."""
     return tl.fma(acc, keep[:, None], more * add[:, None])
 
 
 @jit
-def normalised(top, total, sink, v_scale, SINKS: tl.constexpr):
+def final_factor(top, total, sink, v_scale, SINKS: tl.constexpr):
     """Return the factor by which each row of acc is multiplied at the end."""
     if SINKS:
         sink *= 1.4426950408889634

@@ -1,6 +1,6 @@
 """Attention of rows with one new token over their pages. kernels/attention/common.py defines the result.
 
-`decode_work` determines which keys are read and how they are divided into items, once for all layers with the same
+`decode_schedule` determines which keys are read and how they are divided into items, once for all layers with the same
 window. Rows of one sequence may share a line of the table: cross-attention makes each decoder token a row of its own,
 whose length is the number of tokens of the encoder input.
 
@@ -21,29 +21,29 @@ import torch
 from torch import Tensor
 
 from kernels.attention.common import (
-    LEAST_WIDE,
     LOG2_E,
-    SEEN_ALL,
+    MIN_WIDTH,
+    NO_WINDOW,
+    add_scaled,
     attend,
-    capped,
     causal,
     check_heads,
     check_options,
     check_pages,
     compute_type,
-    gathered,
-    halves,
-    joined,
-    narrowed,
-    normalised,
+    final_factor,
+    gather_kv,
+    key_counts,
     paged_inputs,
     paged_traffic,
-    reach,
-    weighed,
+    soft_capped,
+    softmax_weights,
+    to_product_type,
+    unpack_e4m3,
 )
-from kernels.attention.work import CHUNKS, DECODE_WORK, empty_work
+from kernels.attention.schedule import CHUNKS, DECODE_SCHEDULE, empty_schedule
 from kernels.cpu import bodies
-from kernels.jit import jit, launch, power_of_2, programs, tl
+from kernels.jit import jit, launch, power_of_2, resident_programs, tl
 from kernels.op import Args, Case, Make, Op
 from kernels.tuning import LARGE_TILES, settings, shared_memory
 
@@ -56,7 +56,7 @@ def _reference(
     slot: Tensor,
     query_start: Tensor,
     lengths: Tensor,
-    work: Tensor,
+    schedule: Tensor,
     out: Tensor,
     scale: float,
     window: int | None = None,
@@ -64,23 +64,23 @@ def _reference(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    begins: Tensor | None = None,
+    key_starts: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
-    query_start: [rows + 1] int32; work: from decode_work for these rows, this window and these begins; sinks: [heads]
-    fp32; begins: [rows] int32, the first position that a row reads, None: 0 → out: [tokens, heads, dim]. Only rows with
-    one token and at least one key are written."""
+    query_start: [rows + 1] int32; schedule: from decode_schedule for these rows, this window and these key_starts;
+    sinks: [heads] fp32; key_starts: [rows] int32, the first position that a row reads, None: 0 → out: [tokens, heads,
+    dim]. Only rows with one token and at least one key are written."""
     bt = pages.shape[3]
     for row, (first, stop) in enumerate(zip(query_start.tolist(), query_start.tolist()[1:], strict=False)):
         if stop - first != 1:
             continue
-        length, lowest = int(lengths[row]), 0 if begins is None else int(begins[row])
+        length, lowest = int(lengths[row]), 0 if key_starts is None else int(key_starts[row])
         if lowest >= length:
             continue
         begin = max(lowest, 0 if window is None else length - window) // bt * bt
         blocks = table[slot[row], begin // bt : -(-length // bt)]
-        k, v = gathered(pages, layer, blocks, k_scale, v_scale)
+        k, v = gather_kv(pages, layer, blocks, k_scale, v_scale)
         key = torch.arange(begin, length, device=q.device)
         seen = causal(key[-1:], key, window) & (key >= lowest)
         out[first:stop] = attend(q[first:stop], k[: key.shape[0]], v[: key.shape[0]], seen, scale, softcap, sinks)
@@ -95,7 +95,7 @@ def _load(place, seen, ELEMENTS: tl.constexpr, PAIRS: tl.constexpr, TYPE: tl.con
     half = tl.arange(0, HALF)[None, :]
     keep = seen[:, None]
     if PAIRS:
-        first, second = halves(tl.load(place, keep if ELEMENTS == HALF else keep & (half < ELEMENTS), 0))
+        first, second = unpack_e4m3(tl.load(place, keep if ELEMENTS == HALF else keep & (half < ELEMENTS), 0))
     else:
         first = tl.load(place, keep if ELEMENTS >= HALF else keep & (half < ELEMENTS), 0.0)
         more = keep if ELEMENTS == 2 * HALF else keep & (half < ELEMENTS - HALF)
@@ -111,8 +111,8 @@ def decode_attention_kernel(
     slot,
     query_start,
     lengths,
-    begins,
-    work,
+    key_starts,
+    schedule,
     sinks,
     out,
     sums,
@@ -131,7 +131,7 @@ def decode_attention_kernel(
     LAYERS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
-    BEGINS: tl.constexpr,
+    KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -146,12 +146,12 @@ def decode_attention_kernel(
     half = tl.arange(0, HALF)
     dim = half * ELEMENTS
     dim_2 = dim + (1 if PAIRS else HALF)
-    units = tl.load(work) * KV_HEADS
+    units = tl.load(schedule) * KV_HEADS
     unit = tl.program_id(0)
     while unit < units:
         item = unit // KV_HEADS
         kv_head = unit % KV_HEADS
-        entry = work + (first_item + item) * 4
+        entry = schedule + (first_item + item) * 4
         row = tl.load(entry)
         begin = tl.load(entry + 1)
         end = tl.load(entry + 2)
@@ -165,8 +165,8 @@ def decode_attention_kernel(
         spot = heads[:, None] * DIM + dim[None, :]
         spot_2 = heads[:, None] * DIM + dim_2[None, :]
         at_q = q + token * q_row
-        q_1 = narrowed(tl.load(at_q + spot, mask, 0.0), TYPE)
-        q_2 = narrowed(tl.load(at_q + spot_2, mask_2, 0.0), TYPE)
+        q_1 = to_product_type(tl.load(at_q + spot, mask, 0.0), TYPE)
+        q_2 = to_product_type(tl.load(at_q + spot_2, mask_2, 0.0), TYPE)
         acc = tl.zeros([GROUP, HALF], tl.float32)
         acc_2 = tl.zeros([GROUP, HALF], tl.float32)
         top = tl.full([GROUP], -1.0e30, tl.float32)
@@ -192,17 +192,17 @@ def decode_attention_kernel(
                 scores = tl.dot(q_1, tl.trans(k_1), input_precision="ieee")
                 scores = tl.dot(q_2, tl.trans(k_2), scores, input_precision="ieee")
                 if SOFTCAP:
-                    scores = capped(scores, scale, softcap)
+                    scores = soft_capped(scores, scale, softcap)
                 scores = tl.where(seen[None, :], scores, float("-inf"))
-                weight, part_top, fade = weighed(scores, part_top, scale, SOFTCAP)
+                weight, part_top, fade = softmax_weights(scores, part_top, scale, SOFTCAP)
                 weights = tl.fma(weights, fade[:, None], weight)
                 part = tl.dot(weight.to(TYPE), v_1, part * fade[:, None], input_precision="ieee")
                 part_2 = tl.dot(weight.to(TYPE), v_2, part_2 * fade[:, None], input_precision="ieee")
             best = tl.maximum(top, part_top)
             keep = tl.exp2(top - best)
             add = tl.exp2(part_top - best)
-            acc = joined(acc, keep, part, add)
-            acc_2 = joined(acc_2, keep, part_2, add)
+            acc = add_scaled(acc, keep, part, add)
+            acc_2 = add_scaled(acc_2, keep, part_2, add)
             total = tl.fma(total, keep, tl.sum(weights, 1) * add)
             top = best
         # Loaded again, because keeping these values in registers until here would spill others.
@@ -210,11 +210,11 @@ def decode_attention_kernel(
         keys = tl.load(entry + 2, volatile=True) - tl.load(entry + 1, volatile=True)
         token = tl.load(query_start + row).to(tl.int64)
         reach = tl.load(lengths + row)
-        if BEGINS:
-            reach -= tl.load(begins + row)
+        if KEY_STARTS:
+            reach -= tl.load(key_starts + row)
         if keys == tl.minimum(reach, WINDOW):
             sink = tl.load(sinks + heads, live, 0.0) if SINKS else 0.0
-            factor = normalised(top, total, sink, v_scale, SINKS)[:, None]
+            factor = final_factor(top, total, sink, v_scale, SINKS)[:, None]
             at_out = out + token * out_row
             tl.store(at_out + spot, (acc * factor).to(out.dtype.element_ty), mask)
             tl.store(at_out + spot_2, (acc_2 * factor).to(out.dtype.element_ty), mask_2)
@@ -225,13 +225,13 @@ def decode_attention_kernel(
             at_stats = stats + item.to(tl.int64) * (2 * HEADS)
             tl.store(at_stats + heads, top, live)
             tl.store(at_stats + HEADS + heads, total, live)
-        unit = tl.num_programs(0) + tl.atomic_add(work + 2, 1, sem="relaxed")
+        unit = tl.num_programs(0) + tl.atomic_add(schedule + 2, 1, sem="relaxed")
 
 
 @jit
 def decode_reduce_kernel(
     query_start,
-    work,
+    schedule,
     sinks,
     out,
     sums,
@@ -249,10 +249,10 @@ def decode_reduce_kernel(
     chunk = tl.arange(0, CHUNKS)
     dim = tl.arange(0, WIDE)
     live = dim < DIM
-    units = tl.load(work + 1) * HEADS
+    units = tl.load(schedule + 1) * HEADS
     for unit in range(tl.program_id(0), units, tl.num_programs(0)):
         head = unit % HEADS
-        entry = work + (1 + unit // HEADS) * 4
+        entry = schedule + (1 + unit // HEADS) * 4
         row = tl.load(entry)
         first = tl.load(entry + 1)
         count = tl.load(entry + 2)
@@ -271,7 +271,7 @@ def decode_reduce_kernel(
             best = tl.maximum(top, part_top)
             keep = tl.exp2(top - best)
             add = tl.exp2(part_top - best)
-            acc = joined(acc, keep, part, add)
+            acc = add_scaled(acc, keep, part, add)
             total = tl.fma(total, keep, part_total * add)
             top = best
         best = tl.max(top, 0)
@@ -279,11 +279,11 @@ def decode_reduce_kernel(
         acc = tl.sum(acc * add[:, None], 0)
         total = tl.sum(total * add, 0)
         sink = tl.load(sinks + head) if SINKS else 0.0
-        result = acc * normalised(best, total, sink, v_scale, SINKS)
+        result = acc * final_factor(best, total, sink, v_scale, SINKS)
         token = tl.load(query_start + row).to(tl.int64)
         tl.store(out + token * out_row + head * DIM + dim, result.to(out.dtype.element_ty), live)
     if tl.program_id(0) == 0:
-        tl.store(work + 2, 0)  # for the next layer
+        tl.store(schedule + 2, 0)  # for the next layer
 
 
 def _settings(q: Tensor, pages: Tensor) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _triton(
     slot: Tensor,
     query_start: Tensor,
     lengths: Tensor,
-    work: Tensor,
+    schedule: Tensor,
     out: Tensor,
     scale: float,
     window: int | None = None,
@@ -319,29 +319,29 @@ def _triton(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    begins: Tensor | None = None,
+    key_starts: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale)
     check_pages(q, pages)
     _, heads, dim = q.shape
     _, layers, _, block_tokens, kv_heads, _ = pages.shape
     rows = lengths.shape[0]
-    items = work.shape[0] - 1 - rows
+    items = schedule.shape[0] - 1 - rows
     pairs = pages.dtype.itemsize == 1
     chosen = _settings(q, pages)
     sums = torch.empty((items, heads, dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((items, 2, heads), dtype=torch.float32, device=q.device)
     launch(
         decode_attention_kernel,
-        (programs(q.device, chosen["each"]),),
+        (resident_programs(q.device, chosen["each"]),),
         q,
         pages.view(torch.int16) if pairs else pages,
         table,
         slot,
         query_start,
         lengths,
-        lengths if begins is None else begins,
-        work,
+        lengths if key_starts is None else key_starts,
+        schedule,
         stats if sinks is None else sinks,
         out,
         sums,
@@ -359,23 +359,23 @@ def _triton(
         DIM=dim,
         LAYERS=layers,
         BLOCK_TOKENS=block_tokens,
-        WINDOW=window or SEEN_ALL,
-        BEGINS=begins is not None,
+        WINDOW=window or NO_WINDOW,
+        KEY_STARTS=key_starts is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
         PAIRS=pairs,
         TYPE=compute_type(q, pages),
         GROUP=max(16, power_of_2(heads // kv_heads)),
-        HALF=max(LEAST_WIDE, power_of_2(dim) // 2),
+        HALF=max(MIN_WIDTH, power_of_2(dim) // 2),
         TILE=chosen["tile"],
         warps=chosen["warps"],
         stages=chosen["stages"],
     )
     launch(
         decode_reduce_kernel,
-        (programs(q.device, each=8),),
+        (resident_programs(q.device, each=8),),
         query_start,
-        work,
+        schedule,
         stats if sinks is None else sinks,
         out,
         sums,
@@ -404,38 +404,51 @@ def _inputs(
     window: int | None = None,
     softcap: float | None = None,
     sinks: bool = False,
-    begins: Sequence[int] = (),
+    key_starts: Sequence[int] = (),
 ) -> tuple:
-    """begins: first position of each row; empty: no begins."""
+    """key_starts: first position of each row; empty: all 0."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, window
     )
-    first = make.tensor(begins) if begins else None
+    first = make.tensor(key_starts) if key_starts else None
     if make.meta:
-        work = empty_work(len(rows), kv_heads, make.device)
+        schedule = empty_schedule(len(rows), kv_heads, make.device)
     else:
-        work = DECODE_WORK.reference(query_start, lengths, kv_heads, window, first)
+        schedule = DECODE_SCHEDULE.reference(query_start, lengths, kv_heads, window, first)
     scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
     return (
         *(q, pages, layers - 1, table, slot, query_start, lengths),
-        *(work, out, dim**-0.5, window, softcap),
+        *(schedule, out, dim**-0.5, window, softcap),
         *(make.normal(heads, dtype=torch.float32) if sinks else None, *scales, first),
     )
 
 
-def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
-    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest, begins = args
+def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
+    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest, key_starts = args
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
-    begin = None if begins is None else begins[row : row + 1]
-    work = DECODE_WORK.reference(start, length, pages.shape[4], window, begin)
-    own = q[tokens], pages, layer, table, slot[row : row + 1], start, length, work, out[tokens], scale, window, *rest
+    begin = None if key_starts is None else key_starts[row : row + 1]
+    schedule = DECODE_SCHEDULE.reference(start, length, pages.shape[4], window, begin)
+    own = (
+        q[tokens],
+        pages,
+        layer,
+        table,
+        slot[row : row + 1],
+        start,
+        length,
+        schedule,
+        out[tokens],
+        scale,
+        window,
+        *rest,
+    )
     return (*own, begin), lambda outputs: (outputs[0][tokens],)
 
 
 def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, _, window, *_, begins = rest
-    return paged_traffic(q, pages, query_start, reach(lengths, begins), window, single=True)
+    query_start, lengths, _, _, _, window, *_, key_starts = rest
+    return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=True)
 
 
 LLAMA = {"heads": 64, "kv_heads": 8, "dim": 128}  # 70B; a share of two of its tensor-parallel ranks has the same group
@@ -462,17 +475,17 @@ DECODE_ATTENTION = Op(
         Case("narrow-fp8", SMALL | {"rows": ((1, 50),), "dim": 16, "fp8": True}),
         Case("fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True}),
         Case(
-            "begins",
+            "key-starts",
             SMALL
             | {"rows": ((1, 37), (1, 9), (0, 0), (1, 60), (3, 9), (1, 64))}
-            | {"begins": (13, 8, 7, 0, 2, 61), "softcap": 3.0},
+            | {"key_starts": (13, 8, 7, 0, 2, 61), "softcap": 3.0},
         ),
         Case(
-            "begins-window",
-            SMALL | {"rows": ((1, 100), (1, 40), (1, 21)), "begins": (70, 39, 5), "window": 20, "sinks": True},
+            "key-starts-window",
+            SMALL | {"rows": ((1, 100), (1, 40), (1, 21)), "key_starts": (70, 39, 5), "window": 20, "sinks": True},
         ),
-        Case("begins-splits", SMALL | {"rows": ((1, 2700), (1, 300), (1, 3)), "begins": (101, 298, 1)}),
-        Case("begins-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "begins": (7, 33)}),
+        Case("key-starts-splits", SMALL | {"rows": ((1, 2700), (1, 300), (1, 3)), "key_starts": (101, 298, 1)}),
+        Case("key-starts-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "key_starts": (7, 33)}),
         Case("empty", SMALL | {"rows": ()}),
         Case("64x8192", LLAMA | {"rows": ((1, 8192),) * 64}, bench=True),
         Case("64x8192-fp8", LLAMA | {"rows": ((1, 8192),) * 64, "fp8": True}, bench=True),
@@ -483,14 +496,14 @@ DECODE_ATTENTION = Op(
         Case("64x8192-gpt-oss", GPT_OSS | {"rows": ((1, 8192),) * 64}, bench=True),
         Case("64x8192-gpt-oss-window", GPT_OSS | {"rows": ((1, 8192),) * 64, "window": 128}, bench=True),
         Case("64x8192-gemma-window", GEMMA | {"rows": ((1, 8192),) * 64, "window": 4096}, bench=True),
-        Case("256x128-bart", BART | {"rows": ((1, 1152),) * 256, "begins": (1024,) * 256}, bench=True),
+        Case("256x128-bart", BART | {"rows": ((1, 1152),) * 256, "key_starts": (1024,) * 256}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
     compiled=bodies.decode_attention,
-    compiled_lacks=("fp8", "narrow-fp8", "begins", "begins-window", "begins-splits", "begins-fp8"),
-    at_home=bodies.at_home,
-    alone=_alone,
+    compiled_lacks=("fp8", "narrow-fp8", "key-starts", "key-starts-window", "key-starts-splits", "key-starts-fp8"),
+    native_layout=bodies.native_layout,
+    single_row=_single_row,
     rows=lambda args: args[6].shape[0],
     strided=(0, 8),
     tunable={"tile": (16, 32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4), "each": (2, 3, 4)},

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.common import (
-    LEAST_WIDE,
     LOG2_E,
-    SEEN_ALL,
+    MIN_WIDTH,
+    NO_WINDOW,
     attend,
-    capped,
     check_group,
     check_heads,
     check_options,
-    normalised,
+    final_factor,
     row_of,
-    weighed,
+    soft_capped,
+    softmax_weights,
 )
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
@@ -48,7 +48,7 @@ def _reference(
     for first, stop in zip(starts, starts[1:], strict=False):
         position = torch.arange(stop - first, device=q.device)
         distance = position.unsqueeze(1) - position
-        seen = distance.abs() < (window or SEEN_ALL)
+        seen = distance.abs() < (window or NO_WINDOW)
         if causal:
             seen &= distance >= 0
         out[first:stop] = attend(q[first:stop], k[first:stop], v[first:stop], seen, scale, softcap, None)
@@ -91,7 +91,7 @@ def _tiles(
         values = tl.load(v + place * v_row + dim, mask, 0.0)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if SOFTCAP:
-            scores = capped(scores, scale, softcap)
+            scores = soft_capped(scores, scale, softcap)
         if MASKED:
             distance = position[:, None] - key[None, :]
             seen = (distance < WINDOW) & (key < count)[None, :]
@@ -100,7 +100,7 @@ def _tiles(
             else:
                 seen &= distance > -WINDOW
             scores = tl.where(seen, scores, float("-inf"))
-        weight, top, fade = weighed(scores, top, scale, SOFTCAP)
+        weight, top, fade = softmax_weights(scores, top, scale, SOFTCAP)
         total = tl.fma(total, fade, tl.sum(weight, 1))
         acc = tl.dot(weight.to(values.dtype), values, acc * fade[:, None], input_precision="ieee")
     return acc, top, total
@@ -200,7 +200,7 @@ def encoder_attention_kernel(
                 WIDE,
                 TILE,
             )
-    result = acc * normalised(top, total, 0.0, 1.0, False)[:, None]
+    result = acc * final_factor(top, total, 0.0, 1.0, False)[:, None]
     tl.store(out + at_token * out_row + spot, result.to(out.dtype.element_ty), mask)
 
 
@@ -256,9 +256,9 @@ def _triton(
         KV_HEADS=kv_heads,
         DIM=dim,
         CAUSAL=causal,
-        WINDOW=window or SEEN_ALL,
+        WINDOW=window or NO_WINDOW,
         SOFTCAP=softcap is not None,
-        WIDE=max(LEAST_WIDE, power_of_2(dim)),
+        WIDE=max(MIN_WIDTH, power_of_2(dim)),
         BLOCK=chosen["block"],
         TILE=chosen["tile"],
         warps=chosen["warps"],
@@ -283,7 +283,7 @@ def _inputs(
     return q, k, v, start, make.normal(tokens, heads, dim), dim**-0.5, causal, window, softcap
 
 
-def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
+def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     q, k, v, start, out, *rest = args
     tokens = slice(int(start[row]), int(start[row + 1]))
     own = start[row : row + 2] - start[row]
@@ -305,7 +305,7 @@ def _flops(
     counts = [q.shape[0]] if q.is_meta else query_start.diff().tolist()
     pairs = 0
     for count in counts:
-        reach = min(count, window or SEEN_ALL)
+        reach = min(count, window or NO_WINDOW)
         below = reach * (reach - 1) // 2 + (count - reach) * (reach - 1)  # of the keys before their token
         pairs += count + below * (1 if causal else 2)
     return 4 * q.shape[1] * q.shape[2] * pairs
@@ -326,7 +326,7 @@ def _peer(
     rows = query_start.shape[0] - 1
     count = q.shape[0] // rows
     if window or not bool((query_start.diff() == count).all()):
-        raise ValueError("torch has equal rows only, and no windows")
+        raise ValueError("torch supports only rows of equal length, without a window")
     dense = (x.unflatten(0, (rows, count)).transpose(1, 2) for x in (q, k, v))
     return scaled_dot_product_attention(*dense, is_causal=causal, scale=scale, enable_gqa=True)
 
@@ -355,7 +355,7 @@ ENCODER_ATTENTION = Op(
     tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
     traffic=lambda q, k, v, *rest: 2 * q.nbytes + k.nbytes + v.nbytes,
     flops=_flops,
-    alone=_alone,
+    single_row=_single_row,
     rows=lambda args: args[3].shape[0] - 1,
     strided=(0, 1, 2, 4),
     peer=_peer,

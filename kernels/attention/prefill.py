@@ -19,25 +19,25 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.common import (
-    LEAST_WIDE,
     LOG2_E,
-    SEEN_ALL,
+    MIN_WIDTH,
+    NO_WINDOW,
     attend,
-    capped,
     causal,
     check_heads,
     check_options,
     check_pages,
     compute_type,
-    gathered,
-    halves,
-    narrowed,
-    normalised,
+    final_factor,
+    gather_kv,
+    key_counts,
     paged_inputs,
     paged_traffic,
-    reach,
     row_of,
-    weighed,
+    soft_capped,
+    softmax_weights,
+    to_product_type,
+    unpack_e4m3,
 )
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, tl
@@ -61,12 +61,12 @@ def _reference(
     spans: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    begins: Tensor | None = None,
+    key_starts: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
     query_start: [rows + 1] int32; sinks: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's span,
-    equal for none; begins: [rows] int32, the first position that a row reads, not after the position of its first
+    equal for none; key_starts: [rows] int32, the first position that a row reads, not after the position of its first
     token, None: 0 → out: [tokens, heads, dim]. Only rows of several tokens are written."""
     bt = pages.shape[3]
     starts = query_start.tolist()
@@ -75,14 +75,14 @@ def _reference(
             continue
         length = int(lengths[row])
         position = torch.arange(length - (stop - first), length, device=q.device)
-        lowest = 0 if begins is None else int(begins[row])
+        lowest = 0 if key_starts is None else int(key_starts[row])
         begin = 0 if window is None else max(0, int(position[0]) - window + 1)
         if spans is not None:
             own = spans[first:stop]
             inside = own[own[:, 0] < own[:, 1]]
             begin = min([begin, *inside[:, 0].tolist()])
         begin = max(begin, lowest) // bt * bt
-        k, v = gathered(pages, layer, table[slot[row], begin // bt : -(-length // bt)], k_scale, v_scale)
+        k, v = gather_kv(pages, layer, table[slot[row], begin // bt : -(-length // bt)], k_scale, v_scale)
         key = torch.arange(begin, length, device=q.device)
         seen = causal(position, key, window)
         if spans is not None:
@@ -96,7 +96,7 @@ def _reference(
 def _load(place, mask, PAIRS: tl.constexpr, TYPE: tl.constexpr):
     """Load keys or values in the type of products; for 8-bit pages the even and the odd dims."""
     if PAIRS:
-        first, second = halves(tl.load(place, mask, 0))
+        first, second = unpack_e4m3(tl.load(place, mask, 0))
         return first.to(TYPE), second.to(TYPE)
     else:
         return tl.load(place, mask, 0.0).to(TYPE), 0.0
@@ -129,7 +129,7 @@ def _tiles(
     LAYERS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
-    BEGINS: tl.constexpr,
+    KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SPANS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -150,7 +150,7 @@ def _tiles(
         place += (key % BLOCK_TOKENS * KV_HEADS + kv_head) * (DIM // ELEMENTS)
         block = tl.load(line + (key + TILE) // BLOCK_TOKENS, key + TILE < length, 0)
         mask = (key < length)[:, None]
-        if BEGINS and MASKED:
+        if KEY_STARTS and MASKED:
             mask &= (key >= lowest)[:, None]
         if WIDE != DIM // ELEMENTS:
             mask &= dim < DIM // ELEMENTS
@@ -161,15 +161,15 @@ def _tiles(
         if PAIRS:
             scores = tl.dot(q_2, tl.trans(k_2), scores, input_precision="ieee")
         if SOFTCAP:
-            scores = capped(scores, scale, softcap)
+            scores = soft_capped(scores, scale, softcap)
         if MASKED:
             seen = (key[None, :] <= position[:, None]) & (key[None, :] > position[:, None] - WINDOW)
             if SPANS:
                 seen |= (key[None, :] >= span_begin[:, None]) & (key[None, :] < span_end[:, None])
-            if BEGINS:
+            if KEY_STARTS:
                 seen &= (key >= lowest)[None, :]
             scores = tl.where(seen & (key < length)[None, :], scores, float("-inf"))
-        weight, top, fade = weighed(scores, top, scale, SOFTCAP)
+        weight, top, fade = softmax_weights(scores, top, scale, SOFTCAP)
         total = tl.fma(total, fade, tl.sum(weight, 1))
         acc = tl.dot(weight.to(TYPE), v_1, acc * fade[:, None], input_precision="ieee")
         if PAIRS:
@@ -185,7 +185,7 @@ def prefill_attention_kernel(
     slot,
     query_start,
     lengths,
-    begins,
+    key_starts,
     sinks,
     spans,
     out,
@@ -203,7 +203,7 @@ def prefill_attention_kernel(
     LAYERS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
-    BEGINS: tl.constexpr,
+    KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     SPANS: tl.constexpr,
@@ -246,8 +246,8 @@ def prefill_attention_kernel(
         span_begin = 0
         span_end = 0
     lowest = 0
-    if BEGINS:
-        lowest = tl.load(begins + row)
+    if KEY_STARTS:
+        lowest = tl.load(key_starts + row)
         begin = tl.maximum(begin, lowest)
     begin = begin // TILE * TILE
     # Between these bounds, all tokens of the block see all keys. Every bound is the start of a tile.
@@ -260,8 +260,8 @@ def prefill_attention_kernel(
     spot = heads[:, None] * DIM + dim[None, :]
     mask = live[:, None] & (dim < DIM)[None, :]
     at_token = (start + token).to(tl.int64)[:, None]
-    q_1 = narrowed(tl.load(q + at_token * q_row + spot, mask, 0.0), TYPE)
-    q_2 = narrowed(tl.load(q + at_token * q_row + spot + 1, mask, 0.0), TYPE) if PAIRS else 0.0
+    q_1 = to_product_type(tl.load(q + at_token * q_row + spot, mask, 0.0), TYPE)
+    q_2 = to_product_type(tl.load(q + at_token * q_row + spot + 1, mask, 0.0), TYPE) if PAIRS else 0.0
     acc = tl.zeros([BLOCK, WIDE], tl.float32)
     acc_2 = tl.zeros([BLOCK, WIDE], tl.float32) if PAIRS else 0.0
     top = tl.full([BLOCK], -1.0e30, tl.float32)
@@ -276,7 +276,7 @@ def prefill_attention_kernel(
         else:
             tile = full_end
             stop = end
-        if part != 0 or WINDOW < 1073741824 or BEGINS:  # without these all begins where nothing is masked
+        if part != 0 or WINDOW < 1073741824 or KEY_STARTS:  # without these all begins where nothing is masked
             acc, acc_2, top, total = _tiles(
                 acc,
                 acc_2,
@@ -303,7 +303,7 @@ def prefill_attention_kernel(
                 LAYERS,
                 BLOCK_TOKENS,
                 WINDOW,
-                BEGINS,
+                KEY_STARTS,
                 SOFTCAP,
                 SPANS,
                 PAIRS,
@@ -312,7 +312,7 @@ def prefill_attention_kernel(
                 TILE,
             )
     sink = tl.load(sinks + heads) if SINKS else 0.0
-    factor = normalised(top, total, sink, v_scale, SINKS)[:, None]
+    factor = final_factor(top, total, sink, v_scale, SINKS)[:, None]
     at_out = out + at_token * out_row + spot
     tl.store(at_out, (acc * factor).to(out.dtype.element_ty), mask)
     if PAIRS:
@@ -354,7 +354,7 @@ def _triton(
     spans: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    begins: Tensor | None = None,
+    key_starts: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale)
     check_pages(q, pages)
@@ -373,7 +373,7 @@ def _triton(
         slot,
         query_start,
         lengths,
-        lengths if begins is None else begins,
+        lengths if key_starts is None else key_starts,
         lengths if sinks is None else sinks,
         lengths if spans is None else spans,
         out,
@@ -390,14 +390,14 @@ def _triton(
         DIM=dim,
         LAYERS=layers,
         BLOCK_TOKENS=block_tokens,
-        WINDOW=window or SEEN_ALL,
-        BEGINS=begins is not None,
+        WINDOW=window or NO_WINDOW,
+        KEY_STARTS=key_starts is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
         SPANS=spans is not None,
         PAIRS=pairs,
         TYPE=compute_type(q, pages),
-        WIDE=max(LEAST_WIDE, power_of_2(dim) // (2 if pairs else 1)),
+        WIDE=max(MIN_WIDTH, power_of_2(dim) // (2 if pairs else 1)),
         BLOCK=chosen["block"],
         TILE=chosen["tile"],
         warps=chosen["warps"],
@@ -419,9 +419,9 @@ def _inputs(
     softcap: float | None = None,
     sinks: bool = False,
     spans: Sequence[tuple[int, int, int]] = (),
-    begins: Sequence[int] = (),
+    key_starts: Sequence[int] = (),
 ) -> tuple:
-    """spans: row, begin and end of each. begins: first position of each row; empty: no begins."""
+    """spans: row, begin and end of each. key_starts: first position of each row; empty: all 0."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, None if spans else window
     )
@@ -433,26 +433,27 @@ def _inputs(
     return (
         *(q, pages, layers - 1, table, slot, query_start, lengths, out, dim**-0.5, window, softcap),
         *(make.normal(heads, dtype=torch.float32) if sinks else None, make.tensor(inside) if spans else None, *scales),
-        make.tensor(begins) if begins else None,
+        make.tensor(key_starts) if key_starts else None,
     )
 
 
-def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
+def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     q, pages, layer, table, slot, query_start, lengths, out, scale, window, softcap, sinks, spans, *rest = args
-    *scales, begins = rest
+    *scales, key_starts = rest
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
     own_spans = None if spans is None else spans[tokens]
-    begin = None if begins is None else begins[row : row + 1]
+    begin = None if key_starts is None else key_starts[row : row + 1]
     own = (q[tokens], pages, layer, table, slot[row : row + 1], start, length, out[tokens], scale, window, softcap)
     return (*own, sinks, own_spans, *scales, begin), lambda outputs: (outputs[0][tokens],)
 
 
-def scored(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
-    """Return the number of pairs of a token and a key that it sees, in rows of several tokens. lengths: see `reach`."""
+def num_scores(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
+    """Return the number of pairs of a token and a key that it sees, in rows of several tokens. lengths: see
+    `key_counts`."""
     pairs = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
-        most = min(length, window or SEEN_ALL)  # of the last token
+        most = min(length, window or NO_WINDOW)  # of the last token
         growing = max(0, min(count, most - (length - count)))  # tokens before which the window does not begin
         first = length - count + 1
         if count > 1:
@@ -461,26 +462,28 @@ def scored(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
 
 
 def _flops(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, begins = rest
+    query_start, lengths, _, _, window, *_, key_starts = rest
     if lengths.is_meta:
         return 2 * q[:, :, 0].numel() * q.shape[0] * q.shape[2]
-    return 4 * q.shape[1] * q.shape[2] * scored(query_start, reach(lengths, begins), window)
+    return 4 * q.shape[1] * q.shape[2] * num_scores(query_start, key_counts(lengths, key_starts), window)
 
 
 def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, begins = rest
-    return paged_traffic(q, pages, query_start, reach(lengths, begins), window, single=False)
+    query_start, lengths, _, _, window, *_, key_starts = rest
+    return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=False)
 
 
 def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> Tensor:
     """Compute with torch's attention over dense keys. The queries serve as keys, because only the time matters. Raise
     ValueError for rows of different sizes and for options that torch lacks."""
-    query_start, lengths, out, scale, window, softcap, sinks, spans, *_, begins = rest
+    query_start, lengths, out, scale, window, softcap, sinks, spans, *_, key_starts = rest
     rows, kv_heads = lengths.shape[0], pages.shape[4]
     count, length = q.shape[0] // rows, int(lengths[0])
     alike = bool((lengths == length).all()) and bool((query_start.diff() == count).all())
-    if not alike or window or softcap or any(given is not None for given in (sinks, spans, begins)):
-        raise ValueError("torch has equal rows only, and neither windows, softcap, sinks, spans nor begins")
+    if not alike or window or softcap or any(given is not None for given in (sinks, spans, key_starts)):
+        raise ValueError(
+            "torch supports only rows of equal length, without window, softcap, sinks, spans and key_starts"
+        )
     query = q.unflatten(0, (rows, count)).transpose(1, 2)
     keys = query[:, :kv_heads]
     if length > count:
@@ -510,20 +513,21 @@ PREFILL_ATTENTION = Op(
         Case("spans", SMALL | {"rows": ((60, 100), (5, 9)), "spans": ((0, 43, 50), (0, 60, 99), (1, 6, 8))}),
         Case("fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True}),
         Case(
-            "begins",
+            "key-starts",
             SMALL
             | {"rows": ((9, 40), (1, 30), (0, 0), (70, 290), (2, 131), (70, 70))}
-            | {"begins": (31, 3, 5, 133, 129, 0), "softcap": 3.0},
+            | {"key_starts": (31, 3, 5, 133, 129, 0), "softcap": 3.0},
         ),
         Case(
-            "begins-window",
-            SMALL | {"rows": ((50, 190), (30, 160), (3, 5)), "begins": (135, 7, 2), "window": 20, "sinks": True},
+            "key-starts-window",
+            SMALL | {"rows": ((50, 190), (30, 160), (3, 5)), "key_starts": (135, 7, 2), "window": 20, "sinks": True},
         ),
         Case(
-            "begins-spans",
-            SMALL | {"rows": ((60, 100), (5, 9)), "begins": (35, 3), "spans": ((0, 43, 50), (0, 60, 99), (1, 5, 8))},
+            "key-starts-spans",
+            SMALL
+            | {"rows": ((60, 100), (5, 9)), "key_starts": (35, 3), "spans": ((0, 43, 50), (0, 60, 99), (1, 5, 8))},
         ),
-        Case("begins-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "begins": (66, 0)}),
+        Case("key-starts-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "key_starts": (66, 0)}),
         Case("empty", SMALL | {"rows": ()}),
         Case("8192", LLAMA | {"rows": ((8192, 8192),)}, bench=True),
         Case("4x2048", LLAMA | {"rows": ((2048, 2048),) * 4}, bench=True),
@@ -539,7 +543,7 @@ PREFILL_ATTENTION = Op(
         Case("8192-d256", LLAMA | {"rows": ((8192, 8192),), "heads": 16, "dim": 256}, bench=True),
         Case(
             "16x64-bart",
-            {"rows": ((64, 1088),) * 16, "begins": (1024,) * 16, "heads": 16, "kv_heads": 16, "dim": 64},
+            {"rows": ((64, 1088),) * 16, "key_starts": (1024,) * 16, "heads": 16, "kv_heads": 16, "dim": 64},
             bench=True,
         ),
         Case(
@@ -552,9 +556,17 @@ PREFILL_ATTENTION = Op(
     traffic=_traffic,
     flops=_flops,
     compiled=bodies.prefill_attention,
-    compiled_lacks=("spans", "fp8", "narrow-fp8", "begins", "begins-window", "begins-spans", "begins-fp8"),
-    at_home=bodies.at_home,
-    alone=_alone,
+    compiled_lacks=(
+        "spans",
+        "fp8",
+        "narrow-fp8",
+        "key-starts",
+        "key-starts-window",
+        "key-starts-spans",
+        "key-starts-fp8",
+    ),
+    native_layout=bodies.native_layout,
+    single_row=_single_row,
     rows=lambda args: args[6].shape[0],
     strided=(0, 7),
     peer=_peer,

@@ -31,17 +31,18 @@ struct Piece {
     int64_t token, count, position, row, begin, end, partial;  // keys [begin, end); partial -1: the piece is the whole
 };
 
-struct Plan {  // pieces of a step for one window and one number of query heads to a KV head
-    int64_t window, share;
+struct Schedule {  // pieces of a step for one window and one number of query heads to a KV head
+    int64_t window, group_size;
     bool causal;
     std::vector<Piece> pieces;
     std::vector<int64_t> first_partial, partials;  // per token: -1 where its piece is the whole
     int64_t total = 0;
 };
 
-static Plan plan(const Step& step, int64_t window, int64_t share, bool causal) {
-    Plan made{window, share, causal, {}, std::vector<int64_t>(size_t(step.tokens), -1), std::vector<int64_t>(size_t(step.tokens), 0)};
-    const int64_t run = std::max<int64_t>(1, RUN_VECTORS / share);
+static Schedule schedule(const Step& step, int64_t window, int64_t group_size, bool causal) {
+    const size_t tokens = size_t(step.tokens);
+    Schedule made{window, group_size, causal, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
+    const int64_t run = std::max<int64_t>(1, RUN_VECTORS / group_size);
     int64_t token = 0;
     for (int64_t row = 0; row < step.rows; row++) {
         for (int64_t at = 0; at < step.count[row]; at += run) {
@@ -70,7 +71,7 @@ struct Sum {
 };
 
 // Merges `more` into the result. Both are relative to their own largest score.
-static inline void join(Sum& sum, float* values, const Sum& more, const float* more_values, int64_t dim) {
+static inline void merge(Sum& sum, float* values, const Sum& more, const float* more_values, int64_t dim) {
     if (more.weight == 0) return;
     const float top = std::max(sum.top, more.top);
     const float old_scale = sum.weight == 0 ? 0.f : std::exp(sum.top - top), new_scale = std::exp(more.top - top);
@@ -135,10 +136,10 @@ static inline void product(int64_t rows, const Chunk<T>& b, const Chunk<T>& next
         if (rows) product<B, AHEAD, MORE, R - 1>(rows, b, next, begin, end, first, last, a, a_row, c, c_row);
 }
 
-struct Room {  // one thread's working memory for a piece
+struct Workspace {  // one thread's working memory for a piece
     float *queries, *keys, *values, *scores, *sums, *split_sums, *weights, *scales;
     std::vector<Sum> whole, split;
-    Room(Scratch& scratch, int64_t vectors, int64_t size) : whole(size_t(vectors)), split(size_t(vectors)) {
+    Workspace(Scratch& scratch, int64_t vectors, int64_t size) : whole(size_t(vectors)), split(size_t(vectors)) {
         const int64_t chunk = CHUNK * size, all = vectors * size;
         float* at = at_least(scratch.attention, size_t(2 * chunk + 3 * all + vectors * (CHUNK + W) + 2 * CHUNK));
         for (float** part : {&keys, &values}) { *part = at; at += chunk; }
@@ -163,8 +164,8 @@ template <class T, class F> static inline void runs(const Attend& op, const Step
 }
 
 // The chunk in the pages, without a copy. Blocks are whole vectors of positions, heads are whole vectors of dims.
-template <class T> static Chunk<T> found(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
-                                         int64_t high) {
+template <class T> static Chunk<T> gather_chunk(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
+                                                int64_t high) {
     Chunk<T> chunk{};
     chunk.apart = step.block_tokens;
     chunk.from = low % CHUNK;
@@ -177,8 +178,8 @@ template <class T> static Chunk<T> found(const Attend& op, const Step& step, con
 }
 
 // Widens the chunk into `room`, with scales separate.
-template <class T> static Chunk<float> widened(const Attend& op, const Step& step, const Piece& piece, int64_t head,
-                                               int64_t low, int64_t high, const Room& room, int64_t size) {
+template <class T> static Chunk<float> widen_chunk(const Attend& op, const Step& step, const Piece& piece, int64_t head,
+                                                   int64_t low, int64_t high, const Workspace& room, int64_t size) {
     Chunk<float> chunk{};
     chunk.apart = CHUNK;
     chunk.from = low % CHUNK;
@@ -202,7 +203,7 @@ template <class T> static Chunk<float> widened(const Attend& op, const Step& ste
 }
 
 template <class T, class Any> static void find_scales(const Attend& op, const Step& step, const Piece& piece, int64_t head,
-                                                      int64_t low, int64_t high, const Room& room, Chunk<Any>& chunk) {
+                                                      int64_t low, int64_t high, const Workspace& room, Chunk<Any>& chunk) {
     if constexpr (Part<T>::SCALE != 0) {
         std::fill_n(room.scales, 2 * CHUNK, 0.f);  // a weight of 0 times what was left there could be NaN
         runs<T>(op, step, piece, head, low, high, [&](auto keys, auto values, int64_t token, int64_t at, int64_t count) {
@@ -216,8 +217,8 @@ template <class T, class Any> static void find_scales(const Attend& op, const St
 
 // Converts scores of one chunk to weights, in place, and scales the sums to the new largest score. Positions [from, to)
 // of the chunk are seen. weight: Σ of the weights so far, in lanes.
-static inline void soften(const Attend& op, const float* key_scales, const float* value_scales, float* scores, float& top_so_far,
-                          float* weight, float* values, int64_t size, int64_t from, int64_t to) {
+static inline void softmax_chunk(const Attend& op, const float* key_scales, const float* value_scales, float* scores, float& top_so_far,
+                                 float* weight, float* values, int64_t size, int64_t from, int64_t to) {
     constexpr int V = CHUNK / W;
     const float none = -std::numeric_limits<float>::infinity();
     vf weights[V], top = splat(none);
@@ -249,16 +250,16 @@ static inline void soften(const Attend& op, const float* key_scales, const float
 
 // Adds one chunk to the split's sums.
 template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Piece& piece, const Chunk<T>& chunk,
-                                                               const Chunk<T>& next, int64_t start, Room& room) {
-    const int64_t share = op.heads / op.kv_heads, vectors = piece.count * share, size = padded(op.dim);
+                                                               const Chunk<T>& next, int64_t start, Workspace& room) {
+    const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.dim);
     product<Keys, AHEAD, false>(vectors, chunk, next, 0, op.dim, chunk.first(), chunk.last(), room.queries, size, room.scores, CHUNK);
     for (int64_t i = 0; i < vectors; i++) {
-        const int64_t position = piece.position + i / share - start;
+        const int64_t position = piece.position + i / group_size - start;
         const int64_t from = op.window ? std::max(chunk.from, position - op.window + 1) : chunk.from;
         const int64_t to = op.causal ? std::min(chunk.to, position + 1) : op.window ? std::min(chunk.to, position + op.window) : chunk.to;
         float* scores = room.scores + i * CHUNK;
         if (from >= to) std::fill_n(scores, CHUNK, 0.f);
-        else soften(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
+        else softmax_chunk(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
                     room.split_sums + i * size, size, from, to);
     }
     product<Values, AHEAD, true>(vectors, chunk, next, chunk.from, chunk.to, 0, size / W, room.scores, CHUNK, room.split_sums, size);
@@ -266,18 +267,18 @@ template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op,
 
 // Computes one split of a piece into room.split and room.split_sums.
 template <class T> static void attend_split(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
-                                            int64_t high, Room& room) {
-    const int64_t share = op.heads / op.kv_heads, vectors = piece.count * share, size = padded(op.dim);
+                                            int64_t high, Workspace& room) {
+    const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.dim);
     const bool whole = op.dim % W == 0 && step.block_tokens % W == 0;
     std::fill_n(room.split.begin(), vectors, Sum{});
     std::fill_n(room.split_sums, vectors * size, 0.f);
     std::fill_n(room.weights, vectors * W, 0.f);
     auto end = [&](int64_t from) { return std::min(high, (from / CHUNK + 1) * CHUNK); };
     if (whole && (vectors <= TILE || sizeof(T) == 4)) {
-        Chunk<T> chunk = found<T>(op, step, piece, head, low, end(low));
+        Chunk<T> chunk = gather_chunk<T>(op, step, piece, head, low, end(low));
         for (int64_t at = low; at < high; at = end(at)) {
             const int64_t then = end(at);
-            const Chunk<T> next = then < high ? found<T>(op, step, piece, head, then, end(then)) : chunk;
+            const Chunk<T> next = then < high ? gather_chunk<T>(op, step, piece, head, then, end(then)) : chunk;
             find_scales<T>(op, step, piece, head, at, then, room, chunk);
             if (vectors <= TILE) attend_chunk<true>(op, piece, chunk, next, at / CHUNK * CHUNK, room);
             else if constexpr (sizeof(T) == 4) attend_chunk<false>(op, piece, chunk, chunk, at / CHUNK * CHUNK, room);
@@ -285,7 +286,7 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
         }
     } else {
         for (int64_t at = low; at < high; at = end(at)) {
-            Chunk<float> chunk = widened<T>(op, step, piece, head, at, end(at), room, size);
+            Chunk<float> chunk = widen_chunk<T>(op, step, piece, head, at, end(at), room, size);
             find_scales<T>(op, step, piece, head, at, end(at), room, chunk);
             attend_chunk<false>(op, piece, chunk, chunk, at / CHUNK * CHUNK, room);
         }
@@ -310,17 +311,17 @@ static inline float* partial_of(const Attend& op, float* partials, int64_t parti
 
 template <class T> static void attend_piece(const Attend& op, const Step& step, const Piece& piece, int64_t head,
                                             float* partials, Scratch& scratch) {
-    const int64_t share = op.heads / op.kv_heads, vectors = piece.count * share, size = padded(op.dim);
-    Room room(scratch, vectors, size);
+    const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.dim);
+    Workspace room(scratch, vectors, size);
     for (int64_t i = 0; i < vectors; i++) {
         float* q = room.queries + i * size;
-        std::memcpy(q, op.q + (piece.token + i / share) * op.q_stride + (head * share + i % share) * op.dim, sizeof(float) * size_t(op.dim));
+        std::memcpy(q, op.q + (piece.token + i / group_size) * op.q_stride + (head * group_size + i % group_size) * op.dim, sizeof(float) * size_t(op.dim));
         std::fill(q + op.dim, q + size, 0.f);
     }
     if (piece.partial >= 0) {
         attend_split<T>(op, step, piece, head, piece.begin, piece.end, room);
-        for (int64_t i = 0; i < share; i++) {
-            float* out = partial_of(op, partials, piece.partial, head * share + i);
+        for (int64_t i = 0; i < group_size; i++) {
+            float* out = partial_of(op, partials, piece.partial, head * group_size + i);
             out[0] = room.split[size_t(i)].top;
             out[1] = room.split[size_t(i)].weight;
             std::memcpy(out + W, room.split_sums + i * size, sizeof(float) * size_t(size));
@@ -331,24 +332,24 @@ template <class T> static void attend_piece(const Attend& op, const Step& step, 
     for (int64_t split = piece.begin / SPLIT; split * SPLIT < piece.end; split++) {
         attend_split<T>(op, step, piece, head, std::max(piece.begin, split * SPLIT), std::min(piece.end, (split + 1) * SPLIT), room);
         for (int64_t i = 0; i < vectors; i++)
-            join(room.whole[size_t(i)], room.sums + i * size, room.split[size_t(i)], room.split_sums + i * size, op.dim);
+            merge(room.whole[size_t(i)], room.sums + i * size, room.split[size_t(i)], room.split_sums + i * size, op.dim);
     }
     for (int64_t i = 0; i < vectors; i++)
-        finish(op, head * share + i % share, room.whole[size_t(i)], room.sums + i * size,
-               op.out + (piece.token + i / share) * op.out_stride + (head * share + i % share) * op.dim);
+        finish(op, head * group_size + i % group_size, room.whole[size_t(i)], room.sums + i * size,
+               op.out + (piece.token + i / group_size) * op.out_stride + (head * group_size + i % group_size) * op.dim);
 }
 
 // Merges the splits of a row with one query.
-static void join_row(const Attend& op, const Plan& plan, int64_t token, float* partials, Scratch& scratch) {
-    if (plan.first_partial[size_t(token)] < 0) return;
+static void merge_row(const Attend& op, const Schedule& schedule, int64_t token, float* partials, Scratch& scratch) {
+    if (schedule.first_partial[size_t(token)] < 0) return;
     const int64_t size = padded(op.dim);
     float* values = at_least(scratch.attention, size_t(size));
     for (int64_t head = 0; head < op.heads; head++) {
         Sum sum;
         std::fill_n(values, size, 0.f);
-        for (int64_t i = 0; i < plan.partials[size_t(token)]; i++) {
-            const float* partial = partial_of(op, partials, plan.first_partial[size_t(token)] + i, head);
-            join(sum, values, Sum{partial[0], partial[1]}, partial + W, op.dim);
+        for (int64_t i = 0; i < schedule.partials[size_t(token)]; i++) {
+            const float* partial = partial_of(op, partials, schedule.first_partial[size_t(token)] + i, head);
+            merge(sum, values, Sum{partial[0], partial[1]}, partial + W, op.dim);
         }
         finish(op, head, sum, values, op.out + token * op.out_stride + head * op.dim);
     }

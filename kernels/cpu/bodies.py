@@ -14,20 +14,21 @@ from torch import Tensor
 
 from kernels.cpu import program as cpu
 from kernels.cpu.packing import Packed, pack
-from kernels.cpu.pages import arranged, head_dim, restored
+from kernels.cpu.pages import from_native, head_dim, to_native
 from kernels.cpu.program import Program, StepData, Team
 
 
 @dataclass(frozen=True)
-class Arranged:
+class NativePages:
     """Pages in the compiled kernels' own order. Plain tensors have the order of their shape."""
 
     pages: Tensor
 
 
-def at_home(team: Team, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of `heads` or of an attention with pages in the kernels' own order, as in a model."""
-    return tuple(Arranged(arranged(x)) if isinstance(x, Tensor) and x.ndim == 6 else x for x in args)
+def native_layout(team: Team, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of `qk_norm_rope_kv` or of an attention with pages in the kernels' own order, as in a
+    model."""
+    return tuple(NativePages(to_native(x)) if isinstance(x, Tensor) and x.ndim == 6 else x for x in args)
 
 
 def with_packed_weight(team: Team, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -40,7 +41,7 @@ def embedding(
 ) -> Tensor:
     """See kernels/embedding.py."""
     if added:
-        raise NotImplementedError("compiled kernels add rows of positions and segments in an operation of their own")
+        raise NotImplementedError("compiled kernels add position and segment embeddings in a separate operation")
     out = torch.empty((len(ids), table.shape[1]))
     op = cpu.Embed(
         table=table.data_ptr(),
@@ -135,7 +136,7 @@ def _norm_op(
 def activation(team: Team, x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> Tensor:
     """See kernels/activation.py."""
     if act not in cpu.ACTS:
-        raise NotImplementedError(f"compiled kernels have the activations {', '.join(cpu.ACTS)}, not {act}")
+        raise NotImplementedError(f"compiled kernels support the activations {', '.join(cpu.ACTS)}, not {act}")
     inner = x.shape[1] // 2 if has_gate else x.shape[1]
     y = torch.empty((len(x), inner))
     op = cpu.Activate(
@@ -153,12 +154,12 @@ def activation(team: Team, x: Tensor, act: str, has_gate: bool, limit: float | N
     return y
 
 
-def heads(
+def qk_norm_rope_kv(
     team: Team,
     qkv: Tensor,
-    pages: Tensor | Arranged | None,
+    pages: Tensor | NativePages | None,
     layer: int,
-    slots: Tensor | None,
+    slot_mapping: Tensor | None,
     heads: int,
     weight: Tensor | None,
     kind: str,
@@ -169,11 +170,11 @@ def heads(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """See kernels/heads.py."""
-    if pages is None or slots is None:
-        raise NotImplementedError("compiled kernels lay keys and values into pages")
-    home = _home(pages)
-    kv_heads, dim = home.shape[4], qkv.shape[2]
+    """See kernels/qk_norm_rope_kv.py."""
+    if pages is None or slot_mapping is None:
+        raise NotImplementedError("compiled kernels require pages and slot_mapping")
+    native = _native(pages)
+    kv_heads, dim = native.shape[4], qkv.shape[2]
     given, qkv = qkv, qkv.clone()  # the compiled kernels also rotate k in place
     ops: list[cpu.Op] = []
     if weight is not None:
@@ -181,34 +182,34 @@ def heads(
         ops.append(_norm_op(norm, qkv, weight, None, qkv, eps, groups=heads + kv_heads, size=dim))
     angles = [] if cos is None or sin is None else [_paired(cos, sin, interleaved)]
     ops.append(
-        cpu.Heads(
+        cpu.RopeKV(
             qkv=qkv.data_ptr(),
             stride=qkv.stride(0),
             heads=heads,
             kv_heads=kv_heads,
             dim=dim,
-            turned=angles[0][0].shape[1] if angles else 0,
+            rotary_dim=angles[0][0].shape[1] if angles else 0,
             rope=0,
             interleaved=interleaved,
             group=0,
             layer=layer,
         )
     )
-    places = slots.to(torch.int64)
+    places = slot_mapping.to(torch.int64)
     step = StepData(
-        len(qkv), angles=angles, tables=[torch.zeros((0, 1), dtype=torch.int64)], slots=[places], pages=home
+        len(qkv), angles=angles, tables=[torch.zeros((0, 1), dtype=torch.int64)], slot_mapping=[places], pages=native
     )
-    team.run(Program(ops, (qkv, home)), step)
+    team.run(Program(ops, (qkv, native)), step)
     given[:, :heads] = qkv[:, :heads]
-    return given, home if isinstance(pages, Arranged) else pages.copy_(restored(home))
+    return given, native if isinstance(pages, NativePages) else pages.copy_(from_native(native))
 
 
-def _home(pages: Tensor | Arranged) -> Tensor:
-    if isinstance(pages, Arranged):
+def _native(pages: Tensor | NativePages) -> Tensor:
+    if isinstance(pages, NativePages):
         return pages.pages
     if pages.dtype not in cpu.PAGE_TYPES:
-        raise NotImplementedError(f"compiled kernels have pages of {', '.join(map(str, cpu.PAGE_TYPES))}")
-    return arranged(pages)
+        raise NotImplementedError(f"compiled kernels support pages of {', '.join(map(str, cpu.PAGE_TYPES))}")
+    return to_native(pages)
 
 
 def _paired(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -231,7 +232,7 @@ def matmul(
 def attention(
     team: Team,
     q: Tensor,
-    pages: Tensor | Arranged,
+    pages: Tensor | NativePages,
     layer: int,
     table: Tensor,
     slot: Tensor,
@@ -247,7 +248,7 @@ def attention(
 ) -> Tensor:
     """Compute attention of all rows that have tokens (kernels/attention/common.py), whether a row has one token or
     several. Without `causal`, rows whose tokens are all present read in both directions."""
-    home = _home(pages)
+    native = _native(pages)
     count = (query_start[1:] - query_start[:-1]).to(torch.int64)
     real = count > 0
     count = count[real].contiguous()
@@ -258,8 +259,8 @@ def attention(
         q_stride=q.stride(0),
         out_stride=out.stride(0),
         heads=q.shape[1],
-        kv_heads=home.shape[4],
-        dim=head_dim(home),
+        kv_heads=native.shape[4],
+        dim=head_dim(native),
         window=window or 0,
         scale=scale,
         softcap=softcap or 0.0,
@@ -272,10 +273,10 @@ def attention(
         first=lengths[real].to(torch.int64) - count,
         count=count,
         tables=[table[slot[real].long()].to(torch.int64).contiguous()],
-        slots=[torch.empty(0, dtype=torch.int64)],
-        pages=home,
+        slot_mapping=[torch.empty(0, dtype=torch.int64)],
+        pages=native,
     )
-    team.run(Program([op], (q, out, home)), step)
+    team.run(Program([op], (q, out, native)), step)
     return out
 
 
@@ -305,13 +306,13 @@ def _rows_of(
 def decode_attention(
     team: Team,
     q: Tensor,
-    pages: Tensor | Arranged,
+    pages: Tensor | NativePages,
     layer: int,
     table: Tensor,
     slot: Tensor,
     query_start: Tensor,
     lengths: Tensor,
-    work: Tensor,
+    schedule: Tensor,
     out: Tensor,
     scale: float,
     window: int | None = None,
@@ -319,11 +320,11 @@ def decode_attention(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    begins: Tensor | None = None,
+    key_starts: Tensor | None = None,
 ) -> tuple[Tensor]:
-    """See kernels/attention/decode.py. The compiled kernels ignore the splits in `work`."""
-    if begins is not None:
-        raise NotImplementedError("compiled attention reads a row from its first position on")
+    """See kernels/attention/decode.py. The compiled kernels ignore the splits in `schedule`."""
+    if key_starts is not None:
+        raise NotImplementedError("compiled attention does not support key_starts")
     step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks)
     return _rows_of(query_start.diff() == 1, team, q, pages, layer, table, step, *options)
 
@@ -331,7 +332,7 @@ def decode_attention(
 def prefill_attention(
     team: Team,
     q: Tensor,
-    pages: Tensor | Arranged,
+    pages: Tensor | NativePages,
     layer: int,
     table: Tensor,
     slot: Tensor,
@@ -345,12 +346,12 @@ def prefill_attention(
     spans: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    begins: Tensor | None = None,
+    key_starts: Tensor | None = None,
 ) -> tuple[Tensor]:
     """See kernels/attention/prefill.py."""
-    if begins is not None:
-        raise NotImplementedError("compiled attention reads a row from its first position on")
+    if key_starts is not None:
+        raise NotImplementedError("compiled attention does not support key_starts")
     if spans is not None:
-        raise NotImplementedError("compiled attention has no spans: a token sees no later one")
+        raise NotImplementedError("compiled attention does not support spans")
     step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks)
     return _rows_of(query_start.diff() > 1, team, q, pages, layer, table, step, *options)

@@ -66,17 +66,24 @@ VARIANTS = (
 # arguments are the team and the logits.
 SAMPLING = {
     "draw": "ppnpnppp",
-    "draw_cut": "ppnpnpppppppp",
-    "scores": "ppnnpnpnppppppp",
-    "mask": "ppnnpnpn",
-    "bar": "ppnnpnpnn",
+    "draw_truncated": "ppnpnpppppppp",
+    "logprobs": "ppnnpnpnppppppp",
+    "token_mask": "ppnnpnpn",
+    "min_tokens": "ppnnpnpnn",
     "divide": "ppnnpnp",
-    "bias": "ppnnpnpp",
-    "penalise": "ppnnpnpppnpppp",
-    "ban": "ppnnpnpppnpppn",
+    "logit_bias": "ppnnpnpp",
+    "penalties": "ppnnpnpppnpppp",
+    "bad_words": "ppnnpnpppnpppn",
 }
-# Functions of a meeting of ranks (meeting.h): argument types and, after the colon, the type of the result.
-MEETING = {"meeting_bytes": "nn:n", "meeting": "pnnn:p", "leave": "p:", "abandon": "p:", "gather": "pppn:n"}
+# Functions of the collectives in shared memory (shm_collective.h): argument types and, after the colon, the type of the
+# result.
+SHM_COLLECTIVE = {
+    "collective_bytes": "nn:n",
+    "collective_open": "pnnn:p",
+    "collective_close": "p:",
+    "collective_abort": "p:",
+    "collective_gather": "pppn:n",
+}
 
 
 class MissingKernels(Exception):
@@ -159,7 +166,7 @@ def _open(name: str) -> ctypes.CDLL:
         function.argtypes = [pointer if letter == "p" else ctypes.c_int64 for letter in arguments]
         function.restype = None
     kinds = {"p": pointer, "n": ctypes.c_int64, "": None}
-    for name, form in MEETING.items():
+    for name, form in SHM_COLLECTIVE.items():
         arguments, _, given = form.partition(":")
         function = getattr(library, f"slipway_{name}")
         function.argtypes, function.restype = [kinds[letter] for letter in arguments], kinds[given]

@@ -17,7 +17,7 @@ def head_dim(pages: Tensor) -> int:
     return int(pages.shape[-1]) - (SCALE_BYTES if pages.dtype == torch.int8 else 0)
 
 
-def arranged(pages: Tensor) -> Tensor:
+def to_native(pages: Tensor) -> Tensor:
     """Copy pages from the order of their shape to the order of the compiled kernels. In 8-bit pages each key and each
     value ends with its scale."""
     out = torch.empty_like(pages)
@@ -30,7 +30,7 @@ def arranged(pages: Tensor) -> Tensor:
     return out
 
 
-def restored(pages: Tensor) -> Tensor:
+def from_native(pages: Tensor) -> Tensor:
     """The way back."""
     out = torch.empty_like(pages)
     dim, (blocks, layers, _, tokens, heads, _) = head_dim(pages), pages.shape
@@ -45,14 +45,14 @@ def restored(pages: Tensor) -> Tensor:
     return out
 
 
-def eight_bits(pages: Tensor) -> Tensor:
+def quantized_pages(pages: Tensor) -> Tensor:
     """Quantize pages of finite numbers in the order of their shape to 8 bits."""
     scales = pages.abs().amax(-1, keepdim=True).float() / 127
     whole = torch.where(scales > 0, pages / scales, 0.0).round().clamp(-127, 127)
     return torch.cat((whole.to(torch.int8), scales.contiguous().view(torch.int8)), -1)
 
 
-def widened(pages: Tensor) -> Tensor:
+def dequantized_pages(pages: Tensor) -> Tensor:
     """Dequantize 8-bit pages in the order of their shape to float32."""
     dim = head_dim(pages)
     scales = pages[..., dim:].contiguous().view(torch.float32)

@@ -9,7 +9,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "linears.h"
-#include "meeting.h"
+#include "shm_collective.h"
 #include "pool.h"
 #include "rows.h"
 
@@ -22,14 +22,16 @@ struct Runner {
     std::vector<experts::Order> orders;
     std::vector<std::vector<int32_t>> counts = std::vector<std::vector<int32_t>>(scratch.size());  // of tokens, zeros
     std::vector<float> packed, partials;
-    std::vector<attention::Plan> plans;
-    bool abandoned = false;  // another rank is lost: all later results are invalid
+    std::vector<attention::Schedule> schedules;
+    bool aborted = false;  // another rank is lost: all later results are invalid
 };
 
-const attention::Plan& plan_of(const Attend& op, const std::vector<attention::Plan>& plans) {
+const attention::Schedule& schedule_of(const Attend& op, const std::vector<attention::Schedule>& schedules) {
     size_t i = 0;
-    while (plans[i].window != op.window || plans[i].share != op.heads / op.kv_heads || plans[i].causal != bool(op.causal)) i++;
-    return plans[i];
+    while (schedules[i].window != op.window || schedules[i].group_size != op.heads / op.kv_heads ||
+           schedules[i].causal != bool(op.causal))
+        i++;
+    return schedules[i];
 }
 
 // Maximum size of the packed rows of experts for any choice of experts. For each chosen expert, the last tile or panel
@@ -42,19 +44,23 @@ size_t packed_size(const Experts& op, int64_t tokens) {
 
 // Allocates everything that a region needs.
 void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
-    runner.plans.clear();
+    runner.schedules.clear();
     size_t packed = 0, partials = 0;
     for (int64_t i = 0; i < count; i++) {
-        if (ops[i].kind == LINEAR) packed = std::max(packed, packed_size(*static_cast<const Linear*>(ops[i].what), step.tokens));
-        if (ops[i].kind == EXPERTS) packed = std::max(packed, packed_size(*static_cast<const Experts*>(ops[i].what), step.tokens));
+        if (ops[i].kind == LINEAR)
+            packed = std::max(packed, packed_size(*static_cast<const Linear*>(ops[i].params), step.tokens));
+        if (ops[i].kind == EXPERTS)
+            packed = std::max(packed, packed_size(*static_cast<const Experts*>(ops[i].params), step.tokens));
         if (ops[i].kind != ATTEND) continue;
-        const Attend& op = *static_cast<const Attend*>(ops[i].what);
-        const int64_t share = op.heads / op.kv_heads;
+        const Attend& op = *static_cast<const Attend*>(ops[i].params);
+        const int64_t group_size = op.heads / op.kv_heads;
         bool known = false;
-        for (auto& plan : runner.plans)
-            known = known || (plan.window == op.window && plan.share == share && plan.causal == bool(op.causal));
-        if (!known) runner.plans.push_back(attention::plan(step, op.window, share, op.causal));
-        partials = std::max(partials, size_t(plan_of(op, runner.plans).total * op.heads * (attention::padded(op.dim) + W)));
+        for (auto& schedule : runner.schedules)
+            known = known || (schedule.window == op.window && schedule.group_size == group_size &&
+                              schedule.causal == bool(op.causal));
+        if (!known) runner.schedules.push_back(attention::schedule(step, op.window, group_size, op.causal));
+        const int64_t total = schedule_of(op, runner.schedules).total;
+        partials = std::max(partials, size_t(total * op.heads * (attention::padded(op.dim) + W)));
     }
     at_least(runner.packed, packed + 64);
     at_least(runner.partials, partials);
@@ -81,21 +87,24 @@ void pack_pairs(const Experts& op, int64_t token, float* packed, const experts::
 
 void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scratch& scratch, const experts::Order& order) {
     switch (op.kind) {
-        case EMBED: return embed_row(*static_cast<const Embed*>(op.what), token, step);
-        case NORM: return norm_row(*static_cast<const Norm*>(op.what), token);
-        case ADD: return add_row(*static_cast<const Add*>(op.what), token);
-        case ACTIVATE: return activate_row(*static_cast<const Activate*>(op.what), token);
-        case HEADS: return heads_row(*static_cast<const Heads*>(op.what), token, step);
-        case CAP: return cap_row(*static_cast<const Cap*>(op.what), token);
+        case EMBED: return embed_row(*static_cast<const Embed*>(op.params), token, step);
+        case NORM: return norm_row(*static_cast<const Norm*>(op.params), token);
+        case ADD: return add_row(*static_cast<const Add*>(op.params), token);
+        case ACTIVATE: return activate_row(*static_cast<const Activate*>(op.params), token);
+        case ROPE_KV: return rope_kv_row(*static_cast<const RopeKV*>(op.params), token, step);
+        case CAP: return cap_row(*static_cast<const Cap*>(op.params), token);
         case ATTEND: {
-            const Attend& attend = *static_cast<const Attend*>(op.what);
-            return attention::join_row(attend, plan_of(attend, runner.plans), token, runner.partials.data(), scratch);
+            const Attend& attend = *static_cast<const Attend*>(op.params);
+            const attention::Schedule& schedule = schedule_of(attend, runner.schedules);
+            return attention::merge_row(attend, schedule, token, runner.partials.data(), scratch);
         }
-        case LINEAR: return pack(*static_cast<const Linear*>(op.what), token, step.tokens, aligned(runner.packed), scratch);
-        case ROUTE: return route_row(*static_cast<const Route*>(op.what), token);
-        case EXPERTS: return pack_pairs(*static_cast<const Experts*>(op.what), token, aligned(runner.packed), order, scratch);
-        case SHARE: return take_row(*static_cast<const Share*>(op.what), token);
-        case COMBINE: return combine_row(*static_cast<const Combine*>(op.what), token, order);
+        case LINEAR:
+            return pack(*static_cast<const Linear*>(op.params), token, step.tokens, aligned(runner.packed), scratch);
+        case ROUTE: return route_row(*static_cast<const Route*>(op.params), token);
+        case EXPERTS:
+            return pack_pairs(*static_cast<const Experts*>(op.params), token, aligned(runner.packed), order, scratch);
+        case ALL_REDUCE: return reduce_row(*static_cast<const AllReduce*>(op.params), token);
+        case COMBINE: return combine_row(*static_cast<const Combine*>(op.params), token, order);
         default: return;
     }
 }
@@ -139,32 +148,32 @@ void run_experts(const Experts& op, Runner& runner, const experts::Order& order,
 }
 
 template <class T> void run_attention(const Attend& op, Runner& runner, const Step& step, Scratch& scratch) {
-    const attention::Plan& plan = plan_of(op, runner.plans);
+    const attention::Schedule& schedule = schedule_of(op, runner.schedules);
     int64_t begin, end;
     // The last pieces of a long row read the most keys, so they start first.
-    const int64_t pieces = int64_t(plan.pieces.size()) * op.kv_heads;
+    const int64_t pieces = int64_t(schedule.pieces.size()) * op.kv_heads;
     while (runner.team.take(pieces, 1, begin, end)) {
         const int64_t index = pieces - 1 - begin;
-        attention::attend_piece<T>(op, step, plan.pieces[size_t(index / op.kv_heads)], index % op.kv_heads,
+        attention::attend_piece<T>(op, step, schedule.pieces[size_t(index / op.kv_heads)], index % op.kv_heads,
                                    runner.partials.data(), scratch);
     }
 }
 
 // Writes this rank's rows to shared memory. A later operation on rows reads the rows of all ranks.
-void run_share(const Share& op, Runner& runner, const Step& step, int id) {
+void run_all_reduce(const AllReduce& op, Runner& runner, const Step& step, int id) {
     const int64_t each = std::clamp<int64_t>(step.tokens / (runner.team.size * 4), 1, 16);
     int64_t begin, end;
     while (runner.team.take(step.tokens, each, begin, end))
-        for (int64_t token = begin; token < end; token++) offer_row(op, token);
+        for (int64_t token = begin; token < end; token++) publish_row(op, token);
     runner.team.wait();
-    if (id == 0 && !op.meeting->meet()) runner.abandoned = true;
+    if (id == 0 && !op.collective->synchronize()) runner.aborted = true;
     runner.team.wait();
 }
 
 // Operations that start with all rows at once and continue row by row.
-bool opens(const Op& op) { return op.kind == ATTEND || op.kind == SHARE; }
+bool opens(const Op& op) { return op.kind == ATTEND || op.kind == ALL_REDUCE; }
 bool multiplies(const Op& op) { return op.kind == LINEAR || op.kind == EXPERTS; }
-bool gathers(const Op& op) { return op.kind == EXPERTS && static_cast<const Experts*>(op.what)->gathered; }
+bool gathers(const Op& op) { return op.kind == EXPERTS && static_cast<const Experts*>(op.params)->gathered; }
 
 void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& step) {
     Scratch& scratch = runner.scratch[size_t(id)];
@@ -179,25 +188,29 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
         const bool packs = last < count && multiplies(ops[last]) && (last == first || !gathers(ops[last]));
         const bool attends = ops[first].kind == ATTEND;
         if (attends) {
-            const Attend& op = *static_cast<const Attend*>(ops[first].what);
+            const Attend& op = *static_cast<const Attend*>(ops[first].params);
             if (step.page_type == F32) run_attention<float>(op, runner, step, scratch);
             else if (step.page_type == BF16) run_attention<bf16>(op, runner, step, scratch);
             else if (step.page_type == F16) run_attention<fp16>(op, runner, step, scratch);
             else run_attention<int8_t>(op, runner, step, scratch);
             runner.team.wait();
         }
-        if (ops[first].kind == SHARE) run_share(*static_cast<const Share*>(ops[first].what), runner, step, id);
-        if (packs && ops[last].kind == EXPERTS) lay_out(*static_cast<const Experts*>(ops[last].what), order, runner.team.size);
+        if (ops[first].kind == ALL_REDUCE)
+            run_all_reduce(*static_cast<const AllReduce*>(ops[first].params), runner, step, id);
+        if (packs && ops[last].kind == EXPERTS)
+            lay_out(*static_cast<const Experts*>(ops[last].params), order, runner.team.size);
         const int64_t each = std::clamp<int64_t>(step.tokens / (runner.team.size * 4), 1, 16);
         while (runner.team.take(step.tokens, each, begin, end))
             for (int64_t token = begin; token < end; token++)
                 for (int64_t i = first; i < last + packs; i++) row_op(ops[i], token, runner, step, scratch, order);
         runner.team.wait();
         for (int64_t i = first; i < last; i++)
-            if (ops[i].kind == ROUTE) order.sort(*static_cast<const Route*>(ops[i].what), step.tokens);
+            if (ops[i].kind == ROUTE) order.sort(*static_cast<const Route*>(ops[i].params), step.tokens);
         if (packs) {
-            if (ops[last].kind == LINEAR) run_linear(*static_cast<const Linear*>(ops[last].what), runner, step, scratch);
-            else run_experts(*static_cast<const Experts*>(ops[last].what), runner, order, scratch);
+            if (ops[last].kind == LINEAR)
+                run_linear(*static_cast<const Linear*>(ops[last].params), runner, step, scratch);
+            else
+                run_experts(*static_cast<const Experts*>(ops[last].params), runner, order, scratch);
             runner.team.wait();
         }
         first = last + packs;
@@ -210,9 +223,9 @@ extern "C" {
 
 // Sizes of the structures, which Python compares with its own, and their number.
 int64_t slipway_sizes(int64_t* sizes, int64_t room) {
-    const int64_t found[] = {sizeof(Embed), sizeof(Norm), sizeof(Add), sizeof(Activate), sizeof(Heads), sizeof(Linear),
-                             sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(Share), sizeof(Op),
-                             sizeof(Angles), sizeof(Group), sizeof(Step)};
+    const int64_t found[] = {sizeof(Embed), sizeof(Norm), sizeof(Add), sizeof(Activate), sizeof(RopeKV), sizeof(Linear),
+                             sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(AllReduce),
+                             sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];
     return count;
@@ -252,7 +265,7 @@ int64_t slipway_run(void* runner, const Op* ops, int64_t count, const Step* step
     prepare(it, ops, count, *step);
     auto work = [&](int id) { region(id, it, ops, count, *step); };
     it.team.run(work);
-    return it.abandoned;
+    return it.aborted;
 }
 
 }  // extern "C"

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 
-enum Kind : int32_t { EMBED, NORM, ADD, ACTIVATE, HEADS, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, SHARE, KINDS };
+enum Kind : int32_t {
+    EMBED, NORM, ADD, ACTIVATE, ROPE_KV, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, ALL_REDUCE, KINDS
+};
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
 enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU };
@@ -49,9 +51,9 @@ struct Activate {
 };
 
 // Rotates q and k by the positions' angles and writes k and v to their pages. qkv: q heads, then k heads, then v heads.
-struct Heads {
+struct RopeKV {
     float* qkv;
-    int64_t stride, heads, kv_heads, dim, turned;  // turned: rotary dimensions, 0 without positions
+    int64_t stride, heads, kv_heads, dim, rotary_dim;  // rotary_dim: rotary dimensions, 0 without positions
     int32_t rope, interleaved, group, layer;
 };
 
@@ -108,30 +110,30 @@ struct Combine {
     int64_t x_stride, gate_stride, shared_stride, y_stride, size, k;
 };
 
-struct Meeting;
+struct ShmCollective;
 
-// All-reduce or all-gather of the ranks of a model (meeting.h). Reduce: y = Σ x, with `total` columns. Gather
-// (`joins`): the columns of all ranks one after another; rank r has the columns from total · r / ranks on. y may be x
+// All-reduce or all-gather of the ranks of a model (shm_collective.h). Reduce: y = Σ x, with `total` columns. Gather
+// (`gathers`): the columns of all ranks one after another; rank r has the columns from total · r / ranks on. y may be x
 // in a reduce.
-struct Share {
+struct AllReduce {
     const float* x;
     float* y;
     int64_t x_stride, y_stride, total;
-    Meeting* meeting;
-    int32_t joins;
+    ShmCollective* collective;
+    int32_t gathers;
 };
 
 struct Op {
     int32_t kind;
-    const void* what;
+    const void* params;
 };
 
 struct Angles {
-    const float *cos, *sin;  // [tokens, turned], as kernels/rope.py makes them
+    const float *cos, *sin;  // [tokens, rotary_dim], as kernels/rope.py makes them
 };
 
 struct Group {
-    const int64_t *table, *slots;  // [rows, table_width] blocks; [tokens] block · block_tokens + offset, or negative
+    const int64_t *table, *slot_mapping;  // [rows, table_width] blocks; [tokens] block · block_tokens + offset, or negative
 };
 
 struct Step {

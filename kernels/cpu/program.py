@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import ACTIVATIONS, MissingKernels, Tiling, load
-from kernels.cpu.meeting import Abandoned, Meeting
 from kernels.cpu.packing import FORMS, Packed
 from kernels.cpu.pages import head_dim
+from kernels.cpu.shm_collective import CollectiveAborted, ShmCollective
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 PAGE_TYPES = TYPES | {torch.int8: 3}
@@ -64,11 +64,11 @@ class Activate(Structure):
     ]
 
 
-class Heads(Structure):
+class RopeKV(Structure):
     kind: ClassVar[int] = 4
     _fields_ = [
         ("qkv", c_void_p),
-        *_fields(c_int64, "stride heads kv_heads dim turned"),
+        *_fields(c_int64, "stride heads kv_heads dim rotary_dim"),
         *_fields(c_int32, "rope interleaved group layer"),
     ]
 
@@ -129,7 +129,7 @@ class Route(Structure):
 class Experts(Structure):
     kind: ClassVar[int] = 9
     _fields_ = [("linears", c_void_p), *_fields(c_int64, "count k"), ("gathered", c_int32)]
-    holds: Any  # what `linears` points to
+    keep_alive: Any  # what `linears` points to
 
 
 def experts(weights: Sequence[Packed], x: Tensor, y: Tensor, k: int, *, gathered: bool) -> Experts:
@@ -138,7 +138,7 @@ def experts(weights: Sequence[Packed], x: Tensor, y: Tensor, k: int, *, gathered
     assert len({(weight.form, weight.outputs, weight.inputs, weight.group, weight.zeros) for weight in weights}) == 1
     linears = (Linear * len(weights))(*(linear(weight, None, x, y) for weight in weights))
     made = Experts(linears=ctypes.addressof(linears), count=len(weights), k=k, gathered=gathered)
-    made.holds = linears
+    made.keep_alive = linears
     return made
 
 
@@ -150,31 +150,31 @@ class Combine(Structure):
     ]
 
 
-class Share(Structure):
+class AllReduce(Structure):
     kind: ClassVar[int] = 11
     _fields_ = [
         *_fields(c_void_p, "x y"),
         *_fields(c_int64, "x_stride y_stride total"),
-        ("meeting", c_void_p),
-        ("joins", c_int32),
+        ("collective", c_void_p),
+        ("gathers", c_int32),
     ]
 
 
-def share(meeting: Meeting, x: Tensor, y: Tensor, *, joins: bool) -> Share:
+def all_reduce(collective: ShmCollective, x: Tensor, y: Tensor, *, gathers: bool) -> AllReduce:
     """x: [rows, this rank's columns or all]; y: [rows, all columns], of all ranks concatenated or summed."""
-    return Share(
+    return AllReduce(
         x=x.data_ptr(),
         y=y.data_ptr(),
         x_stride=x.stride(0),
         y_stride=y.stride(0),
         total=y.shape[1],
-        meeting=meeting.handle,
-        joins=joins,
+        collective=collective.handle,
+        gathers=gathers,
     )
 
 
 class _Op(Structure):
-    _fields_ = [("kind", c_int32), ("what", c_void_p)]
+    _fields_ = [("kind", c_int32), ("params", c_void_p)]
 
 
 class _Angles(Structure):
@@ -182,7 +182,7 @@ class _Angles(Structure):
 
 
 class _Group(Structure):
-    _fields_ = [("table", c_void_p), ("slots", c_void_p)]
+    _fields_ = [("table", c_void_p), ("slot_mapping", c_void_p)]
 
 
 class _Step(Structure):
@@ -194,20 +194,20 @@ class _Step(Structure):
     ]
 
 
-Op = Embed | Norm | Add | Activate | Heads | Linear | Attend | Cap | Route | Experts | Combine | Share
+Op = Embed | Norm | Add | Activate | RopeKV | Linear | Attend | Cap | Route | Experts | Combine | AllReduce
 MIRRORED = (
     Embed,
     Norm,
     Add,
     Activate,
-    Heads,
+    RopeKV,
     Linear,
     Attend,
     Cap,
     Route,
     Experts,
     Combine,
-    Share,
+    AllReduce,
     _Op,
     _Angles,
     _Group,
@@ -216,10 +216,10 @@ MIRRORED = (
 
 
 class Program:
-    """Operations in order. `holds` keeps the tensors alive that the operations' addresses point to."""
+    """Operations in order. `keep_alive` keeps the tensors alive that the operations' addresses point to."""
 
-    def __init__(self, ops: Sequence[Op], holds: Sequence[Tensor]) -> None:
-        self.ops, self.holds = tuple(ops), tuple(holds)
+    def __init__(self, ops: Sequence[Op], keep_alive: Sequence[Tensor]) -> None:
+        self.ops, self.keep_alive = tuple(ops), tuple(keep_alive)
         self.array = (_Op * len(ops))(*(_Op(op.kind, ctypes.addressof(op)) for op in ops))
 
 
@@ -235,13 +235,13 @@ class StepData:
         count: Tensor | None = None,
         angles: Sequence[tuple[Tensor, Tensor]] = (),
         tables: Sequence[Tensor] = (),
-        slots: Sequence[Tensor] = (),
+        slot_mapping: Sequence[Tensor] = (),
         pages: Tensor | None = None,
     ) -> None:
-        self.holds = (ids, first, count, *angles, *tables, *slots, pages)
+        self.keep_alive = (ids, first, count, *angles, *tables, *slot_mapping, pages)
         self._angles = (_Angles * len(angles))(*(_Angles(_at(cos), _at(sin)) for cos, sin in angles))
         self._groups = (_Group * len(tables))(
-            *(_Group(_at(table), _at(own)) for table, own in zip(tables, slots, strict=True))
+            *(_Group(_at(table), _at(own)) for table, own in zip(tables, slot_mapping, strict=True))
         )
         layers, _, block_tokens, kv_heads, dim = pages.shape[1:] if pages is not None else (0,) * 5
         self.struct = _Step(
@@ -270,7 +270,7 @@ class Team:
         self.variant, self.threads = variant, threads
         self._runner: int | None = None
         if cpus and len(cpus) != threads:
-            raise ValueError(f"{len(cpus)} CPUs for {threads} threads: there must be one for each, or none")
+            raise ValueError(f"{len(cpus)} CPUs for {threads} threads: pass one per thread, or none")
         self._library = load(variant)
         cut = [c_int64() for _ in range(3)]
         self._library.slipway_tiling(*map(ctypes.byref, cut))
@@ -278,12 +278,12 @@ class Team:
         _compare_sizes(self._library)
         self._runner = self._library.slipway_start(threads, (c_int32 * len(cpus))(*cpus) if cpus else None)
         if self._runner is None:
-            raise OSError(f"{threads} threads cannot be started: a limit of processes or of memory is reached")
+            raise OSError(f"{threads} threads cannot be started: the limit of processes or of memory is reached")
 
     def run(self, program: Program, step: StepData) -> None:
-        """Run the program. Raise Abandoned if another rank of the model is lost."""
+        """Run the program. Raise CollectiveAborted if another rank of the model is lost."""
         if self._library.slipway_run(self._runner, program.array, len(program.ops), ctypes.byref(step.struct)):
-            raise Abandoned("another rank of the model is gone")
+            raise CollectiveAborted("another rank of the model has exited")
 
     def call(self, function: str, *arguments: Tensor | int | None) -> None:
         """Call a function of the library on rows of logits, see SAMPLING. Tensors must be contiguous, except for the
@@ -303,7 +303,7 @@ class Team:
         self.call("draw", logits, logits.shape[1], rows, len(rows), keys, tokens, scores)
         return tokens, scores
 
-    def best_of_cut(
+    def best_truncated(
         self, logits: Tensor, rows: Tensor, keys: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw with noise among the tokens that min_p, then top_k, then top_p keep (0, 0 and 1 cut nothing). Return
@@ -316,7 +316,7 @@ class Team:
         cuts = (top_k.to(torch.int64), top_p.to(torch.float64), min_p.to(torch.float64).log())
         assert logits.is_contiguous()
         self.call(
-            *("draw_cut", logits, logits.shape[1], rows, len(rows), keys, *(cut.contiguous() for cut in cuts)),
+            *("draw_truncated", logits, logits.shape[1], rows, len(rows), keys, *(cut.contiguous() for cut in cuts)),
             *(tokens, scores, floors, lasts),
         )
         return tokens, scores, floors, lasts
@@ -332,7 +332,7 @@ class Team:
         """Return log probabilities of the rows `at` (None: all) of logits, [.., vocab] float32. chosen: [rows] int64,
         one token of each row → its log probability [rows] float32, its rank [rows] int64, and the `count` most likely
         tokens [rows, count] int64 and their log probabilities, float32, descending, equal ones by id. kept: a divisor
-        for each row, and the floor and last of `best_of_cut`; logits / divisor outside of them are impossible."""
+        for each row, and the floor and last of `best_truncated`; logits / divisor outside of them are impossible."""
         at = torch.arange(len(logits)) if at is None else at.to(torch.int64).contiguous()
         rows, chosen = len(at), chosen.to(torch.int64).contiguous()
         own, ranks = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
@@ -340,7 +340,7 @@ class Team:
         divisors, floors, lasts = (None, None, None) if kept is None else (one.contiguous() for one in kept)
         assert logits.stride(1) == 1 and (lasts is None or lasts.dtype == torch.int64)
         self.call(
-            *("scores", logits, logits.stride(0), logits.shape[1], at, rows, chosen, count, divisors, floors, lasts),
+            *("logprobs", logits, logits.stride(0), logits.shape[1], at, rows, chosen, count, divisors, floors, lasts),
             *(own, ranks, tokens, values),
         )
         return own, ranks, tokens, values
@@ -357,7 +357,7 @@ class Team:
 def _at(tensor: Tensor | None) -> int | None:
     if tensor is None:
         return None
-    assert tensor.is_contiguous() and tensor.device.type == "cpu", "compiled kernels read contiguous tensors of the CPU"
+    assert tensor.is_contiguous() and tensor.device.type == "cpu", "compiled kernels read contiguous CPU tensors"
     return tensor.data_ptr()
 
 
@@ -365,4 +365,4 @@ def _compare_sizes(library: ctypes.CDLL) -> None:
     sizes = (c_int64 * len(MIRRORED))()
     found = library.slipway_sizes(sizes, len(MIRRORED))
     if found != len(MIRRORED) or list(sizes) != [ctypes.sizeof(one) for one in MIRRORED]:
-        raise MissingKernels("the compiled kernels are of another version than their callers: reinstall the package")
+        raise MissingKernels("the compiled kernels do not match this version of the package; reinstall it")

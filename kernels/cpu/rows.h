@@ -99,7 +99,7 @@ static void activate_row(const Activate& op, int64_t token) {
 }
 
 // cos and sin have the length of the rotated part; sin includes the sign for its place in the pair (kernels/rope.py).
-static void turn(float* x, int64_t dim, const float* cos, const float* sin, bool interleaved) {
+static void rotate(float* x, int64_t dim, const float* cos, const float* sin, bool interleaved) {
     if (interleaved) {
         for (int64_t i = 0; i < dim; i += 2) {
             float a = x[i], b = x[i + 1];
@@ -116,8 +116,8 @@ static void turn(float* x, int64_t dim, const float* cos, const float* sin, bool
     }
 }
 
-static void write_heads(const Heads& op, const float* k, int64_t token, const Step& step) {
-    const int64_t slot = step.groups[op.group].slots[token];
+static void write_kv(const RopeKV& op, const float* k, int64_t token, const Step& step) {
+    const int64_t slot = step.groups[op.group].slot_mapping[token];
     if (slot < 0) return;
     const int64_t block = slot / step.block_tokens, offset = slot % step.block_tokens;
     for (int64_t value = 0; value < 2; value++)
@@ -132,15 +132,15 @@ static void write_heads(const Heads& op, const float* k, int64_t token, const St
         }
 }
 
-static void heads_row(const Heads& op, int64_t token, const Step& step) {
+static void rope_kv_row(const RopeKV& op, int64_t token, const Step& step) {
     float* qkv = op.qkv + token * op.stride;
-    if (op.turned) {
+    if (op.rotary_dim) {
         const Angles& angles = step.angles[op.rope];
         for (int64_t head = 0; head < op.heads + op.kv_heads; head++)
-            turn(qkv + head * op.dim, op.turned, angles.cos + token * op.turned, angles.sin + token * op.turned,
-                 op.interleaved);
+            rotate(qkv + head * op.dim, op.rotary_dim, angles.cos + token * op.rotary_dim,
+                   angles.sin + token * op.rotary_dim, op.interleaved);
     }
-    write_heads(op, qkv + op.heads * op.dim, token, step);
+    write_kv(op, qkv + op.heads * op.dim, token, step);
 }
 
 static void cap_row(const Cap& op, int64_t token) {

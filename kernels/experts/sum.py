@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.jit import jit, launch, power_of_2, rows_of, tl
+from kernels.jit import jit, launch, power_of_2, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
 
@@ -24,11 +24,11 @@ def _reference(
     gate: int = 0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """y: [tokens · chosen, size], the experts of each token best first; weights fp32, order int32: [tokens, chosen],
+    """y: [tokens · top_k, size], the experts of each token best first; weights fp32, order int32: [tokens, top_k],
     from expert_routes; shared: [tokens, size] of y's type; logits: [tokens, ..] fp32, with the logit of the shared
     expert in column `gate` → [tokens, size] of `dtype` (default: y's)."""
-    tokens, chosen = weights.shape
-    given = y.view(tokens, chosen, y.shape[1]).float() * weights[:, :, None]
+    tokens, top_k = weights.shape
+    given = y.view(tokens, top_k, y.shape[1]).float() * weights[:, :, None]
     total = torch.zeros((tokens, y.shape[1]), dtype=torch.float32, device=y.device)
     for rank in order.long().unbind(1):
         total += given[torch.arange(tokens, device=y.device), rank]
@@ -48,7 +48,7 @@ def expert_sum_kernel(
     shared_row,
     logits_row,
     SIZE: tl.constexpr,
-    CHOSEN: tl.constexpr,
+    TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
     GATED: tl.constexpr,
     GATE: tl.constexpr,
@@ -59,8 +59,8 @@ def expert_sum_kernel(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     keep = at < SIZE
     total = tl.zeros([BLOCK], tl.float32)
-    for number in tl.static_range(CHOSEN):
-        pair = token * CHOSEN + tl.load(order + token * CHOSEN + number)
+    for number in tl.static_range(TOP_K):
+        pair = token * TOP_K + tl.load(order + token * TOP_K + number)
         value = tl.load(y + pair * SIZE + at, keep, 0.0).to(tl.float32)
         total += tl.load(weights + pair) * value
     if SHARED:
@@ -80,9 +80,11 @@ def _triton(
     gate: int = 0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    (tokens, chosen), size = weights.shape, y.shape[1]
-    if len(y) != tokens * chosen or not y.is_contiguous():
-        raise ValueError(f"y of {list(y.shape)}: a row for each of {chosen} experts of {tokens} tokens, contiguous")
+    (tokens, top_k), size = weights.shape, y.shape[1]
+    if len(y) != tokens * top_k or not y.is_contiguous():
+        raise ValueError(
+            f"y of {list(y.shape)}: must be contiguous, with {tokens * top_k} rows ({tokens} tokens, {top_k} experts)"
+        )
     out = torch.empty((tokens, size), dtype=dtype or y.dtype, device=y.device)
     block = min(1024, power_of_2(size))
     launch(
@@ -94,10 +96,10 @@ def _triton(
         y if shared is None else shared,
         weights if logits is None else logits,
         out,
-        0 if shared is None else rows_of(shared, "shared"),
-        0 if logits is None else rows_of(logits, "logits"),
+        0 if shared is None else row_stride(shared, "shared"),
+        0 if logits is None else row_stride(logits, "logits"),
         SIZE=size,
-        CHOSEN=chosen,
+        TOP_K=top_k,
         SHARED=shared is not None,
         GATED=logits is not None,
         GATE=gate,
@@ -110,7 +112,7 @@ def _triton(
 def _inputs(
     make: Make,
     tokens: int,
-    chosen: int,
+    top_k: int,
     size: int,
     *,
     shared: bool = False,
@@ -120,22 +122,22 @@ def _inputs(
 ) -> Args:
     """gate: the column of the shared expert's logit. steep: the first and the last expert cancel, and the others vanish
     between them, so that every order gives a different sum."""
-    weights = make.normal(tokens, chosen, dtype=torch.float32)
-    order = make.normal(tokens, chosen, dtype=torch.float32).argsort(1).int()
+    weights = make.normal(tokens, top_k, dtype=torch.float32)
+    order = make.normal(tokens, top_k, dtype=torch.float32).argsort(1).int()
     own = make.normal(tokens, size) if shared else None
-    y = make.normal(tokens * chosen, size)
+    y = make.normal(tokens * top_k, size)
     if steep:
-        ranks, weights = y.view(tokens, chosen, size), torch.ones_like(weights)
+        ranks, weights = y.view(tokens, top_k, size), torch.ones_like(weights)
         first, last = (order[:, at].long()[:, None, None].expand(-1, 1, size) for at in (0, -1))
         ranks.scatter_(1, first, 2.0**14).scatter_(1, last, -(2.0**14))
     logits = None if gate is None else make.normal(tokens, gate + 1, dtype=torch.float32, scale=2.0)
     return y, weights, order, own, logits, gate or 0, dtype
 
 
-def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
+def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     y, weights, order, shared, logits, gate, dtype = args
-    chosen, own = weights.shape[1], slice(row, row + 1)
-    pairs = y[row * chosen : (row + 1) * chosen]
+    top_k, own = weights.shape[1], slice(row, row + 1)
+    pairs = y[row * top_k : (row + 1) * top_k]
     beside = (None if one is None else one[own] for one in (shared, logits))
     return (pairs, weights[own], order[own], *beside, gate, dtype), lambda outputs: (outputs[0][own],)
 
@@ -150,20 +152,20 @@ EXPERT_SUM = Op(
     triton=_triton,
     inputs=_inputs,
     cases=(
-        Case("one", {"tokens": 1, "chosen": 1, "size": 64}),
-        Case("odd", {"tokens": 7, "chosen": 3, "size": 77}),
-        Case("shared", {"tokens": 3, "chosen": 2, "size": 40, "shared": True}),
-        Case("gated", {"tokens": 5, "chosen": 4, "size": 1100, "shared": True, "gate": 6}),
-        Case("wide", {"tokens": 4, "chosen": 8, "size": 48, "shared": True, "gate": 60, "dtype": torch.float32}),
-        Case("steep", {"tokens": 6, "chosen": 5, "size": 20, "steep": True}),
-        Case("empty", {"tokens": 0, "chosen": 2, "size": 32, "shared": True, "gate": 4}),
-        *(Case(f"{tokens}x8x2048", {"tokens": tokens, "chosen": 8, "size": 2048}, bench=True) for tokens in (1, 256)),
-        Case("4096x8x2048", {"tokens": 4096, "chosen": 8, "size": 2048}, bench=True),
-        Case("4096x4x2048", {"tokens": 4096, "chosen": 4, "size": 2048, "shared": True, "gate": 60}, bench=True),
+        Case("one", {"tokens": 1, "top_k": 1, "size": 64}),
+        Case("odd", {"tokens": 7, "top_k": 3, "size": 77}),
+        Case("shared", {"tokens": 3, "top_k": 2, "size": 40, "shared": True}),
+        Case("gated", {"tokens": 5, "top_k": 4, "size": 1100, "shared": True, "gate": 6}),
+        Case("wide", {"tokens": 4, "top_k": 8, "size": 48, "shared": True, "gate": 60, "dtype": torch.float32}),
+        Case("steep", {"tokens": 6, "top_k": 5, "size": 20, "steep": True}),
+        Case("empty", {"tokens": 0, "top_k": 2, "size": 32, "shared": True, "gate": 4}),
+        *(Case(f"{tokens}x8x2048", {"tokens": tokens, "top_k": 8, "size": 2048}, bench=True) for tokens in (1, 256)),
+        Case("4096x8x2048", {"tokens": 4096, "top_k": 8, "size": 2048}, bench=True),
+        Case("4096x4x2048", {"tokens": 4096, "top_k": 4, "size": 2048, "shared": True, "gate": 60}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
-    alone=_alone,
+    single_row=_single_row,
     rows=lambda args: args[1].shape[0],
     strided=(3, 4),
 )

@@ -7,8 +7,8 @@ count: a word that begins in the prompt is not banned.
 import torch
 from torch import Tensor
 
-from kernels.cpu import edits
-from kernels.jit import jit, launch, rows_of, tl
+from kernels.cpu import logit_processors
+from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
 
@@ -84,7 +84,7 @@ def _triton(
         bad_words_kernel,
         (-(-words // block),),
         *(logits, slot, lengths, tokens, prompt_tokens, rows, lasts, prefixes, words, prefixes.shape[1]),
-        *(rows_of(logits, "logits"), rows_of(tokens, "tokens")),
+        *(row_stride(logits, "logits"), row_stride(tokens, "tokens")),
         VOCAB=logits.shape[1],
         BLOCK=block,
     )
@@ -125,7 +125,7 @@ BAD_WORDS = Op(
         Case("64x100", {"rows": 256, "words": 6400, "longest": 4, "vocab": 151936, "width": 131073}, bench=True),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
-    compiled=edits.bad_words,
+    compiled=logit_processors.bad_words,
     cpu_cases=(Case("8x100", {"rows": 8, "words": 800, "longest": 4, "vocab": 151936, "width": 4097}),),
     traffic=lambda logits, slot, lengths, tokens, prompt_tokens, rows, lasts, prefixes: (
         nbytes(rows, lasts, prefixes) + nbytes(prefixes)

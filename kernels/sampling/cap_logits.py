@@ -6,9 +6,9 @@ tanh(z) is 1 - 2 / (exp(2z) + 1), and near 0, where that cancels, z - z³/3 + 2z
 import torch
 from torch import Tensor
 
-from kernels.cpu import edits
-from kernels.jit import jit, launch, rows_of, tl
-from kernels.op import Args, Case, Make, Op, sliced
+from kernels.cpu import logit_processors
+from kernels.jit import jit, launch, row_stride, tl
+from kernels.op import Args, Case, Make, Op, independent_rows
 
 
 def _reference(x: Tensor, scale: float, cap: float) -> Tensor:
@@ -42,8 +42,8 @@ def _triton(x: Tensor, scale: float, cap: float) -> Tensor:
         (rows, -(-vocab // block)),
         x,
         y,
-        rows_of(x, "x"),
-        rows_of(y, "y"),
+        row_stride(x, "x"),
+        row_stride(y, "y"),
         scale,
         cap if cap else 1.0,
         VOCAB=vocab,
@@ -71,9 +71,9 @@ CAP_LOGITS = Op(
         Case("scale-256x256000", {"rows": 256, "vocab": 256000, "scale": 0.0625, "cap": 0.0}, bench=True),
     ),
     tolerance={torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-6},
-    compiled=edits.cap_logits,
+    compiled=logit_processors.cap_logits,
     cpu_cases=(Case("8x151936", {"rows": 8, "vocab": 151936, "scale": 1.0, "cap": 30.0}),),
     traffic=lambda x, scale, cap: x.nbytes + 4 * x.numel(),
-    alone=sliced(0),
+    single_row=independent_rows(0),
     strided=(0,),
 )

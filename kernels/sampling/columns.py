@@ -39,12 +39,12 @@ FRACTIONS = {"temperature", "repetition", "frequency", "presence"}
 FIELDS = tuple(field.name for field in fields(DeviceColumns))
 
 
-def words(values: Tensor) -> tuple[Tensor, Tensor]:
+def split_float64(values: Tensor) -> tuple[Tensor, Tensor]:
     """Split 64-bit numbers into two int32 words, the lower first."""
     low, high = values.contiguous().view(torch.int32).view(-1, 2).unbind(1)
     return low.contiguous(), high.contiguous()
 
 
-def joined(low: Tensor, high: Tensor) -> Tensor:
+def join_float64(low: Tensor, high: Tensor) -> Tensor:
     """Join two int32 words to a float64."""
     return torch.stack((low, high), 1).view(torch.float64)[:, 0]

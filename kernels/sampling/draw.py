@@ -2,9 +2,9 @@
 certainly kept, and writes down the tokens that may be kept (see kernels/sampling/sample.py)."""
 
 from kernels.jit import jit, tl
-from kernels.sampling.cuts import float64_at, scaled
 from kernels.sampling.float_order import best_of, key_value
 from kernels.sampling.gumbel import noise_bits, noise_from, noise_key
+from kernels.sampling.token_mass import float64_at, scaled
 from kernels.sampling.truncation import bracket
 
 
@@ -44,13 +44,13 @@ def _collect(
 
 @jit
 def _noisy_best(
-    logits, t, border, reached, low, high, tile, VOCAB: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr
+    logits, t, threshold, reached, low, high, tile, VOCAB: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr
 ):
-    """Return key and id of the best token of a tile whose s is at or above the border, if it is the best of the row so
-    far (`reached`). The noise of a token takes two logarithms, which cost several times as much as reading its logit,
-    so a cheap bound comes first: noise is at most 22.2, and -log(-log(1 - u)) > x requires u < exp(-x). Usually no
-    token of a strip passes it. A token that fails it cannot be the best, so the result does not depend on the order of
-    tiles."""
+    """Return key and id of the best token of a tile whose s is at or above the threshold, if it is the best of the row
+    so far (`reached`). The noise of a token takes two logarithms, which cost several times as much as reading its
+    logit, so a cheap bound comes first: noise is at most 22.2, and -log(-log(1 - u)) > x requires u < exp(-x). Usually
+    no token of a strip passes it. A token that fails it cannot be the best, so the result does not depend on the order
+    of tiles."""
     before = tl.load(reached, volatile=True)
     best, where = before, tl.full((), 0x7FFFFFFF, tl.int32)
     for strip in range(0, TILE, STRIP):
@@ -63,7 +63,7 @@ def _noisy_best(
             needed = tl.exp2(tl.minimum((x - goal) * (1.4426950408889634 / t), 31.0) + 31.0)
             if tl.max(((bits.to(tl.float32) > needed) == 0).to(tl.int32), 0) > 0:
                 s = scaled(x, t)
-                top, first = best_of(tl.where(s < border, float("-inf"), s + noise_from(bits)), token)
+                top, first = best_of(tl.where(s < threshold, float("-inf"), s + noise_from(bits)), token)
                 where = tl.where(top > best, first, tl.where(top == best, tl.minimum(where, first), where))
                 best = tl.maximum(best, top)
     if best > before:
@@ -97,7 +97,7 @@ def draw_kernel(
     base,
     values,
     tokens,
-    border,
+    threshold,
     above,
     reached,
     best,
@@ -110,12 +110,12 @@ def draw_kernel(
     PARTS_UP: tl.constexpr,
     CAPACITY: tl.constexpr,
     STRIP: tl.constexpr,
-    CUTS: tl.constexpr,
+    TRUNCATED: tl.constexpr,
 ):
     """One program for each tile of a row. values, tokens: [rows, CAPACITY], tokens in the bracket from the front and,
     if all fit, tokens above it from the back; otherwise best, first: [rows, TILES] are the best of the tokens above it.
-    border: [rows], the bracket's upper end; above: [rows, 2], count and mass at or above it."""
-    # From the last tile to the first: the sketch read the last tiles most recently, so they are in the cache.
+    threshold: [rows], the bracket's upper end; above: [rows, 2], count and mass at or above it."""
+    # From the last tile to the first: the statistics pass read the last tiles most recently, so they are in the cache.
     row, tile = tl.program_id(0), TILES - 1 - tl.program_id(1)
     line = tl.load(slot + row)
     t = tl.load(temperature + line)
@@ -123,7 +123,7 @@ def draw_kernel(
     of, start, end = 0, float("-inf"), float("-inf")
     best_key, best_token = -0x80000000, 0
     sure = 1
-    if CUTS:
+    if TRUNCATED:
         of = tl.load(kind + row)
         sure = (of == 0).to(tl.int32)
         if (of == 1) | (of == 2):
@@ -142,7 +142,7 @@ def draw_kernel(
                     pivots, counts, masses, ends, base, at, PARTS, mass, most, k, p, drop, PARTS_UP
                 )
                 if tile == 0:
-                    tl.store(border + row, end)
+                    tl.store(threshold + row, end)
                     tl.store(above + row * 2, count_end)
                     tl.store(above + row * 2 + 1, mass_end)
                 high_count = tl.sum((s >= end).to(tl.int32), 0)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.cpu import edits
-from kernels.jit import jit, launch, rows_of, tl
+from kernels.cpu import logit_processors
+from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
 
@@ -31,7 +31,7 @@ def _triton(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> Ten
     launch(
         logit_bias_kernel,
         (-(-count // block),),
-        *(logits, rows, tokens, values, count, rows_of(logits, "logits")),
+        *(logits, rows, tokens, values, count, row_stride(logits, "logits")),
         VOCAB=logits.shape[1],
         BLOCK=block,
     )
@@ -62,7 +62,7 @@ LOGIT_BIAS = Op(
         Case("64x300", {"rows": 64, "each": 300, "vocab": 151936}, bench=True),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
-    compiled=edits.logit_bias,
+    compiled=logit_processors.logit_bias,
     cpu_cases=(Case("8x300", {"rows": 8, "each": 300, "vocab": 151936}),),
     traffic=lambda logits, rows, tokens, values: nbytes(rows, tokens, values) + 2 * nbytes(values),
     strided=(0,),

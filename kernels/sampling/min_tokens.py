@@ -5,8 +5,8 @@ ends early is better than a reply that cannot continue.
 import torch
 from torch import Tensor
 
-from kernels.cpu import edits
-from kernels.jit import jit, launch, rows_of, tl
+from kernels.cpu import logit_processors
+from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
 
@@ -46,7 +46,7 @@ def _triton(logits: Tensor, users: Tensor, stops: Tensor) -> Tensor:
     launch(
         min_tokens_kernel,
         (users.shape[0],),
-        *(logits, users, stops, stops.shape[1], rows_of(stops, "stops"), rows_of(logits, "logits")),
+        *(logits, users, stops, stops.shape[1], row_stride(stops, "stops"), row_stride(logits, "logits")),
         VOCAB=logits.shape[1],
         BLOCK=512,
     )
@@ -81,7 +81,7 @@ MIN_TOKENS = Op(
         Case("256x151936", {"rows": 256, "users": 256, "most": 5, "vocab": 151936}, bench=True),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
-    compiled=edits.min_tokens,
+    compiled=logit_processors.min_tokens,
     cpu_cases=(Case("8x151936", {"rows": 8, "users": 8, "most": 5, "vocab": 151936}),),
     traffic=lambda logits, users, stops: nbytes(users, stops) * 2,
     strided=(0, 2),

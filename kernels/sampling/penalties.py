@@ -13,8 +13,8 @@ for 256 slots of 152k), and a rebuild whenever a request enters.
 import torch
 from torch import Tensor
 
-from kernels.cpu import edits
-from kernels.jit import jit, launch, rows_of, tl
+from kernels.cpu import logit_processors
+from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
 CHUNK = 1024  # known tokens that a program reads at once
@@ -139,11 +139,11 @@ def _triton(
 ) -> tuple[Tensor, Tensor]:
     n, vocab = users.shape[0], logits.shape[1]
     if counts.shape[0] < n or counts.shape[1] != vocab or not counts.is_contiguous():
-        raise ValueError(f"counts {tuple(counts.shape)}: {n} rows with penalties need as many lines of {vocab}")
+        raise ValueError(f"counts {tuple(counts.shape)}: {n} rows with penalties need shape ({n}, {vocab})")
     known = users, slot, lengths, tokens, prompt_tokens, repetition, frequency, presence, counts
     grid, sizes = (n, PROGRAMS), {"VOCAB": vocab, "CHUNK": CHUNK}
-    launch(count_kernel, grid, *known, rows_of(tokens, "tokens"), **sizes)
-    launch(penalties_kernel, grid, logits, *known, rows_of(logits, "logits"), rows_of(tokens, "tokens"), **sizes)
+    launch(count_kernel, grid, *known, row_stride(tokens, "tokens"), **sizes)
+    launch(penalties_kernel, grid, logits, *known, row_stride(logits, "logits"), row_stride(tokens, "tokens"), **sizes)
     return logits, counts
 
 
@@ -194,7 +194,7 @@ PENALTIES = Op(
         ),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
-    compiled=edits.penalties,
+    compiled=logit_processors.penalties,
     cpu_cases=(
         Case(
             "8x4096",

@@ -2,7 +2,7 @@
 among the tokens that min_p, top_k and top_p keep.
 
 `draw` reads every logit once and finds the best token among those that are certainly kept. In rows with cuts it writes
-down the tokens of the bracket (see truncation.py), in any order. `finish` finds the border among these, and the best
+down the tokens of the bracket (see truncation.py), in any order. `finish` finds the threshold among these, and the best
 token of all. The lower id wins between equal scores. A row is cut into tiles of the vocabulary, and its result does not
 depend on the other rows. Logits are read once, in rows with cuts twice, in wide rows three or four times.
 """
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.jit import jit, launch, power_of_2, rows_of, tl
-from kernels.op import Args, Case, Make, Op, sliced
-from kernels.sampling.border import border_of, candidates
-from kernels.sampling.columns import DeviceColumns, joined, words
-from kernels.sampling.cuts import float64_at
+from kernels.jit import jit, launch, power_of_2, row_stride, tl
+from kernels.op import Args, Case, Make, Op, independent_rows
+from kernels.sampling.columns import DeviceColumns, join_float64, split_float64
 from kernels.sampling.draw import draw_kernel
 from kernels.sampling.float_order import best_of, key_value, order_key
 from kernels.sampling.gumbel import noise_bits, noise_from, noise_key, noise_of
+from kernels.sampling.threshold import candidates, threshold_of
+from kernels.sampling.token_mass import float64_at
 from kernels.sampling.truncation import CAPACITY, PART, TILE, brackets
 
 STRIP = 2048  # logits whose noise is computed together
@@ -27,7 +27,7 @@ CHUNK = 512  # candidates that are compared together
 
 
 def _reference(
-    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool
+    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, truncated: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `sample`; ids, scores and kept."""
     line = slot.long()
@@ -39,9 +39,9 @@ def _reference(
     best, ids = scores.max(1)
     best = torch.where(s.isnan().any(1) | (best == torch.inf), torch.nan, best)
     fine = best.isfinite()
-    p, border = _cuts(line, columns)
-    is_cut = (t > 0) & ((columns.top_k[line] > 0) | (p < 1) | (border > -torch.inf))
-    kept = torch.where(is_cut, (keep & (s > -torch.inf)).sum(1), s.shape[1])
+    p, log_min_p = _limits(line, columns)
+    is_truncated = (t > 0) & ((columns.top_k[line] > 0) | (p < 1) | (log_min_p > -torch.inf))
+    kept = torch.where(is_truncated, (keep & (s > -torch.inf)).sum(1), s.shape[1])
     return torch.where(fine, ids, 0).int(), best, torch.where(fine, kept, 0).int()
 
 
@@ -49,8 +49,8 @@ def _kept(s: Tensor, line: Tensor, columns: DeviceColumns) -> Tensor:
     """Compute the kept tokens by sorting, in float64. s: [rows, vocab] → bool."""
     values, order = s.sort(dim=1, descending=True, stable=True)
     wide = values.double()
-    p, border = _cuts(line, columns)
-    count = (wide >= wide[:, :1] + border[:, None]).sum(1)
+    p, log_min_p = _limits(line, columns)
+    count = (wide >= wide[:, :1] + log_min_p[:, None]).sum(1)
     k = columns.top_k[line]
     count = torch.where(k > 0, torch.minimum(count, k), count).clamp(min=1)
     sums = (values - values[:, :1]).double().exp().cumsum(1)
@@ -80,7 +80,7 @@ def finish_kernel(
     found,
     values,
     tokens,
-    border,
+    threshold,
     above,
     best,
     first,
@@ -95,7 +95,7 @@ def finish_kernel(
     TILES_UP: tl.constexpr,
     CAPACITY: tl.constexpr,
     CHUNK: tl.constexpr,
-    CUTS: tl.constexpr,
+    TRUNCATED: tl.constexpr,
 ):
     """One program a row."""
     row = tl.program_id(0)
@@ -104,7 +104,7 @@ def finish_kernel(
     top = tl.max(tops, 0)
     id = tl.min(tl.where(tops == top, tl.load(first + row * TILES + tile, tile < TILES, 0), 0x7FFFFFFF), 0)
     limit, final, count = float("-inf"), VOCAB - 1, VOCAB
-    if CUTS:
+    if TRUNCATED:
         of, most = tl.load(kind + row), tl.load(peak + row)
         if of == 3:
             top = order_key(most)
@@ -117,14 +117,14 @@ def finish_kernel(
             if is_row:
                 n = VOCAB
             elif of == 2:
-                high = tl.load(border + row)
+                high = tl.load(threshold + row)
                 count_high, mass_high = tl.load(above + row * 2), tl.load(above + row * 2 + 1)
             own = logits + row.to(tl.int64) * logits_row
             some, theirs = values + row.to(tl.int64) * CAPACITY, tokens + row.to(tl.int64) * CAPACITY
             p = float64_at(top_p_low, top_p_high, line)
             drop = float64_at(log_min_p_low, log_min_p_high, line)
             k, mass = tl.load(top_k + line), tl.load(total + row)
-            tau, final = border_of(
+            tau, final = threshold_of(
                 own, some, theirs, n, is_row, t, most, mass, k, p, drop, high, count_high, mass_high, VOCAB, CHUNK
             )
             limit = key_value(tau)
@@ -153,12 +153,12 @@ def finish_kernel(
 
 
 def sample(
-    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool
+    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, truncated: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """logits: [rows, vocab] of any float type, rows need not be contiguous; slot, lengths: [rows] int32, the line of
-    each row's parameters and its number of known tokens, which is the position of the new token; cuts: whether any row
-    may have min_p, top_k or top_p. → by row: ids int32, scores fp32, kept int32 (number of possible tokens, all of a
-    row without cuts), floor fp32 and last int32: tokens are kept if their logit / temperature is above the floor, or
+    each row's parameters and its number of known tokens, which is the position of the new token; truncated: whether any
+    row may have min_p, top_k or top_p. → by row: ids int32, scores fp32, kept int32 (number of possible tokens, all of
+    a row without cuts), floor fp32 and last int32: tokens are kept if their logit / temperature is above the floor, or
     equal to it and their id is at most `last`. Score NaN: the row's logits are not finite; -inf: no token is possible
     (see `scores`)."""
     rows, vocab = logits.shape
@@ -173,16 +173,16 @@ def sample(
     )
     best, first = fresh(rows, tiles), fresh(rows, tiles)
     reached = torch.full((rows,), -(2**31), dtype=torch.int32, device=device)
-    known = brackets(logits, slot, columns) if cuts else None
-    places = CAPACITY if cuts else 0
+    known = brackets(logits, slot, columns) if truncated else None
+    places = CAPACITY if truncated else 0
     values, tokens = fresh(rows, places, dtype=torch.float32), fresh(rows, places)
-    border, above = fresh(rows, dtype=torch.float32), fresh(rows, 2, dtype=torch.int64)
+    threshold, above = fresh(rows, dtype=torch.float32), fresh(rows, 2, dtype=torch.int64)
     if known is None:
         found, sums = (slot,) * 5, (slot,) * 6  # placeholders that are never read
     else:
         found = known.kind, known.low, known.peak, known.total, known.found
         sums = known.rounds, known.pivots, known.counts, known.masses, known.ends, known.base
-    sizes = {"VOCAB": vocab, "TILES": tiles, "CAPACITY": CAPACITY, "CUTS": cuts}
+    sizes = {"VOCAB": vocab, "TILES": tiles, "CAPACITY": CAPACITY, "TRUNCATED": truncated}
     parts = -(-vocab // PART)
     launch(
         draw_kernel,
@@ -190,12 +190,12 @@ def sample(
         *parameters,
         *found,
         *sums,
-        *(values, tokens, border, above, reached, best, first, rows_of(logits, "logits")),
+        *(values, tokens, threshold, above, reached, best, first, row_stride(logits, "logits")),
         TILE=TILE,
         PARTS=parts,
         PARTS_UP=power_of_2(parts),
         STRIP=STRIP,
-        warps=4 if cuts else 8,  # with cuts, more warps would have too few registers
+        warps=4 if truncated else 8,  # with cuts, more warps would have too few registers
         **sizes,
     )
     ids, kept, last = fresh(rows), fresh(rows), fresh(rows)
@@ -204,28 +204,28 @@ def sample(
         finish_kernel,
         (rows,),
         *parameters,
-        *(found[0], *found[2:], values, tokens, border, above, best, first),
-        *(ids, scores, kept, floor, last, rows_of(logits, "logits")),
+        *(found[0], *found[2:], values, tokens, threshold, above, best, first),
+        *(ids, scores, kept, floor, last, row_stride(logits, "logits")),
         TILES_UP=power_of_2(tiles),
         CHUNK=CHUNK,
-        warps=8 if cuts else 1,
+        warps=8 if truncated else 1,
         **sizes,
     )
     return ids, scores, kept, floor, last
 
 
-def _cuts(line: Tensor, columns: DeviceColumns) -> tuple[Tensor, Tensor]:
+def _limits(line: Tensor, columns: DeviceColumns) -> tuple[Tensor, Tensor]:
     """Return top_p and log min_p of rows, float64."""
     return (
-        joined(columns.top_p_low[line], columns.top_p_high[line]),
-        joined(columns.log_min_p_low[line], columns.log_min_p_high[line]),
+        join_float64(columns.top_p_low[line], columns.top_p_high[line]),
+        join_float64(columns.log_min_p_low[line], columns.log_min_p_high[line]),
     )
 
 
 def _triton(
-    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool
+    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, truncated: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return sample(logits, slot, lengths, columns, cuts)[:3]
+    return sample(logits, slot, lengths, columns, truncated)[:3]
 
 
 def _inputs(
@@ -248,14 +248,14 @@ def _inputs(
     def column(values: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> Tensor:
         return make.tensor([values[line % len(values)] for line in range(slots)], dtype)
 
-    p, border = words(column(top_p)), words(column(min_p).log())
+    p, log_min_p = split_float64(column(top_p)), split_float64(column(min_p).log())
     columns = DeviceColumns(
         temperature=column(temperature, torch.float32),
         top_k=column(top_k, torch.int32),
         top_p_low=p[0],
         top_p_high=p[1],
-        log_min_p_low=border[0],
-        log_min_p_high=border[1],
+        log_min_p_low=log_min_p[0],
+        log_min_p_high=log_min_p[1],
         seed_low=make.integers(-(2**31), 2**31, slots),
         seed_high=make.integers(-(2**31), 2**31, slots),
         repetition=column((1.0,), torch.float32),
@@ -267,12 +267,12 @@ def _inputs(
     return logits, make.permutation(slots)[:rows].contiguous(), make.integers(1, 1000, rows), columns, cuts
 
 
-def _peer(logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool) -> Tensor:
+def _peer(logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, truncated: bool) -> Tensor:
     """Draw with torch's own operations, for rows that all have the same parameters."""
     p = (logits.float() / columns.temperature[slot.long()].clamp(min=0.01)[:, None]).softmax(1)
-    if cuts:
+    if truncated:
         values, order = p.sort(1, descending=True)
-        values[values.cumsum(1) - values > _cuts(slot.long(), columns)[0][:, None]] = 0
+        values[values.cumsum(1) - values > _limits(slot.long(), columns)[0][:, None]] = 0
         p = torch.zeros_like(p).scatter_(1, order, values)
     return p.div_(torch.empty_like(p).exponential_()).argmax(1)
 
@@ -309,7 +309,7 @@ SAMPLE = Op(
     ),
     tolerance={torch.float32: 1e-6, torch.bfloat16: 1e-6},
     traffic=lambda logits, *rest: logits.nbytes,
-    alone=sliced(0, 1, 2),
+    single_row=independent_rows(0, 1, 2),
     strided=(0,),
     peer=_peer,
 )

@@ -7,8 +7,8 @@ nothing.
 import torch
 from torch import Tensor
 
-from kernels.cpu import edits
-from kernels.jit import jit, launch, rows_of, tl
+from kernels.cpu import logit_processors
+from kernels.jit import jit, launch, row_stride, tl
 from kernels.op import Args, Case, Make, Op
 
 
@@ -40,8 +40,8 @@ def _triton(logits: Tensor, users: Tensor, words: Tensor) -> Tensor:
         logits,
         users,
         words,
-        rows_of(logits, "logits"),
-        rows_of(words, "words"),
+        row_stride(logits, "logits"),
+        row_stride(words, "words"),
         VOCAB=vocab,
         BLOCK=block,
         warps=8,
@@ -73,7 +73,7 @@ TOKEN_MASK = Op(
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
     # half the bits of random words are 0
-    compiled=edits.token_mask,
+    compiled=logit_processors.token_mask,
     cpu_cases=(Case("8x151936", {"rows": 8, "users": 8, "vocab": 151936}),),
     traffic=lambda logits, users, words: words.nbytes + users.shape[0] * logits.shape[1] * logits.element_size() // 2,
     strided=(0, 2),

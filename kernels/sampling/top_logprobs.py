@@ -10,13 +10,13 @@ its `top` most likely tokens one after another; a second launch merges the tiles
 import torch
 from torch import Tensor
 
-from kernels.cpu import edits
-from kernels.jit import jit, launch, power_of_2, rows_of, tl
+from kernels.cpu import logit_processors
+from kernels.jit import jit, launch, power_of_2, row_stride, tl
 from kernels.op import Args, Case, Make, Op, nbytes
-from kernels.sampling.cuts import scaled
 from kernels.sampling.float_order import key_value, order_key
+from kernels.sampling.token_mass import scaled
 
-MOST = 20  # likely tokens of one call
+MAX_TOP = 20  # likely tokens of one call
 TILE = 4096
 _LANES = 32  # places of a tile's tokens
 
@@ -53,12 +53,12 @@ def _reference(
 
 
 @jit
-def _values(logits, token, keep, t, border, last, PROCESSED: tl.constexpr):
+def _values(logits, token, keep, t, threshold, last, PROCESSED: tl.constexpr):
     """Return x of some tokens of a row."""
     x = tl.load(logits + token, keep, float("-inf")).to(tl.float32)
     if PROCESSED:
         x = scaled(x, t)
-        x = tl.where((x > border) | ((x == border) & (token <= last)), x, float("-inf"))
+        x = tl.where((x > threshold) | ((x == threshold) & (token <= last)), x, float("-inf"))
     return x
 
 
@@ -89,12 +89,12 @@ def top_of_tile_kernel(
     user = tl.load(users + asking)
     t = tl.load(temperature + tl.load(slot + user))
     t = tl.where(t == 0.0, 1.0, t)
-    border, final = tl.load(floor + user), tl.load(last + user)
+    threshold, final = tl.load(floor + user), tl.load(last + user)
     own = logits + tl.load(at + asking).to(tl.int64) * logits_row
     token = tile * TILE + tl.arange(0, TILE)
-    x = _values(own, token, token < VOCAB, t, border, final, PROCESSED)
+    x = _values(own, token, token < VOCAB, t, threshold, final, PROCESSED)
     drawn = tl.load(ids + user) + tl.arange(0, 1)
-    mine = tl.max(_values(own, drawn, drawn >= 0, t, border, final, PROCESSED), 0)
+    mine = tl.max(_values(own, drawn, drawn >= 0, t, threshold, final, PROCESSED), 0)
     best = tl.max(x, 0)
     level = tl.where(best == float("-inf"), 0.0, best)
     out = asking * TILES + tile
@@ -172,8 +172,8 @@ def _triton(
     processed: bool,
 ) -> tuple[Tensor, Tensor]:
     n, vocab = at.shape[0], logits.shape[1]
-    if not 0 <= top <= min(MOST, vocab):
-        raise ValueError(f"top {top}: 0 … {min(MOST, vocab)} of {vocab} tokens")
+    if not 0 <= top <= min(MAX_TOP, vocab):
+        raise ValueError(f"top={top}: must be 0 to {min(MAX_TOP, vocab)}")
     tiles = -(-vocab // TILE)
 
     def fresh(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -184,7 +184,7 @@ def _triton(
         *(fresh(n, tiles), fresh(n, tiles), fresh(n, tiles, dtype=torch.int32)),
         fresh(n, tiles, _LANES, dtype=torch.int64),
     )
-    row, sizes = rows_of(logits, "logits"), {"TILES": tiles, "LANES": _LANES, "PROCESSED": processed}
+    row, sizes = row_stride(logits, "logits"), {"TILES": tiles, "LANES": _LANES, "PROCESSED": processed}
     launch(top_of_tile_kernel, (n, tiles), *asked, *parts, top, row, VOCAB=vocab, TILE=TILE, warps=8, **sizes)
     values, numbers = fresh(n, 1 + top), fresh(n, 1 + top, dtype=torch.int32)
     launch(
@@ -240,7 +240,7 @@ TOP_LOGPROBS = Op(
         Case("16x151936", {"rows": 256, "n": 16, "vocab": 151936, "top": 5, "processed": True}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5},
-    compiled=edits.top_logprobs,
+    compiled=logit_processors.top_logprobs,
     cpu_cases=(Case("8x151936", {"rows": 8, "n": 8, "vocab": 151936, "top": 20, "processed": False}),),
     traffic=lambda logits, at, *rest: at.shape[0] * (logits.shape[1] * logits.element_size()) + nbytes(at),
     strided=(0,),

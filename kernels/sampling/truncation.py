@@ -1,18 +1,20 @@
 """Truncation by min_p, top_k and top_p without sorting: brackets that certainly contain the last kept token.
 
 Tokens are ordered by descending s = logit / temperature, equal ones by id. Each cut keeps a prefix (min_p first, then
-top_k, then top_p of the mass that these two keep), so together they are one border (s, id). Passes that each read less
-than the one before find it:
+top_k, then top_p of the mass that these two keep), so together they are one threshold (s, id). Passes that each read
+less than the one before find it:
 
-sketch   largest logit and sum of exp of every 64 logits, in one pass over the vocabulary. If a block of mass m has a
+statistics   largest logit and sum of exp of every 64 logits, in one pass over the vocabulary. If a block of mass m has
+a
          largest weight w = exp(s) with s at or above t, then at least max(w, m - 63 exp(t)) of its mass is at or above
          t. If these bounds reach the target of a cut at some t, all tokens below that t are cut.
 plan     for each row: the lowest t that a cut could keep. Usually few tokens are above it: the row is narrow. Otherwise
-         the row is wide, and a sample gives six values around the border. This works because the mass below the border
-         is spread over many tokens.
+         the row is wide, and a sample gives six values around the threshold. This works because the mass below the
+         threshold is spread over many tokens.
 refine   for wide rows: number and mass of the tokens at or above the six values; a second time if the guess was bad.
          Programs of other rows end at once.
-finish   in sample.py: the exact border among the tokens of the bracket. If these are more than `CAPACITY` (thousands of
+finish   in sample.py: the exact threshold among the tokens of the bracket. If these are more than `CAPACITY` (thousands
+of
          equal logits), it reads the row itself, which is slow and equally exact.
 
 Counts and masses are integers. A weight is exp2 of an fp32 difference, exact to 3e-7. The result equals the float64
@@ -25,10 +27,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.jit import jit, launch, power_of_2, rows_of, tl
+from kernels.jit import jit, launch, power_of_2, row_stride, tl
 from kernels.sampling.columns import DeviceColumns
-from kernels.sampling.cuts import float64_at, least_kept, scaled
-from kernels.sampling.sketch import plan_kernel, sketch_kernel
+from kernels.sampling.tile_statistics import plan_brackets_kernel, tile_statistics_kernel
+from kernels.sampling.token_mass import float64_at, least_kept, scaled
 
 TILE = 4096  # logits of one program
 BLOCKS = 64  # blocks of a tile; each has TILE / BLOCKS logits
@@ -66,11 +68,11 @@ def bracket(pivots, counts, masses, ends, base, at, parts, total, peak, k, p, lo
     mass = tl.sum(tl.load(masses + there, (part < parts)[:, None], 0), 0)
     low, high = tl.load(ends + at * 2), tl.load(ends + at * 2 + 1)
     count_high, mass_high = tl.load(base + at * 2), tl.load(base + at * 2 + 1)
-    border = least_kept(peak, log_min_p)
-    first = (k > 0) | (border > float("-inf"))
+    threshold = least_kept(peak, log_min_p)
+    first = (k > 0) | (threshold > float("-inf"))
     k = tl.where(k > 0, k, 0x7FFFFFFF)
-    is_inner = (count <= k) & (value >= border)
-    is_outer = (count >= k) | (value <= border)
+    is_inner = (count <= k) & (value >= threshold)
+    is_outer = (count >= k) | (value <= threshold)
     inner = tl.where(first, tl.min(tl.where(is_inner, value, high), 0), low)
     outer = tl.where(first, tl.max(tl.where(is_outer, value, low), 0), low)
     new_low, new_high = outer, inner
@@ -167,18 +169,18 @@ def refine_kernel(
 def brackets(logits: Tensor, slot: Tensor, columns: DeviceColumns) -> Brackets:
     """Compute the brackets. logits: [rows, vocab], rows need not be contiguous; slot: [rows] int32."""
     rows, vocab = logits.shape
-    tiles, parts, row = -(-vocab // TILE), -(-vocab // PART), rows_of(logits, "logits")
+    tiles, parts, row = -(-vocab // TILE), -(-vocab // PART), row_stride(logits, "logits")
 
     def fresh(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
-    sketch = fresh(rows, tiles * BLOCKS), fresh(rows, tiles * BLOCKS), fresh(rows, tiles)
+    statistics = fresh(rows, tiles * BLOCKS), fresh(rows, tiles * BLOCKS), fresh(rows, tiles)
     cuts = (
         *(logits, slot, columns.temperature, columns.top_k, columns.top_p_low, columns.top_p_high),
         *(columns.log_min_p_low, columns.log_min_p_high),
     )
     sizes = {"VOCAB": vocab, "TILES": tiles}
-    launch(sketch_kernel, (rows, tiles), *cuts, *sketch, row, TILE=TILE, BLOCKS=BLOCKS, **sizes)
+    launch(tile_statistics_kernel, (rows, tiles), *cuts, *statistics, row, TILE=TILE, BLOCKS=BLOCKS, **sizes)
     known = Brackets(
         kind=fresh(rows, dtype=torch.int32),
         low=fresh(rows),
@@ -193,9 +195,9 @@ def brackets(logits: Tensor, slot: Tensor, columns: DeviceColumns) -> Brackets:
         base=fresh(2, rows, 2, dtype=torch.int64),
     )
     launch(
-        plan_kernel,
+        plan_brackets_kernel,
         (rows,),
-        *(*cuts, *sketch, known.kind, known.low, known.peak, known.total),
+        *(*cuts, *statistics, known.kind, known.low, known.peak, known.total),
         *(known.found, known.rounds, known.pivots, known.ends, known.base, row),
         TILES_UP=power_of_2(tiles),
         COUNT=tiles * BLOCKS,

@@ -107,7 +107,7 @@ def compile_for(
     """Compile the kernel of each launch, and list each kernel once. `each` is called with Triton's object of every
     kernel. Raise RuntimeError in a process that interprets kernels, and pass on the compiler's exceptions."""
     if triton is None or interpreted():
-        raise RuntimeError("kernels are compiled by an installed Triton, in a process without TRITON_INTERPRET")
+        raise RuntimeError("compiling needs an installed Triton and no TRITON_INTERPRET")
     active = triton.runtime.driver._active
     if not isinstance(active, _Driver) or active.target != target:
         triton.runtime.driver.set_active(_Driver(target))

@@ -37,7 +37,7 @@ def functions() -> list[str]:
     return sorted(called | {renamed[name] for name in called if name in renamed})
 
 
-def stand_in(folder: Path, body: str = "") -> Path:
+def build_stub(folder: Path, body: str = "") -> Path:
     """Build the stub of libcuda.so.1 in this folder. body: C text of functions that do more than return 0. Raises
     CalledProcessError, or FileNotFoundError without a C compiler."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Launchers:
     def __init__(self, folder: Path) -> None:
         library = folder / NAME
         if not library.exists():
-            stand_in(folder)
+            build_stub(folder)
         triton.knobs.nvidia.libcuda_path = str(folder)
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # importing a module requires its functions
         from triton.backends.nvidia import driver

@@ -23,8 +23,8 @@ SAMPLE_S = 0.002  # minimum duration of a sample
 WARM_S = 0.02  # an idle device needs this time to raise its clock
 CACHES = 3  # minimum size of the inputs of one rotation, in multiples of the cache
 MEMORY_SHARE = 0.3  # of the free memory, for inputs
-MOST_SETS = 64
-MOST_CALLS = 2000  # of a graph
+MAX_SETS = 64
+MAX_CALLS = 2000  # of a graph
 
 Sample = Callable[[], float]  # microseconds of a call
 
@@ -42,15 +42,17 @@ class Time:
         return cls(statistics.median(samples), min(samples), max(samples))
 
     def __str__(self) -> str:
-        return f"{figure(self.us)} [{figure(self.low)}–{figure(self.high)}]"
+        return f"{format_figure(self.us)} [{format_figure(self.low)}–{format_figure(self.high)}]"
 
 
-def figure(value: float) -> str:
+def format_figure(value: float) -> str:
     """Three digits that count."""
     return f"{value:,.{max(0, 2 - int(math.floor(math.log10(value))))}f}" if value > 0 else "0"
 
 
-def sets_for(make: Callable[[int], Args], traffic: Callable[..., int], device: torch.device) -> tuple[list[Args], bool]:
+def input_sets(
+    make: Callable[[int], Args], traffic: Callable[..., int], device: torch.device
+) -> tuple[list[Args], bool]:
     """Create enough inputs that a rotation through them finds none in the cache, within the memory limit. make(seed)
     creates one set of inputs, and a call with it moves traffic(*inputs) bytes. The second value is False if the sets
     fit in the cache."""
@@ -61,7 +63,7 @@ def sets_for(make: Callable[[int], Args], traffic: Callable[..., int], device: t
     held = sum(arg.nbytes for arg in first if isinstance(arg, Tensor))
     room = int(torch.cuda.mem_get_info(device)[0] * MEMORY_SHARE) // max(1, held)
     count = -(-wanted // max(1, traffic(*first)))
-    kept = max(1, min(count, room, MOST_SETS))
+    kept = max(1, min(count, room, MAX_SETS))
     return [first, *(make(seed) for seed in range(1, kept))], kept >= count
 
 
@@ -74,7 +76,7 @@ def sampler(function: Callable[..., Any], sets: Sequence[Args], device: torch.de
         function(*args)  # compiles
     prepare = _graph if capturable(function, sets[0]) else partial
     turn = _timed(prepare(_turns, function, sets, 1), device)
-    turns = max(1, min(math.ceil(SAMPLE_S * 1e6 / max(turn, 1.0)), MOST_CALLS // len(sets)))
+    turns = max(1, min(math.ceil(SAMPLE_S * 1e6 / max(turn, 1.0)), MAX_CALLS // len(sets)))
     run = prepare(_turns, function, sets, turns)
     end = time.perf_counter() + WARM_S
     while time.perf_counter() < end:
@@ -124,7 +126,7 @@ def _graph(run: Callable[..., None], *args: Any) -> Callable[[], None]:
     return graph.replay
 
 
-def taken(samples: Sequence[Sample], rounds: int) -> list[list[float]]:
+def collect_samples(samples: Sequence[Sample], rounds: int) -> list[list[float]]:
     """Take `rounds` samples of each in turn, so that other activity of the device affects all of them equally."""
     found: list[list[float]] = [[] for _ in samples]
     for _ in range(rounds):
@@ -134,7 +136,7 @@ def taken(samples: Sequence[Sample], rounds: int) -> list[list[float]]:
 
 
 def alternating(samples: Sequence[Sample], rounds: int) -> list[Time]:
-    return [Time.of(values) for values in taken(samples, rounds)]
+    return [Time.of(values) for values in collect_samples(samples, rounds)]
 
 
 # -- facts and capabilities of a device --------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
     return facts
 
 
-def lost(device: torch.device) -> bool:
+def device_is_lost(device: torch.device) -> bool:
     """Return whether the process can no longer use the device, as after a read outside of memory."""
     try:
         if device.type == "cuda":

@@ -15,7 +15,7 @@ import torch
 from benchmarks import gpu
 from benchmarks.gpu_engine import KINDS, Bench, job, run, settings
 from benchmarks.gpu_goals import GOALS, Goal
-from benchmarks.gpu_parts import CPU_PLAN, Plan, Suite, cuda_plan, groups_of, lacking, read_tests
+from benchmarks.gpu_parts import CPU_PLAN, Plan, Suite, cuda_plan, groups_of, missing_requirement, read_tests
 from benchmarks.gpu_run import Costs, Step, decoding, pooled_flops, profiled
 from benchmarks.shapes import SHAPES
 from benchmarks.workload import chat, same, texts, uniform
@@ -31,14 +31,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # -- workloads ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_uniform_mix_is_nano_vllms():
+def test_uniform_mix_equals_nano_vllm():
     made = uniform(256, 151936)
     assert sum(len(request.prompt) for request in made) == 142_827
     assert sum(request.tokens for request in made) == 133_966, "what nano-vllm's README counts"
     assert all(100 <= len(request.prompt) <= 1024 and 100 <= request.tokens <= 1024 for request in made)
 
 
-def test_the_chat_mix_is_seeded_and_of_the_lengths_it_says():
+def test_chat_mix_is_seeded_and_has_the_declared_lengths():
     made = chat(2000, 1000)
     assert made == chat(2000, 1000) and made[:10] == chat(10, 1000) and made != chat(2000, 1000, seed=1)
     prompts, replies = [len(request.prompt) for request in made], [request.tokens for request in made]
@@ -48,14 +48,14 @@ def test_the_chat_mix_is_seeded_and_of_the_lengths_it_says():
     assert all(0 <= token < 1000 for request in made for token in request.prompt)
 
 
-def test_texts_are_seeded_and_no_longer_than_an_encoder_reads():
+def test_texts_are_seeded_and_fit_an_encoder():
     made = texts(500, 1000)
     assert made == texts(500, 1000) and made != texts(500, 1000, seed=1)
     assert sorted(map(len, made))[250] == pytest.approx(110, rel=0.15) and max(map(len, made)) == 512
     assert min(map(len, made)) >= 1
 
 
-def test_prompts_of_one_length_share_no_beginning():
+def test_prompts_of_one_length_share_no_prefix():
     made = same(5, 40, 7, 97)
     assert {len(request.prompt) for request in made} == {40} and {request.tokens for request in made} == {7}
     assert len({request.prompt[:2] for request in made}) == 5
@@ -68,13 +68,13 @@ def steps(*sizes):
     return [Step(rows, tokens, 0.0, float(at)) for at, (rows, tokens) in enumerate(sizes)]
 
 
-def test_only_steps_count_in_which_all_rows_decode_and_did_before():
+def test_only_steady_decode_steps_count():
     seen = steps((1, 64), (2, 65), (2, 2), (2, 2), (2, 2), (1, 1), (2, 2), (2, 2))
     assert decoding(seen, 2) == [3, 4, 7]
     assert decoding(seen, 1) == [] and decoding([], 1) == []
 
 
-def test_a_profile_tells_what_ran_in_the_window_and_how_long_the_device_waited():
+def test_profile_reports_kernels_in_the_window_and_idle_time():
     """Two steps of 100 us from 800 to 1000; the last event ends at 1100, 100 us after them."""
     events = [
         ("early", 500.0, 700.0),
@@ -90,7 +90,7 @@ def test_a_profile_tells_what_ran_in_the_window_and_how_long_the_device_waited()
         ("a", 45.0, 1.0),
         ("b", 10.0, 0.5),
     ]
-    with pytest.raises(RuntimeError, match="saw nothing"):
+    with pytest.raises(RuntimeError, match="recorded nothing on the device"):
         profiled([], (-1.0, 0.0), 1, 1.0)
 
 
@@ -99,7 +99,7 @@ def model(shape):
     return declaration(config["architectures"][0])(config)
 
 
-def test_a_perfect_engine_reads_its_weights_and_its_keys():
+def test_minimal_cost_includes_weights_and_keys():
     """Llama 3.1 8B, computed by hand: 8,030 M weights, including 525 M of the embedding, which are only looked up;
     128 KiB of keys and values per token; 32 heads of 128 in 32 layers."""
     llama = model("llama-3.1-8b")
@@ -125,7 +125,7 @@ def test_a_perfect_engine_reads_its_weights_and_its_keys():
     assert Costs.of(tied, layout(tied, block_tokens=16, element_bytes=2), 1000).read_bytes == 1000
 
 
-def test_of_fp8_a_perfect_engine_reads_a_byte_a_number():
+def test_minimal_cost_of_fp8_is_one_byte_per_weight():
     """Llama 3.1 8B by hand: matrices of one byte a number, the embedding, the head and the norms as they were."""
     llama, embed = model("llama-3.1-8b-fp8"), 128256 * 4096
     matrices = 8_030_261_248 - 2 * embed
@@ -134,13 +134,13 @@ def test_of_fp8_a_perfect_engine_reads_a_byte_a_number():
     assert costs.flops == Costs.of(llama, layout(llama, block_tokens=16, element_bytes=2), 1000).flops
 
 
-def test_of_experts_a_perfect_engine_reads_those_that_some_row_takes():
+def test_minimal_cost_of_experts_counts_only_used_ones():
     """Qwen3 30B-A3B, computed by hand: 48 layers of 128 experts, 8 active per token, each with three matrices of
     768 x 2,048."""
     moe, total = model("qwen3-30b-a3b"), 30_532_122_624
     costs = Costs.of(moe, layout(moe, block_tokens=16, element_bytes=2), 2 * total)
     one, embed = 48 * 3 * 768 * 2048, 151936 * 2048
-    assert costs.expert_bytes == pytest.approx(2 * 128 * one, rel=1e-9) and costs.taken == 8 / 128
+    assert costs.expert_bytes == pytest.approx(2 * 128 * one, rel=1e-9) and costs.used_share == 8 / 128
     assert costs.read_bytes == pytest.approx(2 * (total - 128 * one - embed), rel=1e-9)
     norms = 48 * (2 * 2048 + 2 * 128) + 2048
     assert costs.flops == 2 * (total - 2 * embed - norms - 120 * one)
@@ -149,15 +149,15 @@ def test_of_experts_a_perfect_engine_reads_those_that_some_row_takes():
     assert costs.decode(10_000, 0.0)[0] == pytest.approx(costs.read_bytes + costs.expert_bytes)
 
 
-def test_a_shape_that_a_device_has_no_room_for_is_left_out_with_a_word(suite, capsys):
+def test_shape_that_exceeds_the_device_memory_is_skipped_with_a_reason(suite, capsys):
     suite.results["limits"] = {"memory_bytes": 40 << 30}
     suite.engine("qwen3-30b-a3b")
-    why = "its jobs want 84 GiB of memory, and the device has 40"
+    why = "its jobs need 84 GiB of memory, but the device has 40"
     assert suite.results["parts"] == {"engine qwen3-30b-a3b": {"code": 0, "left_out": why}}
     assert capsys.readouterr().out == f"engine qwen3-30b-a3b: skipped: {why}\n"
     assert not suite.failed and "engines" not in suite.results
-    assert lacking("qwen3-30b-a3b", 84 << 30) == lacking("llama-3.1-8b", 20 << 30) == ""
-    assert lacking("qwen3-30b-a3b", None) == "", "what is not known is no reason"
+    assert missing_requirement("qwen3-30b-a3b", 84 << 30) == missing_requirement("llama-3.1-8b", 20 << 30) == ""
+    assert missing_requirement("qwen3-30b-a3b", None) == "", "an unknown size is no reason"
 
 
 COUNTED = {
@@ -182,7 +182,7 @@ def test_shapes_have_the_sizes_of_their_models():
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_are_read_as_they_are_named():
+def test_job_names_are_parsed():
     for text, rows, length in (
         ("decode:32:512", 32, 1536),
         ("prefill:2048", 1, 2056),
@@ -197,7 +197,7 @@ def test_jobs_are_read_as_they_are_named():
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_every_job_of_the_plan_is_one_that_an_engine_runs(quick):
+def test_every_planned_job_is_supported_by_the_engine(quick):
     plan = cuda_plan(quick)
     assert set(plan.engines) <= set(SHAPES)
     for jobs in plan.engines.values():
@@ -216,7 +216,7 @@ def test_an_engine_on_a_gpu_is_sized_for_its_jobs(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"], "no weights are written"
 
 
-def test_after_a_job_that_failed_the_engine_is_left_alone(tmp_path, capsys):
+def test_engine_is_not_used_after_a_failed_job(tmp_path, capsys):
     class Fake(Bench):
         def __init__(self):
             self.ran = []
@@ -261,7 +261,7 @@ def test_goals_are_found_in_the_results():
         row("decode_attention", case="64x8192-fp8", us=200.0),
         row("prefill_attention", case="8192", us=200.0, flops=5, of_matmul=0.3, peer={"us": 100.0}),
         row("rms_norm", us=2.0, moved=1000),
-        row("heads", us=4.0, moved=1000),
+        row("qk_norm_rope_kv", us=4.0, moved=1000),
         row("activation", of_copy=0.85),
         row("sample", case="top_p-256x151936", us=300.0),
         row("sample", case="top_p-1x151936", us=999.0),
@@ -279,24 +279,24 @@ def test_goals_are_found_in_the_results():
     }
     found = {goal.name: goal.line(results)[2:] for goal in GOALS}
     assert found == {
-        "Llama-3.1-8B, decode of 1 row: share of the roof": ("40%", "50%"),
-        "Llama-3.1-8B, decode of 32 rows: share of the roof": ("–", ""),
-        "Llama-3.1-8B in fp8, decode of 1 row: share of the roof": ("–", ""),
+        "Llama-3.1-8B, decode of 1 row: share of the roofline": ("40%", "50%"),
+        "Llama-3.1-8B, decode of 32 rows: share of the roofline": ("–", ""),
+        "Llama-3.1-8B in fp8, decode of 1 row: share of the roofline": ("–", ""),
         "Llama-3.1-8B, prefill of 2,048 tokens": ("44,000 tokens/s", "110%"),
         "Llama-3.1-8B, chat mix, new tokens": ("14,000 tokens/s", "100%"),
         "Qwen3-0.6B, uniform mix, new tokens": ("–", ""),
         "BERT-large, prompts of 512 tokens": ("500,000 tokens/s", "125%"),
-        "Qwen3-0.6B, 256 rows: the device waits": ("600 us a step", "50%"),
-        "Qwen3-30B-A3B, decode of 1 row: share of the roof": ("–", ""),
-        "Qwen3-30B-A3B, decode of 32 rows: share of the roof": ("35%", "50%"),
-        "Llama-3.1-8B, process to first token, kernels cached": ("5 s", "200%"),
+        "Qwen3-0.6B, 256 rows: device idle time": ("600 us a step", "50%"),
+        "Qwen3-30B-A3B, decode of 1 row: share of the roofline": ("–", ""),
+        "Qwen3-30B-A3B, decode of 32 rows: share of the roofline": ("35%", "50%"),
+        "Llama-3.1-8B, process start to first token, kernels cached": ("5 s", "200%"),
         "decode attention, large cases: least share of the copy rate": ("42%", "50%"),
         "attention of spans: best share of the matmul rate": ("30%", "50%"),
         "decode attention, 8-bit pages: times as fast as bf16": ("1.7 x", "100%"),
         "attention of spans, 8,192 tokens: times as fast as torch's": ("0.5 x", "50%"),
         "norms, heads, activation, large cases: least share of the copy rate": ("85%", "100%"),
         "norms, heads, activation, small cases: median": ("3 us", "100%"),
-        "drawing tokens of 256 rows of 151,936, top_p 0.95": ("300 us", "50%"),
+        "sampling 256 rows of 151,936 logits, top_p 0.95": ("300 us", "50%"),
     }
     assert all(goal.line({})[2:] == ("–", "") for goal in GOALS)
 
@@ -317,7 +317,7 @@ def suite(tmp_path):
     return Suite(tmp_path, CPU_PLAN, time.monotonic() + 60)
 
 
-def test_a_part_that_fails_costs_no_other(suite):
+def test_failed_part_does_not_affect_others(suite):
     assert suite.run("bad", ["-c", "print('some words'); raise SystemExit(3)"], 30) == 3
     assert suite.run("good", ["-c", "import os; print(os.environ['WORD'])"], 30, WORD="yes") == 0
     suite.save()
@@ -328,7 +328,7 @@ def test_a_part_that_fails_costs_no_other(suite):
     assert (suite.out / "logs" / "good.log").read_text() == "yes\n"
 
 
-def test_a_part_that_hangs_is_stopped_with_all_that_it_started(suite):
+def test_hanging_part_is_stopped_with_its_children(suite):
     code = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
@@ -350,13 +350,13 @@ def _runs(pid):
         return False
 
 
-def test_what_has_no_time_left_is_not_started(suite):
+def test_parts_beyond_the_time_limit_are_not_started(suite):
     suite.end = time.monotonic()
     assert suite.run("late", ["-c", "open('started', 'w')"], 30) is None
-    assert suite.results["parts"]["late"]["error"] == "no time was left" and suite.failed == ["late"]
+    assert suite.results["parts"]["late"]["error"] == "the time limit was reached" and suite.failed == ["late"]
 
 
-def test_a_part_that_wrote_nothing_has_no_results(suite):
+def test_part_without_output_has_no_results(suite):
     assert suite.read("nothing.json") == {}
     (suite.out / "half.json").write_text('{"rows": [')
     assert suite.read("half.json") == {}
@@ -370,7 +370,7 @@ def test_kernels_of_the_engines_are_compiled_from_their_configurations(suite):
     assert (options.checkpoint[0] / "config.json").exists()
 
 
-def test_tests_are_counted_and_failures_named(tmp_path):
+def test_tests_are_counted_and_failures_listed(tmp_path):
     (tmp_path / "test_some.py").write_text(
         "import pytest\ndef test_good(): pass\ndef test_bad(): assert 1 == 2, 'reason'\n"
         "@pytest.mark.skip\ndef test_skipped(): pass\n@pytest.fixture\ndef broken(): raise ValueError('broken')\n"
@@ -395,11 +395,11 @@ def test_groups_are_all_operations_and_every_other_file_with_a_test_for_a_gpu():
 
 
 def test_an_operations_group_has_its_tests_and_no_others():
-    name, arguments = next(groups_of(Plan("cpu", (), ("heads",), (), {}, None)))
+    name, arguments = next(groups_of(Plan("cpu", (), ("qk_norm_rope_kv",), (), {}, None)))
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     tests = [line for line in done.stdout.splitlines() if "::" in line]
-    assert name == "heads" and tests and all("[heads-" in line for line in tests)
+    assert name == "qk_norm_rope_kv" and tests and all("[qk_norm_rope_kv-" in line for line in tests)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ def test_the_whole_suite_runs_on_a_cpu_with_only_the_packages_it_needs(tmp_path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     first = done.stdout.splitlines()[0]
-    assert first.startswith("needed and not here: nothing;") and "llguidance" in first and "pydantic" in first
+    assert first.startswith("missing, required: none;") and "llguidance" in first and "pydantic" in first
     results = json.loads((out / "results.json").read_text())
     assert all(part["code"] == 0 for part in results["parts"].values())
     assert results["limits"]["copy"] > 0 and results["tests"]["total"]["passed"] > 10

@@ -166,7 +166,7 @@ def test_a_run_beside_llama_cpp_measures_both_on_its_files(file, llama_python, t
     assert "llama-cpp-python 1.2.3" in capsys.readouterr().out
 
 
-def test_text_is_split_as_the_file_says(file):
+def test_text_is_tokenized_by_the_file(file):
     assert tokenize(file, TEXT) == list(TEXT.encode())
     assert tokenize(file, "the") == [256, ord("e")]
 
@@ -178,7 +178,7 @@ def test_windows_cover_each_text_once(file, tmp_path):
     assert [len(window) for window in windows_of(file, tmp_path, 1)] == [512, 512]
 
 
-def test_differences_are_those_of_the_formulas():
+def test_differences_equal_the_formulas():
     dice = torch.Generator().manual_seed(0)
     windows = [[1, 0, 2], [2, 2]]
     base = [torch.randn(2, 3, generator=dice).log_softmax(1), torch.randn(1, 3, generator=dice).log_softmax(1)]
@@ -195,7 +195,7 @@ def test_differences_are_those_of_the_formulas():
     assert found.same_top == pytest.approx(tops / 3)
 
 
-def test_formats_have_the_weights_that_their_names_say(file, tmp_path):
+def test_formats_have_the_weights_of_their_names(file, tmp_path):
     made = write_formats(file, tmp_path)
     tensors = {
         name: {one.name: one for one in gguf.GGUFReader(folder / "model.gguf").tensors} for name, folder in made.items()

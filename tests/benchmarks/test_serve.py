@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from benchmarks.load import Shape, make_load, text
-from benchmarks.serve import main, spread, summary
+from benchmarks.serve import main, summarize, summary
 
 
 class TinyServer(BaseHTTPRequestHandler):
@@ -119,7 +119,7 @@ def test_the_same_seed_sends_the_same_requests(server, tmp_path):
     assert first != sent(4)
 
 
-def test_an_open_loop_sends_all_at_their_times(server, tmp_path):
+def test_open_loop_sends_requests_on_schedule(server, tmp_path):
     """BEN-01 open loop"""
     out = tmp_path / "result.json"
     arguments = ["--url", server.url, "--requests", "5", "--rate", "500", "--output-tokens", "2", "--out", str(out)]
@@ -129,7 +129,7 @@ def test_an_open_loop_sends_all_at_their_times(server, tmp_path):
     assert len(server.bodies) == 5
 
 
-def test_chat_is_asked_when_wanted_and_the_key_stays_out_of_the_file(server, tmp_path):
+def test_chat_route_is_used_on_request_and_the_key_is_not_written(server, tmp_path):
     out = tmp_path / "result.json"
     arguments = [
         "--url",
@@ -155,7 +155,7 @@ def test_chat_is_asked_when_wanted_and_the_key_stays_out_of_the_file(server, tmp
     ("how", "error"),
     [("busy", "HTTP 503"), ("error", "engine died"), ("cut", "ended before"), ("garbage", "not an OpenAI stream")],
 )
-def test_failures_are_counted_and_named_and_do_not_count_as_throughput(server, tmp_path, capsys, how, error):
+def test_failures_are_reported_and_excluded_from_throughput(server, tmp_path, capsys, how, error):
     """BEN-01 failures"""
     server.broken = {1: how}
     out = tmp_path / "result.json"
@@ -180,17 +180,17 @@ def test_failures_are_counted_and_named_and_do_not_count_as_throughput(server, t
     assert error in capsys.readouterr().out
 
 
-def test_a_server_that_is_not_there_is_one_line_and_a_code(capsys):
+def test_missing_server_is_a_one_line_error(capsys):
     assert main(["--url", "http://127.0.0.1:9", "--requests", "1"]) == 2
     assert "http://127.0.0.1:9: ConnectError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [["--requests", "0"], ["--concurrency", "0"], ["--rate", "0"]])
-def test_numbers_that_make_no_load_are_refused(wrong, capsys):
+def test_invalid_load_parameters_are_rejected(wrong, capsys):
     assert main(["--url", "http://127.0.0.1:9", *wrong]) == 2
 
 
-def test_lengths_have_the_wanted_median_and_a_long_tail():
+def test_lengths_have_the_given_median_and_a_long_tail():
     """BEN-01 ShareGPT-like mix"""
     lengths = sorted(ask.max_tokens for ask in load_of(seed=1))
     assert 130 < statistics.median(lengths) < 240
@@ -198,7 +198,7 @@ def test_lengths_have_the_wanted_median_and_a_long_tail():
     assert statistics.fmean(lengths) > statistics.median(lengths)
 
 
-def test_arrivals_of_an_open_loop_come_at_the_wanted_rate():
+def test_open_loop_arrivals_have_the_given_rate():
     """BEN-01 Poisson arrivals: mean gap 1/rate, and their standard deviation equals their mean."""
     starts = [ask.start_s for ask in load_of(seed=2, rate=20.0)]
     gaps = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
@@ -207,25 +207,25 @@ def test_arrivals_of_an_open_loop_come_at_the_wanted_rate():
     assert statistics.stdev(gaps) == pytest.approx(0.05, rel=0.3)
 
 
-def test_a_prompt_never_begins_like_another_one_for_long():
+def test_prompts_share_no_long_prefix():
     """BEN-01 no prefix cache helps"""
     heads = {ask.prompt[:24] for ask in load_of(seed=5) if len(ask.prompt) >= 24}
     assert len(heads) == sum(len(ask.prompt) >= 24 for ask in load_of(seed=5))
 
 
 @pytest.mark.parametrize(("tokens", "words"), [(1, 1), (2, 1), (7, 4), (100, 50)])
-def test_a_prompt_has_words_for_its_tokens(tokens, words):
+def test_prompt_has_enough_words_for_its_tokens(tokens, words):
     import random
 
     assert len(text(random.Random(0), tokens).split()) == words
 
 
 def test_percentiles_are_nearest_ranks():
-    assert spread([]) == {}
-    assert spread([0.007]) == {"mean": 7.0, "p50": 7.0, "p90": 7.0, "p95": 7.0, "p99": 7.0}
-    hundred = spread([number / 1000 for number in range(1, 101)])
+    assert summarize([]) == {}
+    assert summarize([0.007]) == {"mean": 7.0, "p50": 7.0, "p90": 7.0, "p95": 7.0, "p99": 7.0}
+    hundred = summarize([number / 1000 for number in range(1, 101)])
     assert hundred == {"mean": 50.5, "p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 
-def test_a_run_without_a_single_success_has_a_summary():
+def test_run_without_success_has_a_summary():
     assert summary([], 1.0)["requests_per_second"] == 0.0

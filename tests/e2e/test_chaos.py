@@ -67,7 +67,7 @@ TOGETHER = ("crash", "dead-rank", "segfault", "exit")
 ELSEWHERE = ("dead-rank", "bad-certificate")  # what this service has not
 
 
-def test_a_bad_certificate_is_refused_and_the_one_before_serves_on(launch, tmp_path):
+def test_bad_certificate_is_refused_and_the_previous_one_stays(launch, tmp_path):
     """With TLS everything asks through it: the start, the health check, chaos"""
     write_certificate(tmp_path, "a")
     manifest, tls = tmp_path / "m.yaml", f"{{certificate: {tmp_path / 'a.crt'}, key: {tmp_path / 'a.key'}}}"
@@ -91,7 +91,7 @@ def test_a_bad_certificate_is_refused_and_the_one_before_serves_on(launch, tmp_p
 
 
 @pytest.mark.parametrize("name", [each.name for each in SCENARIOS if each.name not in (*TOGETHER, *ELSEWHERE)])
-def test_the_appliance_does_as_it_promises_and_every_file_is_as_it_was(service, name):
+def test_promises_are_kept_and_files_are_unchanged(service, name):
     folder, appliance = service
     before = files(folder)
     code, told = run(appliance, name)
@@ -104,7 +104,7 @@ def test_the_appliance_does_as_it_promises_and_every_file_is_as_it_was(service, 
     assert files(folder) == before
 
 
-def test_several_are_made_one_after_the_other_and_what_cannot_be_is_told(service):
+def test_several_scenarios_run_in_sequence_and_unavailable_ones_are_reported(service):
     """Deaths that chaos caused count for no restart limit"""
     _, appliance = service
     code, told = run(appliance, *TOGETHER)
@@ -115,7 +115,7 @@ def test_several_are_made_one_after_the_other_and_what_cannot_be_is_told(service
     assert len(restarts) >= 3 and all("; restart 1 of 20 " in line for line in restarts)
 
 
-def test_an_engine_whose_rank_is_killed_is_back_as_a_whole(launch, tmp_path):
+def test_engine_with_a_killed_rank_restarts_completely(launch, tmp_path):
     path = tmp_path / "m.yaml"
     demo = f"source: {{path: {ROOT / 'manifests' / 'demo'}}}"
     bundles = f"crash_bundles: {{folder: {tmp_path / 'crashes'}}}"
@@ -131,7 +131,7 @@ def test_an_engine_whose_rank_is_killed_is_back_as_a_whole(launch, tmp_path):
     appliance.stop()
 
 
-def test_a_fault_is_taken_back_when_chaos_is_killed(service, eventually):
+def test_fault_is_rolled_back_when_chaos_is_killed(service, eventually):
     """Kill chaos with SIGKILL, which it cannot handle."""
     folder, appliance = service
     shard = folder / "demo" / "model.safetensors"
@@ -144,7 +144,7 @@ def test_a_fault_is_taken_back_when_chaos_is_killed(service, eventually):
     assert sorted(path.name for path in shard.parent.glob(".*")) == []
 
 
-def test_ctrl_c_takes_back_and_ends(service, eventually):
+def test_ctrl_c_rolls_back_and_exits(service, eventually):
     folder, appliance = service
     shard = folder / "demo" / "model.safetensors"
     whole = shard.read_bytes()
@@ -162,40 +162,40 @@ def test_ctrl_c_takes_back_and_ends(service, eventually):
     with subprocess.Popen(command, **quiet, preexec_fn=as_in_a_terminal) as running:
         eventually("the fault", lambda: shard.read_bytes() != whole)
         beside = chaos(appliance.url, "--scenario", "crash", "--yes")
-        assert beside.returncode == 2 and "another one is at it" in beside.stderr
+        assert beside.returncode == 2 and "another `slipway chaos` is running" in beside.stderr
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130
     assert shard.read_bytes() == whole
 
 
-def test_without_yes_nothing_is_made_where_nobody_can_answer(service):
+def test_no_fault_is_injected_without_confirmation(service):
     _, appliance = service
     before = appliance.pids()
     done = chaos(appliance.url, "--scenario", "crash", stdin=subprocess.DEVNULL)
-    assert done.returncode == 2 and "nothing was made" in done.stderr
+    assert done.returncode == 2 and "no fault was injected" in done.stderr
     assert "crash: sends SIGKILL to engine-0" in done.stdout and "promised:" in done.stdout
     assert appliance.pids() == before
 
 
-def test_a_manifest_that_does_not_allow_it_is_respected(demo):
+def test_chaos_is_refused_if_the_manifest_does_not_allow_it(demo):
     before = demo.pids()
     done = chaos(demo.url, "--scenario", "crash", "--yes")
     assert done.returncode == 2 and "lifecycle: {chaos: allowed}" in done.stderr
     assert demo.pids() == before
 
 
-def test_a_name_that_is_no_scenario_is_told_with_those_that_are(demo):
+def test_unknown_scenario_is_reported_with_the_known_ones(demo):
     done = chaos(demo.url, "--scenario", "crash,crush", "--yes")
     assert done.returncode == 2 and "crush" in done.stderr and "slow-disk" in done.stderr
 
 
-def test_the_list_says_what_is_promised_there(service):
+def test_list_shows_the_promises(service):
     _, appliance = service
     done = chaos(appliance.url, "--list", "--scenario", "all")
     assert done.returncode == 0 and done.stdout.count("promised: ") >= len(SCENARIOS) - len(ELSEWHERE)
 
 
-def test_an_appliance_that_does_not_keep_a_promise_is_caught(service):
+def test_broken_promise_is_reported(service):
     """One whose crash bundles cannot be written"""
     folder, appliance = service
     shutil.rmtree(folder / "crashes", ignore_errors=True)

@@ -102,7 +102,7 @@ def test_a_bit_that_flips_has_the_engine_replaced_under_requests_and_a_second_on
     assert appliance.metric("slipway_self_test_failures_total") == 1
     output = appliance.output()
     assert re.search(r"slipway engine: drift: golden prompt \w+ .* expected, .* found, .* first result", output)
-    bundle = Path(re.search(r"crash bundle (\S+); slipway explain drift", output)[1])
+    bundle = Path(re.search(r"crash bundle (\S+); run: slipway explain drift", output)[1])
     death = json.loads((bundle / "death.json").read_text())
     assert death["cause"] == "drift" and "golden prompt" in (bundle / "log.txt").read_text()
 
@@ -124,7 +124,7 @@ def test_weights_other_than_the_lock_s_end_a_start_naming_the_prompt(
         lock.write_text(text.replace(bits, "0123456789abcdef", 1))
         code, said = refused(locked, *SMALL)
         assert code == exits.SELF_TEST.number
-        assert "engine-0 ended for good: self_test: golden prompt short" in said
+        assert "engine-0 failed permanently: self_test: golden prompt short" in said
         assert f"0123456789abcdef expected, {bits} found" in said and "bit for bit" in said
         done = slipway("selftest", str(locked))
         assert done.returncode == exits.SELF_TEST.number and "DIFFERS" in done.stdout

@@ -36,7 +36,7 @@ def test_weights_of_nan_end_the_start_with_the_reason(launch, tmp_path):
     assert "try:" not in output  # the hint that is printed when the service is ready
 
 
-def test_weights_of_nan_park_a_service_that_is_to_be_parked(launch, tmp_path):
+def test_weights_of_nan_halt_an_appliance_with_park(launch, tmp_path):
     appliance = launch(weights_of_nan(tmp_path, "lifecycle: {restart: {exhausted: park}}\n"))
 
     def failed() -> bool:

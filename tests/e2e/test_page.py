@@ -47,8 +47,8 @@ def test_a_question_is_answered_with_thinking_folded(open_page):
     assert not thought.is_visible()
     page.locator(".thinking summary").click()
     assert thought.is_visible() and "7 + 5" in thought.inner_text()
-    page.get_by_role("button", name="why?").click()
-    page.wait_for_selector(".story")
+    page.get_by_role("button", name="timeline").click()
+    page.wait_for_selector(".timeline")
     assert "first token" in page.locator("#why-body").inner_text()
 
 
@@ -230,7 +230,7 @@ def test_the_status_shows_what_runs(open_page, demo):
     asking.join()
     page.locator("#recent .badge.done", has_text="length").first.wait_for()
     page.locator("#recent button").first.click()
-    page.wait_for_selector(".story .events li")
+    page.wait_for_selector(".timeline .events li")
 
 
 @in_browser

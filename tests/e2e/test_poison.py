@@ -74,7 +74,7 @@ def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(launch, 
     assert [finish for _, finish in beside] == ["length"] * OTHERS
     assert beside == before
     assert [reply.status_code for reply in refused] == [422] * 3
-    assert all("quarantined" in reply.json()["error"]["message"] for reply in refused)
+    assert all("is isolated" in reply.json()["error"]["message"] for reply in refused)
     assert appliance.metric("slipway_requests_quarantined_total") == 2
     assert 3 <= appliance.metric("slipway_engine_restarts_total") <= 15
     assert appliance.status("/ready") == 200

@@ -11,7 +11,7 @@ DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
 ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 
 
-def test_a_parked_appliance_says_why_and_never_becomes_ready(launch, eventually, tmp_path):
+def test_halted_appliance_reports_the_reason_and_never_becomes_ready(launch, eventually, tmp_path):
     keys = ("--set", "lifecycle.restart.exhausted=park", "--set", "lifecycle.restart.max=0")
     termination = tmp_path / "message"
     termination.touch()
@@ -26,14 +26,14 @@ def test_a_parked_appliance_says_why_and_never_becomes_ready(launch, eventually,
         next(lines)
         os.kill(appliance.pids()["engine-0"], signal.SIGSEGV)
         rest = "".join(lines)
-    assert "No engine comes back" in rest and "error" in rest
+    assert "The service has halted" in rest and "error" in rest
     eventually("failed", lambda: appliance.client.get("/ready").json()["status"] == "failed")
     seen = appliance.client.get("/ready")
     assert seen.status_code == 503 and seen.json()["reason"]["exit"] == "restarts"
     assert "killed by SIGSEGV" in seen.json()["reason"]["message"]
     assert [appliance.status(path) for path in ("/live", "/health")] == [200, 503]
     refused = appliance.client.post("/v1/completions", json=ASK)
-    assert refused.status_code == 503 and "does not come back" in refused.json()["error"]["message"]
+    assert refused.status_code == 503 and "needs an operator" in refused.json()["error"]["message"]
     assert "engine-0" not in appliance.pids() and "gateway" in appliance.pids()
     (bundle,) = (tmp_path / "crashes").iterdir()
     told = json.loads((bundle / "death.json").read_text())

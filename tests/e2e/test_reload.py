@@ -93,7 +93,7 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     refused = served.appliance.client.post("/v1/completions", json={"prompt": "a", "stop": list("abcd")})
     assert refused.status_code == 400
 
-    told = run_directory(served) / "engine-0.begin"
+    told = run_directory(served) / "engine-0.exec"
     assert json.loads(told.read_text())["environment"]["OMP_NUM_THREADS"] != "1"
     served.write(live + "engine: {scheduling: {max_running: 8}}\nhardware: {threads: 1}\n")
     code, said = served.reload()
@@ -101,17 +101,17 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     running = served.appliance.pids()
     assert (running["engine-0"], running["gateway"]) == (engine, gateway), "nothing has started again"
     got, (code, said), asked = asyncio.run(during(served, lambda: served.reload("--restart")))
-    assert code == 0 and "engine-0 is swapped after" in said
+    assert code == 0 and "engine-0 was replaced after" in said
     assert got == expected
     assert asked >= 1
     now = served.appliance.pids()
     assert now["engine-0"] != engine and now["gateway"] == gateway
     assert json.loads(told.read_text())["environment"]["OMP_NUM_THREADS"] == "1"
     assert json.loads((run_directory(served) / "engine-0.json").read_text())["max_running"] == 8
-    assert served.reload() == (0, f"{served.file} is in effect: nothing to change in place\n")
+    assert served.reload() == (0, f"{served.file} is in effect: no change without a restart\n")
     assert served.appliance.metric("slipway_request_interruptions_total") >= 1
     assert served.appliance.metric("slipway_requests_quarantined_total") == 0
-    assert " died (" not in served.appliance.output()
+    assert " exited (" not in served.appliance.output()
     assert served.appliance.stop() == 0
 
 
@@ -136,14 +136,14 @@ def test_what_is_refused_changes_nothing_and_keys_are_read_anew(
 
     served.write(secret + "limits: {max_stop: 1, max_stopp: 2}\n")
     code, said = served.reload()
-    assert code == 2 and "m.yaml:5:23" in said and "nothing is changed" in said
+    assert code == 2 and "m.yaml:5:23" in said and "nothing was changed" in said
     served.write(secret + "limits: {max_stop: 1}\nendpoint: {port: 1}\n")
     assert served.reload()[0] == 2
     served.write(secret + f"limits: {{max_stop: 1}}\nengine: {{record: {served.file.parent}/no/steps}}\n")
     assert served.reload()[0] != 0
     served.write(secret + "limits: {max_stop: 1}\nlifecycle: {drain: 3s}\n")
     code, said = served.reload("--restart")
-    assert code == 2 and "lifecycle.drain" in said and "nothing is changed" in said
+    assert code == 2 and "lifecycle.drain" in said and "nothing was changed" in said
     body = {"prompt": "a", "max_tokens": 1, "stop": ["x", "y"]}
     assert client.post("/v1/completions", json=body, headers={"x-api-key": "one"}).status_code == 200
 
@@ -187,11 +187,11 @@ def test_streams_go_on_while_a_swap_meets_a_crash(served: Served) -> None:
             running = [asyncio.create_task(stream(client, seed)) for seed in range(STREAMS)]
             await asyncio.sleep(0.5)
             code, said = await asyncio.to_thread(swap_and_kill)
-            assert code == 0 and "engine-0 is swapped" in said
+            assert code == 0 and "engine-0 was replaced" in said
             return await asyncio.gather(*running)
 
     assert asyncio.run(streams()) == expected
-    assert "engine-0   died (killed by SIGKILL); restart 1 of" in served.appliance.output()
+    assert "engine-0   exited (killed by SIGKILL); restart 1 of" in served.appliance.output()
     assert served.appliance.stop() == 0
 
 
@@ -209,7 +209,7 @@ def test_of_several_engines_one_serves_at_all_times(launch: Callable[..., Applia
         return *order.result(), seen
 
     got, (code, said, seen), _ = asyncio.run(during(served, swap))
-    assert code == 0 and "engine-0 is swapped" in said and "engine-1 is swapped" in said
+    assert code == 0 and "engine-0 was replaced" in said and "engine-1 was replaced" in said
     assert seen == {200}
     assert got == expected
     now = served.appliance.pids()

@@ -102,13 +102,13 @@ def test_what_cannot_be_read_is_refused_before_it_waits(appliance: Appliance) ->
     for body, words in (
         ({"prompt": [5] * 1025}, "encoder reads at most 1024 tokens"),
         ({"prompt": "x", "echo": True}, "echo is not possible"),
-        ({"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs are not possible"),
+        ({"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs is not available"),
     ):
         answer = appliance.client.post("/v1/completions", json=body)
         assert answer.status_code == 400 and words in answer.json()["error"]["message"]
     talk = {"messages": [{"role": "user", "content": "hi"}]}
     answer = appliance.client.post("/v1/chat/completions", json=talk)
-    assert answer.status_code == 400 and "use /v1/completions" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "Use /v1/completions" in answer.json()["error"]["message"]
 
 
 def test_the_longest_source_is_read_beside_running_replies(appliance: Appliance, bart: Sourced) -> None:

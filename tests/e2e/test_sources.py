@@ -65,12 +65,12 @@ def test_an_archive_that_stalls_is_told_by_who_answers_meanwhile(launch, server,
     appliance = launch(manifest(tmp_path, f"{{http: {{url: '{server.url}/demo.zip'}}}}"))
 
     def stalled() -> bool:
-        return appliance.status("/ready") == 503 and "no byte for" in appliance.client.get("/ready").json()["detail"]
+        return appliance.status("/ready") == 503 and "no data for" in appliance.client.get("/ready").json()["detail"]
 
     eventually("a download that says it gets nothing", stalled)
     said = appliance.client.get("/ready").json()
     assert (said["status"], said["phase"], said["progress"]) == ("loading", "downloading", 0.5)
-    assert said["detail"].startswith("1.5 of 3.0 MB, no byte for ")
+    assert said["detail"].startswith("1.5 of 3.0 MB, no data for ")
     assert appliance.status("/live") == 200 and appliance.status("/ping") == 503
     refused = appliance.client.post("/v1/completions", json=ASK)
     assert refused.status_code == 503 and refused.headers["Retry-After"]
@@ -91,7 +91,7 @@ def test_a_start_tells_how_far_a_download_is_and_a_stalled_one_goes_on(launch, h
     def stalled() -> bool:
         if appliance.status("/live") == 200:
             seen.append(appliance.client.get("/ready").json())
-        return bool(seen) and "no byte for" in seen[-1]["engines"][0].get("detail", "")
+        return bool(seen) and "no data for" in seen[-1]["engines"][0].get("detail", "")
 
     eventually("a download that says it gets nothing", stalled)
     engine = seen[-1]["engines"][0]
@@ -104,7 +104,7 @@ def test_a_start_tells_how_far_a_download_is_and_a_stalled_one_goes_on(launch, h
     assert b"hunter2" not in Path(f"/proc/{appliance.pids()['engine-0']}/environ").read_bytes()
     output = appliance.output()
     assert "hunter2" not in output
-    assert "model.safetensors: " in output and "no byte for 6 s; attempt 2 of 5 follows" in output
+    assert "model.safetensors: " in output and "no data for 6 s; attempt 2 of 5 follows" in output
     assert "hung" not in output and appliance.metric("slipway_engine_restarts_total") == 0
     assert f"bytes={BIG}-" in hub.gets(WEIGHTS)
     assert appliance.stop() == 0

@@ -33,6 +33,6 @@ def test_cpus_that_are_not_there_are_named(configured, cpus):
         bind(configured(process_cpus=cpus))
 
 
-def test_there_is_a_cpu_for_each_thread_or_none(configured):
+def test_number_of_cpus_must_match_the_threads(configured):
     with pytest.raises(ConfigError, match="must name one CPU for each of 2 threads"):
         configured(threads=2, cpus=(0,))

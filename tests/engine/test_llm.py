@@ -111,7 +111,7 @@ def test_the_end_token_is_in_the_ids_and_not_in_the_text(llm):
     assert stopped.stop_reason == 65 and len(stopped.ids) == 3 and 65 not in stopped.ids[:2]
 
 
-def test_times_never_run_backwards(llm):
+def test_timings_are_monotonic(llm):
     for reply in llm.generate(["abc" * n for n in (1, 9, 30)], Params(max_tokens=4)):
         times = reply.timing
         assert 0 < times.arrived <= times.scheduled <= times.first_token <= times.last_token
@@ -127,14 +127,14 @@ def test_times_never_run_backwards(llm):
         ([1], Params(grammar=Grammar("regex", "[")), "grammar"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_an_error_and_the_engine_goes_on(prompt, params, param, llm):
+def test_failed_request_does_not_stop_the_engine(prompt, params, param, llm):
     with pytest.raises(RequestError) as caught:
         llm.generate([[1, 2], prompt], [Params(max_tokens=400), params])
     assert caught.value.param == param
     assert len(llm.generate("a", Params(max_tokens=3, ignore_eos=True))[0].ids) == 3
 
 
-def test_a_closed_engine_says_so_instead_of_waiting(path):
+def test_closed_engine_raises(path):
     with LLM(path, kv_bytes=1 << 20) as made:
         pass
     for _ in range(2):
@@ -147,7 +147,7 @@ def test_no_prompts_give_no_replies(llm):
 
 
 @pytest.mark.parametrize("kernels", ["torch", *usable()])
-def test_the_demo_model_adds_up_with_every_kernel(kernels):
+def test_demo_model_adds_numbers_with_every_kernel(kernels):
     prompt = render(({"role": "user", "content": "What is 17 + 25?"},))
     with LLM(DEMO, kernels=kernels) as llm:
         (reply,) = llm.generate(prompt, Params(temperature=0.0, max_tokens=60))
@@ -171,14 +171,14 @@ def test_the_demo_model_adds_up_with_rounded_weights_from_a_first_and_a_second_s
         ({"kernels": "sse9"}, "compiled kernels 'sse9': usable here are"),
         (
             {"kernels": "base", "dtype": "bfloat16"},
-            "kernels=base: they compute in float32 on a CPU, not bfloat16 on cpu",
+            "kernels=base: supported is float32 on a CPU, not bfloat16 on cpu",
         ),
-        ({"kernels": "torch", "kv_dtype": "int8"}, "kv_dtype=int8: torch kernels read .* float32, bfloat16, float16$"),
-        ({"kernels": "base", "kv_dtype": "fp8"}, "kv_dtype=fp8: base kernels read .* bfloat16, float16, int8$"),
-        ({"kernels": "torch", "weights": "int8"}, "only compiled kernels multiply by them, not torch"),
+        ({"kernels": "torch", "kv_dtype": "int8"}, "kv_dtype=int8: torch kernels support float32, bfloat16, float16$"),
+        ({"kernels": "base", "kv_dtype": "fp8"}, "kv_dtype=fp8: base kernels support .* bfloat16, float16, int8$"),
+        ({"kernels": "torch", "weights": "int8"}, "supported only by compiled kernels, not by torch"),
     ],
 )
-def test_what_the_kernels_cannot_do_is_an_error(settings, words):
+def test_unsupported_kernel_settings_are_rejected(settings, words):
     with pytest.raises(ConfigError, match=words):
         LLM(DEMO, **settings)
 
@@ -396,7 +396,7 @@ def test_logprobs_of_a_constrained_token_are_of_what_was_possible(temperature, l
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_else_bends_the_distribution_never_leaves_the_language(temperature, llm):
+def test_other_sampling_options_stay_within_the_grammar(temperature, llm):
     """Test penalties, biases against allowed and for forbidden tokens, truncation, and bad words."""
     a, b, c, z = (llm.tokenizer.encode(letter)[0] for letter in "abcz")
     changes = [
@@ -425,7 +425,7 @@ def test_what_else_bends_the_distribution_never_leaves_the_language(temperature,
             assert len(reply.text) == 6
 
 
-def test_wishes_that_leave_nothing_are_an_error_of_the_request_and_others_go_on(llm):
+def test_contradictory_options_fail_only_their_request(llm):
     a, b = (llm.tokenizer.encode(letter)[0] for letter in "ab")
     sentence = Grammar("regex", "ab")
     wishes = [

@@ -100,20 +100,27 @@ def test_every_token_has_a_vector_if_that_is_asked_for(minilm, ids):
     ("ids", "pooling", "segments", "told"),
     [
         ([5] * 257, EMBED, None, "the prompt has 257 tokens; max_context=256 leaves room for 256"),
-        ([5], Pooling("classify"), None, "classify were requested; this model is served to embed, token_embed"),
+        (
+            [5],
+            Pooling("classify"),
+            None,
+            "task classify: not supported by this model; supported are embed, token_embed",
+        ),
         ([5], Pooling("embed", dimensions=64), None, "it was not trained for truncated ones"),
-        ([5, 6], EMBED, [(1,)], "segments of (1,) tokens: the prompt has 2"),
+        ([5, 6], EMBED, [(1,)], "segments have 1 tokens in total, but the prompt has 2"),
         ([5, 6, 7], EMBED, [(1, 1, 1)], "3 segments: this model supports at most 2"),
     ],
 )
-def test_what_cannot_be_served_is_refused(minilm, ids, pooling, segments, told):
+def test_unsupported_requests_are_rejected(minilm, ids, pooling, segments, told):
     with pytest.raises(RequestError) as found:
         minilm.pool([ids], pooling, segments)
     assert told in str(found.value)
 
 
-def test_tokens_cannot_be_asked_of_a_model_that_pools(minilm):
-    with pytest.raises(RequestError, match="tokens were requested; this model is served to embed, token_embed"):
+def test_pooling_model_rejects_generation(minilm):
+    with pytest.raises(
+        RequestError, match="task generate: not supported by this model; supported are embed, token_embed"
+    ):
         minilm.generate([[5, 6]])
 
 
@@ -322,7 +329,7 @@ def test_a_model_of_late_interaction_gives_a_vector_of_each_token(tmp_path):
     each = prompts(1, 12, 40, 7)
     with LLM(tmp_path / "late", max_step_tokens=64) as llm:
         found = llm.pool(each, Pooling("token_embed"))
-        with pytest.raises(RequestError, match="embed were requested; this model is served to token_embed"):
+        with pytest.raises(RequestError, match="task embed: not supported by this model; supported are token_embed"):
             llm.pool(each, EMBED)
         assert llm.config.max_context == 40, "documents are as long, whatever the Transformer was last set to"
     for got, ids in zip(found, each, strict=True):

@@ -227,7 +227,7 @@ def test_a_second_gateway_replaces_the_first_and_its_requests_end(engine):
     asyncio.run(main())
 
 
-def test_a_gateway_that_sends_nonsense_loses_its_connection_and_the_next_is_served(engine):
+def test_invalid_frames_close_the_connection(engine):
     process = engine()
     prompt = harmless(5)
 
@@ -268,7 +268,7 @@ def test_a_drained_engine_finishes_what_runs_and_exits(engine):
     "mode, code, words",
     [("refuse", EXIT_PERMANENT, "model.safetensors is missing"), ("crash", EXIT_CRASH, "ZeroDivisionError: a bug")],
 )
-def test_an_engine_that_cannot_start_says_why_and_by_its_exit_code_if_a_restart_may_help(engine, mode, code, words):
+def test_failed_start_reports_reason_and_exit_code(engine, mode, code, words):
     process = engine(mode)
 
     async def main():
@@ -287,7 +287,7 @@ def test_an_engine_that_cannot_start_says_why_and_by_its_exit_code_if_a_restart_
     )
 
 
-def test_a_step_that_is_a_bug_ends_the_process_and_its_requests(engine):
+def test_exception_in_a_step_ends_the_process(engine):
     process = engine("die")
 
     async def main():
@@ -307,13 +307,13 @@ def test_a_step_that_is_a_bug_ends_the_process_and_its_requests(engine):
         ({"socket": "/no/such/folder/e"}, "socket=/no/such/folder/e"),
     ],
 )
-def test_a_configuration_that_cannot_work_is_one_line_and_a_permanent_exit(engine, changes, words):
+def test_invalid_configuration_is_a_permanent_failure(engine, changes, words):
     code, said = engine(**changes).end()
     assert code == EXIT_PERMANENT
     assert words in said and len(said.splitlines()) == 1
 
 
-def test_two_threads_that_meet_one_cause_end_the_process_with_its_code_and_say_it_once(tmp_path, monkeypatch):
+def test_concurrent_failures_are_reported_once(tmp_path, monkeypatch):
     """The second one ends the process only when the first has said what happened."""
     begun, said = threading.Event(), []
 
@@ -328,7 +328,7 @@ def test_two_threads_that_meet_one_cause_end_the_process_with_its_code_and_say_i
         raise RankLost("rank 1 (process 7) was killed by SIGKILL")
 
     monkeypatch.setattr(program, "print", slow, raising=False)
-    monkeypatch.setattr(program, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(program, "FLUSH_S", 0.01)
     config = EngineConfig(
         model="", socket=str(tmp_path / "s"), device="cpu", dtype="float32", kv_bytes=1, max_context=1
     )

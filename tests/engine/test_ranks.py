@@ -20,7 +20,7 @@ from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineGon
 from engine.api.messages import Grammar, Sampling, Submit
 from engine.core.replay import main as replay
 from engine.llm import LLM, Params
-from engine.worker.build import _unless_abandoned
+from engine.worker.build import _run_abortable
 from engine.worker.ranks import RankLost, Ranks
 from kernels.cpu.library import best
 
@@ -101,7 +101,7 @@ SHARED = ("qwen2", "phi3", "olmo2", "cohere-qk-norm", "gemma2", "starcoder2", "m
 @pytest.mark.parametrize(
     ("name", "kernels"), [*((name, best()) for name in SHARED), ("qwen2", "torch"), ("olmo2", "torch")]
 )
-def test_two_processes_say_what_transformers_says(name, kernels, tmp_path):
+def test_two_processes_equal_transformers(name, kernels, tmp_path):
     """Cut into chunks, together, with prefixes found again, and preempted where the cache is small."""
     model = tiny.random_model(name)
     model.save_pretrained(tmp_path / name)
@@ -131,7 +131,7 @@ def demo_pair(request):
         yield one, two
 
 
-def test_all_that_a_request_can_ask_for_is_the_same_on_two_processes(demo_pair):
+def test_every_request_option_is_identical_on_two_processes(demo_pair):
     schema = '{"type": "object", "properties": {"name": {"enum": ["Ada", "Bo"]}}, "required": ["name"]}'
     asked = [
         Params(temperature=0.8, top_p=0.95, top_k=20, seed=3, max_tokens=12, logprobs=4),
@@ -172,7 +172,7 @@ def test_closing_leaves_no_process():
     ("number", "words", "seconds"),
     [(signal.SIGKILL, "was killed by SIGKILL", 5), (signal.SIGSTOP, "rank 1 has sent no message for 5 s", 20)],
 )
-def test_a_rank_that_dies_or_stops_ends_the_engine_by_name_and_soon(number, words, seconds, kernels):
+def test_lost_rank_ends_the_engine_and_is_named(number, words, seconds, kernels):
     before = set(ranks_of(os.getpid()))
     llm = small(DEMO, kv_bytes=1 << 22, max_context=400, kernels=kernels)
     (pid,) = set(ranks_of(os.getpid())) - before
@@ -203,7 +203,7 @@ def test_rounded_weights_are_kept_for_each_rank_and_found_again(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}.items() > files.items()
 
 
-def test_what_a_rank_cannot_load_is_told_with_its_number_and_leaves_no_process(tmp_path):
+def test_load_error_of_a_rank_is_reported_with_its_number(tmp_path):
     tiny.random_model("llama-odd-heads-biases").save_pretrained(tmp_path / "odd")
     before = ranks_of(os.getpid())
     with pytest.raises(ConfigError, match=r"2 ranks cannot share 5 heads"):
@@ -281,7 +281,7 @@ def test_an_engine_of_two_ranks_reports_both_serves_records_and_ends_at_sigterm(
 
     pid = asyncio.run(main())
     phases = [state.phase for state in states if state.kind == "loading"]
-    assert any("of 2 ranks are through" in phase for phase in phases), phases
+    assert any("of 2 ranks are done" in phase for phase in phases), phases
     process.popen.send_signal(signal.SIGTERM)
     code, said = process.end()
     (line,) = said.splitlines()  # no rank had anything to say
@@ -291,7 +291,7 @@ def test_an_engine_of_two_ranks_reports_both_serves_records_and_ends_at_sigterm(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_engine_that_lost_a_rank_says_which_and_its_requests_can_go_on_elsewhere(engine, number):
+def test_lost_rank_is_reported_and_requests_can_resume(engine, number):
     process = engine()
 
     async def main():
@@ -318,7 +318,7 @@ def test_an_engine_whose_model_cannot_be_shared_exits_for_good(engine, tmp_path)
     assert code == EXIT_PERMANENT and "cannot share 5 heads" in said and len(said.splitlines()) == 1
 
 
-def test_what_only_one_rank_meets_ends_the_engine_with_its_number(engine):
+def test_error_of_one_rank_ends_the_engine_with_its_number(engine):
     """Rank 1 is to run on CPUs that are not there; rank 0 has no trouble of its own."""
     process = engine(rank_cpus=(Place(process_cpus=(9000,)),))
     code, said = process.end()
@@ -339,22 +339,22 @@ def test_ranks_end_with_an_engine_that_was_killed(engine):
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 5, "ranks see their engine gone")
 
 
-def test_rank_0_does_not_wait_for_a_rank_that_was_gone_before_they_met():
+def test_rank_0_does_not_wait_for_a_rank_that_exited_early():
     """gloo alone would, for as long as a slow start may take."""
     never, left, world = threading.Event(), [], object()
-    with pytest.raises(RuntimeError, match="a rank is gone"):
-        _unless_abandoned(never.wait, lambda abandon: abandon())
-    with pytest.raises(RuntimeError, match="a rank is gone"):
-        _unless_abandoned(never.wait, lambda abandon: threading.Timer(0.05, abandon).start())
-    assert _unless_abandoned(lambda: world, left.append) is world
+    with pytest.raises(RuntimeError, match="another rank has exited"):
+        _run_abortable(never.wait, lambda abandon: abandon())
+    with pytest.raises(RuntimeError, match="another rank has exited"):
+        _run_abortable(never.wait, lambda abandon: threading.Timer(0.05, abandon).start())
+    assert _run_abortable(lambda: world, left.append) is world
     left[0]()  # too late to matter
     with pytest.raises(ValueError, match="gloo"):
-        _unless_abandoned(lambda: (_ for _ in ()).throw(ValueError("gloo")), left.append)
+        _run_abortable(lambda: (_ for _ in ()).throw(ValueError("gloo")), left.append)
     never.set()
 
 
-def test_what_lets_rank_0_go_is_called_also_where_a_rank_was_lost_before(tmp_path):
+def test_abort_callback_is_called_if_a_rank_was_already_lost(tmp_path):
     ranks = Ranks.__new__(Ranks)
     ranks._changed, ranks._failure, called = threading.Condition(), RankLost("rank 1 is gone"), []
-    ranks.set_abandon(lambda: called.append("now"))
+    ranks.set_abort(lambda: called.append("now"))
     assert called == ["now"]

@@ -112,7 +112,7 @@ def test_two_gpus_share_an_encoder_in_front(translator, graphs):
 @TWO
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
 @pytest.mark.parametrize("graphs", [GRAPHS, {}], ids=["graphs", "launches"])
-def test_two_gpus_say_what_one_says(kernels, graphs):
+def test_two_gpus_equal_one(kernels, graphs):
     given = {**SIZES, "kernels": kernels, "device": "cuda", "dtype": "float32"}
     more = graphs if kernels == "triton" else {}
     with LLM(DEMO, **given, **more) as one, LLM(DEMO, **given, **more, tensor=2) as two:

@@ -143,7 +143,7 @@ def test_without_the_key_the_message_names_it(saved: tuple[Path, Any]) -> None:
 
 def test_a_model_that_reads_text_only_refuses_the_key(tmp_path: Path) -> None:
     transformers.LlamaConfig(**TEXT, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
-    with pytest.raises(TaskError, match=r"model\.text_only: true: .*'LlamaForCausalLM', and it reads text only"):
+    with pytest.raises(TaskError, match=r"model\.text_only: true: .*'LlamaForCausalLM', and it is a text model"):
         read_checkpoint(tmp_path, weights=False, task=TASK)
 
 

@@ -82,7 +82,7 @@ def test_preempted_requests_read_their_source_again_and_go_on(translator):
         assert_same(translator, source, one)
 
 
-def test_two_processes_say_what_transformers_says(translator):
+def test_two_processes_equal_transformers(translator):
     """Each rank has half of the heads (6 of the encoder, 4 of the decoder); the vocabulary of 97 splits unevenly."""
     with LLM(translator.path, **SMALL, tensor=2) as llm:
         for source, made in zip(sources(4), llm.generate(sources(4), greedy(9)), strict=True):
@@ -127,7 +127,7 @@ def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeyp
     assert sorted(sum(read, ())) == [2, 3]
 
 
-def test_a_later_token_of_the_source_changes_what_an_earlier_one_says(bart):
+def test_encoder_attends_to_later_tokens(bart):
     """Two encoder inputs with the same prefix have different first states, because the encoder is not causal."""
     checkpoint = read_checkpoint(bart.path)
     form = layout(checkpoint.model, block_tokens=4, element_bytes=4)
@@ -167,7 +167,7 @@ def test_drawn_tokens_depend_on_neither_batch_nor_preemption(bart):
 
 
 @pytest.mark.parametrize(("source", "says"), [([5] * (LONGEST + 1), f"1 to {LONGEST}"), ([], "1 to")])
-def test_sources_that_cannot_be_read_are_refused(bart, source, says):
+def test_invalid_encoder_inputs_are_rejected(bart, source, says):
     with LLM(bart.path, **SMALL) as llm:
         with pytest.raises(RequestError, match=says):
             llm.generate([source], greedy(3))
@@ -211,7 +211,7 @@ def test_the_table_of_tokens_may_be_there_under_its_other_names(bart):
         ({"decoder_layers": 4}, "lacks model.decoder.layers.3"),
     ],
 )
-def test_what_is_not_served_is_said(bart, change, says):
+def test_unsupported_features_are_reported(bart, change, says):
     file = bart.path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     (bart.path / "generation_config.json").unlink()

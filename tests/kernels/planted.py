@@ -5,7 +5,7 @@ import os
 import torch
 
 from kernels.jit import jit, launch, recorded, tl
-from kernels.report import Wanted
+from kernels.report import OpLaunch
 
 
 @jit
@@ -52,7 +52,7 @@ def spilling(target, may_spill=False):
     x = torch.empty(1 << 16, device="meta", dtype=torch.bfloat16)
     with recorded() as launches:
         launch(spilling_kernel, (1,), x, x, BLOCK=1 << 16)
-    return [Wanted("spilling", "planted", launches[0], may_spill)]
+    return [OpLaunch("spilling", "planted", launches[0], may_spill)]
 
 
 def allowed(target):
@@ -63,7 +63,7 @@ def large(target):
     x = torch.empty(128, 128, device="meta", dtype=torch.bfloat16)
     with recorded() as launches:
         launch(large_kernel, (1,), x, x, x, 4096, M=128, N=256, BLOCK=64, warps=8, stages=6)
-    return [Wanted("large", "planted", launches[0])]
+    return [OpLaunch("large", "planted", launches[0])]
 
 
 def broken(target):
@@ -73,4 +73,4 @@ def broken(target):
         launch(wrong_kernel, (1,), x)
         launch(fatal_kernel, (1,), x, CRASH=Crash())
         launch(spilling_kernel, (1,), x, x, BLOCK=1 << 10)
-    return [Wanted(name, "planted", one) for name, one in zip(("wrong", "fatal", "fine"), launches, strict=True)]
+    return [OpLaunch(name, "planted", one) for name, one in zip(("wrong", "fatal", "fine"), launches, strict=True)]

@@ -15,7 +15,7 @@ from kernels import tuning
 from kernels.op import Make
 from kernels.ops import OPS
 from kernels.tools.aot import TARGETS
-from kernels.tools.launchers import stand_in
+from kernels.tools.launchers import build_stub
 
 # Driver calls that a launch makes first. Attribute 0 of a function is the maximum number of threads per block.
 BODY = """
@@ -64,6 +64,6 @@ def launch(name: str) -> dict[str, int]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "library":
-        stand_in(Path(sys.argv[2]), BODY)
+        build_stub(Path(sys.argv[2]), BODY)
     else:
         print(json.dumps(launch(sys.argv[1])))

@@ -11,14 +11,14 @@ from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.jit import recorded
 from kernels.linear import MATMUL
 from kernels.op import Make
-from kernels.report import Wanted
+from kernels.report import OpLaunch
 from kernels.tools.aot import TARGETS, Target
 
 SIZES = (8, 128, 256)
 TYPES = (torch.bfloat16, torch.float32)
 
 
-def largest(target: Target) -> list[Wanted]:
+def largest(target: Target) -> list[OpLaunch]:
     """Return the largest launches for a target.
 
     If an earlier target has the same shared memory, only the largest head size is included."""
@@ -40,5 +40,5 @@ def largest(target: Target) -> list[Wanted]:
     for op, case, inputs in calls:
         with recorded() as launches:
             op(*inputs())
-        wanted += [Wanted(op.name, case, launch, may_spill=True) for launch in launches]
+        wanted += [OpLaunch(op.name, case, launch, may_spill=True) for launch in launches]
     return wanted

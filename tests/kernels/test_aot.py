@@ -15,8 +15,8 @@ import torch
 from kernels.jit import installed
 from kernels.ops import OPS
 from kernels.tools.aot import TARGETS, products
-from kernels.tools.lanes import Lost, in_lanes
-from tests.kernels.lane_work import doubling
+from kernels.tools.process_pool import ProcessLost, run_in_processes
+from tests.kernels.process_pool_work import doubling
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
@@ -67,7 +67,7 @@ def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(fi
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_matrix_instructions_of_a_kernel_are_told(tmp_path):
+def test_matrix_instructions_of_a_kernel_are_reported(tmp_path):
     done = report("--brief", "--op", "matmul", "fp8_matmul", "--target", "sm_80", "sm_89", **cache(tmp_path))
     lines = [line.split() for line in done.stdout.splitlines()]
     told = {(line[0], word): line[-2] for line in lines for word in line if word.startswith("sm_")}
@@ -91,7 +91,7 @@ def test_the_matrix_instructions_of_a_kernel_are_told(tmp_path):
         ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%fd1}, {%fd2}, {%fd3}, {%fd4};", "DMMA"),
     ],
 )
-def test_products_have_the_names_of_the_device_s_own_code(instruction, name):
+def test_matrix_instructions_have_the_names_of_the_device_code(instruction, name):
     ptx = f"\t{instruction}\n\tmma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {{%fd1}};\n\t{instruction}\n"
     assert products(f"\tadd.f32 %f1, %f2, %f3; // mma.sync.f16\n{ptx}") == tuple(dict.fromkeys((name, "DMMA")))
 
@@ -110,7 +110,7 @@ def test_tiles_fit_devices_with_less_shared_memory(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("program_file", [True, False], ids=["with file", "without file"])
-def test_a_first_launch_compiles_nothing(filled, tmp_path, program_file):
+def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
     """Run as in a container: the cache folder links to the filled one, and there is no compiler."""
     folder, _, _ = filled
     linked = tmp_path / "cache"
@@ -137,18 +137,18 @@ def test_a_first_launch_compiles_nothing(filled, tmp_path, program_file):
     ("planted", "words"),
     [
         ("spilling", ["spilling_kernel spills", "1 faults"]),
-        ("large", ["wants 294,912 bytes of shared memory; there are 232,448", "1 faults"]),
-        ("broken", ["CompilationError", "the compiler ended its process with code 9", "2 faults"]),
+        ("large", ["needs 294,912 bytes of shared memory; the target has 232,448", "1 faults"]),
+        ("broken", ["CompilationError", "the compiler exited with code 9", "2 faults"]),
     ],
 )
-def test_a_faulty_kernel_is_found(planted, words, tmp_path):
+def test_faulty_kernel_is_reported(planted, words, tmp_path):
     done = report("--check", "--target", "sm_90", "--launches", f"tests.kernels.planted:{planted}", **cache(tmp_path))
     assert done.returncode == 1, done.stderr
     assert all(word in done.stdout for word in words), done.stdout
 
 
 @pytest.mark.slow
-def test_a_kernel_may_spill_if_it_says_so(tmp_path):
+def test_kernel_with_may_spill_may_spill(tmp_path):
     done = report("--check", "--target", "sm_90", "--launches", "tests.kernels.planted:allowed", **cache(tmp_path))
     assert done.returncode == 0 and "0 faults" in done.stdout, done.stdout + done.stderr
 
@@ -206,22 +206,22 @@ def test_launches_share_a_signature_if_they_share_a_kernel(tmp_path):
 # -- processes that may be lost ----------------------------------------------------------------------------------------
 
 
-def test_a_lost_piece_costs_no_other():
-    found = list(in_lanes(doubling, [1, "end", 2, "end", 3, 4], 2, 60.0))
-    assert found == [2, Lost("ended its process with code 3"), 4, Lost("ended its process with code 3"), 6, 8]
+def test_lost_item_does_not_affect_others():
+    found = list(run_in_processes(doubling, [1, "end", 2, "end", 3, 4], 2, 60.0))
+    assert found == [2, ProcessLost("exited with code 3"), 4, ProcessLost("exited with code 3"), 6, 8]
 
 
-def test_a_piece_that_takes_too_long_is_lost():
-    assert list(in_lanes(doubling, ["sleep"], 1, 2.0)) == [Lost("took longer than 2 s")]
+def test_item_that_exceeds_the_time_limit_is_lost():
+    assert list(run_in_processes(doubling, ["sleep"], 1, 2.0)) == [ProcessLost("took longer than 2 s")]
 
 
-def test_what_the_work_raises_comes_out():
+def test_exceptions_of_the_work_are_raised():
     with pytest.raises(ValueError, match="a fault of the work itself"):
-        list(in_lanes(doubling, [1, "raise"], 1, 60.0))
+        list(run_in_processes(doubling, [1, "raise"], 1, 60.0))
 
 
-def test_nothing_to_do_starts_nothing():
-    assert list(in_lanes(doubling, [], 2, 1.0)) == []
+def test_empty_work_starts_no_process():
+    assert list(run_in_processes(doubling, [], 2, 1.0)) == []
 
 
 def test_bench_cases_need_no_memory():

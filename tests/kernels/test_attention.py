@@ -14,11 +14,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention import decode as decode_module
-from kernels.attention import work as work_module
+from kernels.attention import schedule as schedule_module
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
-from kernels.attention.work import DECODE_WORK, cut, decode_items
+from kernels.attention.schedule import DECODE_SCHEDULE, decode_items, split_keys
 from kernels.jit import installed, recorded
 from kernels.op import Make
 from kernels.tuning import forced
@@ -29,7 +29,11 @@ LAYERS, LAYER = 3, 1
 UNTOUCHED = 123.0
 NAN = float("nan")
 # Splits and tiles of a size that a few hundred keys have many of.
-SMALL = {"decode_work": {"base": 16}, "decode_attention": {"tile": 16}, "prefill_attention": {"block": 64, "tile": 32}}
+SMALL = {
+    "decode_schedule": {"base": 16},
+    "decode_attention": {"tile": 16},
+    "prefill_attention": {"block": 64, "tile": 32},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +50,7 @@ def poisoned(monkeypatch):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(work_module, "COUNTED", 16)
+    monkeypatch.setattr(schedule_module, "COUNTED", 16)
     with ExitStack() as stack:
         for op, values in SMALL.items():
             stack.enter_context(forced(op, values))
@@ -66,7 +70,7 @@ class Step:
     softcap: float | None = None
     with_sinks: bool = False
     spans: tuple = ()  # row, begin, end
-    begins: tuple = ()  # start position of each row, or empty
+    key_starts: tuple = ()  # start position of each row, or empty
     dtype: torch.dtype = torch.float32
     fp8: bool = False
     padding: int = 0  # padding tokens after the rows
@@ -83,7 +87,7 @@ class Step:
         self.q = make.normal(tokens, self.heads, self.dim)
         self.sinks = make.normal(self.heads, dtype=torch.float32) if self.with_sinks else None
         self.kv = [make.normal(2, length, self.kv_heads, self.dim).to(stored) for _, length in self.rows]
-        for kv, begin in zip(self.kv, self.begins, strict=bool(self.begins)):
+        for kv, begin in zip(self.kv, self.key_starts, strict=bool(self.key_starts)):
             kv[:, :begin] = 200.0  # another attention's: numbers, and large
         size = self.block_tokens
         blocks = sum(-(-length // size) for _, length in self.rows)
@@ -107,7 +111,7 @@ class Step:
         self.pages = pages.to(stored)
         self.query_start = torch.tensor(self.starts, dtype=torch.int32)
         self.lengths = torch.tensor([length for _, length in self.rows], dtype=torch.int32)
-        self.begin_of = torch.tensor(self.begins, dtype=torch.int32) if self.begins else None
+        self.begin_of = torch.tensor(self.key_starts, dtype=torch.int32) if self.key_starts else None
         self.span_of = torch.zeros((tokens, 2), dtype=torch.int32)
         for row, begin, end in self.spans:
             first = self.starts[row] + begin - (self.rows[row][1] - self.rows[row][0])
@@ -125,15 +129,15 @@ class Step:
             for x in (self.q, self.pages, LAYER, self.table, self.slot, self.query_start, self.lengths)
         )
 
-    def work(self):
+    def schedule(self):
         rows = self.on(self.query_start), self.on(self.lengths)
-        return DECODE_WORK(*rows, self.kv_heads, self.window, self.on(self.begin_of))
+        return DECODE_SCHEDULE(*rows, self.kv_heads, self.window, self.on(self.begin_of))
 
-    def decode(self, out=None, work=None):
+    def decode(self, out=None, schedule=None):
         out = self.out() if out is None else out
         options = (self.scale, self.window, self.softcap, self.on(self.sinks), self.k_scale, self.v_scale)
-        work = self.work() if work is None else work
-        (same,) = DECODE_ATTENTION(*self.given(), work, out, *options, self.on(self.begin_of))
+        schedule = self.schedule() if schedule is None else schedule
+        (same,) = DECODE_ATTENTION(*self.given(), schedule, out, *options, self.on(self.begin_of))
         assert same is out
         return out
 
@@ -157,7 +161,7 @@ class Step:
                 begin, end = self.span_of[token].tolist()
                 seen = (key <= position) & (key > position - (self.window or length))
                 seen |= (key >= begin) & (key < end)
-                seen &= key >= (self.begins[row] if self.begins else 0)
+                seen &= key >= (self.key_starts[row] if self.key_starts else 0)
                 scores = torch.einsum("hd,lhd->lh", self.q[token].double(), k[seen] * self.k_scale) * self.scale
                 if self.softcap is not None:
                     scores = torch.tanh(scores / self.softcap) * self.softcap
@@ -178,20 +182,21 @@ def close(got, want, dtype=torch.float32):
 
 
 def drawn(seed, kinds, begun=False):
-    """A step of rows of these kinds, with everything else drawn. begun: a row begins anywhere up to its first token."""
+    """A step of rows of these kinds, with everything else drawn. begun: a row may begin anywhere up to its first
+    token."""
     draw = random.Random(seed)
     rows = []
     for kind in kinds(draw):
         length = draw.choice((1, 2, 15, 16, 17, 40, 129, draw.randrange(1, 150)))
         count = {"padded": 0, "decode": 1, "prefill": draw.randrange(2, max(3, min(40, length + 1)))}[kind]
         rows.append((count, 0) if kind == "padded" else (count, max(length, count)))
-    begins = ()
+    key_starts = ()
     if begun:
         places = [(0, length - count, draw.randrange(length - count + 1)) for count, length in rows]
-        begins = tuple(map(draw.choice, places))
+        key_starts = tuple(map(draw.choice, places))
     return Step(
         rows,
-        begins=begins,
+        key_starts=key_starts,
         kv_heads=(kv_heads := draw.choice((1, 2, 3))),
         heads=kv_heads * draw.choice((1, 2, 3, 4, 7, 8, 16)),
         dim=draw.choice((32, 64, 80, 96, 112, 128, 192, 256)),
@@ -210,13 +215,13 @@ def mixed(draw):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_mixed_step_is_what_each_query_sees(seed, small):
+def test_mixed_step_equals_attention_per_query(seed, small):
     step = drawn(seed, mixed)
     close(step.prefill(step.decode()), step.wanted())
 
 
 @pytest.mark.parametrize("seed", range(200, 212))
-def test_a_row_that_begins_later_sees_nothing_before(seed, small):
+def test_row_reads_no_key_before_its_start(seed, small):
     step = drawn(seed, mixed, begun=True)
     close(step.prefill(step.decode()), step.wanted())
 
@@ -234,7 +239,7 @@ def test_decode_writes_only_rows_of_one_token_and_prefill_only_the_others(seed, 
 
 
 @pytest.mark.parametrize(("dim", "heads", "kv_heads"), [(64, 7, 1), (128, 8, 2), (256, 2, 2), (96, 40, 1)])
-def test_default_tiles_at_lengths_around_their_ends(dim, heads, kv_heads):
+def test_lengths_around_tile_boundaries(dim, heads, kv_heads):
     rows = [(1, 64), (1, 129), (3, 65), (66, 66), (1, 257)]
     step = Step(rows, heads=heads, kv_heads=kv_heads, dim=dim, block_tokens=16, window=70, with_sinks=True)
     close(step.prefill(step.decode()), step.wanted())
@@ -246,7 +251,7 @@ def test_half_precision(fp8):
     close(step.prefill(step.decode()), step.wanted(), torch.float16)
 
 
-def test_all_numbers_of_8_bits_are_read_as_they_are():
+def test_all_8_bit_codes_are_read_exactly():
     """A row of one key is its value, whatever the scores."""
     step = Step([(1, 1)], heads=1, kv_heads=1, dim=256, block_tokens=1, fp8=True)
     codes = torch.arange(256, dtype=torch.uint8)
@@ -279,32 +284,32 @@ def test_tokens_of_a_span_see_each_other_both_ways(window, small):
 
 
 @pytest.mark.parametrize("window", [None, 25])
-def test_a_span_that_reaches_before_its_row_begins_is_cut(window, small):
+def test_span_is_clipped_at_the_start_of_its_row(window, small):
     spans = ((0, 41, 47), (0, 60, 99), (1, 9, 12))
-    step = Step([(60, 100), (12, 20), (3, 5)], spans=spans, begins=(40, 8, 2), window=window, heads=6)
+    step = Step([(60, 100), (12, 20), (3, 5)], spans=spans, key_starts=(40, 8, 2), window=window, heads=6)
     step.span_of[:6, 0] = 12  # from before 40
     close(step.prefill(), step.wanted())
 
 
-def test_what_stands_before_a_row_begins_is_of_no_matter(small):
+def test_keys_before_the_start_have_no_effect(small):
     """Bit for bit, whatever keys and values are there."""
-    rows, begins = [(1, 90), (40, 130), (1, 300), (7, 64)], (41, 77, 13, 57)
-    step = Step(rows, begins=begins, block_tokens=16, with_sinks=True)
+    rows, key_starts = [(1, 90), (40, 130), (1, 300), (7, 64)], (41, 77, 13, 57)
+    step = Step(rows, key_starts=key_starts, block_tokens=16, with_sinks=True)
     want = step.prefill(step.decode())
-    for slot, begin in zip(step.slot.tolist(), begins, strict=True):
+    for slot, begin in zip(step.slot.tolist(), key_starts, strict=True):
         for position in range(begin):
             step.pages[step.table[slot, position // 16], LAYER, :, position % 16] = -7.0 * position
     assert torch.equal(step.prefill(step.decode()), want)
 
 
-def test_a_row_that_has_nothing_to_read_is_left(small):
-    step = Step([(1, 40), (1, 17), (1, 0), (1, 33)], begins=(40, 16, 0, 50))
+def test_row_without_keys_is_not_written(small):
+    step = Step([(1, 40), (1, 17), (1, 0), (1, 33)], key_starts=(40, 16, 0, 50))
     out = step.decode()
     assert (out[[0, 2, 3]] == UNTOUCHED).all()
     close(out[1], step.kv[1][1, 16].repeat_interleave(2, 0).double())
 
 
-def test_rows_of_a_token_each_may_share_a_line_of_the_table(small):
+def test_single_token_rows_may_share_a_block_table(small):
     """So do a decoder's tokens read their source: all of it, each by itself."""
     sources = Step([(1, 150), (1, 40)], block_tokens=16, heads=6)
     want, lines = sources.decode(), sources.slot
@@ -331,11 +336,11 @@ BEGUN = (*OPTIONS, {"heads": 2, "begun": True}, {"heads": 2, "begun": True, "win
 
 
 @pytest.mark.parametrize("extra", BEGUN, ids="-".join)
-def test_a_decoded_row_is_the_same_in_any_step(extra, small):
+def test_decode_row_is_identical_in_any_step(extra, small):
     """Alone it is cut up into splits, which a second kernel sums up; among long rows a chunk is one item."""
     extra = dict(extra)
-    begins = (0, 3, 7, 37, 1, 2, 20, 13) if extra.pop("begun", False) else ()
-    step = Step(LONG_ROWS, block_tokens=16, kv_heads=1, begins=begins, **extra)
+    key_starts = (0, 3, 7, 37, 1, 2, 20, 13) if extra.pop("begun", False) else ()
+    step = Step(LONG_ROWS, block_tokens=16, kv_heads=1, key_starts=key_starts, **extra)
     together = step.decode().cpu()
     step.rows = [row if number in (3, 7) else (0, 0) for number, row in enumerate(LONG_ROWS)]
     step.query_start = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2], dtype=torch.int32)
@@ -345,42 +350,42 @@ def test_a_decoded_row_is_the_same_in_any_step(extra, small):
     assert not (together == UNTOUCHED).any()
 
 
-def test_that_test_has_both_kinds_of_items(small):
-    together = items_of(Step(LONG_ROWS, kv_heads=1).work(), 8)[0]
-    alone = items_of(Step([LONG_ROWS[3]], kv_heads=1).work(), 1)[0]
+def test_long_rows_have_both_kinds_of_items(small):
+    together = items_of(Step(LONG_ROWS, kv_heads=1).schedule(), 8)[0]
+    alone = items_of(Step([LONG_ROWS[3]], kv_heads=1).schedule(), 1)[0]
     assert [end - begin for row, begin, end, _ in together if row == 3] == [256, 44]
     assert [end - begin for _, begin, end, _ in alone] == [32] * 9 + [12]
 
 
-def test_how_many_programs_share_the_work_changes_nothing(small, monkeypatch):
+def test_number_of_programs_does_not_change_the_result(small, monkeypatch):
     step = Step([(1, 150), (1, 300), (1, 9)], kv_heads=1, block_tokens=16, with_sinks=True)
-    work = step.work()
+    schedule = step.schedule()
     outs = []
     for programs in (1, 7):
-        monkeypatch.setattr(decode_module, "programs", lambda device, each, programs=programs: programs)
-        outs.append(step.decode(work=work))
+        monkeypatch.setattr(decode_module, "resident_programs", lambda device, each, programs=programs: programs)
+        outs.append(step.decode(schedule=schedule))
     assert torch.equal(*outs)
 
 
-def test_one_list_of_work_serves_layer_after_layer(small):
+def test_one_schedule_serves_several_layers(small):
     step = Step([(1, 150), (1, 40)], block_tokens=16)
-    work = step.work()
-    before = work.clone()
-    first = step.decode(work=work)
-    assert torch.equal(work, before)
-    assert torch.equal(step.decode(work=work), first)
+    schedule = step.schedule()
+    before = schedule.clone()
+    first = step.decode(schedule=schedule)
+    assert torch.equal(schedule, before)
+    assert torch.equal(step.decode(schedule=schedule), first)
 
 
 @pytest.mark.parametrize("extra", BEGUN, ids="-".join)
-def test_a_prompt_in_chunks_is_the_prompt_at_once(extra, small):
+def test_chunked_prompt_equals_the_prompt_in_one_step(extra, small):
     extra = dict(extra)
     begin = 37 if extra.pop("begun", False) else 0
-    begins = (begin, 137) if begin else ()
-    whole = Step([(97, begin + 97), (3, 140)], block_tokens=16, kv_heads=1, begins=begins, **extra)
+    key_starts = (begin, 137) if begin else ()
+    whole = Step([(97, begin + 97), (3, 140)], block_tokens=16, kv_heads=1, key_starts=key_starts, **extra)
     at_once = whole.prefill().cpu()
     done = 0
     for count in (40, 2, 55):
-        chunk = Step([(97, begin + 97), (3, 140)], block_tokens=16, kv_heads=1, begins=begins, **extra)
+        chunk = Step([(97, begin + 97), (3, 140)], block_tokens=16, kv_heads=1, key_starts=key_starts, **extra)
         chunk.q, chunk.rows = whole.q[done : done + count], [(count, begin + done + count)]
         chunk.query_start = torch.tensor([0, count], dtype=torch.int32)
         chunk.lengths = torch.tensor([begin + done + count], dtype=torch.int32)
@@ -391,7 +396,7 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(extra, small):
         done += count
 
 
-def test_rows_of_a_fused_buffer_are_read_where_they_are(small):
+def test_strided_rows_of_a_fused_buffer_are_read_in_place(small):
     step = Step([(1, 50), (20, 33)], block_tokens=16)
     want = step.prefill(step.decode())
     fused = torch.full((21, 8 * 32), NAN, device=DEVICE)
@@ -403,18 +408,18 @@ def test_rows_of_a_fused_buffer_are_read_where_they_are(small):
     assert (wide[:, 128:] == UNTOUCHED).all()
 
 
-# The list of work.
+# The split-KV schedule.
 
 
-def items_of(work, rows):
-    work = work.cpu()
-    count, several = work[0, :2].tolist()
-    return work[1 + rows : 1 + rows + count].tolist(), work[1 : 1 + several].tolist()
+def items_of(schedule, rows):
+    schedule = schedule.cpu()
+    count, several = schedule[0, :2].tolist()
+    return schedule[1 + rows : 1 + rows + count].tolist(), schedule[1 : 1 + several].tolist()
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_items_cover_each_key_of_a_row_once_and_in_order(seed, monkeypatch):
-    monkeypatch.setattr(work_module, "COUNTED", 16)
+    monkeypatch.setattr(schedule_module, "COUNTED", 16)
     draw = random.Random(seed)
     rows = draw.choice((1, 16, 17, 25))
     counts = [draw.choice((1, 1, 1, 1, 0, 5)) for _ in range(rows)]
@@ -428,8 +433,8 @@ def test_items_cover_each_key_of_a_row_once_and_in_order(seed, monkeypatch):
     if seed % 2:
         from_where = [draw.choice((0, length - 1, draw.randrange(length))) if length else 9 for length in lengths]
         first = torch.tensor(from_where, dtype=torch.int32, device=DEVICE)
-    work = DECODE_WORK(start, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), kv_heads, window, first)
-    items, several = items_of(work, rows)
+    schedule = DECODE_SCHEDULE(start, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), kv_heads, window, first)
+    items, several = items_of(schedule, rows)
     assert len(items) <= decode_items(rows, kv_heads, DEVICE)
     base = 256 if kv_heads > 2 else 128
     mine = {}
@@ -438,15 +443,15 @@ def test_items_cover_each_key_of_a_row_once_and_in_order(seed, monkeypatch):
     assert sorted(mine) == [row for row, count in enumerate(counts) if count == 1]
     merged = {row: rest for row, *rest in several}
     for row, parts in mine.items():
-        numbers, begins, ends, splits = zip(*parts, strict=True)
+        numbers, starts, ends, splits = zip(*parts, strict=True)
         there = lengths[row] - from_where[row]
         keys = min(there, window or there)
-        split, chunk, _ = cut(keys, base)
+        split, chunk, _ = split_keys(keys, base)
         assert set(splits) == {split}
-        assert begins[0] == lengths[row] - keys and ends[-1] == lengths[row]
-        assert list(begins[1:]) == list(ends[:-1]), "no gap, no key twice"
+        assert starts[0] == lengths[row] - keys and ends[-1] == lengths[row]
+        assert list(starts[1:]) == list(ends[:-1]), "no gap, no key twice"
         assert list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
-        sizes = {end - begin for begin, end in zip(begins[:-1], ends[:-1], strict=True)}
+        sizes = {end - begin for begin, end in zip(starts[:-1], ends[:-1], strict=True)}
         assert len(sizes) <= 1 and sizes <= {split, split * chunk}
         if len(parts) == 1:
             assert row not in merged
@@ -458,23 +463,23 @@ def test_items_cover_each_key_of_a_row_once_and_in_order(seed, monkeypatch):
 
 @pytest.mark.parametrize("keys", [1, 4096, 4097, 32768, 65536, 65537, 131072, 1 << 20, 1 << 24])
 def test_a_row_has_at_most_128_splits_and_8_chunks(keys):
-    split, chunk, splits = cut(keys, 256)
+    split, chunk, splits = split_keys(keys, 256)
     assert split % 256 == 0 and (splits - 1) * split < keys <= splits * split
     assert splits <= 128 and -(-splits // chunk) <= 8
     assert split == 256 or splits > 8, "no split is longer than it has to be"
 
 
-def test_a_row_alone_is_split_among_all_programs(monkeypatch):
-    monkeypatch.setattr(work_module, "programs", lambda device, each: 132 * each)
+def test_single_row_is_split_among_all_programs(monkeypatch):
+    monkeypatch.setattr(schedule_module, "resident_programs", lambda device, each: 132 * each)
     start, length = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([0, 1], [100000]))
-    items, several = items_of(DECODE_WORK(start, length, 8, None), 1)
+    items, several = items_of(DECODE_SCHEDULE(start, length, 8, None), 1)
     assert len(items) == 98 and several == [[0, 0, 98, 13]]
 
 
 def test_a_step_without_rows_has_no_items():
     start = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    work = DECODE_WORK(start, torch.zeros(0, dtype=torch.int32, device=DEVICE), 8, None)
-    assert work[0].tolist() == [0, 0, 0, 0]
+    schedule = DECODE_SCHEDULE(start, torch.zeros(0, dtype=torch.int32, device=DEVICE), 8, None)
+    assert schedule[0].tolist() == [0, 0, 0, 0]
 
 
 # Encoders.
@@ -504,11 +509,11 @@ def test_encoders_against_torch(causal, window, heads, kv_heads, dim):
 # Rejected arguments, and checks that must not synchronize with the device
 
 
-def test_a_window_of_less_than_one_is_refused():
+def test_window_below_one_is_rejected():
     step = Step([(1, 5), (3, 5)])
     for window in (0, -3):
         step.window = window
-        for call in (step.decode, step.prefill, step.work):
+        for call in (step.decode, step.prefill, step.schedule):
             with pytest.raises(ValueError, match=f"window={window}"):
                 call()
         with pytest.raises(ValueError, match=f"window={window}"):
@@ -517,7 +522,7 @@ def test_a_window_of_less_than_one_is_refused():
             ENCODER_ATTENTION(step.on(step.q), k, k, start, step.out(), 1.0, False, window)
 
 
-def test_what_a_kernel_cannot_read_is_refused():
+def test_unsupported_arguments_are_rejected():
     step = Step([(3, 5)])
     good = step.pages
     for pages in (good.double(), good.transpose(3, 4), good[..., :16], good.expand(-1, -1, -1, -1, -1, -1)[:, :, :1]):
@@ -526,16 +531,16 @@ def test_what_a_kernel_cannot_read_is_refused():
             step.prefill()
     step.pages = good
     step.q = step.q.transpose(1, 2).contiguous().transpose(1, 2)
-    with pytest.raises(ValueError, match="q: the heads of a row must lie together"):
+    with pytest.raises(ValueError, match="q: the heads of a row must be contiguous"):
         step.prefill()
     with pytest.raises(ValueError, match="5 heads of q for 2 of keys"):
         Step([(1, 5)], heads=5).decode()
 
 
 @pytest.mark.parametrize(
-    "op", [DECODE_WORK, DECODE_ATTENTION, PREFILL_ATTENTION, ENCODER_ATTENTION], ids=lambda o: o.name
+    "op", [DECODE_SCHEDULE, DECODE_ATTENTION, PREFILL_ATTENTION, ENCODER_ATTENTION], ids=lambda o: o.name
 )
-def test_a_launch_asks_nothing_of_the_device(op, monkeypatch):
+def test_launch_does_not_wait_for_the_device(op, monkeypatch):
     """Tensors without contents have no answer."""
     monkeypatch.undo()
     for case in op.cases:

@@ -12,7 +12,7 @@ from kernels import bench, tune, tuning
 from kernels.jit import installed, interpreted, jit, launch, tl
 from kernels.op import Case, Make, Op
 from kernels.tools import timing
-from kernels.tools.timing import Time, alternating, figure
+from kernels.tools.timing import Time, alternating, format_figure
 from kernels.tune import candidates, close, tuned
 
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
@@ -46,7 +46,7 @@ DOUBLED = Op(
     flops=lambda x, factor=1: x.numel(),
     peer=lambda x, factor=1: x + x,
     tunable={"block": (16, 24, 64), "wrong": (False, True)},
-    near=("rows",),
+    nearest=("rows",),
 )
 
 
@@ -69,7 +69,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @needs_interpreter
-def test_a_case_is_timed_beside_torch():
+def test_case_is_timed_with_torch():
     found = bench.measure(DOUBLED, DOUBLED.cases[0], torch.float32, CPU, rounds=3)
     assert not found.error and found.time is not None and found.peer is not None
     assert found.time.low <= found.time.us <= found.time.high
@@ -81,7 +81,7 @@ def test_a_case_is_timed_beside_torch():
 
 
 @needs_interpreter
-def test_a_case_that_fails_is_told_and_costs_no_other():
+def test_failed_case_is_reported_and_does_not_affect_others():
     def fails(*args):
         raise RuntimeError("some\nreason")
 
@@ -92,7 +92,7 @@ def test_a_case_that_fails_is_told_and_costs_no_other():
     assert found.time is not None and found.peer is None and found.error == "torch: RuntimeError: some reason"
 
 
-def test_both_sides_take_turns():
+def test_both_implementations_alternate():
     order = []
 
     def side(name, values):
@@ -113,10 +113,10 @@ def test_both_sides_take_turns():
     ("value", "text"), [(0, "0"), (0.0123, "0.0123"), (1.234, "1.23"), (99.96, "100.0"), (1234.5, "1,234")]
 )
 def test_figures_have_three_digits(value, text):
-    assert figure(value) == text
+    assert format_figure(value) == text
 
 
-def test_inputs_take_turns_until_the_cache_cannot_hold_them(monkeypatch):
+def test_inputs_rotate_until_they_exceed_the_cache(monkeypatch):
     """Six caches of 1000 bytes' worth of traffic, as far as memory goes."""
 
     class Properties:
@@ -126,7 +126,7 @@ def test_inputs_take_turns_until_the_cache_cannot_hold_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 10_000))
 
     def sets(traffic, elements=25):
-        made, cold = timing.sets_for(
+        made, cold = timing.input_sets(
             lambda seed: (torch.full((elements,), float(seed)), 7), lambda x, other: traffic, torch.device("cuda")
         )
         assert [float(x[0]) for x, _ in made] == list(range(len(made)))
@@ -196,7 +196,7 @@ def test_a_sample_is_a_graph_of_many_calls(monkeypatch):
     assert fake.replays == before + 1 and not fake.strict
 
 
-def test_what_waits_for_the_device_is_timed_call_by_call(monkeypatch):
+def test_operation_that_waits_for_the_device_is_timed_per_call(monkeypatch):
     fake = FakeCuda(monkeypatch)
     sample = timing.sampler(fake.call(waits=True), [(torch.ones(1),)] * 3, torch.device("cuda"))
     assert sample() == pytest.approx(500 / 12)
@@ -204,9 +204,9 @@ def test_what_waits_for_the_device_is_timed_call_by_call(monkeypatch):
     assert not timing.capturable(fake.call(waits=True), (torch.ones(1),))
 
 
-def test_cases_are_chosen_by_parts_of_their_names():
+def test_cases_are_selected_by_parts_of_their_names():
     def found(names=(), ids=(), small=False, fp8=True, ops=(DOUBLED,)):
-        return [(op.name, case.id) for op, case in bench.chosen(names, ids, small=small, fp8=fp8, ops=ops)]
+        return [(op.name, case.id) for op, case in bench.selected_cases(names, ids, small=small, fp8=fp8, ops=ops)]
 
     assert found() == [("doubled", "large")]
     assert found(small=True) == [("doubled", "small")], "nothing is timed without rows"
@@ -220,7 +220,7 @@ def test_cases_are_chosen_by_parts_of_their_names():
 
 
 @needs_interpreter
-def test_a_run_writes_what_it_measured(tmp_path, capsys, monkeypatch):
+def test_run_writes_its_measurements(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench, "OPS", (DOUBLED,))
     out = tmp_path / "bench.json"
     arguments = ["--device", "cpu", "--dtype", "float32", "--rounds", "2", "--json", str(out)]
@@ -233,7 +233,7 @@ def test_a_run_writes_what_it_measured(tmp_path, capsys, monkeypatch):
     assert bench.main([*arguments, "--case", "none"]) == 2
 
 
-def test_without_a_gpu_and_a_compiler_it_says_so_and_times_the_references(capsys, monkeypatch):
+def test_without_gpu_the_references_are_timed(capsys, monkeypatch):
     monkeypatch.setattr(bench, "best", lambda: "torch")
     monkeypatch.setattr(bench, "interpreted", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -257,7 +257,7 @@ def tables(folder, entries, devices=("cpu",)):
     tuning._table.cache_clear()
 
 
-def test_the_nearest_entry_gives_the_settings(folder):
+def test_nearest_entry_provides_the_settings(folder):
     tables(
         folder,
         [
@@ -295,7 +295,7 @@ def fake_clock(monkeypatch, us):
     """A call takes what its settings and rows say."""
 
     def sampler(function, sets, device):
-        with tuning.asked() as questions:
+        with tuning.recorded_queries() as questions:
             function(*sets[0])
         (question,) = questions
         settings = dict(question.default) | dict((tuning._forced.get() or {}).get("doubled", {}))
@@ -309,7 +309,7 @@ def try_settings(op=DOUBLED, cases=DOUBLED.cases[:1]):
 
 
 @needs_interpreter
-def test_the_fastest_right_candidate_is_kept(monkeypatch):
+def test_fastest_correct_candidate_is_kept(monkeypatch):
     fake_clock(monkeypatch, lambda settings, rows: 1.0 if settings["wrong"] else 100 / settings["block"])
     entry = try_settings()
     assert entry["settings"] == {"block": 64, "wrong": False}, "not 24, and not what is wrong"
@@ -320,14 +320,14 @@ def test_the_fastest_right_candidate_is_kept(monkeypatch):
 
 @needs_interpreter
 @pytest.mark.parametrize(("gain", "kept"), [(0.029, {}), (0.031, {"block": 64, "wrong": False})])
-def test_the_default_stays_unless_another_is_faster_by_more_than_noise(monkeypatch, gain, kept):
+def test_default_is_kept_unless_a_candidate_is_clearly_faster(monkeypatch, gain, kept):
     fake_clock(monkeypatch, lambda settings, rows: 100.0 * (1 - gain) if settings["block"] == 64 else 100.0)
     assert try_settings()["settings"] == kept
 
 
 @needs_interpreter
 @pytest.mark.parametrize(("slower", "kept"), [(1.02, {"block": 64, "wrong": False}), (1.04, {})])
-def test_what_is_slower_in_some_case_of_the_same_sizes_is_not_kept(monkeypatch, slower, kept):
+def test_candidate_that_is_slower_in_one_case_is_not_kept(monkeypatch, slower, kept):
     """In the mean of two cases it is faster."""
     fake_clock(
         monkeypatch, lambda settings, rows: 10.0 if settings["block"] == 16 else 5.0 if rows == 100 else 10 * slower
@@ -337,7 +337,7 @@ def test_what_is_slower_in_some_case_of_the_same_sizes_is_not_kept(monkeypatch, 
     assert entry["us"] == {"small": [10.0, 5.0 if kept else 10.0], "smaller": [10.0, 10.2 if kept else 10.0]}
 
 
-def test_cases_that_ask_alike_have_one_entry():
+def test_cases_with_equal_queries_share_an_entry():
     doubled = replace(DOUBLED, triton=lambda x, factor=1: doubled_by(x, x.shape[0] // 100))
 
     def doubled_by(x, factor):
@@ -354,15 +354,15 @@ def test_cases_that_ask_alike_have_one_entry():
 
 
 @needs_interpreter
-def test_a_default_that_computes_something_else_is_not_tuned():
-    with pytest.raises(ValueError, match="the default's own result is wrong"):
+def test_operation_with_a_wrong_default_is_not_tuned():
+    with pytest.raises(ValueError, match="the result with the default settings is wrong"):
         try_settings(replace(DOUBLED, reference=lambda x, factor=1: x * 2.1))
-    with pytest.raises(ValueError, match="asked for its settings 0 times"):
+    with pytest.raises(ValueError, match="queried its settings 0 times"):
         try_settings(replace(DOUBLED, triton=lambda x: x * 2))
 
 
 @needs_interpreter
-def test_what_was_found_is_what_the_kernel_gets(folder, monkeypatch, capsys):
+def test_kernel_uses_the_tuned_settings(folder, monkeypatch, capsys):
     fake_clock(monkeypatch, lambda settings, rows: 1.0 if settings["wrong"] else 100 / settings["block"])
     for _ in range(2):  # the second time replaces the first
         assert tune.tune([(DOUBLED, DOUBLED.cases[0])], torch.float32, CPU, 2, None) == 0
@@ -372,7 +372,7 @@ def test_what_was_found_is_what_the_kernel_gets(folder, monkeypatch, capsys):
     assert tuning.settings("doubled", {"block": 16, "wrong": False}, CPU, rows=90, factor=1)["block"] == 64
     assert tuning.settings("doubled", {"block": 16, "wrong": False}, CPU, rows=90, factor=2)["block"] == 16
     shown = capsys.readouterr().out
-    assert "of 6 tried 2 right" in shown and "small: 6.25 → 1.56 us" in shown
+    assert "2 of 6 are correct" in shown and "small: 6.25 → 1.56 us" in shown
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 1.0])

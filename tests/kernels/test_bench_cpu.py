@@ -12,7 +12,7 @@ import torch
 
 from kernels import bench, bench_cpu
 from kernels.attention.batches import FEW, batch, kind
-from kernels.bench_cpu import Spread, attention_of, of_ops
+from kernels.bench_cpu import Spread, attention_workload, op_workloads
 from kernels.cpu.library import best, usable
 from kernels.cpu.program import Team
 from kernels.op import tensors
@@ -37,12 +37,12 @@ def team():
         ("2q3+q1s7", ((3, 3), (3, 3), (1, 7))),
     ],
 )
-def test_a_batch_is_read_from_a_line(text, rows):
+def test_batch_is_parsed(text, rows):
     assert batch(text) == rows
 
 
 @pytest.mark.parametrize("text", ["", "8", "q", "q5s", "q0", "0q1", "q5s4", "8q1s4k+", "q1s1m", "decode"])
-def test_what_is_no_batch_is_refused(text):
+def test_invalid_batch_is_rejected(text):
     with pytest.raises(ValueError, match=f"^{text.replace('+', '[+]')}: "):
         batch(text)
 
@@ -62,48 +62,48 @@ def test_what_is_no_batch_is_refused(text):
         (f"q{FEW}s90+q{FEW + 1}s90", "mixed"),
     ],
 )
-def test_batches_are_classed_at_their_bounds(text, expected):
+def test_batches_are_classified_at_their_bounds(text, expected):
     assert kind(batch(text)) == expected
 
 
 @pytest.mark.parametrize("pages", bench_cpu.PAGES)
 @pytest.mark.parametrize("shape", [(4, 2, 16), (7, 1, 24)])
-def test_attention_of_a_batch_is_torchs_of_the_same_keys(team, pages, shape):
+def test_attention_of_a_batch_equals_torch(team, pages, shape):
     rows = batch("2q3s20+q9+3q1s33+q1")
-    work = attention_of(team, rows, shape, pages, case="some")
+    work = attention_workload(team, rows, shape, pages, case="some")
     starts = list(accumulate((count for count, _ in rows), initial=0))
-    ours = work.ours()
-    want = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in work.torchs()])
+    ours = work.compiled_call()
+    want = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in work.torch_call()])
     assert want.shape == ours.shape and starts[-1] == len(ours) == 2 * 3 + 9 + 3 + 1
     tolerance = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}[pages]
     assert (ours - want).abs().max() < tolerance
 
 
-def test_bytes_and_flops_of_attention_are_those_of_what_is_seen(team):
-    work = attention_of(team, batch("2q1s10+q3s7"), (4, 2, 16), "int8", case="some")
+def test_bytes_and_flops_of_attention_count_visible_keys(team):
+    work = attention_workload(team, batch("2q1s10+q3s7"), (4, 2, 16), "int8", case="some")
     pairs = 2 * 10 + 5 + 6 + 7
     assert work.flops == 2 * 2 * pairs * 4 * 16
     assert work.bytes == 2 * 5 * 4 * 16 * 4 + 2 * (10 + 10 + 7) * 2 * (16 + 4)
 
 
 # These operate in place, so that each call changes the next call's input: a comparison needs fresh arguments.
-CHANGING = ("heads", "cap_logits", "logit_bias", "penalties")
+CHANGING = ("qk_norm_rope_kv", "cap_logits", "logit_bias", "penalties")
 
 
-def test_every_compiled_body_but_attention_is_timed_beside_the_same_of_torch(team, monkeypatch):
+def test_every_compiled_body_is_timed_with_its_torch_equivalent(team, monkeypatch):
     """Attention is timed by batches."""
     assert {op.name for op in OPS if op.cpu_cases} == {
         op.name for op in OPS if op.compiled is not None and "attention" not in op.name
     }
-    for work in of_ops(team):
-        ours, torchs = tensors(work.ours()), tensors(work.torchs())
+    for work in op_workloads(team):
+        ours, torchs = tensors(work.compiled_call()), tensors(work.torch_call())
         assert work.bytes > 0 and ours[0].shape == torchs[0].shape, work
         if work.op not in CHANGING:
             close = 2e-4 * torchs[0].nan_to_num(neginf=0.0).abs().max().item()
             torch.testing.assert_close(ours[0], torchs[0], atol=close, rtol=0, msg=str(work))
 
 
-def test_a_spread_is_of_its_samples():
+def test_spread_summarizes_its_samples():
     assert Spread.of([1.0, 3.0, 8.0]) == Spread(1.0, 4.0, 8.0, pytest.approx((26 / 3) ** 0.5))
 
 
@@ -113,7 +113,7 @@ def run(*arguments, out=None):
 
 
 @pytest.mark.parametrize("variant", usable())
-def test_a_run_prints_an_ordered_table_and_leaves_torch_as_it_was(variant, tmp_path, capsys):
+def test_run_prints_an_ordered_table_and_restores_torch(variant, tmp_path, capsys):
     before = torch.get_num_threads()
     specs = ["q3s9", "2q1s40", "q20"]
     assert run("--kernels", variant, "--batch", *specs, out=tmp_path / "out.json") == 0
@@ -131,7 +131,7 @@ def test_a_run_prints_an_ordered_table_and_leaves_torch_as_it_was(variant, tmp_p
         assert 0 < row["time"]["min"] <= row["time"]["mean"] <= row["time"]["max"]
 
 
-def test_torch_has_its_threads_back_after_an_error():
+def test_torch_threads_are_restored_after_an_error():
     before = torch.get_num_threads()
     with pytest.raises(RuntimeError), bench_cpu.torch_threads(before + 1):
         assert torch.get_num_threads() == before + 1
@@ -143,16 +143,16 @@ def test_torch_has_its_threads_back_after_an_error():
     ("arguments", "words"),
     [
         (["--kernels", "sse9"], f"--kernels sse9: usable here are {', '.join(usable())}"),
-        (["--batch", "8q"], "--batch 8q: '8q' is no batch; write 8q1s4096"),
-        (["--kernels", best(), "--tune"], "--tune: there is nothing to choose"),
+        (["--batch", "8q"], "--batch 8q: '8q' is not a batch; write 8q1s4096"),
+        (["--kernels", best(), "--tune"], "--tune: compiled kernels have no settings"),
     ],
 )
-def test_what_cannot_be_had_is_an_error_of_one_line(arguments, words, capsys):
+def test_unavailable_options_give_a_one_line_error(arguments, words, capsys):
     assert run(*arguments) == 2
     assert words in capsys.readouterr().err
 
 
-def test_names_choose_operations_and_cases(capsys):
+def test_names_select_operations_and_cases(capsys):
     assert run("--kernels", best(), "rms_norm", "--case", "8x") == 0
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]] == [["rms_norm", "8x1024"]]
     assert run("--kernels", best(), "nothing") == 2

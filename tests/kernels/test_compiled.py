@@ -19,8 +19,8 @@ from kernels.activation import ACTIVATIONS
 from kernels.cpu import library, program
 from kernels.cpu.library import MissingKernels, Tiling, usable
 from kernels.cpu.packing import FORMS, pack
-from kernels.cpu.pages import arranged, restored
-from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Norm, Program, StepData, Team
+from kernels.cpu.pages import from_native, to_native
+from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Norm, Program, RopeKV, StepData, Team
 from kernels.paged_kv import write_kv, write_rows
 from kernels.quantisation import (
     Int4Weight,
@@ -75,7 +75,7 @@ SIZES = ((1, 1), (7, 5), (33, 31), (100, 48), (64, 300), (130, 1100))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_linear_is_its_product_for_any_number_of_rows(team, size):
+def test_linear_equals_the_matrix_product_for_any_number_of_rows(team, size):
     weight, bias = random(*size, dtype=torch.bfloat16), random(size[0], seed=2)
     for form in forms_of(team):
         for rows in ROWS:
@@ -84,7 +84,7 @@ def test_a_linear_is_its_product_for_any_number_of_rows(team, size):
         near(multiply(team, weight, x, form, bias), x.double() @ weight.double().T + bias.double())
 
 
-def test_a_row_of_a_linear_is_the_same_alone_and_among_others(team):
+def test_row_of_a_linear_does_not_depend_on_other_rows(team):
     weight, x = random(130, 1100, dtype=torch.bfloat16), random(200, 1100, seed=1)
     for form in forms_of(team):
         alone = multiply(team, weight, x[:1], form)
@@ -95,7 +95,7 @@ def test_a_row_of_a_linear_is_the_same_alone_and_among_others(team):
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-34, 1e-37])
-def test_a_row_whose_last_digits_are_subnormal_is_the_same_alone_and_among_others(team, size):
+def test_row_with_subnormal_digits_does_not_depend_on_other_rows(team, size):
     weight, x = random(40, 96, dtype=torch.bfloat16), random(20, 96, seed=1) * size
     for form in forms_of(team):
         together = multiply(team, weight, x, form)
@@ -178,7 +178,7 @@ def product_of(weight, x):
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_rounded_linear_is_the_product_of_what_was_rounded(team, bits, size):
+def test_quantized_linear_equals_the_product_of_quantized_values(team, bits, size):
     """Weights restored from their bits, activations rounded block by block: the rest is exact."""
     weight, bias = rounded(bits, random(*size)), random(size[0], seed=2)
     for rows in ROWS:
@@ -191,7 +191,7 @@ def test_a_rounded_linear_is_the_product_of_what_was_rounded(team, bits, size):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group", [32, 64, 96, 128])
-def test_the_formula_of_rounded_activations_is_that_of_the_kernels(group, bits):
+def test_quantization_formula_equals_the_kernels(group, bits):
     weight = (to_int4 if bits == 4 else to_int8)(random(2, 256), group)
     assert activation_block(group) == block_of(weight)
     x = random(7, 300, seed=group) * torch.logspace(-3, 3, 300)
@@ -314,7 +314,7 @@ def test_sums_of_bytes_are_exact(team, inputs, largest, group):
 
 @pytest.mark.parametrize("bits", [32, -64, 1032])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_scales_of_groups_are_taken_as_they_are(team, bits, dtype):
+def test_group_scales_are_used_unchanged(team, bits, dtype):
     """Numbers that only their own type holds: digits that bf16 has not, sizes that fp16 has not."""
     weight = rounded(bits, random(70, 200))
     scales = random(*weight.scales.shape, seed=3) * (1.0 if dtype == torch.float16 else 1e-7)
@@ -323,7 +323,7 @@ def test_scales_of_groups_are_taken_as_they_are(team, bits, dtype):
 
 
 @pytest.mark.parametrize("bits", [32, -64, 1032])
-def test_columns_in_another_order_multiply_their_own_inputs(team, bits):
+def test_permuted_columns_multiply_their_own_inputs(team, bits):
     inputs = 200
     order = torch.randperm(inputs, generator=torch.Generator().manual_seed(5)).to(torch.int32)
     plain = rounded(bits, random(70, inputs))
@@ -338,7 +338,7 @@ def test_columns_in_another_order_multiply_their_own_inputs(team, bits):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_a_row_of_a_rounded_linear_is_the_same_alone_and_among_others(team, bits):
+def test_row_of_a_quantized_linear_does_not_depend_on_other_rows(team, bits):
     weight, x = rounded(bits, random(130, 1100)), random(200, 1100, seed=1)
     x[7] *= 1e6  # a neighbour with another scale
     alone = multiply(team, weight, x[:1])
@@ -348,7 +348,7 @@ def test_a_row_of_a_rounded_linear_is_the_same_alone_and_among_others(team, bits
 
 
 @pytest.mark.parametrize("bits", (8, 32, 1032))
-def test_a_rounded_row_that_is_not_finite_stays_so_and_spoils_no_other(team, bits):
+def test_nonfinite_quantized_row_does_not_affect_other_rows(team, bits):
     weight, every = rounded(bits, random(20, 64)), random(13, 64, seed=1)
     for clean in (every[:5], every):  # few rows and many go different ways
         x = clean.clone()
@@ -369,7 +369,7 @@ def test_activations_too_small_for_a_scale_are_zero(team):
         assert (multiply(team, weight, x)[1] == 0).all()
 
 
-def test_the_extremes_of_8_bits_do_not_overflow(team):
+def test_extreme_8_bit_values_do_not_overflow(team):
     """All weights and activations as large as they get, over more inputs than 16 bits could sum."""
     for weight in (torch.ones(40, 5000), -torch.ones(40, 5000)):
         for bits in (8, 32, -32, 1032):
@@ -378,7 +378,7 @@ def test_the_extremes_of_8_bits_do_not_overflow(team):
             near(multiply(team, made, torch.ones(14, 5000)), want, 1e-6)
 
 
-def test_activations_of_every_size_survive_three_parts(team):
+def test_activations_of_every_magnitude_keep_their_precision(team):
     """Rows of huge, tiny and mixed numbers, and zeros."""
     weight = random(50, 96, dtype=torch.bfloat16)
     x = random(6, 96, seed=3) * torch.tensor([1e20, 1e-20, 1.0, 0.0, 1e5, 1e-5])[:, None]
@@ -389,7 +389,7 @@ def test_activations_of_every_size_survive_three_parts(team):
             near(got[row], x[row].double() @ weight.double().T, 2e-6)
 
 
-def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(team):
+def test_nonfinite_row_does_not_affect_other_rows(team):
     weight, x = random(20, 64, dtype=torch.bfloat16), random(5, 64, seed=1)
     clean = x.clone()
     x[2, 7], x[3, 9] = math.nan, math.inf
@@ -511,14 +511,16 @@ class Pages:
         first, count = torch.tensor(self.rows).T.contiguous()
         positions = torch.cat([torch.arange(a, a + n) for a, n in self.rows])
         owner = torch.repeat_interleave(torch.arange(len(self.rows)), count)
-        slots = self.table[owner, positions // self.block] * self.block + positions % self.block
+        slot_mapping = self.table[owner, positions // self.block] * self.block + positions % self.block
         out = torch.full((len(qkv) + 1, self.heads * self.dim + 2), POISON)
         angles = [
             tuple(x.contiguous() for x in rope_angles(positions, 0.1 ** torch.arange(turned // 2), 1.0, interleaved))
         ]
         shared = {"heads": self.heads, "kv_heads": self.kv_heads, "dim": self.dim, "group": 0, "layer": self.LAYER}
         ops = [
-            Heads(qkv=qkv.data_ptr(), stride=qkv.shape[1], turned=turned, rope=0, interleaved=interleaved, **shared),
+            RopeKV(
+                qkv=qkv.data_ptr(), stride=qkv.shape[1], rotary_dim=turned, rope=0, interleaved=interleaved, **shared
+            ),
             Attend(
                 q=qkv.data_ptr(),
                 out=out.data_ptr(),
@@ -538,11 +540,11 @@ class Pages:
             count=count.contiguous(),
             angles=angles,
             tables=[self.table],
-            slots=[slots],
-            pages=(pages := arranged(self.pages)),
+            slot_mapping=[slot_mapping],
+            pages=(pages := to_native(self.pages)),
         )
         team.run(Program(ops, (qkv, out)), data)
-        self.pages = restored(pages)
+        self.pages = from_native(pages)
         assert (out[-1] == POISON).all() and (out[:, -2:] == POISON).all()
         return out[:-1, :-2].reshape(-1, self.heads, self.dim)
 
@@ -595,7 +597,7 @@ def test_attention_over_narrow_pages(team, dtype, block):
 
 
 @pytest.mark.parametrize("window", [0, 600])
-def test_a_long_row_is_the_same_alone_in_company_and_in_chunks(team, window):
+def test_long_row_is_identical_alone_in_batches_and_in_chunks(team, window):
     """Its splits go to several threads if it has one query; a chunk of queries goes through all of them itself."""
     whole = Pages([(0, 1600)], window=window, heads=4, kv_heads=1, block=16).attend(team)
     pages = Pages([(1599, 1)], window=window, heads=4, kv_heads=1, block=16)
@@ -608,7 +610,7 @@ def test_a_long_row_is_the_same_alone_in_company_and_in_chunks(team, window):
     assert torch.equal(Pages([(1590, 10)], window=window, heads=4, kv_heads=1, block=16).attend(team)[-1], alone[0])
 
 
-def test_the_number_of_threads_changes_nothing(team):
+def test_number_of_threads_does_not_change_the_result(team):
     pages = Pages([(1100, 1), (0, 40), (7, 1)])
     want = pages.attend(team)
     for threads in (1, 3):
@@ -642,7 +644,7 @@ def test_values_that_are_not_finite_are_written_as_zero(team):
     assert torch.equal(written, torch.tensor([0, 0, 0, 0, 1.0, 2.0, 3.0, 4.0]).half().expand_as(written))
 
 
-def test_a_step_of_no_tokens_does_nothing(team):
+def test_step_without_tokens_does_nothing(team):
     y = torch.full((1, 4), POISON)
     team.run(Program([Add(y=y.data_ptr(), x=y.data_ptr(), y_stride=4, x_stride=4, size=4, alpha=1.0)], ()), StepData(0))
     assert (y == POISON).all()
@@ -653,7 +655,7 @@ def noisy(logits, keys):
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 16, 1000, 50021])
-def test_the_best_token_is_that_of_torch_with_and_without_noise(team, vocab):
+def test_best_token_equals_torch_with_and_without_noise(team, vocab):
     logits, rows = random(9, vocab) * 3, torch.tensor([4, 0, 8, 8, 1])
     keys = torch.from_numpy(row_keys(np.arange(5, dtype=np.uint64) * 77, np.arange(5)))
     tokens, scores = team.best(logits, rows)
@@ -665,7 +667,7 @@ def test_the_best_token_is_that_of_torch_with_and_without_noise(team, vocab):
     near(want.gather(1, tokens[:, None])[:, 0], want.amax(1), 1e-6)
 
 
-def test_noise_is_that_of_torch_out_to_its_tails(team):
+def test_noise_equals_torch_including_its_tails(team):
     """With one possible token the score is its noise; 200,000 keys reach far into both tails."""
     keys = torch.from_numpy(row_keys(np.arange(200_000, dtype=np.uint64), np.zeros(200_000)))
     _, scores = team.best(torch.zeros(1, 1), torch.zeros(200_000, dtype=torch.int64), keys)
@@ -691,7 +693,7 @@ def test_equal_impossible_and_broken_logits(team):
     assert team.best(only, torch.zeros(20, dtype=torch.int64), keys[:1].repeat(20, 1))[0].eq(77).all()
 
 
-def test_here_something_is_compiled():
+def test_compiled_kernels_are_installed():
     """The suite runs where there is a compiler: otherwise most of this file would test nothing."""
     assert "base" in usable()
 
@@ -701,7 +703,7 @@ def cpu(tmp_path, monkeypatch, text):
     monkeypatch.setattr(library, "CPU_FACTS", tmp_path / "cpuinfo")
 
 
-def test_only_what_the_cpu_can_run_is_usable(tmp_path, monkeypatch):
+def test_only_variants_that_the_cpu_supports_are_usable(tmp_path, monkeypatch):
     cpu(tmp_path, monkeypatch, "processor : 0\nflags\t\t: fpu sse2 avx2 fma f16c\n")
     assert usable() == ("avx2", "base")
     cpu(tmp_path, monkeypatch, "processor : 0\nflags\t\t: fpu sse2 avx2 fma f16c avx_vnni\n")
@@ -714,7 +716,7 @@ def test_only_what_the_cpu_can_run_is_usable(tmp_path, monkeypatch):
         library.load("avx2")
 
 
-def test_arm_calls_its_flags_features(tmp_path, monkeypatch):
+def test_flags_are_read_on_arm(tmp_path, monkeypatch):
     for name in ("neon", "base"):
         (tmp_path / f"_{name}.so").touch()
     monkeypatch.setattr(library, "FOLDER", tmp_path)
@@ -736,11 +738,11 @@ def test_a_library_of_another_version_is_refused(monkeypatch):
         _fields_ = [("more", ctypes.c_int64)]
 
     monkeypatch.setattr(program, "MIRRORED", (*program.MIRRORED[:-1], Other))
-    with pytest.raises(MissingKernels, match="of another version"):
+    with pytest.raises(MissingKernels, match="do not match this version"):
         Team("base", 1)
 
 
-def test_packed_weights_know_their_size():
+def test_packed_weights_report_their_size():
     packed = pack(random(5, 7), Tiling("base", 4, 1, 1))
     assert (packed.outputs, packed.inputs, packed.data.shape) == (5, 7, (1, 7, 8, 1))
     assert packed.form == "tiles_f32" and packed.nbytes == 7 * 8 * 4
@@ -769,7 +771,7 @@ CUTS = (
 
 @pytest.mark.parametrize("vocab", [1, 7, 97, 1000, 5003])
 @pytest.mark.parametrize("shape", ["normal", "flat", "ties", "peaked"])
-def test_tokens_drawn_of_a_cut_are_those_of_the_sorted_candidates(team, vocab, shape):
+def test_truncated_sampling_equals_sorted_candidates(team, vocab, shape):
     logits = random(len(CUTS), vocab, seed=vocab)
     if shape == "flat":
         logits *= 1e-3
@@ -784,40 +786,40 @@ def test_tokens_drawn_of_a_cut_are_those_of_the_sorted_candidates(team, vocab, s
     for slot, cuts in enumerate(CUTS):
         columns.write(slot, sampled(slot, **cuts), prompt_tokens=1, stop_ids=())
     rows = Rows(np.arange(len(CUTS)), np.full(len(CUTS), 9), columns, np.zeros((len(CUTS), 10), np.int32))
-    wanted = draw(logits, rows, Noise(vocab, logits.device), pipeline.CUTS)
-    given = draw(logits, rows, Noise(vocab, logits.device, team), pipeline.CUTS)
-    assert given.cut == () and wanted.cut
+    wanted = draw(logits, rows, Noise(vocab, logits.device), pipeline.TRUNCATION)
+    given = draw(logits, rows, Noise(vocab, logits.device, team), pipeline.TRUNCATION)
+    assert given.truncated == () and wanted.truncated
     assert torch.equal(given.ids, wanted.ids)
     near(given.score, wanted.score)
-    explained = draw(logits, rows, Noise(vocab, logits.device, team), pipeline.CUTS, {0, 4})
-    assert torch.equal(explained.ids, wanted.ids) and given.border is None and explained.border is not None
-    left = explained.border.applied(logits) == logits
-    for part, found, keep in wanted.cut:
+    explained = draw(logits, rows, Noise(vocab, logits.device, team), pipeline.TRUNCATION, {0, 4})
+    assert torch.equal(explained.ids, wanted.ids) and given.threshold is None and explained.threshold is not None
+    left = explained.threshold.applied(logits) == logits
+    for part, found, keep in wanted.truncated:
         for row, ids, count in zip(part.tolist(), found.ids.tolist(), keep.tolist(), strict=True):
             possible = {token for token in ids[:count] if logits[row, token] > -math.inf}
             assert {t for t in left[row].nonzero()[:, 0].tolist() if logits[row, t] > -math.inf} == possible
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_a_row_of_which_no_token_can_be_drawn_has_no_finite_score(team, value):
+def test_row_without_a_possible_token_has_no_finite_score(team, value):
     logits = torch.full((2, 50), value)
     logits[1] = 0.0
     one = torch.ones(2)
-    tokens, scores, *_ = team.best_of_cut(logits, torch.arange(2), torch.zeros(2, 2), one * 3, one * 0.5, one * 0.0)
+    tokens, scores, *_ = team.best_truncated(logits, torch.arange(2), torch.zeros(2, 2), one * 3, one * 0.5, one * 0.0)
     assert not scores[0].isfinite() and scores[1].isfinite() and 0 <= tokens[1] < 3
 
 
-def test_tokens_drawn_of_a_cut_are_distributed_as_what_is_left(team):
+def test_truncated_sampling_has_the_renormalized_distribution(team):
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5]).repeat(4000, 1)
     keys = torch.from_numpy(row_keys(np.arange(4000, dtype=np.uint64), np.full(4000, 3)))
     cuts = torch.full((4000,), 3), torch.ones(4000), torch.zeros(4000)
-    tokens, *_ = team.best_of_cut(logits, torch.arange(4000), keys, *cuts)
+    tokens, *_ = team.best_truncated(logits, torch.arange(4000), keys, *cuts)
     left = torch.tensor([2.0, 1.0, -math.inf, -math.inf, 1.5]).softmax(0)
     assert (torch.bincount(tokens, minlength=5) / 4000 - left).abs().max() < 0.03
 
 
 @pytest.mark.parametrize("vocab", [1, 6, 97, 5003])
-def test_logprobs_are_those_of_a_sorted_softmax(team, vocab):
+def test_logprobs_equal_a_sorted_softmax(team, vocab):
     logits = random(6, vocab, seed=vocab) * 4
     logits[1] = (logits[1] / 2).round()
     logits[2, 1:] = -math.inf
@@ -833,7 +835,7 @@ def test_logprobs_are_those_of_a_sorted_softmax(team, vocab):
         assert ranks.tolist() == [1 + int((row > row[token]).sum()) for row, token in zip(logits, chosen, strict=True)]
 
 
-def test_the_logprobs_of_a_row_with_nan_are_nan(team):
+def test_logprobs_of_a_row_with_nan_are_nan(team):
     logits = random(3, 70)
     logits[1, 33] = math.nan
     own, _, _, values = team.logprobs(logits, torch.zeros(3, dtype=torch.int64), 2)

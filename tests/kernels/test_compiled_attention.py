@@ -12,7 +12,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from kernels.cpu import bodies
 from kernels.cpu.library import usable
-from kernels.cpu.pages import arranged, restored, widened
+from kernels.cpu.pages import dequantized_pages, from_native, to_native
 from kernels.cpu.program import Team
 
 LAYERS, LAYER = 2, 1
@@ -57,7 +57,7 @@ class Rows:
             q.append(drawn[length - count :, :heads])
             kv = drawn[:, heads:].unflatten(1, (2, kv_heads))
             kv = eight_bits(kv) if dtype == torch.int8 else kv.to(dtype)
-            self.kv.append((widened(kv) if dtype == torch.int8 else kv).double())
+            self.kv.append((dequantized_pages(kv) if dtype == torch.int8 else kv).double())
             needed = 0 if window is None else max(0, length - count - window + 1)
             for number in range(blocks[row]):
                 if (number + 1) * block <= needed:
@@ -119,7 +119,7 @@ MIXED = [(1, 1), (1, 70), (6, 40), (33, 130), (1, 64), (17, 17)]
 
 @pytest.mark.parametrize("window", [None, 1, 5, 65, 130])
 @pytest.mark.parametrize("dim", [32, 40, 64])
-def test_rows_that_are_read_both_ways_equal_torch(team, dim, window):
+def test_bidirectional_rows_equal_torch(team, dim, window):
     """Test lengths near the sizes of a block, a chunk and a split; the rows do not affect each other."""
     lengths = (1, 2, 16, 17, 63, 64, 65, 130, 511, 513, 700)
     rows = Rows([(length, length) for length in lengths], dim=dim, heads=4, kv_heads=4, window=window, causal=False)
@@ -148,7 +148,7 @@ def test_sinks_equal_transformers(team, dtype, window, block, share):
     near(rows.attend(team, sinks=sinks), rows.transformers(sinks))
 
 
-def test_a_sink_of_nothing_is_none_and_a_huge_one_takes_all(team):
+def test_infinite_sinks_have_no_weight_or_all_weight(team):
     rows = Rows([*MIXED, (1, 1100)], heads=4)
     none = torch.full((4,), -math.inf)
     assert torch.equal(rows.attend(team, sinks=none), rows.attend(team))
@@ -157,7 +157,7 @@ def test_a_sink_of_nothing_is_none_and_a_huge_one_takes_all(team):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("share", "dim", "block", "window"), [(2, 64, 16, None), (7, 64, 16, 600), (9, 24, 13, None)])
-def test_a_query_comes_out_the_same_in_any_chunk_and_company(team, dtype, share, dim, block, window):
+def test_query_is_identical_in_any_chunk_and_batch(team, dtype, share, dim, block, window):
     """Decoded in splits by itself, at the end of chunks of every size, and among others: bit for bit."""
     options = {"heads": share, "kv_heads": 1, "dim": dim, "dtype": dtype, "block": block, "window": window}
     sinks, length = torch.linspace(0, 3, share), 1345
@@ -175,12 +175,12 @@ def test_a_query_comes_out_the_same_in_any_chunk_and_company(team, dtype, share,
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("block", [1, 3, 16])
-def test_the_order_of_pages_and_the_way_back(dtype, block):
+def test_page_layout_round_trip(dtype, block):
     pages = Rows([(1, 40)], dim=5, dtype=dtype, block=block).pages
-    home = arranged(pages)
-    assert home.shape == pages.shape and home.dtype == dtype
-    assert torch.equal(restored(home).view(torch.int8), pages.view(torch.int8))
-    bytes_of = home[3, LAYER, :].flatten(1).unflatten(1, (2, -1))  # [k or v, kv_heads, …] of one block
+    native = to_native(pages)
+    assert native.shape == pages.shape and native.dtype == dtype
+    assert torch.equal(from_native(native).view(torch.int8), pages.view(torch.int8))
+    bytes_of = native[3, LAYER, :].flatten(1).unflatten(1, (2, -1))  # [k or v, kv_heads, …] of one block
     keys = bytes_of[0, :, : 5 * block].unflatten(1, (5, block))
     values = bytes_of[1, :, : 5 * block].unflatten(1, (block, 5))
     assert torch.equal(keys.permute(2, 0, 1), pages[3, LAYER, 0, ..., :5])
@@ -196,27 +196,27 @@ def written(team, kv, block=4):
     blocks = -(-tokens // block) + 2
     pages = torch.full((blocks, 1, 2, block, kv_heads, dim + 4), 77, dtype=torch.int8)
     qkv = torch.cat((torch.zeros(tokens, 1, dim), *kv), 1)
-    bodies.heads(team, qkv, pages, 0, torch.arange(tokens) + block, 1, None, "rms", 0.0, None, None, False)
+    bodies.qk_norm_rope_kv(team, qkv, pages, 0, torch.arange(tokens) + block, 1, None, "rms", 0.0, None, None, False)
     assert (pages[0] == 77).all() and (pages[-1] == 77).all()
     return pages[1:-1, 0].transpose(0, 1).flatten(1, 2)[:, :tokens]
 
 
 @pytest.mark.parametrize("dim", [3, 24, 64])
-def test_keys_and_values_are_rounded_by_their_own_largest(team, dim):
+def test_keys_and_values_are_quantized_by_their_own_maximum(team, dim):
     draw = torch.Generator().manual_seed(dim)
     kv = torch.randn((2, 9, 2, dim), generator=draw) * 10.0 ** torch.randint(-20, 20, (2, 9, 2, 1), generator=draw)
     found = written(team, kv)
     scales = found[..., dim:].contiguous().view(torch.float32)
     torch.testing.assert_close(scales, kv.abs().amax(-1, keepdim=True) / 127, rtol=1e-6, atol=0)
-    assert ((widened(found) - kv).abs() <= 0.5001 * scales).all()
+    assert ((dequantized_pages(found) - kv).abs() <= 0.5001 * scales).all()
     assert (found[..., :dim].abs().amax(-1) == 127).all()
 
 
-def test_what_is_zero_tiny_huge_or_not_finite_is_kept_finite(team):
+def test_extreme_and_nonfinite_values_are_stored_finite(team):
     kv = torch.ones(2, 5, 1, 4)
     kv[:, 0], kv[:, 1], kv[:, 2] = 0.0, 1e-40, 3e38
     kv[:, 3, 0] = torch.tensor([math.nan, math.inf, -math.inf, 2.0])
-    got = widened(written(team, kv))
+    got = dequantized_pages(written(team, kv))
     assert (got[:, :2] == 0).all() and got.isfinite().all()
     torch.testing.assert_close(got[:, 2], kv[:, 2])
     assert torch.equal(got[:, 3, 0], torch.tensor([0.0, 0.0, 0.0, 2.0]).expand(2, 4))

@@ -101,7 +101,7 @@ class Run:
         assert (self.chosen[-1] == -7).all() and (self.weights[-1] == POISON).all()
 
 
-def rows_of(run, y, outputs):
+def valid_rows(run, y, outputs):
     """Return the valid rows of an operation's result, after a check that the margins are still poisoned."""
     pairs = run.tokens * run.k
     assert (y[pairs:] == POISON).all() and (y[:, outputs:] == POISON).all()
@@ -116,7 +116,7 @@ def by_expert(run):
 
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize(("count", "k"), [(1, 1), (5, 1), (5, 2), (16, 4), (7, 7), (128, 8)])
-def test_a_row_takes_the_experts_with_the_largest_logits(team, count, k, scores):
+def test_row_uses_the_experts_with_the_largest_logits(team, count, k, scores):
     logits = random(33, count) * 2
     logits[3] = logits[3].round()  # many equals
     logits[4] = 0.25
@@ -130,7 +130,7 @@ def test_a_row_takes_the_experts_with_the_largest_logits(team, count, k, scores)
         near(weights[t], torch.tensor(want_weights), 1e-6)
 
 
-def test_large_logits_make_no_infinity_and_logits_that_are_no_numbers_make_no_weights(team):
+def test_large_and_nan_router_logits(team):
     logits = torch.tensor(
         [[900.0, 899.0, -900.0, 0.0], [math.nan] * 4, [math.inf, 0.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]
     )
@@ -155,7 +155,7 @@ def routings(tokens, count):
 
 @pytest.mark.parametrize(("team", "form"), PAIRS, indirect=["team"])
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (33, 31), (70, 48), (130, 300)])
-def test_linears_of_experts_are_their_products_for_any_choice(team, form, size):
+def test_expert_linears_equal_matrix_products_for_any_routing(team, form, size):
     count = 5
     packed, restored = zip(
         *(made_in(team, form, random(*size, seed=e, dtype=torch.bfloat16)) for e in range(count)), strict=True
@@ -170,9 +170,9 @@ def test_linears_of_experts_are_their_products_for_any_choice(team, form, size):
                 run.go()
                 places = by_expert(run)
                 want = torch.stack([product(form, each[t], restored[e]) for t, e in places])
-                near(rows_of(run, gathered, size[0]), want)
+                near(valid_rows(run, gathered, size[0]), want)
                 want = torch.stack([product(form, pairs[at], restored[e]) for at, (_, e) in enumerate(places)])
-                near(rows_of(run, own, size[0]), want)
+                near(valid_rows(run, own, size[0]), want)
 
 
 def mixture(team, logits, k, ups, downs, x, scores, shared=None, gate=None):
@@ -225,7 +225,7 @@ def weights_of(team, form, count, hidden, inner):
 @pytest.mark.parametrize(("team", "form"), [pair for pair in PAIRS if pair[1] in FULL], indirect=["team"])
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize("k", [1, 2, 6])
-def test_a_mixture_is_the_weighted_sum_of_its_experts_row_by_row(team, form, scores, k):
+def test_mixture_is_the_weighted_sum_of_its_experts(team, form, scores, k):
     count, hidden, inner = 6, 45, 19
     ups, downs = weights_of(team, form, count, hidden, inner)
     packed = [up for up, _ in ups], [down for down, _ in downs]
@@ -248,7 +248,7 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts_row_by_row(team, form, sco
 
 @pytest.mark.parametrize(("team", "form"), PAIRS, indirect=["team"])
 @pytest.mark.parametrize("k", [1, 3])
-def test_a_row_of_a_mixture_is_the_same_alone_and_among_others(team, form, k):
+def test_row_of_a_mixture_does_not_depend_on_other_rows(team, form, k):
     count, hidden, inner = 4, 130, 70
     ups, downs = weights_of(team, form, count, hidden, inner)
     packed = [up for up, _ in ups], [down for down, _ in downs]
@@ -266,7 +266,7 @@ def test_a_row_of_a_mixture_is_the_same_alone_and_among_others(team, form, k):
         assert torch.equal(some(backwards).flip(0)[:20], alone)
 
 
-def test_operations_on_rows_may_stand_between_the_choice_and_the_experts(team):
+def test_row_operations_may_follow_the_routing(team):
     x, logits = random(30, 16), random(30, 4)
     packed = [pack(random(8, 16, seed=e), team.tiling) for e in range(4)]
     want, got = Run(team, logits, 2), Run(team, logits, 2)
@@ -276,10 +276,10 @@ def test_operations_on_rows_may_stand_between_the_choice_and_the_experts(team):
     got.ops.append(Cap(x=twice.data_ptr(), stride=twice.stride(0), size=16, scale=0.5, cap=0.0))
     same = got.experts(packed, twice, gathered=True)
     got.go()
-    assert torch.equal(rows_of(got, same, 8), rows_of(want, rows, 8))
+    assert torch.equal(valid_rows(got, same, 8), valid_rows(want, rows, 8))
 
 
-def test_weights_of_experts_that_nobody_took_are_not_read(team):
+def test_weights_of_unused_experts_are_not_read(team):
     """They are not even there: to read them would end the process."""
     x, logits = random(1, 48), random(1, 8)
     for weight in (
@@ -294,13 +294,13 @@ def test_weights_of_experts_that_nobody_took_are_not_read(team):
         taken = chosen_by(logits[0], 2, "softmax")[0]
         for e in range(8):
             if e not in taken:
-                run.ops[1].holds[e].weight = None
+                run.ops[1].keep_alive[e].weight = None
         run.go()
-        rows = rows_of(run, y, 64)
+        rows = valid_rows(run, y, 64)
         assert rows.isfinite().all() and torch.equal(rows[0], rows[1])
 
 
-def test_a_row_that_is_not_finite_spoils_no_other(team):
+def test_nonfinite_row_does_not_affect_other_rows(team):
     for form in (FULL[0], "tiles_int8", "tiles_int4"):
         ups, downs = weights_of(team, form, 3, 40, 24)
         packed = [up for up, _ in ups], [down for down, _ in downs]

@@ -22,7 +22,7 @@ def random(*shape, seed=0):
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (1, 1), (5, 7), (2, 3, 16)])
-def test_rms_norm_is_its_formula(shape):
+def test_rms_norm_equals_its_formula(shape):
     x, w = random(*shape), random(shape[-1], seed=1)
     wide = x.double()
     near(rms_norm(x, w, 1e-3), wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt() * w.double())
@@ -34,7 +34,7 @@ def test_rms_norm_sums_in_float32():
     assert torch.equal(rms_norm(x, torch.ones(8192), 0.0), x)
 
 
-def test_a_piece_of_a_row_is_normed_by_the_whole_row():
+def test_part_of_a_row_is_normalized_by_the_whole_row():
     x, w = random(3, 12), random(12, seed=1)
     square_sum = x.square().sum(-1, keepdim=True)
     pieces = [rms_norm_shared(x[:, at], w[at], 1e-5, square_sum, 12) for at in (slice(0, 8), slice(8, 12))]
@@ -43,7 +43,7 @@ def test_a_piece_of_a_row_is_normed_by_the_whole_row():
 
 @pytest.mark.parametrize("shape", [(0, 8), (1, 2), (5, 7), (2, 3, 16)])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_layer_norm_is_its_formula(shape, has_bias):
+def test_layer_norm_equals_its_formula(shape, has_bias):
     x, w, b = random(*shape), random(shape[-1], seed=1), random(shape[-1], seed=2)
     wide = x.double()
     centred = wide - wide.mean(-1, keepdim=True)
@@ -87,7 +87,7 @@ def test_rotation_works_in_place_on_part_of_a_buffer_and_in_bfloat16():
     near(half[:, :4], want.double(), 3e-2)
 
 
-def test_activations_are_their_formulas():
+def test_activations_equal_their_formulas():
     x = torch.linspace(-4, 4, 33)
     wide = x.double()
     formulas = {
@@ -123,7 +123,7 @@ def test_weights_of_other_types_are_not_packed():
     near(linear(torch.ones(2, 3, dtype=torch.bfloat16), w), w.double().sum(1).expand(2, 4), 3e-2)
 
 
-def test_embedding_looks_rows_up_casts_and_scales_them():
+def test_embedding_looks_up_casts_and_scales_rows():
     table = random(5, 4).bfloat16()
     got = embedding(torch.tensor([4, 0, 4]), table, torch.float32, 3.0)
     assert got.dtype == torch.float32 and torch.equal(got, table[[4, 0, 4]].float() * 3.0)

@@ -10,8 +10,8 @@ import torch
 
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
+from kernels.experts.schedule import EXPERT_SCHEDULE, TILES, max_tiles, tile_rows
 from kernels.experts.sum import EXPERT_SUM
-from kernels.experts.work import EXPERT_WORK, TILES, most_tiles, tile_rows
 from kernels.jit import installed, interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ SCRIPT = """
 import ctypes, mmap, os
 import torch
 from kernels.experts.matmul import EXPERT_MATMUL
-from kernels.experts.work import EXPERT_WORK
+from kernels.experts.schedule import EXPERT_SCHEDULE
 
 EXPERTS, OUTPUTS, INPUTS = 6, 64, 64  # 4 pages each
 each = OUTPUTS * INPUTS * 4
@@ -34,9 +34,9 @@ for expert in set(range(EXPERTS)) - set(free):
     place = ctypes.c_void_p(weight[expert].data_ptr())
     assert libc.mprotect(place, each, 0) == 0, ctypes.get_errno()
 for tokens in (1, 3, 40):
-    numbers = torch.tensor([free] * tokens, dtype=torch.int32)
-    work = EXPERT_WORK(numbers, EXPERTS, 16)
-    y = EXPERT_MATMUL(torch.ones(tokens, INPUTS), weight, *work, 2, 16)
+    expert_ids = torch.tensor([free] * tokens, dtype=torch.int32)
+    schedule = EXPERT_SCHEDULE(expert_ids, EXPERTS, 16)
+    y = EXPERT_MATMUL(torch.ones(tokens, INPUTS), weight, *schedule, 2, 16)
     assert (y == 32.0).all()
 if os.environ.get("TOUCH"):
     print(float(weight[0, 0, 0]))
@@ -51,7 +51,7 @@ def run(**environment):
 
 
 @pytest.mark.skipif(not interpreted(), reason="memory that a process may not read is the host's")
-def test_weights_of_experts_that_no_token_takes_are_not_read():
+def test_weights_of_unused_experts_are_not_read():
     done = run()
     assert done.returncode == 0, done.stderr
     assert run(TOUCH="1").returncode < 0, "what may not be read is not read"
@@ -66,27 +66,27 @@ def test_tiles_grow_with_the_tokens_and_each_size_serves_a_power_of_two_of_them(
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
-def test_there_is_room_for_the_tiles_of_any_routing_and_for_no_more(rows):
+def test_tile_capacity_is_exact_for_any_routing(rows):
     """Brute force over how 11 pairs can be spread over 3 experts."""
     for pairs in range(12):
         spread = [(a, b, pairs - a - b) for a in range(pairs + 1) for b in range(pairs + 1 - a)]
         needed = max(sum(-(-own // rows) for own in one) for one in spread)
-        assert most_tiles(pairs, 3, rows) == needed
+        assert max_tiles(pairs, 3, rows) == needed
 
 
-def test_what_does_not_fit_together_is_refused():
+def test_inconsistent_arguments_are_rejected():
     logits, x = torch.zeros(2, 4), torch.zeros(2, 8)
-    with pytest.raises(ValueError, match="5 of 4 experts"):
+    with pytest.raises(ValueError, match="top_k=5, num_experts=4, 4 logits"):
         EXPERT_ROUTES(logits, 4, 5, "softmax")
-    with pytest.raises(ValueError, match="2 of 5 experts by 4 logits"):
+    with pytest.raises(ValueError, match="top_k=2, num_experts=5, 4 logits"):
         EXPERT_ROUTES(logits, 5, 2, "softmax")
-    numbers = torch.zeros(2, 2, dtype=torch.int32)
-    with pytest.raises(ValueError, match="numbers"):
-        EXPERT_WORK(numbers.t(), 4, 16)
-    pairs, tiles = EXPERT_WORK(numbers, 4, 16)
-    with pytest.raises(ValueError, match="one behind another"):
+    expert_ids = torch.zeros(2, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="expert_ids"):
+        EXPERT_SCHEDULE(expert_ids.t(), 4, 16)
+    pairs, tiles = EXPERT_SCHEDULE(expert_ids, 4, 16)
+    with pytest.raises(ValueError, match="the matrices of the experts must be contiguous"):
         EXPERT_MATMUL(x, torch.zeros(4, 8, 6).transpose(1, 2), pairs, tiles, 2, 16)
-    with pytest.raises(ValueError, match=r"x of \[2, 8\]: 4 pairs, 1 to a row, of 8 inputs"):
+    with pytest.raises(ValueError, match=r"x of \[2, 8\]: 4 pairs, 1 per row, need rows of 8 inputs"):
         EXPERT_MATMUL(x, torch.zeros(4, 6, 8), pairs, tiles, 1, 16)
-    with pytest.raises(ValueError, match=r"y of \[3, 8\]: a row for each of 2 experts of 2 tokens"):
-        EXPERT_SUM(torch.zeros(3, 8), torch.zeros(2, 2), numbers)
+    with pytest.raises(ValueError, match=r"y of \[3, 8\]: must be contiguous, with 4 rows"):
+        EXPERT_SUM(torch.zeros(3, 8), torch.zeros(2, 2), expert_ids)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.activation_quantized import ACTIVATION_QUANTIZED
-from kernels.e4m3 import GROUP, LEAST, from_codes, rounded_rows, to_codes, to_e4m3
+from kernels.e4m3 import GROUP, MIN_AMAX, from_codes, rounded_rows, to_codes, to_e4m3
 from kernels.fp8 import LIBRARY
 from kernels.fp8_matmul import FP8_MATMUL, library_product
 from kernels.jit import installed, jit, launch, tl
@@ -82,14 +82,14 @@ def test_every_half_and_every_bfloat16_is_rounded_as_torch_rounds():
         assert alike(coded(wide), own_codes(wide))
 
 
-def test_what_is_too_large_becomes_the_largest_and_NaN_stays():
+def test_overflow_saturates_and_nan_is_kept():
     got = coded(torch.tensor([448.0, 463.9, 465.0, 1e9, torch.inf, -500.0, -torch.inf, torch.nan, -0.0]))
     assert got.tolist() == [0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0xFE, 0xFE, got[7], 0x80] and int(got[7]) & 0x7F == 0x7F
     torch.testing.assert_close(to_e4m3(torch.tensor([1e9, -1e9])).float(), torch.tensor([448.0, -448.0]))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16])
-def test_every_code_is_read_as_torch_reads_it(kind):
+def test_every_code_is_decoded_as_in_torch(kind):
     got = torch.zeros(256, dtype=kind, device=DEVICE)
     launch(from_kernel, (1,), CODES.to(DEVICE), got, 256, BLOCK=BLOCK)
     torch.testing.assert_close(got.cpu().float(), NUMBERS, rtol=0, atol=0, equal_nan=True)
@@ -106,14 +106,14 @@ def ways(x, group):
 
 
 @pytest.mark.parametrize("group", [300, GROUP])
-def test_rows_of_zeros_become_zeros_with_a_scale_that_divides(group):
+def test_zero_rows_have_a_nonzero_scale(group):
     for values, scales in ways(torch.zeros(2, 300, device=DEVICE), group):
         assert (values.float() == 0).all()
         assert (scales > 0).all() and scales.reciprocal().isfinite().all()
 
 
 @pytest.mark.parametrize("group", [300, GROUP])
-def test_a_row_keeps_its_numbers_within_half_a_step_and_reaches_448(group):
+def test_quantization_error_is_at_most_half_a_step(group):
     x = torch.randn(4, 300, generator=torch.Generator().manual_seed(1)).to(DEVICE) * 37
     values, scales = QUANTIZE_ROWS(x, group)
     back = values.float() * scales.repeat_interleave(group, 1)[:, :300]
@@ -122,15 +122,15 @@ def test_a_row_keeps_its_numbers_within_half_a_step_and_reaches_448(group):
     assert all((piece.amax(1) == 448).all() for piece in pieces)
 
 
-def test_the_smallest_rows_are_no_infinities():
+def test_tiny_rows_stay_finite():
     """1 / scale of the least floats would be infinite."""
     x = torch.full((1, 64), 1e-40, device=DEVICE)
     values, scales = QUANTIZE_ROWS(x, 64)
-    assert values.float().isfinite().all() and scales.item() == pytest.approx(LEAST / 448)
+    assert values.float().isfinite().all() and scales.item() == pytest.approx(MIN_AMAX / 448)
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_a_number_that_is_none_ends_in_its_row_alone(number):
+def test_nan_affects_only_its_row(number):
     x = torch.ones(3, 64, device=DEVICE)
     x[1, 5] = number
     weight = to_e4m3(torch.ones(4, 64, device=DEVICE))
@@ -178,7 +178,7 @@ def test_products_equal_sums_in_float64(inputs, outputs, unit, group, rounded):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 129])
-def test_the_librarys_product_is_ours(rows):
+def test_library_product_equals_the_kernel(rows):
     """Compare with torch's scaled matmul, which on a GPU uses different kernels by release and number of rows."""
     if ON_GPU and torch.cuda.get_device_capability()[0] not in LIBRARY:
         pytest.skip("torch has no such product for this GPU")
@@ -191,7 +191,7 @@ def test_the_librarys_product_is_ours(rows):
         assert (got.float() - own).abs().max() <= own.abs().max() / 128
 
 
-def test_scales_that_do_not_fit_are_refused():
+def test_scales_of_a_wrong_shape_are_rejected():
     x, x_scales, weight, scales = drawn(2, 300, 150, GROUP, GROUP)
     with pytest.raises(ValueError, match="x_scales"):
         FP8_MATMUL(x, x_scales[:, :1], weight, scales, GROUP)

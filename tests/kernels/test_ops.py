@@ -124,7 +124,7 @@ def compare(op, case, dtype, wanted, given):
 
 
 @cases()
-def test_triton_means_what_torch_means(op, case, dtype, memory):
+def test_triton_body_equals_the_reference(op, case, dtype, memory):
     args = inputs(op, case, dtype)
     wanted = tensors(op.reference(*copied(args)))
     memory.given.clear()
@@ -133,20 +133,20 @@ def test_triton_means_what_torch_means(op, case, dtype, memory):
     compare(op, case, dtype, wanted, given)
 
 
-@cases(lambda op, case: op.alone is not None and case.id != "empty")
-def test_a_row_is_the_same_alone(op, case, dtype, memory):
+@cases(lambda op, case: op.single_row is not None and case.id != "empty")
+def test_row_does_not_depend_on_other_rows(op, case, dtype, memory):
     args = inputs(op, case, dtype, seed=1)
     whole = tensors(op(*copied(args)))
     rows = op.rows(args)
     for row in sorted({0, rows // 2, rows - 1}):
-        own, pick = op.alone(copied(args), row)
+        own, pick = op.single_row(copied(args), row)
         single = tensors(op(*own))
         for number, (want, got) in enumerate(zip(pick(whole), single, strict=True)):
             assert same(want, got), f"{op.name}, case {case.id}: row {row} of output {number} depends on its neighbours"
 
 
 @cases(lambda op, case: bool(op.strided))
-def test_rows_may_lie_apart(op, case, dtype, memory):
+def test_rows_may_be_strided(op, case, dtype, memory):
     args = inputs(op, case, dtype, seed=2)
     apart = tuple(spread(arg) if at in op.strided and arg is not None else arg for at, arg in enumerate(args))
     for want, got in zip(tensors(op(*copied(args))), tensors(op(*apart)), strict=True):
@@ -182,7 +182,7 @@ def team(request):
 
 
 @pytest.mark.parametrize(("op", "case"), COMPILED)
-def test_the_compiled_body_means_what_torch_means(op, case, team, memory):
+def test_compiled_body_equals_the_reference(op, case, team, memory):
     args = op.inputs(Make(torch.device("cpu"), torch.float32), **case.sizes)
     wanted = tensors(op.reference(*copied(args)))
     memory.given.clear()
@@ -192,19 +192,19 @@ def test_the_compiled_body_means_what_torch_means(op, case, team, memory):
 
 
 @pytest.mark.parametrize(
-    ("op", "case"), [run for run in COMPILED if run.values[0].alone and run.values[1].id != "empty"]
+    ("op", "case"), [run for run in COMPILED if run.values[0].single_row and run.values[1].id != "empty"]
 )
-def test_a_row_of_the_compiled_body_is_the_same_alone(op, case, team):
+def test_row_of_the_compiled_body_does_not_depend_on_other_rows(op, case, team):
     args = op.inputs(Make(torch.device("cpu"), torch.float32, 1), **case.sizes)
     whole = tensors(op.compiled(team, *copied(args)))
     for row in sorted({0, op.rows(args) // 2, op.rows(args) - 1}):
-        own, pick = op.alone(copied(args), row)
+        own, pick = op.single_row(copied(args), row)
         for want, got in zip(pick(whole), tensors(op.compiled(team, *own)), strict=True):
             assert same(want, got), f"{op.name}, case {case.id}: row {row} depends on its neighbours"
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.compiled_lacks], ids=lambda op: op.name)
-def test_what_a_compiled_body_lacks_it_refuses(op, team):
+def test_compiled_body_rejects_unsupported_cases(op, team):
     for case in op.cases:
         if case.id in op.compiled_lacks:
             with pytest.raises(NotImplementedError):

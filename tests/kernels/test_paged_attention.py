@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels import paged_attention as module
-from kernels.paged_attention import Sizes, cut_rows, cut_sources, paged_attention, plan_reads
+from kernels.paged_attention import Sizes, causal_reads, cross_reads, group_reads, paged_attention
 from kernels.paged_kv import write_kv, write_rows
 
 BLOCK, LAYERS, LAYER = 4, 3, 1
@@ -34,8 +34,8 @@ def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, begi
 class Rows:
     """Rows of (first, count), whose earlier positions are in shuffled pages; blocks out of the window are released."""
 
-    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0, begins=None, dtype=torch.float32):
-        self.window, self.begins, draw = window, begins, torch.Generator().manual_seed(seed)
+    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0, key_starts=None, dtype=torch.float32):
+        self.window, self.key_starts, draw = window, key_starts, torch.Generator().manual_seed(seed)
         self.first, self.count = [first for first, _ in rows], [count for _, count in rows]
         total = sum(self.count)
         width = max(-(-(first + count) // BLOCK) for first, count in rows)
@@ -66,11 +66,11 @@ class Rows:
         )
 
     def reads(self):
-        cuts = cut_rows(self.first, self.count, self.sizes, window=self.window, begins=self.begins)
-        return plan_reads(cuts, self.table, LAYERS)
+        window_reads = causal_reads(self.first, self.count, self.sizes, window=self.window, key_starts=self.key_starts)
+        return group_reads(window_reads, self.table, LAYERS)
 
     def of_sources(self, scale, softcap=None):
-        reads = plan_reads(cut_sources(self.begins, self.count, self.sizes), self.table, LAYERS)
+        reads = group_reads(cross_reads(self.key_starts, self.count, self.sizes), self.table, LAYERS)
         return paged_attention(self.q, None, None, self.pages, LAYER, reads, scale=scale, softcap=softcap)
 
     def attention(self, scale, softcap=None, sinks=None):
@@ -79,8 +79,8 @@ class Rows:
 
     def expected(self, scale, softcap=None, sinks=None):
         pieces, at = [], 0
-        begins = self.begins or [0] * len(self.first)
-        for first, count, kv, begin in zip(self.first, self.count, self.kv, begins, strict=True):
+        key_starts = self.key_starts or [0] * len(self.first)
+        for first, count, kv, begin in zip(self.first, self.count, self.kv, key_starts, strict=True):
             q = self.q[at : at + count]
             keys, values = kv.to(self.pages.dtype)
             pieces.append(brute_force(q, keys, values, first, self.window, scale, softcap, sinks, begin))
@@ -121,7 +121,7 @@ def test_rows_over_16_bit_pages_read_rounded_keys_of_their_own_step_too(dtype, s
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("mix", MIXES)
-def test_sinks_take_their_part_of_the_weights(mix, window, softcap):
+def test_sinks_take_their_share_of_the_weights(mix, window, softcap):
     check(Rows(MIXES[mix], window=window), softcap=softcap, sinks=torch.linspace(-3, 5, 6))
 
 
@@ -151,18 +151,18 @@ BEGUN = {
 @pytest.mark.parametrize("window", [None, 3, 64])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("mix", BEGUN)
-def test_rows_read_nothing_before_they_begin(mix, window, softcap):
-    rows, begins = BEGUN[mix]
-    check(Rows(rows, window=window, begins=begins), softcap=softcap)
+def test_rows_read_no_key_before_their_start(mix, window, softcap):
+    rows, key_starts = BEGUN[mix]
+    check(Rows(rows, window=window, key_starts=key_starts), softcap=softcap)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("mix", BEGUN)
-def test_every_token_reads_the_whole_source_and_nothing_behind_it(mix, softcap):
-    spans, begins = BEGUN[mix]
-    rows = Rows(spans, begins=[max(1, begin) for begin in begins])
+def test_every_token_reads_exactly_the_encoder_input(mix, softcap):
+    spans, key_starts = BEGUN[mix]
+    rows = Rows(spans, key_starts=[max(1, begin) for begin in key_starts])
     pieces, at = [], 0
-    for count, (keys, values), length in zip(rows.count, rows.kv, rows.begins, strict=True):
+    for count, (keys, values), length in zip(rows.count, rows.kv, rows.key_starts, strict=True):
         each = (
             brute_force(rows.q[i : i + 1], keys, values, length - 1, None, 0.35, softcap) for i in range(at, at + count)
         )
@@ -172,7 +172,7 @@ def test_every_token_reads_the_whole_source_and_nothing_behind_it(mix, softcap):
 
 
 @pytest.mark.parametrize("limit", [1, 64, 1000])
-def test_small_gathers_and_slices_give_the_same(monkeypatch, limit):
+def test_small_gathers_and_slices_do_not_change_the_result(monkeypatch, limit):
     """The limits that keep temporary buffers small cut the work, not the result."""
     monkeypatch.setattr(module, "GATHER_ELEMENTS", limit)
     monkeypatch.setattr(module, "SCORE_ELEMENTS", limit)
@@ -184,7 +184,7 @@ def test_small_gathers_and_slices_give_the_same(monkeypatch, limit):
 def test_rows_of_similar_length_share_a_bucket_and_others_do_not():
     lengths = [400, 390, 350, 100, 98, 3, 9]
     reads = Rows([(length - 1, 1) for length in lengths]).reads()
-    assert [sorted(lengths[i] for i in bucket.tokens.tolist()) for bucket in reads.cuts.buckets] == [
+    assert [sorted(lengths[i] for i in bucket.tokens.tolist()) for bucket in reads.window_reads.buckets] == [
         [350, 390, 400],
         [98, 100],
         [3, 9],
@@ -192,7 +192,7 @@ def test_rows_of_similar_length_share_a_bucket_and_others_do_not():
 
 
 def test_a_windowed_row_gathers_only_the_blocks_of_its_window():
-    (bucket,) = Rows([(199, 1)], window=6).reads().cuts.buckets
+    (bucket,) = Rows([(199, 1)], window=6).reads().window_reads.buckets
     assert bucket.bias.shape[-1] == 2 * BLOCK  # positions 194 to 199 are in blocks 48 and 49
 
 

@@ -53,7 +53,7 @@ def guard() -> Iterator[None]:
 
 @pytest.mark.parametrize("cpus", [ALLOWED[:1] * 4, (ALLOWED * 4)[:4]])
 @pytest.mark.parametrize("variant", usable())
-def test_threads_are_pinned_one_by_one_and_the_caller_is_not_touched(variant, cpus):
+def test_threads_are_pinned_except_the_caller(variant, cpus):
     before = set(affinities())
     team = Team(variant, 4, cpus)
     twice(team, 3)  # all threads have begun
@@ -65,7 +65,7 @@ def test_threads_are_pinned_one_by_one_and_the_caller_is_not_touched(variant, cp
         team.close()
 
 
-def test_without_cpus_threads_run_where_the_process_does():
+def test_threads_inherit_the_affinity_without_cpus():
     before = set(affinities())
     team = Team(best(), 3)
     try:
@@ -74,7 +74,7 @@ def test_without_cpus_threads_run_where_the_process_does():
         team.close()
 
 
-def test_a_cpu_that_is_gone_leaves_the_thread_where_it_was():
+def test_unavailable_cpu_leaves_the_thread_unpinned():
     before = set(affinities())
     team = Team(best(), 2, (0, 9000))
     twice(team, 3)
@@ -84,7 +84,7 @@ def test_a_cpu_that_is_gone_leaves_the_thread_where_it_was():
         team.close()
 
 
-def test_there_is_a_cpu_for_each_thread_or_none():
+def test_number_of_cpus_must_match_the_threads():
     with pytest.raises(ValueError, match="1 CPUs for 2 threads"):
         Team(best(), 2, (0,))
 
@@ -117,7 +117,7 @@ def chain(team: Team, length: int, rows: int) -> tuple[Program, torch.Tensor, to
 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("threads", [2, 3, 8])
-def test_many_small_programs_end_and_are_right_beside_a_busy_process(threads, pinned):
+def test_small_programs_are_correct_on_a_busy_machine(threads, pinned):
     """Test more threads than cores, while another process uses one core."""
     cpus = [ALLOWED[at % len(ALLOWED)] for at in range(threads)] if pinned else ()
     with guard(), busy(ALLOWED[:1]):
@@ -132,7 +132,7 @@ def test_many_small_programs_end_and_are_right_beside_a_busy_process(threads, pi
         team.close()
 
 
-def test_teams_are_made_and_ended_over_and_over():
+def test_teams_are_created_and_closed_repeatedly():
     with guard():
         for number in range(150):
             team = Team(best(), 1 + number % 5)
@@ -164,7 +164,7 @@ def test_two_teams_at_once_do_not_disturb_each_other():
     assert not failed
 
 
-def test_threads_sleep_while_one_holds_the_last_piece():
+def test_threads_sleep_while_one_computes_the_last_piece():
     """One row is one piece of work, so that only one thread is busy. If the others yielded until it is done, they would
     use up the CPU quota: four threads would take several times the CPU time of one."""
     size, times, rounds = 1 << 23, 20, 5  # a piece takes milliseconds on any CPU: threads spin and yield for less

@@ -41,7 +41,7 @@ def ours(positions: torch.Tensor, axes: list[int] | None) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_each_pair_turns_by_its_own_position(name: str) -> None:
+def test_each_pair_is_rotated_by_its_own_position(name: str) -> None:
     made, axes = THEIRS[name]
     positions = torch.randint(0, 900, (3, 1, 33), generator=torch.Generator().manual_seed(1))
     wanted = made()(torch.zeros(1), positions)
@@ -50,7 +50,7 @@ def test_each_pair_turns_by_its_own_position(name: str) -> None:
 
 
 @pytest.mark.parametrize("axes", [IN_BLOCKS, IN_TURNS])
-def test_those_of_a_text_are_the_angles_of_one_position(axes: list[int]) -> None:
+def test_text_angles_equal_those_of_one_position(axes: list[int]) -> None:
     positions = torch.tensor([0, 1, 17, 40_000])
     for one, two in zip(ours(positions[:, None].expand(-1, 3), axes), ours(positions, None), strict=True):
         assert torch.equal(one, two)

@@ -13,7 +13,7 @@ from kernels.jit import installed
 from kernels.sampling import penalties as penalties_file
 from kernels.sampling import sample as sample_file
 from kernels.sampling import truncation
-from kernels.sampling.columns import FIELDS, DeviceColumns, joined, words
+from kernels.sampling.columns import FIELDS, DeviceColumns, join_float64, split_float64
 from kernels.sampling.gumbel import noise_of
 from kernels.sampling.penalties import PENALTIES
 from kernels.sampling.sample import sample
@@ -43,7 +43,7 @@ def columns_of(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0):
     columns.top_k.copy_(column(top_k))
     for place, part in zip(
         (columns.top_p_low, columns.top_p_high, columns.log_min_p_low, columns.log_min_p_high),
-        (*words(column(top_p)), *words(border)),
+        (*split_float64(column(top_p)), *split_float64(border)),
         strict=True,
     ):
         place.copy_(part)
@@ -73,8 +73,8 @@ class Found:
             for t, k, p, d in zip(
                 columns.temperature[line],
                 columns.top_k[line],
-                joined(columns.top_p_low[line], columns.top_p_high[line]),
-                joined(columns.log_min_p_low[line], columns.log_min_p_high[line]),
+                join_float64(columns.top_p_low[line], columns.top_p_high[line]),
+                join_float64(columns.log_min_p_low[line], columns.log_min_p_high[line]),
                 strict=True,
             )
         ]
@@ -145,7 +145,7 @@ def take(way, monkeypatch):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shift", [0, 2])
-def test_the_border_is_exact_whichever_way_a_row_goes(shift, way, monkeypatch):
+def test_threshold_is_exact_on_every_code_path(shift, way, monkeypatch):
     take(way, monkeypatch)
     logits = unlike_rows(1031, np.random.default_rng([shift, list(WAYS).index(way)]))
 
@@ -162,7 +162,7 @@ def test_the_border_is_exact_whichever_way_a_row_goes(shift, way, monkeypatch):
     assert assert_exact(Found(logits, columns)) >= 5
 
 
-def test_each_way_is_gone(monkeypatch):
+def test_every_code_path_is_taken(monkeypatch):
     """Control: the test above only means something if each code path is reached."""
     logits = torch.randn(2, 9001, generator=torch.Generator().manual_seed(0)).to(DEVICE) * 0.2
     logits[1] = logits[1].round() * 0.001 + logits[1] * 1e-5  # so close that no estimate separates its tokens
@@ -190,7 +190,7 @@ def test_long_rows_over_many_parts():
 @pytest.mark.parametrize(
     ("p", "kept"), [(1e-12, 1), (0.001, 1), (0.25, 250), (0.3, 300), (0.5, 500), (0.9991, 1000), (1 - 1e-12, 1000)]
 )
-def test_top_p_of_equal_tokens_keeps_its_part_of_them_the_first(p, kept):
+def test_top_p_keeps_the_first_of_equal_tokens(p, kept):
     found = Found(np.full((1, 1000), 7.0), columns_of(1, top_p=p))
     assert found.kept(0).tolist() == list(range(kept)) and found.counts[0] == kept
 
@@ -203,7 +203,7 @@ def test_top_p_ends_with_the_token_that_reaches_it():
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 998, 999])
-def test_top_k_takes_the_first_of_equal_tokens(k):
+def test_top_k_keeps_the_first_of_equal_tokens(k):
     logits = np.zeros((1, 1000))
     logits[0, [900, 400]] = 2.0, 1.0
     found = Found(logits, columns_of(1, top_k=k))
@@ -211,7 +211,7 @@ def test_top_k_takes_the_first_of_equal_tokens(k):
     assert found.kept(0).tolist() == sorted([900, 400, *others][:k])
 
 
-def test_min_p_one_keeps_all_that_are_as_likely_as_the_first():
+def test_min_p_of_one_keeps_all_equally_likely_tokens():
     logits = np.zeros((2, 5000))
     logits[0, [17, 4800, 333]] = 1.0
     logits[1, 4999] = np.nextafter(np.float32(0), np.float32(1))
@@ -219,7 +219,7 @@ def test_min_p_one_keeps_all_that_are_as_likely_as_the_first():
     assert found.kept(0).tolist() == [17, 333, 4800] and found.kept(1).tolist() == [4999]
 
 
-def test_top_p_takes_its_part_of_what_the_other_cuts_left():
+def test_top_p_applies_to_the_rest_of_min_p_and_top_k():
     logits = np.log([[0.4, 0.2, 0.2, 0.1, 0.1]] * 3)
     found = Found(logits, columns_of(3, top_p=0.6, top_k=[2, 0, 0], min_p=[0, 0.4, 0]))
     assert [found.kept(row).tolist() for row in (2, 1, 0)] == [[0], [0, 1], [0, 1]]
@@ -239,13 +239,13 @@ def test_logits_that_only_the_temperature_makes_equal_are_equal():
     assert found.kept(0).tolist() == [1, 2]
 
 
-def test_the_border_of_min_p_is_not_rounded():
+def test_threshold_of_min_p_is_not_rounded():
     """In float32 the threshold would be -1 in both rows."""
     found = Found([[0.0, -1.0]] * 2, columns_of(2, min_p=np.exp([-1 + 1e-9, -1 - 1e-9])))
     assert [found.kept(row).tolist() for row in (1, 0)] == [[0], [0, 1]]
 
 
-def test_top_k_is_exact_where_a_pivot_falls(monkeypatch):
+def test_top_k_is_exact_at_a_pivot(monkeypatch):
     take("gathered", monkeypatch)
     logits = np.random.default_rng(9).normal(0, 1, (1, 1031)).astype(np.float32)
     slot = torch.zeros(1, dtype=torch.int32, device=DEVICE)
@@ -264,7 +264,7 @@ def test_minus_zero_is_zero():
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.5, "top_k": 3, "min_p": 0.1}, {"temperature": 0.0}])
-def test_rows_that_are_not_finite_say_so_alone(cut):
+def test_nonfinite_rows_do_not_affect_others(cut):
     logits = np.random.default_rng(2).normal(0, 1, (6, 4200))
     fine = Found(logits, columns_of(6, **cut))
     logits[0, 4199] = np.nan
@@ -285,7 +285,7 @@ def test_one_token_is_drawn(cut):
     assert found.ids.tolist() == [0, 0] and np.isfinite(found.scores).all()
 
 
-def test_the_best_of_equal_scores_is_the_first_across_tiles():
+def test_first_of_equal_scores_wins_across_tiles():
     logits = np.zeros((2, 9000))
     logits[0, [8999, 4096, 4095]] = 5.0
     logits[1, [8191, 8192]] = 5.0
@@ -311,7 +311,7 @@ def test_tokens_whose_noise_is_not_computed_could_not_win(scale):
     assert np.isnan(found.scores[5:7]).all()
 
 
-def test_fp16_logits_are_read_as_they_are():
+def test_fp16_logits_are_read_exactly():
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(1)).half().to(DEVICE)
     columns, slot = columns_of(3, top_p=[0.9, 1.0, 0.5]), torch.arange(3, dtype=torch.int32, device=DEVICE)
     for want, got in zip(
@@ -320,7 +320,7 @@ def test_fp16_logits_are_read_as_they_are():
         assert torch.equal(want, got)
 
 
-def test_penalties_of_sequences_longer_than_what_is_looked_at_together(monkeypatch):
+def test_penalties_of_sequences_longer_than_a_chunk(monkeypatch):
     """Repeated tokens, within a chunk, across chunks and across programs, in the prompt and after it."""
     monkeypatch.setattr(penalties_file, "CHUNK", 16)
     monkeypatch.setattr(penalties_file, "PROGRAMS", 3)
@@ -344,7 +344,7 @@ def test_penalties_of_sequences_longer_than_what_is_looked_at_together(monkeypat
     assert not torch.equal(got[0], logits[0]) and torch.equal(got[1, 5:], logits[1, 5:])
 
 
-def test_a_mask_leaves_allowed_logits_whatever_they_are():
+def test_mask_keeps_allowed_logits():
     logits = torch.full((2, 70), math.nan, device=DEVICE)
     words = torch.tensor([[0, 1 << 31 >> 1, 3]], dtype=torch.int32, device=DEVICE)
     TOKEN_MASK(logits, torch.tensor([1], dtype=torch.int32, device=DEVICE), words)

@@ -64,14 +64,14 @@ def test_a_checkpoint_agrees_with_itself(checkpoint, capsys):
     assert "all 4 prompts agree" in out and out.count("no difference") == 4
 
 
-def test_one_changed_weight_is_found_and_its_first_position_is_told(checkpoint, tmp_path, capsys):
+def test_changed_weight_is_detected_with_its_first_position(checkpoint, tmp_path, capsys):
     other = changed(checkpoint, tmp_path / "changed", 3.0)
     assert tool.main([str(checkpoint), "--tokens", "5", "--reference", str(other)]) == 1
     out = capsys.readouterr().out
     assert "first difference at position" in out and "4 of 4 prompts differ" in out
 
 
-def test_prompts_come_from_a_file_and_a_wrong_one_is_named(checkpoint, tmp_path, capsys):
+def test_prompts_are_read_from_a_file_and_errors_name_the_line(checkpoint, tmp_path, capsys):
     file = tmp_path / "prompts.txt"
     file.write_text("1 2 3\n\n60 0 60\n")
     assert tool.main([str(checkpoint), "--tokens", "3", "--prompts", str(file)]) == 0

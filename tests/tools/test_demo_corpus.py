@@ -55,7 +55,7 @@ def test_sums_are_right(a, b, sign, value):
     assert answer(a, b, sign).endswith(f"{a} {sign} {b} = {value}")
 
 
-def test_the_columns_lend_and_carry():
+def test_columns_borrow_and_carry():
     assert columns(52, 17, "-") == "52 - 17: 12 - 7 = 5, 5 - 1 - 1 = 3."
     assert columns(749, 647, "+") == "749 + 647: 9 + 7 = 16, 4 + 4 + 1 = 9, 7 + 6 = 13."
 

@@ -7,72 +7,72 @@ from appliance.server.errors.api import ApiError
 # Meaning and advice by the name of the class in appliance.server.errors.api.
 API: dict[str, tuple[str, str]] = {
     "ApiError": (
-        "The server failed in a way that nobody foresaw.",
-        "The gateway's log has the traceback beside the request's id (error.request_id).",
+        "The server failed with an unexpected error.",
+        "The gateway's log has the traceback with the request's ID (error.request_id).",
     ),
     "BadRequest": (
-        "The request is well formed and cannot be served as it stands.",
-        "Change the field that error.param names; limits.* and model.max_context are the operator's to change.",
+        "The request is well formed but has a value that cannot be served.",
+        "Change the field in error.param. The operator can change limits.* and model.max_context.",
     ),
     "InvalidBody": (
-        "The body is no JSON, or has a field of the wrong type.",
-        "Compare the field that error.param names with /openapi.json.",
+        "The body is not valid JSON, or a field has the wrong type.",
+        "Compare the field in error.param with /openapi.json.",
     ),
     "InvalidRequest": (
-        "A request to /v1/responses that cannot be served as it stands.",
-        "Change the field that error.param names; docs/http.md says what the Responses API takes here.",
+        "A request to /v1/responses has a value that cannot be served.",
+        "Change the field in error.param. docs/http.md lists the supported fields of the Responses API.",
     ),
     "Unauthorized": (
-        "The route wants an API key, and the request has none, or another one.",
-        "Send `Authorization: Bearer KEY` with a key of the list that endpoints.api_keys names.",
+        "The route requires an API key, and the request has none or an unknown one.",
+        "Send `Authorization: Bearer KEY` with a key from the list in endpoints.api_keys.",
     ),
     "NotFound": (
-        "There is no such path, or the request names a model that is not served.",
-        "GET /v1/models lists the names; model.names gives them.",
+        "The path does not exist, or the requested model is not served.",
+        "GET /v1/models lists the names, which are set by model.names.",
     ),
-    "MethodNotAllowed": ("The path takes another method.", "The Allow header names it."),
+    "MethodNotAllowed": ("The path does not support this method.", "Use a method from the Allow header."),
     "RequestTimeout": (
         "The request's head or body did not arrive within endpoints.connections.head_timeout or body_timeout.",
-        "Send it faster, or raise the key that the message names.",
+        "Send it faster, or raise the key in the message.",
     ),
     "HeadTooLarge": (
         "Request line and headers, or trailers, are larger than endpoints.connections.max_head, or there are too many.",
-        "Send fewer or smaller headers (cookies are often the reason), or raise the key that the message names.",
+        "Send fewer or smaller headers (cookies are often the reason), or raise the key in the message.",
     ),
     "TooLarge": ("The body is larger than limits.max_body.", "Send less, or raise limits.max_body."),
     "UnsupportedEncoding": (
-        "The body is compressed in a way that is not read.",
+        "The body has an unsupported Content-Encoding.",
         "Send it with Content-Encoding gzip or deflate, or without one.",
     ),
     "Unavailable": (
-        "The service cannot take requests now: its engines load or restart, or it is being stopped.",
-        "Send the same request again after Retry-After; /ready says how far the engines are.",
+        "The service cannot accept requests now: its engines are loading or restarting, or it is shutting down.",
+        "Repeat the request after Retry-After. /ready shows the progress of the engines.",
     ),
     "Overloaded": (
         "As many requests wait as limits.max_waiting allows, or as many prompt tokens as limits.max_waiting_tokens; or "
         "the request's ttft_deadline_ms or deadline_ms cannot be met behind what waits.",
-        "Send the same request again after Retry-After; add engines (parallelism.data) if it is often so.",
+        "Repeat the request after Retry-After. Add engines (parallelism.data) if this happens often.",
     ),
     "RateLimited": (
-        "The API key has used the requests or the tokens that it may use in a minute.",
-        "Send the same request again after Retry-After; the limits stand in limits.per_key, or in the list of keys.",
+        "The API key has used its requests or tokens per minute.",
+        "Repeat the request after Retry-After. The limits are set by limits.per_key or in the list of keys.",
     ),
     "DeadlineExceeded": (
-        "The request's deadline_ms passed, or its ttft_deadline_ms without a first token; it was ended.",
-        "Give it more time, or ask for less; slipway why ID tells where its time went.",
+        "The request's deadline_ms passed, or its ttft_deadline_ms passed before the first token.",
+        "Increase the deadline or reduce max_tokens. `slipway why ID` shows where the time went.",
     ),
     "ModelFault": (
-        "The served model or its settings are at fault, such as a chat template that fails on every conversation.",
-        "Sending it again does not help; the gateway's log says what the operator can correct.",
+        "The served model or its settings are faulty, such as a chat template that fails on every conversation.",
+        "A retry does not help. The gateway's log shows what the operator has to correct.",
     ),
     "EngineFailed": (
-        "The engine ended, or gave up, under this request.",
-        "Send it again: the engine is restarted. Read the last lines of its log for the cause.",
+        "The engine crashed or failed while it ran this request.",
+        "Repeat the request; the engine is restarted. The last lines of its log show the cause.",
     ),
     "Unprocessable": (
         "The request is understood and never served as it is: its Idempotency-Key belongs to another request, or the "
         "request is quarantined.",
-        "Send another key, or another request; error.message says which.",
+        "Use another key or another request; error.message says which.",
     ),
     "Quarantined": (
         "Engines ended under this very request, and again while it ran alone; it and others with its content are "
@@ -80,14 +80,17 @@ API: dict[str, tuple[str, str]] = {
         "Change its content or parameters; the log of the engine says what ended it, which is worth a report.",
     ),
     "TaskNotServed": (
-        "The route is of a task that the model is not served to; with endpoints.compat: openai this is 404.",
-        "Send it to a service whose model has the task: error.message says which tasks this one serves.",
+        "The model is not served for the task of this route. With endpoints.compat: openai the status is 404.",
+        "Use a service whose model has the task; error.message lists the tasks of this one.",
     ),
-    "NotSupported": ("The server does not do this, and no retry will help.", "docs/http.md says what is served."),
+    "NotSupported": (
+        "The server does not support this; a retry does not help.",
+        "docs/http.md lists what is supported.",
+    ),
 }
 
 
-def tell_error(word: str) -> str:
+def explain_error(word: str) -> str:
     def below(kind: type[ApiError]) -> list[type[ApiError]]:
         return [kind, *(inner for one in kind.__subclasses__() for inner in below(one))]
 

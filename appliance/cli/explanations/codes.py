@@ -9,7 +9,7 @@ from appliance.constraints.rules import RULES
 from appliance.supervisor.causes import CAUSES
 
 
-def tell_exit(word: str) -> str:
+def explain_exit(word: str) -> str:
     for one in exits.EXITS:
         if word.lower() in (str(one.number), one.name):
             head = f"exit code {one.number}, {one.name}"
@@ -17,24 +17,24 @@ def tell_exit(word: str) -> str:
     return ""
 
 
-def tell_cause(word: str) -> str:
+def explain_cause(word: str) -> str:
     """Explain a cause of an exit, by its name in messages and crash bundles."""
     found = next((one for one in CAUSES if one.name == word.lower()), None)
     if found is None:
         return ""
-    head = f"{found.name}, a cause of a death"
+    head = f"{found.name}, a crash cause"
     return "\n".join([head, field("meaning", found.meaning), field("cure", found.cure)])
 
 
-def tell_problem(word: str) -> str:
+def explain_problem(word: str) -> str:
     if word.lower() not in CODES:
         return ""
     meaning, cure = CODES[word.lower()]
-    head = f"{word.lower()}, a kind of problem of a manifest"
+    head = f"{word.lower()}, a kind of manifest problem"
     return "\n".join([head, field("meaning", meaning), field("cure", cure)])
 
 
-def tell_rule(word: str) -> str:
+def explain_rule(word: str) -> str:
     """Explain a rule by its name in docs/compatibility.md."""
     found = next((one for one in RULES if one.name == word.lower()), None)
     if found is None:
@@ -42,13 +42,15 @@ def tell_rule(word: str) -> str:
     tied = [one.key for one in variables.VARIABLES if one.name in found.keys]
     kinds = dict.fromkeys(fact.partition(".")[0] for fact in found.facts)
     tied += [{"model": "the checkpoint", "machine": "the machine", "lacks": "the memory"}[kind] for kind in kinds]
-    lines = [f"{found.name}, a rule of what goes together", field("says", found.text), field("ties", ", ".join(tied))]
+    lines = [f"{found.name}, a compatibility rule", field("says", found.text), field("ties", ", ".join(tied))]
     if found.chosen:
-        lines.append(field("by choice", "A forced engine would start, but not do what was asked, or not well."))
+        lines.append(
+            field("by choice", "An engine that ignores the rule would start but return wrong results or run slowly.")
+        )
     return "\n".join([*lines, field("see also", "docs/compatibility.md")])
 
 
-def tell_variable(word: str) -> str:
+def explain_variable(word: str) -> str:
     found = next((one for one in VARIABLES if one.name == word.upper()), None)
     if found is None:
         return ""

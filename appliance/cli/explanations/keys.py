@@ -15,12 +15,12 @@ from appliance.constraints.rules import RULES
 _KINDS = {"section": "a section", "map": "names of your choice", "layer": "in files only"}
 
 
-def tell_key(word: str) -> str:
+def explain_key(word: str) -> str:
     """Explain all keys and sections that match the word: by path, flag, variable, last part, or another server's
     name."""
     said, found = _meant(word)
-    tell = {"value": _value, "layer": _layer}
-    return said + "\n\n".join(tell.get(key.kind, _section)(key) for key in found)
+    explainers = {"value": _value, "layer": _layer}
+    return said + "\n\n".join(explainers.get(key.kind, _section)(key) for key in found)
 
 
 def _meant(word: str) -> tuple[str, list[Key]]:
@@ -32,7 +32,7 @@ def _meant(word: str) -> tuple[str, list[Key]]:
         return "", [table[named]]
     for row in DEPRECATED:
         if named == row.old:
-            return f"{row.old} is the name that {row.new} had before {row.since}\n\n", [table[row.new]]
+            return f"{row.old} was renamed to {row.new} in {row.since}\n\n", [table[row.new]]
     if meant := [key for key in table.values() if flat(key.path[-1]) == flat(named)]:
         return "", meant
     foreign = FOREIGN_KEYS.get(flat(named))
@@ -84,9 +84,9 @@ def _together(key: Key) -> list[str]:
     if tied is None:
         return []
     names = ", ".join(rule.name for rule in RULES if tied.name in rule.keys)
-    prefers = f"{tied.prefers}; what the rules exclude is passed over".replace("`", "")
+    prefers = f"{tied.prefers}; values that the rules exclude are skipped".replace("`", "")
     lines = [] if tied.sole else [field("auto", prefers)]
-    return [*lines, *([field("rules", f"{names}: slipway explain says each")] if names else [])]
+    return [*lines, *([field("rules", f"{names}: see `slipway explain` for each")] if names else [])]
 
 
 def _other(key: Key) -> object:

@@ -83,7 +83,7 @@ def _read(reading: Reading, path: File, via: tuple[Place, ...], chain: Chain, te
             reading.notices.append(version.warning(own))
     notices = rename(own)
     if reading.count > 1 and not _is_manifest(own, data):
-        raise OSError(errno.EINVAL, "Is not a manifest: it has none of the keys of one", str(path))
+        raise OSError(errno.EINVAL, "is not a manifest: it has no key of a manifest", str(path))
     reading.notices += notices
     bases = [base for name in _names(own, reading.environ) if (base := _base(reading, own, name, chain))]
     rest = without(own, ("extends",))
@@ -100,13 +100,13 @@ def _names(own: Tree, environ: Mapping[str, str]) -> Iterator[Path]:
         return
     if any(path[:1] == ("extends",) for path in own.dollars):
         if names := [text for path in own.dollars if path[:1] == ("extends",) and "${var." in (text := at(own, path))]:
-            what = f"{names[0]}: variables are not known yet where files are put together"
+            what = f"{names[0]}: variables cannot be used in extends"
             hint = "use an environment variable: ${NAME}"
             own.faults.append(fault(own, ("extends",), what, hint, "interpolation"))
             return
         done = interpolate(own, Names(environ, {}))
         own.faults += [one for one in done.faults[len(own.faults) :] if one.path[:1] == ("extends",)]
-        own.value["extends"], own.spelled = done.value["extends"], done.spelled
+        own.value["extends"], own.interpolated = done.value["extends"], done.interpolated
     given = own.value["extends"]
     paths: list[Path] = [("extends", i) for i in range(len(given))] if isinstance(given, list) else [("extends",)]
     faulty = {one.path for one in own.faults}
@@ -138,8 +138,8 @@ def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
         return _read(reading, target, (replace(place, via=()), *place.via), (*chain, (real, str(target))))
     except OSError as error:
         what, hint = unreadable(error, name, folder_of(place.source))
-        remedy = None if path in own.spelled else hint.remedy
-        own.faults.append(Fault(path, place, f"{name}: {what}", (), hint.text, "unread", remedy, hint.certain))
+        fix = None if path in own.interpolated else hint.fix
+        own.faults.append(Fault(path, place, f"{name}: {what}", (), hint.text, "unread", fix, hint.certain))
         return None
 
 
@@ -161,7 +161,7 @@ def unreadable(error: OSError, name: str, folder: File) -> tuple[str, Hint]:
     if not isinstance(error, FileNotFoundError):
         return (error.strerror or str(error)).lower(), Hint()
     above, hint = joined(folder, name).parent, suggest_file(name, real_path(folder))
-    if hint.remedy is not None:
+    if hint.fix is not None:
         return "no such file", hint
     return ("no such file", hint) if above.is_dir() else (f"no such file, nor the folder {above}", Hint())
 

@@ -9,34 +9,34 @@ from appliance.config.problems import Problem, short
 from appliance.config.yaml_loader import Tree, dotted
 
 
-def mended_where_written(problem: Problem, tree: Tree) -> Problem:
+def fix_at_definition(problem: Problem, tree: Tree) -> Problem:
     """Return the problem with a fix at the definition of its value.
 
     This is the value of a variable, a default, or an environment variable, for which the message explains how to set
     it. The message quotes the text at the reference.
     """
-    spelled = next((one for path, one in tree.spelled.items() if dotted(path) == problem.key), None)
-    if spelled is None or isinstance(problem.remedy, Replace) or problem.code == "unknown-key":
-        return problem if spelled is None or not isinstance(problem.remedy, Move) else _moved(problem, problem.remedy)
-    said = short(masked(spelled.text))
+    interpolated = next((one for path, one in tree.interpolated.items() if dotted(path) == problem.key), None)
+    if interpolated is None or isinstance(problem.fix, Replace) or problem.code == "unknown-key":
+        return problem if interpolated is None or not isinstance(problem.fix, Move) else _moved(problem, problem.fix)
+    said = short(masked(interpolated.text))
     shown = said in problem.message or is_secret(tuple(problem.key.split(".")))
-    from_text = "" if shown else f"the value is that of {said}"
-    if not isinstance(problem.remedy, Write) or spelled.giver is None:
-        return _joined(replace(_without_advice(problem), remedy=None), from_text)
-    text, giver, certain = problem.remedy.text, spelled.giver, problem.certain and not spelled.shared
-    problem = replace(problem, mend_at=giver, certain=certain)
-    if spelled.default is not None:
+    from_text = "" if shown else f"the value comes from {said}"
+    if not isinstance(problem.fix, Write) or interpolated.definition is None:
+        return _joined(replace(_without_advice(problem), fix=None), from_text)
+    text, definition, certain = problem.fix.text, interpolated.definition, problem.certain and not interpolated.shared
+    problem = replace(problem, fix_at=definition, certain=certain)
+    if interpolated.default is not None:
         plain = not set(text) & set('"$}\n')
-        remedy = Replace(f":-{spelled.default}}}", f":-{text}}}") if plain else None
-        return _joined(replace(problem, remedy=remedy), from_text)
-    if giver.line:
+        fix = Replace(f":-{interpolated.default}}}", f":-{text}}}") if plain else None
+        return _joined(replace(problem, fix=fix), from_text)
+    if definition.line:
         return _joined(problem, from_text)
-    return _joined(_joined(_without_advice(problem), from_text), assignment(giver, text), is_hint=True)
+    return _joined(_joined(_without_advice(problem), from_text), assignment(definition, text), is_hint=True)
 
 
-def _moved(problem: Problem, remedy: Move) -> Problem:
+def _moved(problem: Problem, fix: Move) -> Problem:
     """Return the problem with a fix that moves the key and its text unchanged."""
-    return replace(problem, remedy=Move(remedy.path))
+    return replace(problem, fix=Move(fix.path))
 
 
 def _without_advice(problem: Problem) -> Problem:

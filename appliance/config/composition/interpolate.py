@@ -18,7 +18,7 @@ from appliance.config.fix import Replace
 from appliance.config.keys import find
 from appliance.config.merge import at, merged
 from appliance.config.scalar import read_plain
-from appliance.config.yaml_loader import Fault, Path, Place, Spelled, Tree
+from appliance.config.yaml_loader import Fault, Interpolated, Path, Place, Tree
 
 _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"[a-z][a-z0-9_]*")
@@ -59,10 +59,10 @@ class Unreadable(Exception):
     ) -> None:
         super().__init__(message)
         self.dollar, self.message, self.hint, self.code = dollar, message, hint, code
-        self.remedy, self.certain = Replace(*instead) if instead else None, certain
+        self.fix, self.certain = Replace(*instead) if instead else None, certain
 
     def fault(self, path: Path, dollars: tuple[Place, ...]) -> Fault:
-        return Fault(path, dollars[self.dollar], self.message, (), self.hint, self.code, self.remedy, self.certain)
+        return Fault(path, dollars[self.dollar], self.message, (), self.hint, self.code, self.fix, self.certain)
 
 
 # -- parsing ----------------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def _reference(text: str, start: int, depth: int) -> tuple[Reference, int]:
         raise Unreadable(dollar, f"{shown} has no closing }}", hint, instead, certain=False)
     if text[index] != "}":
         hint = f"write ${{{name or 'NAME'}:-default}}"
-        raise Unreadable(dollar, f"{text[start : index + 1]}… is no interpolation", hint)
+        raise Unreadable(dollar, f"{text[start : index + 1]}… is not a valid interpolation", hint)
     written = text[start : index + 1]
     _check_name(name, dollar, written)
     return Reference(name, default, dollar, written), index + 1
@@ -140,7 +140,7 @@ def _check_name(name: str, dollar: int, written: str) -> None:
     elif _ENVIRONMENT.fullmatch(name.strip()):
         meant = f"${{{name.strip()}}}"
     hint = f"write {meant or '${NAME} for an environment variable, ${var.name} for one of variables'}"
-    message = f"{written}: {f'{name!r} is no name' if name else 'there is no name in it'}"
+    message = f"{written}: {f'{name!r} is not a valid name' if name else 'the name is missing'}"
     raise Unreadable(dollar, message, hint, (written, meant) if meant else None, certain=certain)
 
 
@@ -154,7 +154,7 @@ class Names:
     environ: Mapping[str, str]
     variables: Mapping[str, Any]
     broken: frozenset[str] = frozenset()  # variables with a fault
-    written: Mapping[str, Spelled] = field(default_factory=dict)  # source of each variable's value
+    written: Mapping[str, Interpolated] = field(default_factory=dict)  # source of each variable's value
     shared: frozenset[str] = frozenset()  # variables that several texts refer to
 
 
@@ -189,7 +189,7 @@ def _resolve_at(tree: Tree, path: Path, text: str, places: tuple[Place, ...], na
     holder = at(tree, path[:-1])
     holder[path[-1]] = value.value
     if any(isinstance(part, Reference) for part in parts):
-        tree.spelled[path] = written(text, parts, names, tree.values[path])
+        tree.interpolated[path] = written(text, parts, names, tree.values[path])
     if value.trap:
         message = f'"{value.value}" (from {text}): {value.trap}'
         tree.faults.append(Fault(path, tree.values[path], message, value.readings, code="ambiguous"))
@@ -227,24 +227,24 @@ def join(parts: tuple[Part, ...], names: Names) -> Any:
         text += _spell(_part(part, names))
         if len(text) > MAX_TEXT:
             dollar = part.dollar if isinstance(part, Reference) else 0
-            what = f"a text of more than {MAX_TEXT:,} characters, because variables repeat one another"
-            raise Unreadable(dollar, what, "name fewer of them", code="wrong-layer")
+            what = f"a text of more than {MAX_TEXT:,} characters, because variables contain one another"
+            raise Unreadable(dollar, what, "use fewer variables", code="wrong-layer")
     return text
 
 
-def written(text: str, parts: tuple[Part, ...], names: Names, place: Place) -> Spelled:
+def written(text: str, parts: tuple[Part, ...], names: Names, place: Place) -> Interpolated:
     """Return the source of the value of a text at `place`."""
-    spelled = Spelled(text)
+    interpolated = Interpolated(text)
     if len(parts) != 1 or not isinstance(reference := parts[0], Reference):
-        return spelled
+        return interpolated
     kind, dot, name = reference.name.rpartition(".")
     value = (names.variables if dot else names.environ).get(name)
     if value is not None and value != "" or reference.default is None:
         if not dot:
-            return replace(spelled, giver=Place(name))
-        return replace(names.written.get(name, spelled), text=text, shared=name in names.shared)
+            return replace(interpolated, definition=Place(name))
+        return replace(names.written.get(name, interpolated), text=text, shared=name in names.shared)
     if all(isinstance(part, str) for part in reference.default):
-        return replace(spelled, giver=place, default="".join(map(str, reference.default)))
+        return replace(interpolated, definition=place, default="".join(map(str, reference.default)))
     return written(text, reference.default, names, place)
 
 
@@ -280,7 +280,7 @@ def _refuse_secret(part: Reference) -> None:
     example = name if part.name == name else "NAME"
     raise Unreadable(
         part.dollar,
-        f"${{{part.name}}} is called like a secret, and secrets never become values",
+        f"${{{part.name}}} has the name of a secret, and secrets cannot be values",
         f"name it below secrets, as in secrets: {{name: {{env: {example}}}}}",
     )
 

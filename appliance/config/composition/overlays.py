@@ -13,7 +13,7 @@ PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class OverlayRef:
     """A requested overlay, and the option or variable that requested it."""
 
     name: str
@@ -24,12 +24,12 @@ class Wanted:
         return "/" in self.name or self.name.endswith((".yaml", ".yml"))
 
 
-def wanted(options: tuple[str, ...], variable: str) -> tuple[Wanted, ...]:
+def requested_overlays(options: tuple[str, ...], variable: str) -> tuple[OverlayRef, ...]:
     """Return the overlays in the order of application. Options replace the overlays in the environment variable."""
     if options:
-        return tuple(Wanted(name, Place(f"--overlay {name}")) for name in options)
+        return tuple(OverlayRef(name, Place(f"--overlay {name}")) for name in options)
     names = [name.strip() for name in variable.split(",")]
-    return tuple(Wanted(name, Place("SLIPWAY_OVERLAY")) for name in names if name)
+    return tuple(OverlayRef(name, Place("SLIPWAY_OVERLAY")) for name in names if name)
 
 
 def split(tree: Tree) -> tuple[Tree, dict[str, Tree]]:
@@ -55,7 +55,7 @@ def split(tree: Tree) -> tuple[Tree, dict[str, Tree]]:
     return rest, found
 
 
-def read(one: Wanted, overlays: dict[str, Tree], reading: Reading) -> Tree:
+def read(one: OverlayRef, overlays: dict[str, Tree], reading: Reading) -> Tree:
     """Return the tree of a requested overlay, with a fault if it does not exist."""
     nothing = Tree(value={})
     if not one.is_file:
@@ -64,19 +64,21 @@ def read(one: Wanted, overlays: dict[str, Tree], reading: Reading) -> Tree:
         near = suggest_name(one.name, overlays)
         known = f"the manifest has {', '.join(overlays)}" if overlays else "the manifest has no overlays"
         hint = f"did you mean {near}?" if near else "" if overlays else "a file ends with .yaml"
-        nothing.faults.append(Fault((), one.place, f"{_said(one)}no such overlay; {known}", (), hint, "wrong-layer"))
+        nothing.faults.append(
+            Fault((), one.place, f"{_flag_text(one)}no such overlay; {known}", (), hint, "wrong-layer")
+        )
         return nothing
     try:
         tree = read_file(reading, File(one.name))
     except OSError as error:
         what, near_file = unreadable(error, one.name, File())
-        nothing.faults.append(Fault((), one.place, f"{_said(one)}{what}", (), near_file.text, "unread"))
+        nothing.faults.append(Fault((), one.place, f"{_flag_text(one)}{what}", (), near_file.text, "unread"))
         return nothing
     tree.values.pop((), None)  # a key that the manifest lacks is not reported as missing in an overlay
     return _alone(tree, "an overlay file", ("overlays",))
 
 
-def _said(one: Wanted) -> str:
+def _flag_text(one: OverlayRef) -> str:
     return "" if one.place.source.endswith(one.name) else f"{one.name}: "
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from appliance.config.composition.fix import mended_where_written
+from appliance.config.composition.fix import fix_at_definition
 from appliance.config.composition.interpolate import Names, interpolate
 from appliance.config.manifest import Section
 from appliance.config.manifest_file import Match, Profiled
@@ -76,20 +76,20 @@ def read(alone: Tree, names: Names) -> Found:
         ),
         names,
     )
-    problems = [mended_where_written(problem, texts) for fault in texts.faults if (problem := from_fault(fault))]
+    problems = [fix_at_definition(problem, texts) for fault in texts.faults if (problem := from_fault(fault))]
     given = texts.value["hardware"]["profiles"]
     values = {index: _values(alone, index, one) for index, one in enumerate(given if isinstance(given, list) else ())}
     sets = tuple(tree for tree in values.values() if tree)
     try:
         hardware = _Hardware.model_validate(texts.value).hardware
     except ValidationError as error:
-        wrong = (mended_where_written(problem, texts) for problem in from_validation(error, texts))
+        wrong = (fix_at_definition(problem, texts) for problem in from_validation(error, texts))
         return Found((), sets, (*problems, *wrong))
     found: list[Profile] = []
     for index, profile in enumerate(hardware.profiles):
         path: Path = (*WHERE, index)
         if profile.name in (one.name for one in found):
-            what = f"a second profile is called {profile.name}"
+            what = f"duplicate profile name {profile.name}"
             at_name = place_of(alone, (*path, "name"))
             problems.append(Problem(at_name, f"hardware.profiles[{index}].name", what, code="wrong-layer"))
         tree = values[index]

@@ -8,7 +8,7 @@ from typing import Any
 from appliance.config.composition.interpolate import MAX_WHOLE, Names, Part, Reference, Unreadable, join, parse, written
 from appliance.config.document import is_secret_variable
 from appliance.config.merge import at, fault
-from appliance.config.yaml_loader import Fault, Spelled, Tree
+from appliance.config.yaml_loader import Fault, Interpolated, Tree
 
 PATTERN = r"[a-z][a-z0-9_]*"
 MAX_CHAIN = 50  # maximum length of a chain of variables that refer to each other
@@ -45,7 +45,7 @@ class _Resolver:
         self._tree = tree
         self._environ = environ
         self.values: dict[str, Any] = {}
-        self.written: dict[str, Spelled] = {}
+        self.written: dict[str, Interpolated] = {}
         self.broken: set[str] = {str(f.path[1]) for f in tree.faults if f.path[:1] == ("variables",) and f.path[1:]}
         self.faults: list[Fault] = []
         self._size = 0
@@ -56,7 +56,7 @@ class _Resolver:
             what = f"not a name for a variable; must match ^{PATTERN}$"
             self._break(name, Fault(path, self._tree.keys[path], what, code="wrong-layer"))
         elif is_secret_variable(name):
-            what = "called like a secret, and secrets never become values"
+            what = "has the name of a secret, and secrets cannot be values"
             hint = "name it below secrets, as in secrets: {name: {file: path}}"
             self._break(name, Fault(path, self._tree.keys[path], what, (), hint, "literal-secret"))
         elif value is None or isinstance(value, dict | list):
@@ -76,7 +76,7 @@ class _Resolver:
             return
         path, value = ("variables", name), self._tree.value["variables"][name]
         if path not in self._tree.dollars:
-            self.values[name], self.written[name] = value, Spelled(str(value), self._tree.values[path])
+            self.values[name], self.written[name] = value, Interpolated(str(value), self._tree.values[path])
             return
         try:
             parts = parse(value)
@@ -99,11 +99,11 @@ class _Resolver:
     def _first(self, reference: Reference, chain: tuple[str, ...]) -> None:
         name = reference.name.removeprefix("var.")
         if len(chain) > MAX_CHAIN:
-            what = f"more than {MAX_CHAIN} variables that need one another"
+            what = f"more than {MAX_CHAIN} nested variables"
             raise Unreadable(reference.dollar, what, code="wrong-layer")
         if name in chain:
             circle = " → ".join((*chain[chain.index(name) :], name))
-            raise Unreadable(reference.dollar, f"{reference.text} needs its own value: {circle}", code="wrong-layer")
+            raise Unreadable(reference.dollar, f"{reference.text} refers to itself: {circle}", code="wrong-layer")
         if name in self._tree.value["variables"]:
             self.resolve(name, chain)
 

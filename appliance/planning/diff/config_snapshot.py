@@ -10,8 +10,8 @@ from appliance.config.problems import Refused
 from appliance.config.settings import Given, Settings
 from appliance.hardware.machine import Machine
 from appliance.planning.memory import spell_bytes
-from appliance.planning.plan import Plan, settled
-from appliance.planning.validate import prove, settle
+from appliance.planning.plan import Plan, resolved_values
+from appliance.planning.validate import resolve, validate
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Side:
+class ConfigSnapshot:
     """A manifest with its resolved keys and its plan."""
 
     given: Given
@@ -36,10 +36,10 @@ class Side:
     refused: Refused | None = None  # why there is no plan: the checkpoint is missing, or this machine cannot serve it
 
     @staticmethod
-    def of(given: Given, plan: Plan) -> "Side":
+    def of(given: Given, plan: Plan) -> "ConfigSnapshot":
         """Return the side of an existing plan of `given`."""
-        settings, _ = settle(given, plan.machine)
-        return Side(given, settings, _values(settings, plan), plan)
+        settings, _ = resolve(given, plan.machine)
+        return ConfigSnapshot(given, settings, _values(settings, plan), plan)
 
     @property
     def outputs_sha256(self) -> str | None:
@@ -49,22 +49,22 @@ class Side:
     @property
     def graphs_sha256(self) -> str | None:
         """Return the hash of all inputs of kernel compilation and CUDA graph capture, or None without a plan."""
-        return graphs_hash(settled(self.plan.effective)) if self.plan else None
+        return graphs_hash(resolved_values(self.plan.effective)) if self.plan else None
 
 
-def read_side(given: Given, machine: Machine) -> Side:
+def read_snapshot(given: Given, machine: Machine) -> ConfigSnapshot:
     """Read and plan one side. Raise Refused only if the manifest itself is invalid."""
-    settings, _ = settle(given, machine)
+    settings, _ = resolve(given, machine)
     try:
-        plan = prove(given, machine)
+        plan = validate(given, machine)
     except Refused as refused:
-        return Side(given, settings, _values(settings, None), refused=refused)
-    return Side(given, settings, _values(settings, plan), plan)
+        return ConfigSnapshot(given, settings, _values(settings, None), refused=refused)
+    return ConfigSnapshot(given, settings, _values(settings, plan), plan)
 
 
-def unplanned(side: Side) -> Side:
+def unplanned(snapshot: ConfigSnapshot) -> ConfigSnapshot:
     """Return the side with raw values, because a value resolved on one side only cannot be compared."""
-    return replace(side, values=_values(side.settings, None))
+    return replace(snapshot, values=_values(snapshot.settings, None))
 
 
 def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:

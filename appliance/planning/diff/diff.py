@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from appliance.config.effects import effect
 from appliance.constraints.weights import ON_CPU
 from appliance.planning.diff.clients import affected
-from appliance.planning.diff.config_snapshot import Side, Value, unplanned
+from appliance.planning.diff.config_snapshot import ConfigSnapshot, Value, unplanned
 from appliance.planning.diff.numbers import Number, numbers
 
 RESTARTS = {"none": (), "gateway": ("gateway",), "engine": ("engines",), "service": ("gateway", "engines")}
@@ -26,8 +26,8 @@ class Change:
 class Diff:
     """Changed keys and their effects."""
 
-    before: Side
-    after: Side
+    before: ConfigSnapshot
+    after: ConfigSnapshot
     changes: tuple[Change, ...]
     restart: tuple[str, ...]  # programs that must restart for the change to take effect
     causes: tuple[str, ...]  # keys that require the restart
@@ -39,7 +39,7 @@ class Diff:
     clients: tuple[str, ...]
 
 
-def compare(before: Side, after: Side) -> Diff:
+def compare(before: ConfigSnapshot, after: ConfigSnapshot) -> Diff:
     if before.plan is None or after.plan is None:
         before, after = unplanned(before), unplanned(after)
     changes = tuple(_changes(before, after))
@@ -61,7 +61,7 @@ def compare(before: Side, after: Side) -> Diff:
     )
 
 
-def _changes(before: Side, after: Side) -> Iterable[Change]:
+def _changes(before: ConfigSnapshot, after: ConfigSnapshot) -> Iterable[Change]:
     for key in dict.fromkeys([*before.values, *after.values]):
         old, new = before.values.get(key), after.values.get(key)
         acts = old is None or new is None or old.effective != new.effective
@@ -69,31 +69,37 @@ def _changes(before: Side, after: Side) -> Iterable[Change]:
             yield Change(key, old, new, acts)
 
 
-def _steady(before: Side, after: Side) -> bool:
+def _steady(before: ConfigSnapshot, after: ConfigSnapshot) -> bool:
     """Return whether both sides compute results that depend neither on batching nor on the number of threads."""
-    return all(side.plan is not None and side.plan.engines[0].invariant for side in (before, after))
+    return all(snapshot.plan is not None and snapshot.plan.engines[0].invariant for snapshot in (before, after))
 
 
-def _caches(before: Side, after: Side, acting: Iterable[str], engines: bool) -> Iterable[str]:
+def _caches(before: ConfigSnapshot, after: ConfigSnapshot, acting: Iterable[str], engines: bool) -> Iterable[str]:
     effects = [effect(key) for key in acting]
     if engines:
-        yield "prefix cache: starts empty, as at every start of an engine"
+        yield "prefix cache: empty after the restart of an engine"
     if any("weights" in one.caches for one in effects) and _rounds(after):
-        cause = "a kept file no longer fits; they are rounded anew" if _rounds(before) else "they are rounded"
-        yield f"rounded weights: {cause} at the next start, which takes longer, and kept{' again' * _rounds(before)}"
-    if any(one.graphs for one in effects) and any(_on_gpu(side) for side in (before, after)):
-        yield "CUDA graphs: others are captured, and kernels may be compiled, at the next start"
+        cause = (
+            "the cached file no longer matches, so they are quantized again"
+            if _rounds(before)
+            else "they are quantized"
+        )
+        yield (
+            f"quantized weights: {cause} at the next start, which takes longer, and cached{' again' * _rounds(before)}"
+        )
+    if any(one.graphs for one in effects) and any(_on_gpu(snapshot) for snapshot in (before, after)):
+        yield "CUDA graphs: captured again at the next start; kernels may be compiled"
 
 
-def _rounds(side: Side) -> bool:
+def _rounds(snapshot: ConfigSnapshot) -> bool:
     """Return whether quantized weights are cached; without a plan, whether the manifest enables that."""
-    if side.plan is not None:
-        return side.plan.engines[0].weight_cache is not None
-    quantization = side.settings.manifest.quantization
+    if snapshot.plan is not None:
+        return snapshot.plan.engines[0].weight_cache is not None
+    quantization = snapshot.settings.manifest.quantization
     return (quantization.weights in ON_CPU or quantization.head in ON_CPU) and quantization.keep
 
 
-def _on_gpu(side: Side) -> bool:
-    if side.plan is not None:
-        return side.plan.engines[0].device == "cuda"
-    return side.settings.manifest.hardware.device != "cpu"
+def _on_gpu(snapshot: ConfigSnapshot) -> bool:
+    if snapshot.plan is not None:
+        return snapshot.plan.engines[0].device == "cuda"
+    return snapshot.settings.manifest.hardware.device != "cpu"

@@ -13,34 +13,34 @@ from appliance.runtime.gateway_control import Answer
 
 # Cost of each kind of restart (appliance/config/effects.py).
 _COSTS = {
-    "engine": "engines start again: `slipway reload --restart` swaps them, requests wait{measured} and go on",
-    "gateway": "the gateway starts again: stop `slipway serve` (open requests get {drain}) and start it anew",
-    "service": "all starts again: stop `slipway serve` (open requests get {drain}) and start it anew",
+    "engine": "engines restart: `slipway reload --restart` replaces them; requests are queued{measured} and resume",
+    "gateway": "the gateway restarts: stop `slipway serve` (open requests have {drain}) and start it again",
+    "service": "everything restarts: stop `slipway serve` (open requests have {drain}) and start it again",
 }
 
 
 def refused(error: Refused, manifest: Path) -> str:
     problems = "\n".join(map(str, error.problems))
-    return f"{manifest} is refused, so nothing is changed:\n{textwrap.indent(problems, '  ')}"
+    return f"{manifest} is not valid, so nothing was changed:\n{textwrap.indent(problems, '  ')}"
 
 
 def unswappable(found: Step) -> str:
     """Return why restarting only the engines is not enough."""
     more = [change for change in found.waiting if effect(change.key).restart in ("gateway", "service")]
-    lines = ["nothing is changed: engines alone are not enough for this manifest", *_rows(more)]
+    lines = ["nothing was changed: this manifest needs more than a restart of the engines", *_rows(more)]
     return "\n".join([*lines, _costs(found, effect(more[0].key).restart, "")])
 
 
-def in_words(found: Step, manifest: Path, answer: Answer, *, restart: bool) -> Iterator[str]:
+def describe(found: Step, manifest: Path, answer: Answer, *, restart: bool) -> Iterator[str]:
     """Yield the report lines after the gateway has applied the change."""
     acting = (*found.at_once, *found.silent)
     keys = f"; {answer.keys} API key{'s' * (answer.keys != 1)}" if answer.keys else ""
     waiting = " is in effect" if not found.waiting and not restart else ""
-    changed = f"{_count(acting)} changed in place" if acting else "nothing to change in place"
+    changed = f"{_count(acting)} changed without a restart" if acting else "no change without a restart"
     yield f"{manifest}{waiting}: {changed}{keys}"
     yield from _rows(acting)
     if restart:
-        yield "engines are swapped" + (f" for {_count(found.swapped)}:" if found.swapped else ":")
+        yield "engines are restarted" + (f" for {_count(found.swapped)}:" if found.swapped else ":")
         yield from _rows(found.swapped)
         return
     measured = f" about {max(answer.start_s):.0f} s" if any(answer.start_s) else ""

@@ -33,18 +33,18 @@ def numbers(before: Plan, after: Plan) -> Iterator[Number]:
     yield Number("tables", old.tables, new.tables, "bytes", part=True)
     yield Number("KV cache", old.cache, new.cache, "bytes")
     yield Number("together", old.total, new.total, "bytes")
-    yield Number("host, beside the engines", old.host.total, new.host.total, "bytes", part=True)
+    yield Number("host, without the engines", old.host.total, new.host.total, "bytes", part=True)
     processes = [len(plan.engines) * plan.engines[0].tensor for plan in (before, after)]
     if max(processes) > 1:
         yield Number("of all processes", old.total * processes[0], new.total * processes[1], "bytes")
     yield Number("KV blocks", old.blocks, new.blocks, "count")
-    yield Number("tokens cached", _tokens(before), _tokens(after), "count")
-    yield Number("a whole context takes", _request(before), _request(after), "bytes")
+    yield Number("cached tokens", _tokens(before), _tokens(after), "count")
+    yield Number("one full context", _request(before), _request(after), "bytes")
     yield Number("context", before.engines[0].max_context, after.engines[0].max_context, "count")
-    yield Number("whole contexts at once", old.whole_contexts, new.whole_contexts, "count")
+    yield Number("full contexts at the same time", old.whole_contexts, new.whole_contexts, "count")
     yield Number("engines", len(before.engines), len(after.engines), "count")
     if max(plan.engines[0].tensor for plan in (before, after)) > 1:
-        yield Number("ranks of an engine", before.engines[0].tensor, after.engines[0].tensor, "count")
+        yield Number("ranks per engine", before.engines[0].tensor, after.engines[0].tensor, "count")
     yield from _ceilings(before, after)
 
 
@@ -54,15 +54,15 @@ def _request(plan: Plan) -> int:
 
 def _ceilings(before: Plan, after: Plan) -> Iterator[Number]:
     """Yield the throughput ceilings at batch sizes that both sides have."""
-    old, new = before.outlook.roofline, after.outlook.roofline
+    old, new = before.estimate.roofline, after.estimate.roofline
     if old is None or new is None:
         return
     then = {one.rows: one.tokens_s for one in new.decode}
     for one in old.decode:
         if one.rows in then:
             rows = f"{one.rows} row{'s' * (one.rows != 1)}"
-            yield Number(f"decode at most, {rows}", one.tokens_s, then[one.rows], "rate")
-    yield Number("prompts at most", old.prefill.tokens_s, new.prefill.tokens_s, "rate")
+            yield Number(f"decode limit, {rows}", one.tokens_s, then[one.rows], "rate")
+    yield Number("prefill limit", old.prefill.tokens_s, new.prefill.tokens_s, "rate")
 
 
 def _tokens(plan: Plan) -> int:

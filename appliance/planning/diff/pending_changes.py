@@ -9,9 +9,9 @@ from appliance.config import live_keys
 from appliance.config.effects import Effect, effect
 from appliance.config.fingerprint import outputs_hash
 from appliance.config.gateway import GatewayConfig
-from appliance.planning.diff.config_snapshot import Side, Value
+from appliance.planning.diff.config_snapshot import ConfigSnapshot, Value
 from appliance.planning.diff.diff import Change, compare
-from appliance.planning.plan import Effective, Plan, settled
+from appliance.planning.plan import Effective, Plan, resolved_values
 
 COSTS = ("engine", "gateway", "service")
 
@@ -24,7 +24,7 @@ class Step:
     waiting: tuple[Change, ...]  # need a restart
     silent: tuple[Change, ...]  # need no action
     gateway: GatewayConfig
-    running: Side  # the running side after `at_once` is applied
+    running: ConfigSnapshot  # the running side after `at_once` is applied
     swapped: tuple[Change, ...] = ()  # take effect with new engines
 
     @property
@@ -32,7 +32,7 @@ class Step:
         restarts = {effect(change.key).restart for change in self.waiting}
         return max(restarts, key=COSTS.index, default="")
 
-    def whole(self, wanted: Side) -> "Step":
+    def whole(self, wanted: ConfigSnapshot) -> "Step":
         """Return the transition after the engines are also replaced. Requires that nothing else is pending."""
         assert wanted.plan is not None and self.cost in ("", "engine"), "engines are enough"
         plan = wanted.plan
@@ -41,7 +41,7 @@ class Step:
         return replace(self, waiting=(), swapped=self.waiting, gateway=gateway, running=wanted)
 
 
-def step(running: Side, gateway: GatewayConfig, wanted: Side) -> Step:
+def step(running: ConfigSnapshot, gateway: GatewayConfig, wanted: ConfigSnapshot) -> Step:
     """Compare the running side with the wanted one. Both must have plans.
 
     `gateway` is the configuration last sent to the running gateway.
@@ -60,13 +60,13 @@ def step(running: Side, gateway: GatewayConfig, wanted: Side) -> Step:
         _journal_of(gateway, wanted.plan.gateway),
         [_pattern(change.key) for change in at_once],
         manifest_sha256=wanted.plan.sha256 if whole else gateway.manifest_sha256,
-        outputs_sha256=outputs_hash(settled(plan.effective)),
+        outputs_sha256=outputs_hash(resolved_values(plan.effective)),
     )
     values = _values(running.values, (*at_once, *silent))
     return Step(at_once, waiting, silent, config, replace(running, values=values, plan=plan))
 
 
-def _held_keys(wanted: Side, kinds: dict[str, Effect]) -> set[str]:
+def _held_keys(wanted: ConfigSnapshot, kinds: dict[str, Effect]) -> set[str]:
     """Return keys that stay pending because the gateway lacks the environment variable of the API keys."""
     name = wanted.settings.manifest.endpoints.api_keys
     fixed = name is not None and any(

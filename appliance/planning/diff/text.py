@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from appliance.planning.diff.config_snapshot import Side
+from appliance.planning.diff.config_snapshot import ConfigSnapshot
 from appliance.planning.diff.diff import Change, Diff
 from appliance.planning.diff.numbers import Number
 from appliance.planning.memory import spell_bytes
@@ -23,10 +23,10 @@ def as_text(diff: Diff) -> str:
     lines = [f"{_names(diff)}: {count} {'key differs' if count == 1 else 'keys differ'}", ""]
     lines += table(diff.changes)
     lines += ["", *_consequences(diff)]
-    for side in (diff.before, diff.after):
-        if side.refused is not None:
-            problems = "\n".join(str(problem) for problem in side.refused.problems)
-            text = f"{side.given.manifest} cannot be planned here, so what follows from the plan is not compared:"
+    for snapshot in (diff.before, diff.after):
+        if snapshot.refused is not None:
+            problems = "\n".join(str(problem) for problem in snapshot.refused.problems)
+            text = f"{snapshot.given.manifest} cannot be planned here, so resolved values are not compared:"
             lines += ["", text, textwrap.indent(problems, "  ")]
     return "\n".join(lines)
 
@@ -46,15 +46,15 @@ def table(changes: Iterable[Change]) -> list[str]:
 
 
 def _row(change: Change) -> tuple[str, str, str]:
-    old, new = (value.text if value else "not there" for value in (change.before, change.after))
+    old, new = (value.text if value else "not set" for value in (change.before, change.after))
     if change.key.startswith("secrets.") and change.before and change.after:
         new = "(another reference)"
     origins = [value.origin for value in (change.before, change.after) if value]
     places = " → ".join(origins)
     if set(origins) == {"default"}:
         reason = change.after.reason.removeprefix(f"{new.removesuffix(' (auto)')}, ") if change.after else ""
-        places = f"follows: {reason}" if reason else "follows from the others"
-    return change.key, f"{old} → {new}", places if change.acts else f"{places}, the same in effect"
+        places = f"follows: {reason}" if reason else "follows from other changes"
+    return change.key, f"{old} → {new}", places if change.acts else f"{places}, with the same resolved value"
 
 
 def _table(rows: list[tuple[str, str, str]]) -> list[str]:
@@ -77,7 +77,7 @@ def _consequences(diff: Diff) -> list[str]:
     lines += _paragraph("outputs", _outputs(diff))
     lines += _list("caches", diff.caches)
     lines += _memory(diff)
-    return lines + _list("clients", diff.clients or ("notice nothing",))
+    return lines + _list("clients", diff.clients or ("are not affected",))
 
 
 def _list(label: str, texts: Iterable[str]) -> list[str]:
@@ -101,11 +101,11 @@ def _paragraph(label: str, text: str) -> list[str]:
 
 def _restart(diff: Diff) -> str:
     if not diff.restart:
-        return "nothing: `slipway reload` changes it in place" if diff.live else "nothing"
+        return "nothing: `slipway reload` applies it without a restart" if diff.live else "nothing"
     drain = diff.before.values["lifecycle.drain"].text
-    how = f"stop `slipway serve` (open requests get {drain}) and start it anew"
+    how = f"stop `slipway serve` (open requests have {drain}) and start it again"
     if diff.restart == ("engines",):
-        how = "`slipway reload --restart` swaps them, and open requests go on"
+        how = "`slipway reload --restart` restarts them, and open requests resume"
     return f"{' and '.join(diff.restart)}, for {_keys(diff.causes)}; {how}"
 
 
@@ -114,7 +114,10 @@ def _outputs(diff: Diff) -> str:
         return f"may change, by {_keys(diff.outputs)}"
     if diff.rounding:
         keys = _keys(diff.rounding)
-        return f"stay but for rounding: {keys} may order sums differently, which can tip a close choice of a token"
+        return (
+            f"same except for rounding: {keys} may change the order of sums, which can change a token when two are "
+            "almost equally likely"
+        )
     return "stay"
 
 
@@ -155,8 +158,8 @@ def spell_share(number: Number) -> str:
 
 def as_json(diff: Diff) -> str:
     value = {
-        "before": _side(diff.before),
-        "after": _side(diff.after),
+        "before": _snapshot(diff.before),
+        "after": _snapshot(diff.after),
         "changes": [_entry(change) for change in diff.changes],
         "restart": list(diff.restart),
         "restart_causes": list(diff.causes),
@@ -173,14 +176,14 @@ def as_json(diff: Diff) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False)
 
 
-def _side(side: Side) -> dict[str, Any]:
-    refused = side.refused
+def _snapshot(snapshot: ConfigSnapshot) -> dict[str, Any]:
+    refused = snapshot.refused
     return {
-        "manifest": str(side.given.manifest),
-        "options": {option.key: option.text for option in side.given.options},
-        "planned": side.plan is not None,
-        "outputs_sha256": side.outputs_sha256,
-        "graphs_sha256": side.graphs_sha256,
+        "manifest": str(snapshot.given.manifest),
+        "options": {option.key: option.text for option in snapshot.given.options},
+        "planned": snapshot.plan is not None,
+        "outputs_sha256": snapshot.outputs_sha256,
+        "graphs_sha256": snapshot.graphs_sha256,
         "refused": [str(problem) for problem in refused.problems] if refused else [],
     }
 

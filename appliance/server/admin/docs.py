@@ -33,7 +33,7 @@ PATHS = frozenset(("/docs", *(f"/docs/{name}" for name in FILES)))
 _ABOUT = """\
 The HTTP API of one served model: OpenAI's routes, Anthropic's Messages, and routes for operators.
 
-Errors are objects with `message`, `type`, `param` and `code`. Every reply carries the header `x-request-id`."""
+Errors are objects with `message`, `type`, `param` and `code`. Every reply has the header `x-request-id`."""
 _BEARER = {
     "type": "http",
     "scheme": "bearer",

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.observability.history import KEPT
+from appliance.observability.history import MAX_SAMPLES
 from appliance.server.http.service import Service, service_of
 from appliance.server.routing.engine import Engine
 from appliance.server.routing.generation import Generation
@@ -25,7 +25,7 @@ def readiness(service: Service) -> dict[str, Any]:
     behind = min(engines, key=lambda engine: engine.progress)
     if service.draining:
         status = phase = "draining"
-    elif service.parked is not None:
+    elif service.halted is not None:
         status = phase = "failed"
     elif service.router.serves:
         status = phase = "ready" if service.healthy else "loading"
@@ -34,13 +34,13 @@ def readiness(service: Service) -> dict[str, Any]:
         phase = behind.phase
         status = "loading" if "loading" in kinds else phase
     progress = sum(engine.progress for engine in engines) / len(engines)
-    told = {
+    body = {
         "status": status,
         "phase": phase,
         "progress": round(progress, 4),
         "engines": [_engine(engine) for engine in engines],
     }
-    return told if service.parked is None else told | {"reason": msgspec.to_builtins(service.parked)}
+    return body if service.halted is None else body | {"reason": msgspec.to_builtins(service.halted)}
 
 
 def _engine(engine: Engine[Generation]) -> dict[str, Any]:
@@ -48,16 +48,16 @@ def _engine(engine: Engine[Generation]) -> dict[str, Any]:
 
     A ready engine also has its start time, memory usage per rank and self-test result.
     """
-    told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
-    told["progress"] = round(engine.progress, 4)
+    status: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
+    status["progress"] = round(engine.progress, 4)
     if engine.detail:
-        told["detail"] = engine.detail
+        status["detail"] = engine.detail
     ready = engine.client.ready
     if engine.serves and ready is not None:
-        told["start_s"] = round(engine.start_s, 3)
-        told["memory"] = [_memory(one) for one in ready.memory]
-        told["self_test"] = None if ready.self_test is None else msgspec.to_builtins(ready.self_test)
-    return told
+        status["start_s"] = round(engine.start_s, 3)
+        status["memory"] = [_memory(one) for one in ready.memory]
+        status["self_test"] = None if ready.self_test is None else msgspec.to_builtins(ready.self_test)
+    return status
 
 
 def _memory(memory: RankMemory) -> dict[str, Any]:
@@ -108,7 +108,9 @@ async def load(request: Request) -> JSONResponse:
 
 
 @router.get("/load/history")
-async def load_history(request: Request, limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT) -> JSONResponse:
+async def load_history(
+    request: Request, limit: Annotated[int, Query(ge=1, le=MAX_SAMPLES)] = MAX_SAMPLES
+) -> JSONResponse:
     """Return the load of the last half hour, one list per value.
 
     The lists have a sample every `interval_s` seconds, the oldest first.

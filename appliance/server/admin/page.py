@@ -30,7 +30,7 @@ FILES = (
         "request.js",
         "reply.js",
     ),
-    *("status.js", "numbers.js", "story.js"),
+    *("status.js", "numbers.js", "timeline.js"),
 )
 PATHS = frozenset(("/", *(f"/page/{name}" for name in FILES)))
 

@@ -18,8 +18,8 @@ PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 @router.get("/v1/requests")
 async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> JSONResponse:
     """Return state, lengths and times of the most recent sequences, including running ones, the newest first."""
-    stories = service_of(request).router.stories
-    return JSONResponse({"data": [story.summary(now()) for story in islice(stories.newest(), limit)]})
+    timelines = service_of(request).router.timelines
+    return JSONResponse({"data": [timeline.summary(now()) for timeline in islice(timelines.newest(), limit)]})
 
 
 @router.get("/v1/requests/{request_id}/why")
@@ -27,9 +27,11 @@ async def why(request: Request, request_id: str) -> JSONResponse:
     """Return the timeline of each choice of a request: when it waited, the reason, and when it ran."""
     service = service_of(request)
     bare = next((request_id.removeprefix(each) for each in PREFIXES if request_id.startswith(each)), request_id)
-    stories = list(service.router.stories.of(bare))
-    if not stories:
-        known = f"the last {service.config.stories} replies are (observability.stories)"
-        message = f"Nothing is remembered of {request_id[:200]!r}; {known}. Ask with the id of a reply or X-Request-Id."
+    timelines = list(service.router.timelines.of(bare))
+    if not timelines:
+        known = f"timelines of the last {service.config.timelines} replies are kept (observability.stories)"
+        message = (
+            f"There is no timeline of {request_id[:200]!r}; {known}. Use the ID of a reply or its X-Request-Id header."
+        )
         raise NotFound(message, "request_id")
-    return JSONResponse({"id": request_id, "choices": [story.told() for story in stories]})
+    return JSONResponse({"id": request_id, "choices": [timeline.as_dict() for timeline in timelines]})

@@ -71,32 +71,32 @@ class Blocks:
 
         A malformed call was already sent: its block ends there, and the complete content has it as text.
         """
-        told: list[dict[str, Any]] = []
+        added: list[dict[str, Any]] = []
         for event in events:
             if isinstance(event, Content):
-                told += self._text("text", event.text)
+                added += self._text("text", event.text)
             elif isinstance(event, ReasoningText):
-                told += self._text("thinking", event.text) if self.thoughts != "dropped" else []
+                added += self._text("thinking", event.text) if self.thoughts != "dropped" else []
             elif isinstance(event, CallStart):
-                told += self._open(Block("tool_use", event.index, event.name, self._call_id(event.index)))
+                added += self._open(Block("tool_use", event.index, event.name, self._call_id(event.index)))
             elif isinstance(event, CallArguments):
-                told += self._add(event.text)
+                added += self._add(event.text)
             elif isinstance(event, CallBroken):
                 self.broken[event.index] = event.text
-                told += self.close()
+                added += self.close()
                 if not any(block.call == event.index for block in self.blocks):
-                    told += self._text("text", event.text)
-        return told
+                    added += self._text("text", event.text)
+        return added
 
     def close(self) -> list[dict[str, Any]]:
         """End the open block, if there is one."""
         if not self.is_open:
             return []
         self.is_open = False
-        block, told = self.blocks[-1], []
+        block, added = self.blocks[-1], []
         if block.kind == "thinking":
-            told.append(self._delta({"type": "signature_delta", "signature": self._signature(block)}))
-        return [*told, {"type": "content_block_stop", "index": len(self.blocks) - 1}]
+            added.append(self._delta({"type": "signature_delta", "signature": self._signature(block)}))
+        return [*added, {"type": "content_block_stop", "index": len(self.blocks) - 1}]
 
     def end(self) -> list[dict[str, Any]]:
         """End the content. Empty content becomes one empty text block."""
@@ -118,7 +118,7 @@ class Blocks:
         return [*(self._open(Block(kind)) if opens else []), *self._add(text)]
 
     def _open(self, block: Block) -> list[dict[str, Any]]:
-        told = self.close()
+        added = self.close()
         self.blocks.append(block)
         self.is_open = True
         empty: dict[str, dict[str, Any]] = {
@@ -127,7 +127,7 @@ class Blocks:
             "tool_use": {"type": "tool_use", "id": block.id, "name": block.name, "input": {}},
         }
         start = {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": empty[block.kind]}
-        return [*told, start]
+        return [*added, start]
 
     def _add(self, text: str) -> list[dict[str, Any]]:
         block = self.blocks[-1]

@@ -56,12 +56,14 @@ def _check(turn: _Turn) -> None:
             raise _not_text(block, where)
         if block.type not in _ALLOWED[turn.role]:
             known = ", ".join(_ALLOWED[turn.role])
-            message = f"{where}: {block.type!r} is no block of a message with role {turn.role}; possible are {known}."
+            message = f"{where}: {block.type!r} is not allowed in a message with role {turn.role}. Allowed: {known}."
             raise RequestError(message, where)
 
 
 def _not_text(block: OtherBlock, where: str) -> RequestError:
-    return RequestError(f"{where}: blocks of type {block.type!r} are not possible: the model takes text only.", where)
+    return RequestError(
+        f"{where}: blocks of type {block.type!r} are not supported; the model accepts only text.", where
+    )
 
 
 def _joined(texts: Sequence[str]) -> str:
@@ -94,7 +96,7 @@ def _assistant(turn: _Turn, names: dict[str, str]) -> dict[str, Any]:
 def _result(block: ToolResultBlock, where: str, names: dict[str, str]) -> dict[str, Any]:
     name = names.get(block.tool_use_id)
     if name is None:
-        message = f"{where}.tool_use_id: no tool_use block before it has the id {block.tool_use_id[:100]!r}."
+        message = f"{where}.tool_use_id: no earlier tool_use block has the id {block.tool_use_id[:100]!r}."
         raise RequestError(message, f"{where}.tool_use_id")
     texts = []
     for at, part in enumerate(block.content):

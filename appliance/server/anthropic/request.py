@@ -54,7 +54,7 @@ def _tools(tools: Sequence[MessageTool] | None) -> list[Tool] | None:
     for at, tool in enumerate(tools or ()):
         where = f"tools.{at}"
         if tool.name in found:
-            raise RequestError(f"{where}: tool names must be unique, and {tool.name!r} was there before.", where)
+            raise RequestError(f"{where}: tool names must be unique, and {tool.name!r} occurs twice.", where)
         found[tool.name] = Tool(type="function", function=_function(tool, where))
     return list(found.values()) or None
 
@@ -64,7 +64,9 @@ def _function(tool: MessageTool, where: str) -> FunctionDefinition:
     if tool.type not in (None, "custom"):
         known = client_tool(tool.type)
         if known is None:
-            message = f"{where}: this server runs no tools of type {tool.type!r}; give a custom tool with input_schema."
+            message = (
+                f"{where}: this server does not run tools of type {tool.type!r}; use a custom tool with input_schema."
+            )
             raise RequestError(message, f"{where}.type")
         description, parameters = known.description, known.parameters
     if parameters is None:
@@ -92,31 +94,34 @@ def _tool_choice(body: CountRequest) -> tuple[Any, bool]:
 
 def _variables(body: CountRequest) -> dict[str, Any]:
     """Return the chat template variables for thinking and for effort."""
-    told: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     if body.output_config is not None and body.output_config.effort is not None:
-        told["reasoning_effort"] = body.output_config.effort
+        variables["reasoning_effort"] = body.output_config.effort
     match body.thinking:
         case ThinkingEnabled() | ThinkingAdaptive():
-            told["enable_thinking"] = True
+            variables["enable_thinking"] = True
         case None:
             pass
         case other if other.type == "disabled":
-            told |= {"enable_thinking": False, "reasoning_effort": "none"}
-    return told | (body.chat_template_kwargs or {})
+            variables |= {"enable_thinking": False, "reasoning_effort": "none"}
+    return variables | (body.chat_template_kwargs or {})
 
 
 def _conversation(body: CountRequest) -> dict[str, Any]:
     """Return the fields of a Conversation. A last message of the assistant is the beginning of the reply."""
     if body.mcp_servers:
-        message = "mcp_servers are not supported: this server runs no tools; list them with the client and give tools."
+        message = (
+            "mcp_servers is not supported because this server does not run tools. List the tools in the client and "
+            "send them in tools."
+        )
         raise RequestError(message, "mcp_servers")
     messages = chat_messages(body.system or (), body.messages)
     if not messages:
-        raise RequestError("messages: there is no text in them.", "messages")
+        raise RequestError("messages must contain text.", "messages")
     continues = messages[-1]["role"] == "assistant"
     if continues and "tool_calls" in messages[-1]:
         at = f"messages.{len(body.messages) - 1}"
-        message = f"{at}: a reply cannot go on behind tool_use; send its tool_result in a message of the user."
+        message = f"{at}: a reply cannot continue after tool_use. Send its tool_result in a user message."
         raise RequestError(message, at)
     return {
         "model": body.model,
@@ -139,7 +144,7 @@ def conversation(body: CountRequest) -> Conversation:
 def _response_format(body: CountRequest) -> ResponseFormat | None:
     given = body.output_config.format if body.output_config is not None else None
     if given is not None and body.output_format is not None:
-        message = "output_config.format and output_format are one field, and both are given; leave output_format out."
+        message = "output_config.format and output_format are the same field. Leave output_format out."
         raise RequestError(message, "output_format")
     given = given or body.output_format
     if given is None:
@@ -166,7 +171,7 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
     choice, several = _tool_choice(body)
     fields = _conversation(body)
     if choice is not None and fields["tools"] is None and choice not in ("auto", "none"):
-        raise RequestError("tool_choice: there are no tools to call; give tools.", "tool_choice")
+        raise RequestError("tool_choice requires tools.", "tool_choice")
     return ChatRequest(
         **fields,
         max_tokens=body.max_tokens,

@@ -22,7 +22,7 @@ from appliance.server.errors.api import Unavailable, is_unexpected
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.durable import start
-from appliance.server.http.reply import Ending, Source, load_header, served
+from appliance.server.http.reply import CompletionLog, Source, load_header, served
 from appliance.server.http.service import Service, service_of
 from appliance.server.http.sse import EventStream, record
 from appliance.server.reply_store.records import Identity
@@ -71,15 +71,15 @@ class MessageReply:
         self.id = f"msg_{identity.request_id}"
         self.blocks = Blocks(identity.salt, _thoughts(body))
         self.state = ChatChoice(service.text.tokenizer, plan)
-        self.race = source
+        self.source = source
         self.last: Piece | None = None
-        self._ending_log = Ending(service, subject, len(plan.prompts[0].ids))
+        self._completion_log = CompletionLog(service, subject, len(plan.prompts[0].ids))
 
     async def pieces(self) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield the stream events of each delta and add them to the complete content."""
         try:
-            async for _, delta in self.race.deltas():
-                self._ending_log.take(delta)
+            async for _, delta in self.source.deltas():
+                self._completion_log.take(delta)
                 cut = delta.finish == "abort"
                 taken = self.state.take(replace(delta, finish=None) if cut else delta)
                 self.last = taken.piece
@@ -87,17 +87,19 @@ class MessageReply:
                 if taken.piece.finish is not None:
                     events += self.blocks.end()
                 if self.state.choice.stopped:
-                    self.race.stop(0)
+                    self.source.stop(0)
                 self._log()
                 yield events
                 if cut:  # this API has no stop_reason for an aborted reply
-                    raise Unavailable("The service ended this reply before it was whole; repeat it.", RETRY_AFTER_S)
+                    raise Unavailable(
+                        "The service is shutting down and ended this reply early. Repeat the request.", RETRY_AFTER_S
+                    )
         finally:
-            if self.race.counts:
+            if self.source.counts:
                 self._count()
 
     def _log(self) -> None:
-        if self.service.config.log_outputs == "off" or self.last is None or not self.race.counts:
+        if self.service.config.log_outputs == "off" or self.last is None or not self.source.counts:
             return
         self.service.log.delta(self.subject, 0, self.last.text)
         if self.last.finish is not None:
@@ -106,7 +108,7 @@ class MessageReply:
 
     def _count(self) -> None:
         self.service.metrics.request_done(1, self.state.choice.tokens)
-        self._ending_log.log([self.state.choice])
+        self._completion_log.log([self.state.choice])
         if self.plan.tools.calls is not None:
             self.service.metrics.tool_calls(bool(self.body.stream), self.blocks.has_calls(streamed=False))
 
@@ -155,26 +157,26 @@ class MessageReply:
         The events of one delta are sent in one piece and the last one has the ID, so that a client that resumes after
         an event gets everything that follows it.
         """
-        if not self.race.skips_opening:
+        if not self.source.skips_opening:
             usage = {"input_tokens": len(self.plan.prompts[0].ids), "output_tokens": 0}
             message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
-            yield event({"type": "message_start", "message": message}, self.race.event_id()) + PING
+            yield event({"type": "message_start", "message": message}, self.source.event_id()) + PING
         try:
             async for events in self.pieces():
-                if not self.race.seen and events:
-                    yield b"".join(map(event, events[:-1])) + event(events[-1], self.race.event_id())
+                if not self.source.seen and events:
+                    yield b"".join(map(event, events[:-1])) + event(events[-1], self.source.event_id())
         except Exception as error:  # outermost handler of the stream: report any failure and end the stream
             if is_unexpected(error):
                 self.service.log.unexpected(self.subject, error)
             failure = message_error(error, self.subject.request_id)
             yield b"".join(map(event, [*self.blocks.close(), failure]))
             return
-        if not self.race.skips_usage:
+        if not self.source.skips_usage:
             delta = {"type": "message_delta", "delta": self._ending(streamed=True), "usage": self._usage()}
-            yield event(delta) + event({"type": "message_stop"}, self.race.event_id(usage=True))
+            yield event(delta) + event({"type": "message_stop"}, self.source.event_id(usage=True))
 
     async def whole(self) -> dict[str, Any]:
-        async with self.race:
+        async with self.source:
             async for _ in self.pieces():
                 pass
         return self._message(self.blocks.whole(), self._ending(streamed=False), self._usage())
@@ -202,7 +204,7 @@ async def create_message(service: Service, request: Request, body: MessagesReque
         service.log.request(subject, "messages", body.model_dump(exclude=hidden, exclude_unset=True, mode="json"))
     if body.stream:
         pause_s = service.config.stream_keep_alive_s
-        return EventStream(reply.records(), reply.race, headers, pause_s=pause_s, sign=PING)
+        return EventStream(reply.records(), reply.source, headers, pause_s=pause_s, sign=PING)
     whole = await until_disconnect(request, reply.whole())
     headers = {**headers, **load_header(service, request)}
     return Response(orjson.dumps(whole), headers=headers, media_type="application/json")

@@ -33,8 +33,8 @@ def thinking_of(signature: str, where: str) -> str:
     try:
         data = unfold.decompress(base64.b64decode(signature.removeprefix(_KEPT), validate=True), MAX_TEXT)
         if not unfold.eof:
-            raise ValueError("it does not end")
+            raise ValueError("truncated")
         return data.decode()
     except (ValueError, zlib.error) as error:
-        message = f"{where}.signature is none of this server; send the block as it was received, or leave it out."
+        message = f"{where}.signature was not created by this server. Send the block unchanged, or leave it out."
         raise RequestError(message, f"{where}.signature") from error

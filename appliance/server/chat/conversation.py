@@ -49,27 +49,29 @@ class Rendered:
 
 def render(body: Conversation, text: Text, config: GatewayConfig, variables: dict[str, Any]) -> Rendered:
     """Render a conversation with the chat template. Raise RequestError if that is not possible."""
-    if config.sources is not None:
+    if config.encoder is not None:
         raise RequestError(NO_CONVERSATIONS, "messages")
     is_own = text.template is not None and body.chat_template in text.template.names()
     if body.chat_template is not None and not is_own and not config.trust_request_chat_template:
         raise RequestError(
-            "chat_template in a request is refused; the server allows it with endpoints.trust_request_chat_template.",
+            "chat_template in a request is disabled on this server; the manifest key "
+            "endpoints.trust_request_chat_template enables it.",
             "chat_template",
         )
     for name in ("media_io_kwargs", "mm_processor_kwargs"):
         if getattr(body, name) is not None:
-            raise RequestError(f"{name} is not possible: the model takes text only.", name)
+            raise RequestError(f"{name} is not supported; the model accepts only text.", name)
     if body.continue_final_message and body.add_generation_prompt:
         raise RequestError(
-            "continue_final_message and add_generation_prompt exclude each other.", "continue_final_message"
+            "continue_final_message and add_generation_prompt cannot be combined. Leave one out.",
+            "continue_final_message",
         )
     template = text.template
     if template is None and body.chat_template is not None:
         template = ChatTemplate(body.chat_template, text.tokenizer.special_tokens, text.renderers)
     if template is None:
         raise RequestError(
-            "The model has no chat template: its checkpoint brings none and the manifest names none. "
+            "The model has no chat template: neither the checkpoint nor the manifest has one. "
             "Set model.chat_template in the manifest, or use /v1/completions.",
             "messages",
         )

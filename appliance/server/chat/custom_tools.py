@@ -35,7 +35,7 @@ def _expression(form: Mapping[str, Any], where: str) -> str:
     syntax = grammar.get("syntax") if isinstance(grammar, Mapping) else None
     if syntax != "regex" or not isinstance(grammar.get("definition"), str):
         raise RequestError(
-            f"{where}.format: grammars of syntax {str(syntax)[:100]!r} are not possible; possible is regex, with the "
+            f"{where}.format: grammars of syntax {str(syntax)[:100]!r} are not supported. Use regex, with the "
             "expression in definition.",
             "tools",
         )

@@ -49,11 +49,11 @@ def offered(body: ChatRequest) -> Offered:
 def _legacy(body: ChatRequest) -> Offered:
     for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
         if getattr(body, new) is not None:
-            raise RequestError(f"{new} cannot be combined with functions and function_call; use {new} alone.", old)
+            raise RequestError(f"{new} cannot be combined with functions and function_call. Use only {new}.", old)
     if not body.functions:
         if body.function_call in (None, "none", "auto") and body.functions is None:
             return Offered(None, None)
-        raise RequestError("functions must be a list that is not empty.", "functions")
+        raise RequestError("functions must be a non-empty list.", "functions")
     tools = tuple(Tool(type="function", function=function) for function in body.functions)
     choice = body.function_call
     if isinstance(choice, dict):

@@ -86,7 +86,7 @@ def _from_outputs(outputs: StructuredOutputs) -> Language:
         message = f"You can only use one kind of structured output, but {', '.join(used)} are given."
         raise RequestError(message, param)
     if outputs.backend is not None:
-        raise RequestError(f"{param}: the backend is the server's own; leave _backend out.", param)
+        raise RequestError(f"{param}: the backend cannot be selected. Leave _backend out.", param)
     kind, value = used[0], given[used[0]]
     if kind in ("json", "json_object"):
         return _json(_ANY_OBJECT if kind == "json_object" else _parsed(value, param), outputs, param)
@@ -107,7 +107,7 @@ def _json(schema: dict[str, Any] | bool, outputs: StructuredOutputs, param: str)
         options["whitespace_flexible"] = False
     if outputs.whitespace_pattern is not None:
         if outputs.disable_any_whitespace:
-            message = f"{param}: whitespace_pattern and disable_any_whitespace exclude each other."
+            message = f"{param}: whitespace_pattern and disable_any_whitespace cannot be combined. Leave one out."
             raise RequestError(message, param)
         options["whitespace_pattern"] = outputs.whitespace_pattern
     _check_nesting(schema, param)
@@ -142,7 +142,7 @@ def _parsed(value: Any, param: str) -> Any:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"{param}: the schema is no JSON: {error}", param) from error
+            raise RequestError(f"{param}: the schema is not valid JSON: {error}", param) from error
     if not isinstance(value, dict | bool):
         raise RequestError(f"{param}: the schema must be a JSON object", param)
     return value
@@ -159,6 +159,4 @@ def _check_nesting(value: Any, param: str) -> None:
     ]:
         depth += 1
         if depth > 2 * MAX_NESTING:
-            raise RequestError(
-                f"{param}: the schema is nested too deep; at most {MAX_NESTING} levels are possible", param
-            )
+            raise RequestError(f"{param}: the schema is nested too deeply; the limit is {MAX_NESTING} levels", param)

@@ -39,10 +39,10 @@ def part_text(part: Any, where: str, param: str = "messages") -> str:
     if not isinstance(kind, str):
         raise RequestError(f"{where}: a content part must be an object with a string in 'type'.", param)
     if kind in _MEDIA:
-        raise RequestError(f"{where}: parts of type {kind!r} are not possible: the model takes text only.", param)
+        raise RequestError(f"{where}: parts of type {kind!r} are not supported; the model accepts only text.", param)
     if kind not in _TEXT_PARTS:
         known = ", ".join(_TEXT_PARTS)
-        raise RequestError(f"{where}: unknown content part type {kind[:100]!r}; possible are {known}.", param)
+        raise RequestError(f"{where}: unknown content part type {kind[:100]!r}. Allowed: {known}.", param)
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise RequestError(f"{where}: a part of type {kind!r} needs a string in {_TEXT_PARTS[kind]!r}.", param)

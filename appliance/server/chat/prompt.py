@@ -14,7 +14,7 @@ from appliance.output_formats.declaration import OutputFormat
 from appliance.output_formats.formats import PLAIN
 from appliance.server.chat.conversation import Rendered, Text, conversation_ids, render
 from appliance.server.chat.deadlines import Deadlines
-from appliance.server.chat.encoder_input import Beginning, beginning, reply_room
+from appliance.server.chat.encoder_input import DecoderStart, max_reply_tokens, resolve_decoder_start
 from appliance.server.chat.language import asked_language
 from appliance.server.chat.messages import template_messages
 from appliance.server.chat.sampling import (
@@ -59,8 +59,8 @@ class Served:
         priority = given or self.priority or 0
         if priority < 0 and not self.may_hurry:
             raise RequestError(
-                f"priority {priority} goes before other requests, and this API key has no right to that. Use 0 or "
-                "more, or ask the operator for priority=yes in the list of keys.",
+                f"priority {priority} is below 0, which this API key is not allowed to use. Use 0 or "
+                "more, or ask the operator to set priority=yes for the key.",
                 "priority",
             )
         return priority
@@ -85,17 +85,17 @@ class Prompt:
     ids: tuple[int, ...]
     submits: tuple[Submit, ...]
     drops_reply: bool = False  # only the prompt is scored; the one token that this requires is hidden
-    begin: Beginning | None = None  # first decoder tokens of an encoder-decoder model
+    decoder_start: DecoderStart | None = None  # first decoder tokens of an encoder-decoder model
 
     @property
     def before(self) -> tuple[int, ...]:
         """The tokens before the reply."""
-        return self.ids if self.begin is None else self.begin.ids
+        return self.ids if self.decoder_start is None else self.decoder_start.ids
 
     @property
     def tokens(self) -> int:
         """Number of tokens that the request provided."""
-        return len(self.ids) + (0 if self.begin is None else self.begin.given)
+        return len(self.ids) + (0 if self.decoder_start is None else self.decoder_start.given)
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class ChatPlan(Plan):
 def _refuse_unsupported(body: GenerationRequest) -> None:
     if body.use_beam_search and body.stream:
         raise RequestError("Streaming is not currently supported with beam search", "stream")
-    asked = {
+    options = {
         "use_beam_search": body.use_beam_search,
         "repetition_detection": body.repetition_detection,
     }
-    for name, value in asked.items():
+    for name, value in options.items():
         if value:
             raise RequestError(f"{name} is not supported by this server; leave it out.", name)
 
@@ -153,7 +153,7 @@ def cache_salt(given: str | None, header: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PromptOptions:
     """Lengths and logprobs of one request, independent of the field names of its route."""
 
     tokens: int | None
@@ -164,31 +164,31 @@ class _Asked:
     grammar: Grammar | None = None
     scores_only: bool = False
     thinking: Thinking | None = None
-    begin: Beginning = Beginning()
+    decoder_start: DecoderStart = DecoderStart()
 
 
-def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Served, first: int) -> Prompt:
+def _prompt(ids: list[int], body: GenerationRequest, options: _PromptOptions, served: Served, first: int) -> Prompt:
     """Return one prompt with its choices. `first` is the index of the first choice in the reply."""
     config, tokenizer = served.config, served.text.tokenizer
-    tokens = 1 if asked.scores_only else asked.tokens
+    tokens = 1 if options.scores_only else options.tokens
     ids = truncated(ids, body, tokens, tokenizer, config)
     check_ids(ids, config)
-    if config.sources is None:
-        max_tokens = reply_tokens(len(ids), tokens, config, param=asked.tokens_param)
+    if config.encoder is None:
+        max_tokens = reply_tokens(len(ids), tokens, config, param=options.tokens_param)
     else:
-        room = reply_room(len(ids), asked.begin, config, config.sources)
-        max_tokens = tokens_within(room, tokens, config, param=asked.tokens_param)
+        room = max_reply_tokens(len(ids), options.decoder_start, config, config.encoder)
+        max_tokens = tokens_within(room, tokens, config, param=options.tokens_param)
     sampling = resolve(
         body,
         config,
         tokenizer,
-        logprobs=asked.logprobs,
-        prompt_logprobs=asked.prompt_logprobs,
-        logprob_ids=asked.logprob_ids,
+        logprobs=options.logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+        logprob_ids=options.logprob_ids,
         max_tokens=max_tokens,
         asked_tokens=tokens,
     )
-    check_close(asked.thinking, sampling)
+    check_close(options.thinking, sampling)
     n = 1 if body.n is None else body.n
     check_n(n, sampling.temperature, config)
     seeds = child_seeds(body.seed, n)
@@ -197,21 +197,21 @@ def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Serv
             f"{served.request_id}-{first + index}",
             ids,
             body,
-            asked,
+            options,
             served,
             msgspec.structs.replace(sampling, seed=seed),
             max_tokens,
         )
         for index, seed in enumerate(seeds)
     )
-    return Prompt(tuple(ids), submits, asked.scores_only, None if config.sources is None else asked.begin)
+    return Prompt(tuple(ids), submits, options.scores_only, None if config.encoder is None else options.decoder_start)
 
 
 def _submit(
     name: str,
     ids: list[int],
     body: GenerationRequest,
-    asked: _Asked,
+    options: _PromptOptions,
     served: Served,
     sampling: Sampling,
     max_tokens: int,
@@ -219,7 +219,7 @@ def _submit(
     ttft_deadline, deadline = served.deadlines.resolve(body, served.arrived_s)
     return Submit(
         id=name,
-        prompt=(*ids, *asked.begin.ids),
+        prompt=(*ids, *options.decoder_start.ids),
         sampling=sampling,
         max_tokens=max_tokens,
         eos_token_ids=_eos_token_ids(served),
@@ -227,13 +227,13 @@ def _submit(
         ignore_eos=body.ignore_eos,
         priority=served.resolved_priority(body.priority),
         salt=cache_salt(body.cache_salt, served.salt),
-        grammar=asked.grammar,
-        thinking=asked.thinking,
+        grammar=options.grammar,
+        thinking=options.thinking,
         owner=served.owner,
         share=served.share,
         ttft_deadline=ttft_deadline,
         deadline=deadline,
-        source=len(ids) if served.config.sources is not None else 0,
+        source=len(ids) if served.config.encoder is not None else 0,
     )
 
 
@@ -269,7 +269,7 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
     _refuse_unsupported(body)
     if body.thinking_token_budget not in (None, -1):
         raise RequestError(
-            "thinking_token_budget needs a conversation, whose reasoning is known; use /v1/chat/completions.",
+            "thinking_token_budget is only supported for chat messages. Use /v1/chat/completions.",
             "thinking_token_budget",
         )
     if body.prompt_embeds is not None:
@@ -288,11 +288,13 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
     named = named_tokens(body.logprob_token_ids, logprobs, config)
     scores_only = body.echo and body.max_tokens == 0
     if named and scores_only:
-        raise RequestError("logprob_token_ids needs a reply; echo with max_tokens 0 has none.", "logprob_token_ids")
+        raise RequestError(
+            "logprob_token_ids requires a reply, but echo with max_tokens=0 generates none.", "logprob_token_ids"
+        )
     language = asked_language(body)
-    begin = beginning(body, config, tokenizer)
-    unsaid = 16 if config.sources is None else config.sampling.max_tokens
-    asked = _Asked(
+    decoder_start = resolve_decoder_start(body, config, tokenizer)
+    unsaid = 16 if config.encoder is None else config.sampling.max_tokens
+    options = _PromptOptions(
         tokens=unsaid if body.max_tokens is None else body.max_tokens,
         tokens_param="max_tokens",
         logprobs=logprobs,
@@ -300,16 +302,16 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
         logprob_ids=named,
         grammar=None if language is None else language.grammar(served.text.special_id),
         scores_only=scores_only,
-        begin=begin,
+        decoder_start=decoder_start,
     )
     n = body.n or 1
     planned = []
     for at, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             if body.truncate_prompt_tokens is None:
-                check_text(prompt, tokenizer, config, None if config.sources is None else config.sources.longest)
+                check_text(prompt, tokenizer, config, None if config.encoder is None else config.encoder.max_input)
             prompt = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
-        planned.append(_prompt(prompt, body, asked, served, at * n))
+        planned.append(_prompt(prompt, body, options, served, at * n))
     return Plan(tuple(planned), _reading(body, served), "" if language is None else language.param)
 
 
@@ -318,7 +320,7 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
 
 def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:
     if body.top_logprobs and not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
+        raise RequestError("top_logprobs requires logprobs=true.", "top_logprobs")
     if not body.logprobs:
         return None
     return logprob_count("sample", "top_logprobs", body.top_logprobs or 0, config)
@@ -334,8 +336,8 @@ def _effort(body: ChatRequest, output_format: OutputFormat) -> dict[str, Any]:
     if effort is None:
         return {}
     thinks = effort != "none"
-    said = _EFFORTS.get(effort, effort) if output_format.channels is not None else effort
-    return {"reasoning_effort": said, "enable_thinking": thinks, "thinking": thinks}
+    supported = _EFFORTS.get(effort, effort) if output_format.channels is not None else effort
+    return {"reasoning_effort": supported, "enable_thinking": thinks, "thinking": thinks}
 
 
 def _reply_role(body: ChatRequest, rendered: Rendered, compat: str) -> tuple[str, str]:
@@ -378,7 +380,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         limit = None  # the grammar does not allow reasoning
     short = body.max_completion_tokens is not None
     tokens = body.max_completion_tokens if short else body.max_tokens
-    asked = _Asked(
+    options = _PromptOptions(
         tokens=config.sampling.max_tokens if tokens is None else tokens,
         tokens_param="max_completion_tokens" if short else "max_tokens",
         logprobs=top_logprobs,
@@ -387,7 +389,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         grammar=grammar,
         thinking=limit,
     )
-    prompt = _prompt(conversation_ids(body, rendered, text), body, asked, served, 0)
+    prompt = _prompt(conversation_ids(body, rendered, text), body, options, served, 0)
     shown = frozenset(token for marker in output_format.tokens() if (token := text.special_id(marker)) is not None)
     role, echo = _reply_role(body, rendered, config.compat)
     return ChatPlan(

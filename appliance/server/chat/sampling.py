@@ -70,7 +70,7 @@ def _logit_bias(biases: dict[str, float] | None, config: GatewayConfig) -> dict[
     if not biases:
         return {}
     if len(biases) > MAX_BIASES:
-        raise _refuse("logit_bias", f"logit_bias has {len(biases)} entries; at most {MAX_BIASES} are possible.")
+        raise _refuse("logit_bias", f"logit_bias has {len(biases)} entries; the limit is {MAX_BIASES}.")
     try:
         resolved = {int(key): effective_bias(value) for key, value in biases.items()}
     except ValueError:
@@ -87,9 +87,7 @@ def _allowed_ids(ids: list[int] | None, config: GatewayConfig) -> tuple[int, ...
     if not ids:
         raise _refuse("allowed_token_ids", "allowed_token_ids is not None and empty!")
     if len(ids) > MAX_ALLOWED_IDS:
-        raise _refuse(
-            "allowed_token_ids", f"allowed_token_ids has {len(ids)} ids; at most {MAX_ALLOWED_IDS} are possible."
-        )
+        raise _refuse("allowed_token_ids", f"allowed_token_ids has {len(ids)} ids; the limit is {MAX_ALLOWED_IDS}.")
     return _in_vocabulary("allowed_token_ids", ids, config)
 
 
@@ -98,9 +96,9 @@ def named_tokens(ids: list[int] | None, logprobs: int | None, config: GatewayCon
     if not ids:
         return ()
     if logprobs is None:
-        raise _refuse("logprob_token_ids", "logprob_token_ids needs logprobs.")
+        raise _refuse("logprob_token_ids", "logprob_token_ids requires logprobs.")
     if len(ids) > MAX_LOGPROB_IDS:
-        message = f"logprob_token_ids has {len(ids)} ids; at most {MAX_LOGPROB_IDS} are possible."
+        message = f"logprob_token_ids has {len(ids)} ids; the limit is {MAX_LOGPROB_IDS}."
         raise _refuse("logprob_token_ids", message)
     return _in_vocabulary("logprob_token_ids", ids, config)
 
@@ -110,14 +108,14 @@ def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int
     if not words:
         return ()
     if len(words) > MAX_BAD_WORDS:
-        raise _refuse("bad_words", f"bad_words has {len(words)} words; at most {MAX_BAD_WORDS} are possible.")
+        raise _refuse("bad_words", f"bad_words has {len(words)} words; the limit is {MAX_BAD_WORDS}.")
     if not all(words):
         raise _refuse("bad_words", "bad_words cannot contain an empty string.")
     spelled = (prefix + word.lstrip() for word in words for prefix in ("", " "))
     tokens = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spelled)
     sequences = tuple(dict.fromkeys(ids for ids in tokens if ids))
     if (count := sum(map(len, sequences))) > MAX_BAD_WORD_TOKENS:
-        raise _refuse("bad_words", f"bad_words come to {count} tokens; at most {MAX_BAD_WORD_TOKENS} are possible.")
+        raise _refuse("bad_words", f"bad_words have {count} tokens in total; the limit is {MAX_BAD_WORD_TOKENS}.")
     return sequences
 
 
@@ -183,7 +181,7 @@ def resolve(
         allowed_token_ids=_allowed_ids(request.allowed_token_ids, config),
         bad_words=(
             *_bad_words(request.bad_words, tokenizer),
-            *(() if config.sources is None else config.sources.never),
+            *(() if config.encoder is None else config.encoder.banned),
         ),
         min_tokens=min(request.min_tokens, max_tokens),
         logprobs=logprobs,

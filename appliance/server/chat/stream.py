@@ -15,7 +15,7 @@ from engine.text import IncrementalDecoder, StopStrings, Tokenizer, TokenText
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredToken:
     """One token with its logprob. `text` has complete characters only and may be empty."""
 
     token: int
@@ -25,12 +25,12 @@ class Scored:
     top: tuple[tuple[int, str, float], ...]  # most likely tokens at this position
 
 
-def scored(entry: Logprob, strings: TokenText) -> Scored:
+def scored_token(entry: Logprob, strings: TokenText) -> ScoredToken:
     """Return the entry with strings, decoded as the token after those that `strings` has seen."""
     top = tuple(
         (token, strings.string(token), value) for token, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
     )
-    return Scored(entry.token, strings.push(entry.token), entry.logprob, entry.rank, top)
+    return ScoredToken(entry.token, strings.push(entry.token), entry.logprob, entry.rank, top)
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Piece:
 
     text: str = ""
     ids: tuple[int, ...] = ()
-    logprobs: list[Scored] = field(default_factory=list)
+    logprobs: list[ScoredToken] = field(default_factory=list)
     finish: Finish | None = None  # set on the last piece
     stop_reason: str | int | None = None
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
@@ -84,7 +84,7 @@ class Choice:
         if piece.finish is not None and self._stops is not None and not self.stopped:
             piece.text += self._stops.flush()
         if delta.logprobs:
-            piece.logprobs = [scored(entry, self._strings) for entry in delta.logprobs[: len(piece.ids)]]
+            piece.logprobs = [scored_token(entry, self._strings) for entry in delta.logprobs[: len(piece.ids)]]
         self.tokens += len(piece.ids)
         self.finish = piece.finish
         return piece

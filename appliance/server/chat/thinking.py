@@ -67,7 +67,10 @@ def thinking_limit(
     if budget < 0:
         raise RequestError(f"{PARAM} must be at least 0, or -1 for no limit; got {budget}.", PARAM)
     if native.reasoning is None:
-        message = f"{PARAM} needs a model whose reasoning is known; this one's format is {native.name} (model.format)."
+        message = (
+            f"{PARAM} requires a model with a reasoning format, but the format of this model is {native.name} "
+            "(model.format)."
+        )
         raise RequestError(message, PARAM)
     reasoning = read.reasoning
     if reasoning is None or not thinking.possible:
@@ -91,7 +94,7 @@ def check_close(limit: Limit | None, sampling: Sampling) -> None:
     allowed = sampling.allowed_token_ids
     if allowed is not None and not set(limit.close) <= set(allowed):
         missing = ", ".join(str(token) for token in limit.close if token not in allowed)
-        raise RequestError(f"{PARAM}: allowed_token_ids lacks {missing}, which ends the reasoning.", PARAM)
+        raise RequestError(f"{PARAM}: allowed_token_ids must contain {missing}, which ends the reasoning.", PARAM)
     for word in sampling.bad_words:
         if any(limit.close[at : at + len(word)] == tuple(word) for at in range(len(limit.close))):
-            raise RequestError(f"{PARAM}: bad_words forbids the marker that ends the reasoning.", PARAM)
+            raise RequestError(f"{PARAM}: bad_words must not contain the marker that ends the reasoning.", PARAM)

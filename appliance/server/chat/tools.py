@@ -76,7 +76,7 @@ def _allowed(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> tupl
     if not isinstance(asked, dict) or asked.get("mode") not in ("auto", "required"):
         raise RequestError("tool_choice: the mode of allowed_tools must be auto or required.", "tool_choice")
     if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
-        raise RequestError("tool_choice: allowed_tools needs a list of tools that is not empty.", "tool_choice")
+        raise RequestError("tool_choice: allowed_tools requires a non-empty list of tools.", "tool_choice")
     names = {_named(tool, functions).name for tool in tools}
     return asked["mode"], tuple(each for each in functions if each.name in names)
 
@@ -85,7 +85,7 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
     """Return the request's tool use. `native` is the model's own call format, or None if its template has none."""
     given = offered(body)
     if given.tools is not None and not given.tools:
-        raise RequestError("tools must not be an empty list; leave the field out instead.", "tools")
+        raise RequestError("tools must not be empty. Leave the field out instead.", "tools")
     use = _tool_use(given, native)
     before = sum(len(calls) for message in body.messages if isinstance(calls := message.get("tool_calls"), list))
     one_call = use.one_call or given.legacy or (use.mode != "none" and body.parallel_tool_calls is False)
@@ -145,7 +145,10 @@ def tool_grammar(use: ToolUse, language: Language | None, constraint: Constraint
         return None if language is None else constraint.reply(language)
     if use.mode in ("required", "named"):
         if language is not None and language.param != "response_format":
-            message = f"tool_choice {use.mode} and {language.param} exclude each other: the reply is only tool calls."
+            message = (
+                f"tool_choice {use.mode} and {language.param} cannot be combined, because the reply has only tool "
+                "calls."
+            )
             raise RequestError(message, language.param)
         return constraint.calls(use.calls, tuple(map(_bound, use.functions)), one_call=use.one_call)
     loose = tuple(_bound(each) if each.strict else Function(each.name, {"type": "object"}) for each in use.functions)

@@ -54,12 +54,12 @@ def truncated(
     keep = kept_tokens(request.truncate_prompt_tokens, config)
     if keep is None:
         return ids
-    if keep == -1 and config.sources is not None:
-        keep = config.sources.longest
+    if keep == -1 and config.encoder is not None:
+        keep = config.encoder.max_input
     elif keep == -1:
         keep = max(1, config.max_context - max(1, asked_tokens or 1))
     side = request.truncation_side or tokenizer.truncation_side
-    if config.sources is not None:
+    if config.encoder is not None:
         return _cut_between(ids, keep, side, tokenizer.special_ids)
     if side == "left":
         return ids[-keep:] if keep else []
@@ -79,7 +79,7 @@ def _cut_between(ids: list[int], keep: int, side: str, special: Collection[int])
 def check_length(prompt_tokens: int, window: int, *, param: str = "prompt") -> None:
     """Reject an empty prompt and one that does not fit a window of `window` tokens."""
     if prompt_tokens == 0:
-        raise RequestError("The prompt has no tokens; at least one is needed.", param)
+        raise RequestError("The prompt has no tokens; at least one is required.", param)
     if prompt_tokens > window:
         raise RequestError(
             f"This model's maximum context length is {window} tokens. However, your prompt contains "

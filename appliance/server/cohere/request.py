@@ -30,9 +30,9 @@ def _texts(body: EmbedRequest) -> tuple[str, list[str]]:
     """Return the texts and the name of their field."""
     given = [name for name in ("texts", "images", "inputs") if getattr(body, name)]
     if len(given) != 1:
-        raise RequestError("Exactly one of texts, images and inputs must be given, and not be empty.", "texts")
+        raise RequestError("Exactly one of texts, images and inputs must be given and must not be empty.", "texts")
     if body.images:
-        raise RequestError("images are not possible: the model takes text only.", "images")
+        raise RequestError("images are not supported; the model accepts only text.", "images")
     if body.texts:
         return "texts", body.texts
     contents = body.inputs or []

@@ -29,6 +29,6 @@ async def create_embed(service: Service, request: Request, body: EmbedRequest) -
     return as_json(service, request, reply)
 
 
-@router.post("/v2/embed", openapi_extra=json_body(EmbedRequest), summary="Vectors of texts, as Cohere's API gives them")
+@router.post("/v2/embed", openapi_extra=json_body(EmbedRequest), summary="Embed texts (Cohere API)")
 async def embed(request: Request) -> Response:
     return await create_embed(service_of(request), request, await read_body(request, EmbedRequest))

@@ -33,17 +33,19 @@ def message_error(error: Exception, request_id: str) -> dict[str, Any]:
 
     The format has no field for the parameter, so the message starts with it.
     """
-    told = api_error(error)
-    kind = TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
-    named = told.param is None or told.param in told.message
-    message = told.message if named else f"{told.param}: {told.message}"
+    failure = api_error(error)
+    kind = TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
+    named = failure.param is None or failure.param in failure.message
+    message = failure.message if named else f"{failure.param}: {failure.message}"
     fields: dict[str, Any] = {"type": kind, "message": message}
-    if told.details is not None:
-        fields["details"] = told.details
+    if failure.details is not None:
+        fields["details"] = failure.details
     return {"type": "error", "error": fields, "request_id": request_id}
 
 
 def message_error_response(error: Exception, request_id: str) -> Response:
-    told = api_error(error)
-    headers = {**told.headers, REQUEST_ID: request_id}
-    return Response(orjson.dumps(message_error(told, request_id)), told.status, headers, media_type="application/json")
+    failure = api_error(error)
+    headers = {**failure.headers, REQUEST_ID: request_id}
+    return Response(
+        orjson.dumps(message_error(failure, request_id)), failure.status, headers, media_type="application/json"
+    )

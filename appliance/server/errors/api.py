@@ -167,8 +167,8 @@ class ModelFault(ApiError):
     """A fault of the served model or its settings: every such request fails until the operator corrects it."""
 
     def __init__(self, message: str) -> None:
-        told = f"{message} This is a fault of the served model, not of the request; the operator can correct it."
-        super().__init__(told, headers={"x-should-retry": "false"})
+        failure = f"{message} This is a fault of the served model, not of the request; the operator can correct it."
+        super().__init__(failure, headers={"x-should-retry": "false"})
 
 
 class DeadlineExceeded(ApiError):
@@ -179,8 +179,8 @@ class DeadlineExceeded(ApiError):
 
     def __init__(self) -> None:
         message = (
-            "The deadline of this request passed before it was met: deadline_ms, or without a first token "
-            "ttft_deadline_ms. Give it more time, or ask for less."
+            "The deadline of this request has passed (ttft_deadline_ms before the first token, then deadline_ms). "
+            "Increase the deadline or reduce max_tokens."
         )
         super().__init__(message, headers={"x-should-retry": "false"})
 
@@ -194,8 +194,8 @@ class RateLimited(ApiError):
     def __init__(self, unit: str, per_minute: int, seconds: float, headers: dict[str, str]) -> None:
         """`seconds` is the time until the same request is accepted."""
         message = (
-            f"This API key has used its {per_minute:,} {unit} a minute. The next request is let in after "
-            f"{seconds:.1f} s; x-ratelimit-reset-{unit} says when all of them are there again."
+            f"This API key has used its {per_minute:,} {unit} per minute. The next request is accepted after "
+            f"{seconds:.1f} s; x-ratelimit-reset-{unit} says when the full allowance is available again."
         )
         super().__init__(message, headers={**headers, "Retry-After": str(max(1, math.ceil(seconds)))})
 
@@ -208,7 +208,7 @@ class Unprocessable(ApiError):
 
 
 class Quarantined(Unprocessable):
-    """A request with this content crashed engines, also while it ran alone."""
+    """A request with this content crashed engines while it ran alone."""
 
     def __init__(self, seconds: float, tokens: int | None = None) -> None:
         """`seconds` is how long this content is rejected. `tokens` is the length of its reply at the last crash, if
@@ -216,8 +216,8 @@ class Quarantined(Unprocessable):
         """
         at = "" if tokens is None else f" at token {tokens} of its reply"
         super().__init__(
-            f"This request is quarantined: a request with this content crashed engines{at}, also while it ran alone. "
-            f"The same content is refused for {max(1, math.ceil(seconds / 60))} min; change the prompt or a sampling "
+            f"This request is isolated because a request with the same content crashed engines{at} while it ran alone. "
+            f"The same content is rejected for {max(1, math.ceil(seconds / 60))} min; change the prompt or a sampling "
             "parameter.",
             headers={"x-should-retry": "false"},
         )
@@ -292,19 +292,19 @@ def is_unexpected(error: Exception) -> bool:
 
 def error_object(error: Exception, request_id: str) -> dict[str, Any]:
     """Return the error object of any exception, for a response body or for a record within a stream (ER-17)."""
-    told = api_error(error)
+    failure = api_error(error)
     return {
         "error": {
-            "message": told.message,
-            "type": told.type,
-            "param": told.param,
-            "code": told.status,
+            "message": failure.message,
+            "type": failure.type,
+            "param": failure.param,
+            "code": failure.status,
             "request_id": request_id,
         }
     }
 
 
 def error_response(error: Exception, request_id: str) -> Response:
-    told = api_error(error)
-    body = orjson.dumps(error_object(told, request_id))
-    return Response(body, told.status, told.headers, media_type="application/json")
+    failure = api_error(error)
+    body = orjson.dumps(error_object(failure, request_id))
+    return Response(body, failure.status, failure.headers, media_type="application/json")

@@ -31,14 +31,14 @@ def check_counts(body: dict[str, Any], size: int) -> None:
     for name, most in MAX_ENTRIES.items():
         value = body.get(name)
         if isinstance(value, list) and len(value) > most:
-            raise BadRequest(f"{name} has {len(value):,} entries; at most {most:,} are possible.", name)
+            raise BadRequest(f"{name} has {len(value):,} entries; the limit is {most:,}.", name)
     if size >= COUNTED_FROM:
         _check_values(body)
 
 
 def _check_values(body: dict[str, Any]) -> None:
     if len(body) > MAX_VALUES:
-        raise BadRequest(f"The request has {len(body):,} fields; at most {MAX_VALUES:,} values are possible.")
+        raise BadRequest(f"The request has {len(body):,} fields; the limit is {MAX_VALUES:,} values.")
     counts = {}
     left = MAX_VALUES
     for name, value in body.items():
@@ -47,7 +47,7 @@ def _check_values(body: dict[str, Any]) -> None:
         if left < 0:
             largest = max(counts, key=lambda each: counts[each])
             raise BadRequest(
-                f"The request has more than {MAX_VALUES:,} values, most of them in {largest[:64]!r}; send fewer "
+                f"The request has more than {MAX_VALUES:,} values, most of them in {largest[:64]!r}. Send fewer "
                 "messages, tools or other entries.",
                 largest[:64],
             )

@@ -22,12 +22,12 @@ from starlette.requests import Request
 from appliance.server.chat.prompt import Plan
 from appliance.server.errors.api import BadRequest, NotFound, Unavailable, Unprocessable
 from appliance.server.http.disconnect import until_disconnect
-from appliance.server.http.reply import Race, Source, placement
+from appliance.server.http.reply import ChoiceStream, Source, placement
 from appliance.server.http.service import Service
 from appliance.server.reply_store.entry import Entry, Suspended
 from appliance.server.reply_store.records import Identity
-from appliance.server.reply_store.store import JournalFull, Ledger
-from appliance.server.routing.generation import Past
+from appliance.server.reply_store.store import JournalFull, ReplyStore
+from appliance.server.routing.generation import EarlierOutput
 from appliance.server.routing.router import Placement
 from appliance.server.schema.common import Streamed
 from engine.api.messages import Delta, Submit, Timing
@@ -64,10 +64,12 @@ class Position:
 def read_position(text: str, choices: int) -> Position:
     """Parse an event ID. Raise BadRequest if it cannot be an event ID of a request with `choices` choices."""
     if not _POSITION.fullmatch(text):
-        raise BadRequest(f"{LAST} {text[:40]!r} is not the id of an event of this API, such as 12 or 3e.4.", LAST)
+        raise BadRequest(f"{LAST} {text[:40]!r} is not an event ID of this API, such as 12 or 3e.4.", LAST)
     parts = text.removesuffix("u").split(".")
     if len(parts) != choices:
-        raise BadRequest(f"{LAST} {text[:40]!r} is of a reply with {len(parts)} choices, this one has {choices}.", LAST)
+        raise BadRequest(
+            f"{LAST} {text[:40]!r} belongs to a reply with {len(parts)} choices, but this one has {choices}.", LAST
+        )
     return Position(
         tuple(int(part.removesuffix("e")) for part in parts),
         tuple(part.endswith("e") for part in parts),
@@ -76,7 +78,7 @@ def read_position(text: str, choices: int) -> Position:
 
 
 @dataclass(frozen=True)
-class Wish:
+class IdempotencyOptions:
     """Idempotency options of a request. `key` and `body` are digests, so that no log contains the client's data."""
 
     key: bytes
@@ -84,7 +86,7 @@ class Wish:
     after: str
 
 
-def read_wish(request: Request, body: Streamed, kind: str) -> Wish | None:
+def read_idempotency_options(request: Request, body: Streamed, kind: str) -> IdempotencyOptions | None:
     """Return the idempotency options, or None without an Idempotency-Key.
 
     Keys are scoped: the same key with another API key, or on another route, is a different key. Streamed and
@@ -93,17 +95,19 @@ def read_wish(request: Request, body: Streamed, kind: str) -> Wish | None:
     key, after = request.headers.get(KEY), request.headers.get(LAST, "")
     if key is None:
         if after:
-            raise BadRequest(f"{LAST} goes on with the request of an {KEY}: send the same one with it.", LAST)
+            raise BadRequest(f"{LAST} requires the {KEY} of the request that is resumed.", LAST)
         return None
     if not VALID_KEY.fullmatch(key):
         raise BadRequest(f"{KEY} must have 1 to 255 visible ASCII characters.", KEY)
     if after and not body.stream:
-        raise BadRequest(f"{LAST} goes on with a stream: send it with stream=true.", LAST)
+        raise BadRequest(f"{LAST} resumes a stream and requires stream=true.", LAST)
     owner = [request.headers.get(name, "") for name in ("authorization", "x-api-key")]
     # independent of the header that carried the API key
     owner = [request.state.owner] if request.state.owner else owner
-    asked = body.model_dump(mode="json", exclude={"stream", "stream_options"}, exclude_unset=True)
-    return Wish(digest(kind, *owner, key), digest(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS).decode()), after)
+    requested = body.model_dump(mode="json", exclude={"stream", "stream_options"}, exclude_unset=True)
+    return IdempotencyOptions(
+        digest(kind, *owner, key), digest(orjson.dumps(requested, option=orjson.OPT_SORT_KEYS).decode()), after
+    )
 
 
 def digest(*parts: str) -> bytes:
@@ -127,73 +131,87 @@ async def start(
     `plan` parses the request for a request ID, in a thread. `build` creates the reply that reads a source. A request
     with an Idempotency-Key subscribes to the generation of that key, which is started, or resumed if it is paused.
     """
-    ledger = service.ledger
-    wish = read_wish(request, body, kind) if ledger is not None else None
-    entry = _find(ledger, wish) if ledger is not None and wish is not None else None
+    reply_store = service.reply_store
+    options = read_idempotency_options(request, body, kind) if reply_store is not None else None
+    entry = _find(reply_store, options) if reply_store is not None and options is not None else None
     identity = entry.opened.identity if entry is not None else _identity(request)
-    planned = await asyncio.to_thread(plan, identity.request_id)
-    if planned.grammar is not None and entry is None:
-        await until_disconnect(request, service.check_grammar(planned.grammar, planned.bound_by))
-    submits = tuple(submit for prompt in planned.prompts for submit in prompt.submits)
-    where = placement(request)
-    if ledger is None or wish is None:
-        return build(planned, identity, Race(service.router.generate_all(submits, where))), {}
+    parsed = await asyncio.to_thread(plan, identity.request_id)
+    if parsed.grammar is not None and entry is None:
+        await until_disconnect(request, service.check_grammar(parsed.grammar, parsed.bound_by))
+    submits = tuple(submit for prompt in parsed.prompts for submit in prompt.submits)
+    target = placement(request)
+    if reply_store is None or options is None:
+        return build(parsed, identity, ChoiceStream(service.router.generate_all(submits, target))), {}
 
-    entry, race = _find(ledger, wish), None  # another request with this key may have arrived in the meantime
-    after = read_position(wish.after, len(submits)) if wish.after else None
+    entry, stream = _find(reply_store, options), None  # another request with this key may have arrived in the meantime
+    after = read_position(options.after, len(submits)) if options.after else None
     joined = REPLAYED if entry is not None else {}
     if entry is None:
         if after is not None:
-            raise NotFound(f"Nothing is kept of a request with this {KEY}; repeat it without {LAST}.", LAST)
-        race = Race(service.router.generate_all(submits, where))
-        entry = await _open(ledger, wish, identity, submits, race)
+            raise NotFound(f"No reply is stored for this {KEY}. Repeat the request without {LAST}.", LAST)
+        stream = ChoiceStream(service.router.generate_all(submits, target))
+        entry = await _open(reply_store, options, identity, submits, stream)
     else:
         service.metrics.add("requests_joined", 1)
     if entry.state == "paused":
-        if race is None:
+        if stream is None:
             service.router.admit()
-        recorder = Recorder(entry, race, partial(_go_on, service, entry, submits, where))
-        entry.run(_drained(build(planned, entry.opened.identity, recorder)), partial(_over, ledger))
-        await asyncio.wait([asyncio.ensure_future(ledger.flushed())], timeout=DISK_S)
-    follower = Follower(entry, after, service.config.linger_s)
-    return build(planned, entry.opened.identity, follower), joined
+        writer = Writer(entry, stream, partial(_resume, service, entry, submits, target))
+        entry.run(_drained(build(parsed, entry.opened.identity, writer)), partial(_drop_failed, reply_store))
+        await asyncio.wait([asyncio.ensure_future(reply_store.flushed())], timeout=DISK_S)
+    subscriber = Subscriber(entry, after, service.config.linger_s)
+    return build(parsed, entry.opened.identity, subscriber), joined
 
 
 def _identity(request: Request) -> Identity:
     return Identity(request.state.request_id, int(time.time()), uuid.uuid4().hex)
 
 
-def _find(ledger: Ledger, wish: Wish) -> Entry | None:
+def _find(reply_store: ReplyStore, options: IdempotencyOptions) -> Entry | None:
     """Return the generation for a key, if there is one. Raise Unprocessable if the key was used for another request."""
-    entry = ledger.find(wish.key)
-    if entry is not None and entry.opened.body != wish.body:
-        raise Unprocessable(f"{KEY}: this key was used for another request; take a new key for a new request.", KEY)
+    entry = reply_store.find(options.key)
+    if entry is not None and entry.opened.body != options.body:
+        raise Unprocessable(f"{KEY}: this key was already used for a different request. Use a new key.", KEY)
     return entry
 
 
-async def _open(ledger: Ledger, wish: Wish, identity: Identity, submits: tuple[Submit, ...], race: Race) -> Entry:
+async def _open(
+    reply_store: ReplyStore,
+    options: IdempotencyOptions,
+    identity: Identity,
+    submits: tuple[Submit, ...],
+    stream: ChoiceStream,
+) -> Entry:
     try:
         # deadlines are on this boot's clock
         kept = tuple(replace(submit, ttft_deadline=None, deadline=None) for submit in submits)
-        return ledger.open(wish.key, wish.body, identity, kept)
+        return reply_store.open(options.key, options.body, identity, kept)
     except JournalFull:
-        await race.__aexit__(None, None, None)
-        raise Unavailable(f"Too many requests with an {KEY} are under way; repeat it later.", RETRY_AFTER_S) from None
+        await stream.__aexit__(None, None, None)
+        raise Unavailable(
+            f"Too many requests with an {KEY} are in progress. Repeat the request later.", RETRY_AFTER_S
+        ) from None
 
 
-def _go_on(service: Service, entry: Entry, asked: Sequence[Submit], where: Placement, past: Mapping[int, Past]) -> Race:
+def _resume(
+    service: Service, entry: Entry, requested: Sequence[Submit], target: Placement, earlier: Mapping[int, EarlierOutput]
+) -> ChoiceStream:
     """Resume the unfinished choices after their last tokens, with the deadlines of the current request."""
     submits = [
-        replace(entry.opened.submits[index], ttft_deadline=asked[index].ttft_deadline, deadline=asked[index].deadline)
-        for index in past
+        replace(
+            entry.opened.submits[index],
+            ttft_deadline=requested[index].ttft_deadline,
+            deadline=requested[index].deadline,
+        )
+        for index in earlier
     ]
-    return Race(service.router.generate_all(submits, where, list(past.values())), list(past))
+    return ChoiceStream(service.router.generate_all(submits, target, list(earlier.values())), list(earlier))
 
 
-def _over(ledger: Ledger, entry: Entry) -> None:
+def _drop_failed(reply_store: ReplyStore, entry: Entry) -> None:
     """Drop a failed generation. Keep it if engines are only unavailable, since the client has received a part of it."""
     if not isinstance(entry.failure, Unavailable):
-        ledger.over(entry)
+        reply_store.record_end(entry)
 
 
 async def _drained(reply: Reply) -> None:
@@ -201,7 +219,7 @@ async def _drained(reply: Reply) -> None:
         pass
 
 
-class Recorder:
+class Writer:
     """The only reader that generates: replays the log, then reads from engines and writes their deltas to the log.
 
     `begin` starts the remaining choices after their last tokens.
@@ -212,8 +230,8 @@ class Recorder:
     def __init__(
         self,
         entry: Entry,
-        race: Race | None,
-        begin: Callable[[Mapping[int, Past]], Race],
+        stream: ChoiceStream | None,
+        begin: Callable[[Mapping[int, EarlierOutput]], ChoiceStream],
         *,
         counts_pause: bool = False,
     ) -> None:
@@ -225,11 +243,11 @@ class Recorder:
         self.counts = not entry.counted
         self._entry = entry
         self._counts_pause = counts_pause
-        self._race = race
+        self._stream = stream
         self._begin = begin
         self._open = set(range(entry.choices))
 
-    async def __aenter__(self) -> "Recorder":
+    async def __aenter__(self) -> "Writer":
         return self
 
     async def __aexit__(self, *error: Any) -> None:
@@ -240,8 +258,8 @@ class Recorder:
 
     def stop(self, index: int) -> None:
         self._open.discard(index)
-        if self._race is not None:
-            self._race.stop(index)
+        if self._stream is not None:
+            self._stream.stop(index)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         ids: dict[int, list[int]] = {index: [] for index in self._open}
@@ -257,29 +275,31 @@ class Recorder:
             yield index, delta
         if not self._open:
             return
-        race = self._race or self._begin({index: Past(tuple(ids[index]), times[index]) for index in sorted(self._open)})
-        self._race = race
+        stream = self._stream or self._begin(
+            {index: EarlierOutput(tuple(ids[index]), times[index]) for index in sorted(self._open)}
+        )
+        self._stream = stream
         if not self.counts:
-            race.suspend()
-        async with race:
+            stream.suspend()
+        async with stream:
             try:
-                async for index, delta in race.deltas():
+                async for index, delta in stream.deltas():
                     if delta.finish == "abort":  # the gateway is releasing all running generations
                         raise Suspended
                     if delta.finish is not None:
                         self._open.discard(index)
-                    self._entry.gain(index, delta)
+                    self._entry.append(index, delta)
                     yield index, delta
             except (Suspended, asyncio.CancelledError):
                 if self._counts_pause:
                     self._entry.counted = True
                 elif not self._entry.abandoned:
                     self.counts = False
-                    race.suspend()
+                    stream.suspend()
                 raise
 
 
-class Follower:
+class Subscriber:
     """Subscriber that reads a generation from its start.
 
     `linger_s` seconds after the last subscriber has left, the generation is paused until the next request for it. None:
@@ -298,18 +318,18 @@ class Follower:
         self._tokens = [0] * entry.choices
         self._open = set(range(entry.choices))
 
-    async def __aenter__(self) -> "Follower":
-        self._entry.followers += 1
+    async def __aenter__(self) -> "Subscriber":
+        self._entry.subscribers += 1
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        self._entry.followers -= 1
-        if not self._entry.followers and self._entry.state == "running" and self._linger_s is not None:
+        self._entry.subscribers -= 1
+        if not self._entry.subscribers and self._entry.state == "running" and self._linger_s is not None:
             asyncio.get_running_loop().call_later(self._linger_s, self._leave)
 
     def _leave(self) -> None:
-        if not self._entry.followers:
-            self._entry.let_go()
+        if not self._entry.subscribers:
+            self._entry.pause_soon()
 
     def event_id(self, *, usage: bool = False) -> str:
         counts = (f"{count}{'' if index in self._open else 'e'}" for index, count in enumerate(self._tokens))
@@ -339,7 +359,10 @@ class Follower:
             elif self._entry.state == "ended":
                 return  # it was cancelled
             elif self._entry.state != "running" and not self._entry.abandoned:
-                message = f"The service lets go of this request; repeat it with its {KEY} and {LAST} to get the rest."
+                message = (
+                    f"The service is shutting down. Repeat the request with its {KEY} and {LAST} to get the rest of "
+                    "the reply."
+                )
                 raise Unavailable(message, RETRY_AFTER_S)
             else:
                 await self._entry.change()

@@ -43,7 +43,7 @@ def read_fields(body: dict[str, Any], schema: type[BaseModel], unknown: Unknown,
             _read(name, field, body)
         elif unknown == "refuse":
             message = (
-                f"{name[:_SHOWN]!r} is not a field of this route; remove it. (endpoints.unknown_fields is refuse.)"
+                f"{name[:_SHOWN]!r} is not a field of this route. Remove it. (endpoints.unknown_fields is refuse.)"
             )
             raise BadRequest(message, name[:_SHOWN])
         elif unknown == "warn":
@@ -75,5 +75,5 @@ def _put(name: str, target: str, value: Any, body: dict[str, Any]) -> None:
     if member and given is not None and not isinstance(given, dict):
         return  # the schema rejects it
     if (given or {}).get(member) is not None if member else given is not None:
-        raise BadRequest(f"{name} and {target} are the same field, and both are given; leave one out.", name)
+        raise BadRequest(f"{name} and {target} are the same field. Leave one of them out.", name)
     body[outer] = {**(given or {}), member: value} if member else value

@@ -58,7 +58,10 @@ class Unpacker:
         return found
 
     def _damaged(self) -> BadRequest:
-        return BadRequest(f"The body is not valid {self._encoding}, its Content-Encoding.", "content-encoding")
+        return BadRequest(
+            f"The body is not valid {self._encoding}, although Content-Encoding is {self._encoding}.",
+            "content-encoding",
+        )
 
 
 class Inflate:

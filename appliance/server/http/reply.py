@@ -20,7 +20,7 @@ from appliance.server.chat.stream import Choice
 from appliance.server.errors.api import BadRequest, DeadlineExceeded, EngineFailed, error_object, is_unexpected
 from appliance.server.http.body import MAX_INPUT
 from appliance.server.http.service import Service
-from appliance.server.http.sse import Envelope
+from appliance.server.http.sse import ChunkEncoder
 from appliance.server.reply_store.records import Identity
 from appliance.server.routing.router import Placement
 from appliance.server.schema.common import GenerationRequest
@@ -30,9 +30,9 @@ from engine.text import TokenText
 
 CUT = ("error", "deadline")  # finish reasons of a choice that fail its request
 LEAST_LOGPROB = -9999.0  # JSON cannot represent -inf
-_ONE_MODEL = "this server serves one set of weights and no LoRA adapters."
+_ONE_MODEL = "this server does not load LoRA adapters."
 _SAGEMAKER = {
-    "X-Amzn-SageMaker-Session-Id": "this server keeps no sessions; send the whole conversation in each request.",
+    "X-Amzn-SageMaker-Session-Id": "this server does not store sessions; send the whole conversation in each request.",
     "X-Amzn-SageMaker-Adapter-Identifier": _ONE_MODEL,
     "X-Amzn-SageMaker-Adapter-Alias": _ONE_MODEL,
 }
@@ -67,7 +67,7 @@ class Source(Protocol):
     def event_id(self, *, usage: bool = False) -> str: ...
 
 
-class Race:
+class ChoiceStream:
     """Merged stream of the deltas of all choices, in order of arrival. Exiting it ends the choices that still run.
 
     `indexes` are the choices of the generations; the default is to count from 0. An exception of one choice fails the
@@ -84,7 +84,7 @@ class Race:
         self._pumps: dict[int, asyncio.Task[None]] = {}
         self._open = set(self._generations)
 
-    async def __aenter__(self) -> "Race":
+    async def __aenter__(self) -> "ChoiceStream":
         if len(self._generations) > 1:
             self._pumps = {at: asyncio.create_task(self._pump(at, each)) for at, each in self._generations.items()}
         return self
@@ -160,7 +160,7 @@ class Race:
                 yield index, delta
 
 
-class Ending:
+class CompletionLog:
     """Writes the log line at the end of a generation."""
 
     def __init__(self, service: Service, subject: Subject, prompt_tokens: int) -> None:
@@ -192,7 +192,7 @@ class Ending:
 
 
 @contextmanager
-def counted(source: Source, count: Callable[[], None]) -> Iterator[None]:
+def count_when_done(source: Source, count: Callable[[], None]) -> Iterator[None]:
     """Count a reply when its reader ends for any reason, if it is a request of its own."""
     try:
         yield
@@ -214,9 +214,9 @@ class Header:
     def fields(self) -> dict[str, Any]:
         return {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
 
-    def envelope(self) -> Envelope:
+    def chunk_encoder(self) -> ChunkEncoder:
         """Return an envelope for chunks with one choice each."""
-        return Envelope(self.fields(), "choices")
+        return ChunkEncoder(self.fields(), "choices")
 
 
 def header(service: Service, identity: Identity, prefix: str, kind: str, model: str) -> Header:
@@ -315,7 +315,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class UsageWish:
+class UsageOptions:
     """Selects the chunks of a stream that carry usage."""
 
     final: bool
@@ -324,11 +324,11 @@ class UsageWish:
     """Chunks before the final one have `usage: null`, as in the OpenAI service."""
 
 
-def usage_wish(body: GenerationRequest, compat: str) -> UsageWish:
+def usage_options(body: GenerationRequest, compat: str) -> UsageOptions:
     options = body.stream_options
     final = bool(options and options.include_usage)
     every = final and bool(options and options.continuous_usage_stats)
-    return UsageWish(final, every, nulls=final and not every and compat == "openai")
+    return UsageOptions(final, every, nulls=final and not every and compat == "openai")
 
 
 def finite(logprob: float) -> float:

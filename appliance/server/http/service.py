@@ -11,13 +11,13 @@ from appliance.config.gateway import GatewayConfig
 from appliance.observability.history import History
 from appliance.observability.log import RequestLog
 from appliance.observability.metrics import Metrics, now
-from appliance.runtime.halted import Parked
+from appliance.runtime.halted import HaltedState
 from appliance.security.allowance import Allowances
 from appliance.security.certificate import Certificate
 from appliance.security.keys import ApiKey
 from appliance.server.errors.api import NotFound, Unavailable
 from appliance.server.http.fields import UnknownFields
-from appliance.server.reply_store.store import Ledger
+from appliance.server.reply_store.store import ReplyStore
 from appliance.server.routing.grammars import Bounds, Grammars
 from appliance.server.routing.router import Router
 from engine.api.messages import Grammar
@@ -42,7 +42,7 @@ class Service:
         router: Router,
         metrics: Metrics,
         log: RequestLog,
-        ledger: Ledger | None = None,
+        reply_store: ReplyStore | None = None,
         keys: Sequence[ApiKey] = (),
         allowances: Allowances | None = None,
         certificate: Certificate | None = None,
@@ -51,20 +51,20 @@ class Service:
         self.router = router
         self.metrics = metrics
         self.log = log
-        self.ledger = ledger  # store of durable replies, if enabled
+        self.reply_store = reply_store  # store of durable replies, if enabled
         self.grammars = Grammars(metrics.grammar_checked)
         self.unknown_fields = UnknownFields(logging.getLogger(__name__).warning)
         self.tasks = config.tasks
         self.open_requests = 0  # requests in progress, including streams
         self.draining = False  # set by SIGTERM
         self.closed = False  # new requests are rejected
-        self.shelved: Ledger | None = None  # a store that accepts no new replies
+        self.shelved: ReplyStore | None = None  # a store that accepts no new replies
         self.allowances = allowances or Allowances()
         self.certificate = certificate
-        self.stored_responses: Ledger | None = None  # store of responses, if enabled
+        self.stored_responses: ReplyStore | None = None  # store of responses, if enabled
         self.history = History()
         self.set_keys(keys)
-        self.parked: Parked | None = None  # set once by the launcher, when the appliance halts
+        self.halted: HaltedState | None = None  # set once by the launcher, when the appliance halts
         self.started_s = time.time()
         self._text: Text | None = None
 
@@ -72,7 +72,7 @@ class Service:
         """Set the accepted API keys and their limits from the configuration. Without keys, every client is accepted."""
         self.keys = tuple(keys)
         config = self.config
-        self.metrics.tell_keys({key.shown for key in keys})
+        self.metrics.register_keys({key.shown for key in keys})
         self.allowances.allow(keys, config.key_requests_per_minute, config.key_tokens_per_minute, now())
 
     def share(self, owner: str) -> float:
@@ -90,7 +90,7 @@ class Service:
     def text(self) -> "Text":
         """Tokenizer and template. Raises Unavailable while they are being loaded from the checkpoint."""
         if self._text is None:
-            self.router.refuse_if_parked()
+            self.router.refuse_if_halted()
             raise Unavailable("The service is starting: the tokenizer is being loaded.", 1)
         return self._text
 

@@ -37,7 +37,7 @@ def _named(event_id: str, data: bytes) -> bytes:
     return b"id: " + event_id.encode() + b"\n" + data if event_id else data
 
 
-class Envelope:
+class ChunkEncoder:
     """Renderer of records that have the same first fields.
 
     Each record is one JSON object: `fields`, then a list `name` with one item, then the item's extra fields. The

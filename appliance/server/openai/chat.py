@@ -12,17 +12,17 @@ from starlette.responses import Response
 from appliance.observability.log import Subject
 from appliance.output_formats.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText
 from appliance.server.chat.prompt import ChatPlan, plan_chat
-from appliance.server.chat.stream import ChatChoice, ChatPiece, Scored
+from appliance.server.chat.stream import ChatChoice, ChatPiece, ScoredToken
 from appliance.server.chat.tools import ToolUse
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.durable import start
 from appliance.server.http.reply import (
-    Ending,
+    CompletionLog,
     Source,
     Usage,
-    UsageWish,
-    counted,
+    UsageOptions,
+    count_when_done,
     describe_error,
     finite,
     header,
@@ -30,7 +30,7 @@ from appliance.server.http.reply import (
     prompt_logprobs,
     served,
     token_name,
-    usage_wish,
+    usage_options,
 )
 from appliance.server.http.service import Service, service_of
 from appliance.server.http.sse import EventStream, guarded, record
@@ -48,7 +48,7 @@ def _token_fields(token: int, text: str, value: float, as_id: bool) -> dict[str,
     return {"token": name, "logprob": finite(value), "bytes": list(name.encode())}
 
 
-def _logprobs(tokens: Sequence[Scored], count: int, as_ids: bool) -> dict[str, Any]:
+def _logprobs(tokens: Sequence[ScoredToken], count: int, as_ids: bool) -> dict[str, Any]:
     """Return logprobs in the chat format.
 
     Each token has the `count` most likely tokens, whether or not it is one of them.
@@ -127,7 +127,7 @@ class Message:
         return message | ({"tool_calls": [call.whole() for call in calls]} if calls else {})
 
 
-class Writer:
+class ChoiceBuilder:
     """Builds the output of one choice."""
 
     def __init__(
@@ -219,75 +219,75 @@ class ChatReply:
         self.prompt = plan.prompts[0]
         names = [f"{identity.salt}/{index}" for index in range(len(self.prompt.submits))]
         openai, tokenizer = service.config.compat == "openai", service.text.tokenizer
-        self.writers = [Writer(at, body, tokenizer, plan, name, twice=openai) for at, name in enumerate(names)]
-        self.race = source
+        self.builders = [ChoiceBuilder(at, body, tokenizer, plan, name, twice=openai) for at, name in enumerate(names)]
+        self.source = source
         self.usage = Usage(len(self.prompt.ids), openai)
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
-        self._ending_log = Ending(service, subject, self.usage.prompt)
-        self._envelope = self.head.envelope()
+        self._completion_log = CompletionLog(service, subject, self.usage.prompt)
+        self._chunk_encoder = self.head.chunk_encoder()
 
     def _take(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return a delta as a streamed choice."""
-        writer = self.writers[index]
-        self._ending_log.take(delta)
-        choice = writer.take(delta)
-        if writer.state.choice.stopped:
-            self.race.stop(index)
+        builder = self.builders[index]
+        self._completion_log.take(delta)
+        choice = builder.take(delta)
+        if builder.state.choice.stopped:
+            self.source.stop(index)
         if delta.prompt_logprobs is not None and index == 0 and self.body.prompt_logprobs is not None:
             self.prompt_logprobs = prompt_logprobs(
                 delta.prompt_logprobs, self.body.prompt_logprobs, self.service.text.tokenizer, self.prompt.ids
             )
-        if self.service.config.log_outputs != "off" and self.race.counts:
-            self._log(writer)
+        if self.service.config.log_outputs != "off" and self.source.counts:
+            self._log(builder)
         return choice
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the streamed choice for each delta, in order of arrival."""
-        with counted(self.race, self._count):
-            async for index, delta in self.race.deltas():
+        with count_when_done(self.source, self._count):
+            async for index, delta in self.source.deltas():
                 yield self._take(index, delta)
 
-    def _log(self, writer: Writer) -> None:
-        assert writer.last is not None, "it took a delta"
-        self.service.log.delta(self.subject, writer.index, writer.last.piece.text)
-        if finish := writer.finish_reason():
-            whole = orjson.dumps(writer.message.whole(self.plan.role, self.plan.tools.mode)).decode()
-            self.service.log.final(self.subject, writer.index, whole, finish)
+    def _log(self, builder: ChoiceBuilder) -> None:
+        assert builder.last is not None, "it took a delta"
+        self.service.log.delta(self.subject, builder.index, builder.last.piece.text)
+        if finish := builder.finish_reason():
+            whole = orjson.dumps(builder.message.whole(self.plan.role, self.plan.tools.mode)).decode()
+            self.service.log.final(self.subject, builder.index, whole, finish)
 
     def _count(self) -> None:
         metrics = self.service.metrics
-        metrics.request_done(len(self.writers), max(writer.tokens for writer in self.writers))
-        self._ending_log.log([writer.state.choice for writer in self.writers])
+        metrics.request_done(len(self.builders), max(builder.tokens for builder in self.builders))
+        self._completion_log.log([builder.state.choice for builder in self.builders])
         if self.plan.tools.calls is not None:
-            for writer in self.writers:
-                found = bool(writer.message.calls.keys() - writer.message.broken)
+            for builder in self.builders:
+                found = bool(builder.message.calls.keys() - builder.message.broken)
                 metrics.tool_calls(bool(self.body.stream), found)
 
     def usage_so_far(self) -> dict[str, Any]:
-        self.usage.completion = sum(writer.tokens for writer in self.writers)
+        self.usage.completion = sum(builder.tokens for builder in self.builders)
         return self.usage.plain()
 
     def final_usage(self) -> dict[str, Any]:
-        self.usage.completion = sum(writer.tokens for writer in self.writers)
-        timing = self.writers[0].state.choice.timing
+        self.usage.completion = sum(builder.tokens for builder in self.builders)
+        timing = self.builders[0].state.choice.timing
         self.usage.cached, self.usage.written = (timing.cached_tokens, timing.written_tokens) if timing else (0, 0)
         if self.plan.output_format.reasoning is not None:
-            self.usage.reasoning = sum(writer.state.reasoning_tokens for writer in self.writers)
+            self.usage.reasoning = sum(builder.state.reasoning_tokens for builder in self.builders)
         return self.usage.final()
 
-    async def records(self, wish: UsageWish) -> AsyncIterator[bytes]:
-        openings = [] if self.race.skips_opening else self._openings()
+    async def records(self, options: UsageOptions) -> AsyncIterator[bytes]:
+        openings = [] if self.source.skips_opening else self._openings()
         for opening in openings:
-            yield self._record(opening, wish, self.race.event_id() if opening is openings[-1] else "")
-        with counted(self.race, self._count):
-            async for index, delta in self.race.deltas():
+            yield self._record(opening, options, self.source.event_id() if opening is openings[-1] else "")
+        with count_when_done(self.source, self._count):
+            async for index, delta in self.source.deltas():
                 choice = self._take(index, delta)
-                if not self.race.seen:
-                    yield self._record(choice, wish, self.race.event_id())
-        if wish.final and not self.race.skips_usage:
+                if not self.source.seen:
+                    yield self._record(choice, options, self.source.event_id())
+        if options.final and not self.source.skips_usage:
             fingerprint = {"system_fingerprint": self.head.fingerprint}
             fields = {**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint}
-            yield record(fields, self.race.event_id(usage=True))
+            yield record(fields, self.source.event_id(usage=True))
 
     def _openings(self) -> list[dict[str, Any]]:
         """Return the role chunks of all choices in order, followed by the echoed text.
@@ -297,29 +297,29 @@ class ChatReply:
         closed = {"logprobs": None, "finish_reason": None}
         roles = [
             {"index": index, "delta": {"role": self.plan.role, "content": ""}, **closed}
-            for index in range(len(self.writers))
+            for index in range(len(self.builders))
         ]
         if not self.plan.echo:
             return roles
         return [*roles, *({**role, "delta": {"content": self.plan.echo}} for role in roles)]
 
-    def _record(self, choice: dict[str, Any], wish: UsageWish, event_id: str) -> bytes:
+    def _record(self, choice: dict[str, Any], options: UsageOptions, event_id: str) -> bytes:
         more: dict[str, Any] = {}
         if self.body.return_token_ids and "role" in choice["delta"]:
             more["prompt_token_ids"] = list(self.prompt.ids)
-        if choice["finish_reason"] is not None and not wish.final:
+        if choice["finish_reason"] is not None and not options.final:
             more["system_fingerprint"] = self.head.fingerprint
-        if wish.every or wish.nulls:
-            more["usage"] = self.usage_so_far() if wish.every else None
-        return self._envelope.record(choice, more, event_id)
+        if options.every or options.nulls:
+            more["usage"] = self.usage_so_far() if options.every else None
+        return self._chunk_encoder.record(choice, more, event_id)
 
     async def whole(self) -> dict[str, Any]:
-        async with self.race:
+        async with self.source:
             async for _ in self.pieces():
                 pass
         return {
             **self.head.fields(),
-            "choices": [writer.whole() for writer in self.writers],
+            "choices": [builder.whole() for builder in self.builders],
             "service_tier": None,
             "system_fingerprint": self.head.fingerprint,
             "usage": self.final_usage(),
@@ -345,8 +345,8 @@ async def create_chat(service: Service, request: Request, body: ChatRequest) -> 
         shown = body.model_dump(exclude=hidden, exclude_unset=True, mode="json")
         service.log.request(subject, "chat", shown)
     if body.stream:
-        records = guarded(reply.records(usage_wish(body, service.config.compat)), describe_error(service, request))
-        return EventStream(records, reply.race, headers, pause_s=service.config.stream_keep_alive_s)
+        records = guarded(reply.records(usage_options(body, service.config.compat)), describe_error(service, request))
+        return EventStream(records, reply.source, headers, pause_s=service.config.stream_keep_alive_s)
     whole = await until_disconnect(request, reply.whole())
     headers = {**headers, **load_header(service, request)}
     return Response(orjson.dumps(whole), headers=headers, media_type="application/json")

@@ -11,16 +11,16 @@ from starlette.responses import Response
 
 from appliance.observability.log import Subject
 from appliance.server.chat.prompt import Plan, Prompt, plan_completion
-from appliance.server.chat.stream import Choice, Piece, Scored, scored
+from appliance.server.chat.stream import Choice, Piece, ScoredToken, scored_token
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.durable import start
 from appliance.server.http.reply import (
-    Ending,
+    CompletionLog,
     Source,
     Usage,
-    UsageWish,
-    counted,
+    UsageOptions,
+    count_when_done,
     describe_error,
     finite,
     header,
@@ -28,7 +28,7 @@ from appliance.server.http.reply import (
     prompt_logprobs,
     served,
     token_name,
-    usage_wish,
+    usage_options,
 )
 from appliance.server.http.service import Service, service_of
 from appliance.server.http.sse import EventStream, guarded, record
@@ -48,7 +48,7 @@ class LogprobLists:
     as_ids: bool
     offset: int = 0
 
-    def of(self, tokens: Sequence[Scored | str]) -> dict[str, Any]:
+    def of(self, tokens: Sequence[ScoredToken | str]) -> dict[str, Any]:
         """Return the lists for these tokens.
 
         A bare string is a token without a logprob, such as the first prompt token.
@@ -63,7 +63,7 @@ class LogprobLists:
             self.offset += len(name)
         return lists
 
-    def _top(self, token: Scored) -> dict[str, float]:
+    def _top(self, token: ScoredToken) -> dict[str, float]:
         """Return the token and the most likely ones.
 
         Tokens with equal text (partial characters) are distinguished by ID.
@@ -80,7 +80,7 @@ class LogprobLists:
 
 
 @dataclass
-class Writer:
+class ChoiceBuilder:
     """Builds the output of one choice. `take` returns a delta as a choice of the reply."""
 
     index: int
@@ -103,7 +103,7 @@ class Writer:
         if self.prompt.drops_reply:
             self.choice.tokens = 0
             piece = Piece(finish=piece.finish and "length", prompt_logprobs=piece.prompt_logprobs)
-        text, tokens = piece.text, list[Scored | str](piece.logprobs)
+        text, tokens = piece.text, list[ScoredToken | str](piece.logprobs)
         fields: dict[str, Any] = {"index": self.index}
         if self.first:
             self.first = False
@@ -136,11 +136,11 @@ class Writer:
             IncrementalDecoder(self.tokenizer, skip_special_tokens=self.body.skip_special_tokens), self.prompt.ids
         )
 
-    def _prompt_tokens(self, entries: Sequence[Logprob | None] | None) -> list[Scored | str]:
+    def _prompt_tokens(self, entries: Sequence[Logprob | None] | None) -> list[ScoredToken | str]:
         strings = TokenText(self.tokenizer)
         as_ids = bool(self.body.return_tokens_as_token_ids)
         return [
-            token_name(token, strings.push(token), as_ids) if entry is None else scored(entry, strings)
+            token_name(token, strings.push(token), as_ids) if entry is None else scored_token(entry, strings)
             for token, entry in zip(self.prompt.ids, entries or [None] * len(self.prompt.ids), strict=True)
         ]
 
@@ -163,33 +163,33 @@ class Completion:
         self.subject = subject
         tokenizer = service.text.tokenizer
         prompts = [prompt for prompt in plan.prompts for _ in prompt.submits]
-        self.writers = [Writer(index, body, tokenizer, prompt, plan) for index, prompt in enumerate(prompts)]
-        self.race = source
+        self.builders = [ChoiceBuilder(index, body, tokenizer, prompt, plan) for index, prompt in enumerate(prompts)]
+        self.source = source
         prompt_tokens = sum(prompt.tokens for prompt in plan.prompts)
         self.usage = Usage(prompt_tokens, service.config.compat == "openai")
-        self._texts = [StringIO() for _ in self.writers]
-        self._ending_log = Ending(service, subject, prompt_tokens)
-        self._envelope = self.head.envelope()
+        self._texts = [StringIO() for _ in self.builders]
+        self._completion_log = CompletionLog(service, subject, prompt_tokens)
+        self._chunk_encoder = self.head.chunk_encoder()
 
     def _take(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return a delta as a streamed choice."""
-        writer = self.writers[index]
-        self._ending_log.take(delta)
-        choice = writer.take(delta)
-        if writer.choice.stopped:
-            self.race.stop(index)
-        if self.service.config.log_outputs != "off" and self.race.counts:
+        builder = self.builders[index]
+        self._completion_log.take(delta)
+        choice = builder.take(delta)
+        if builder.choice.stopped:
+            self.source.stop(index)
+        if self.service.config.log_outputs != "off" and self.source.counts:
             self._log(choice)
         return choice
 
     def _count(self) -> None:
-        self.service.metrics.request_done(len(self.writers), max(each.choice.tokens for each in self.writers))
-        self._ending_log.log([each.choice for each in self.writers])
+        self.service.metrics.request_done(len(self.builders), max(each.choice.tokens for each in self.builders))
+        self._completion_log.log([each.choice for each in self.builders])
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the streamed choice for each delta, in order of arrival."""
-        with counted(self.race, self._count):
-            async for index, delta in self.race.deltas():
+        with count_when_done(self.source, self._count):
+            async for index, delta in self.source.deltas():
                 yield self._take(index, delta)
 
     def _log(self, choice: dict[str, Any]) -> None:
@@ -200,35 +200,39 @@ class Completion:
             self.service.log.final(self.subject, index, self._texts[index].getvalue(), choice["finish_reason"])
 
     def usage_so_far(self) -> dict[str, Any]:
-        self.usage.completion = sum(writer.choice.tokens for writer in self.writers)
+        self.usage.completion = sum(builder.choice.tokens for builder in self.builders)
         return self.usage.plain()
 
     def final_usage(self) -> dict[str, Any]:
-        self.usage.completion = sum(writer.choice.tokens for writer in self.writers)
-        timings = [writer.choice.timing for writer in self._first_of_prompts()]
+        self.usage.completion = sum(builder.choice.tokens for builder in self.builders)
+        timings = [builder.choice.timing for builder in self._first_of_prompts()]
         self.usage.cached = sum(timing.cached_tokens for timing in timings if timing)
         self.usage.written = sum(timing.written_tokens for timing in timings if timing)
         return self.usage.final()
 
-    def _first_of_prompts(self) -> list[Writer]:
+    def _first_of_prompts(self) -> list[ChoiceBuilder]:
         """Return one choice per prompt, so that (cached) prompt tokens are counted once for n choices."""
-        return self.writers[:: self.body.n or 1]
+        return self.builders[:: self.body.n or 1]
 
-    async def records(self, wish: UsageWish) -> AsyncIterator[bytes]:
-        with counted(self.race, self._count):
-            async for index, delta in self.race.deltas():
+    async def records(self, options: UsageOptions) -> AsyncIterator[bytes]:
+        with count_when_done(self.source, self._count):
+            async for index, delta in self.source.deltas():
                 choice = self._take(index, delta)
-                if not self.race.seen:
-                    more = {"usage": self.usage_so_far() if wish.every else None} if wish.every or wish.nulls else {}
-                    yield self._envelope.record(choice, more, self.race.event_id())
-        if wish.final and not self.race.skips_usage:
+                if not self.source.seen:
+                    more = (
+                        {"usage": self.usage_so_far() if options.every else None}
+                        if options.every or options.nulls
+                        else {}
+                    )
+                    yield self._chunk_encoder.record(choice, more, self.source.event_id())
+        if options.final and not self.source.skips_usage:
             fingerprint = {"system_fingerprint": self.head.fingerprint}
             chunk = {**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint}
-            yield record(chunk, self.race.event_id(usage=True))
+            yield record(chunk, self.source.event_id(usage=True))
 
     async def whole(self) -> dict[str, Any]:
-        async with self.race:
-            parts: list[list[dict[str, Any]]] = [[] for _ in self.writers]
+        async with self.source:
+            parts: list[list[dict[str, Any]]] = [[] for _ in self.builders]
             async for choice in self.pieces():
                 parts[choice["index"]].append(choice)
         return {
@@ -272,8 +276,10 @@ async def create_completion(service: Service, request: Request, body: Completion
         shown = body.model_dump(exclude={"prompt"}, exclude_unset=True, mode="json")
         service.log.request(subject, "completions", shown)
     if body.stream:
-        records = guarded(completion.records(usage_wish(body, service.config.compat)), describe_error(service, request))
-        return EventStream(records, completion.race, headers, pause_s=service.config.stream_keep_alive_s)
+        records = guarded(
+            completion.records(usage_options(body, service.config.compat)), describe_error(service, request)
+        )
+        return EventStream(records, completion.source, headers, pause_s=service.config.stream_keep_alive_s)
     reply = await until_disconnect(request, completion.whole())
     headers = {**headers, **load_header(service, request)}
     return Response(orjson.dumps(reply), headers=headers, media_type="application/json")

@@ -13,7 +13,7 @@ from appliance.server.chat.prompt import Plan
 from appliance.server.errors.api import Unavailable
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.disconnect import until_disconnect
-from appliance.server.http.reply import Race, Usage, counted, load_header, placement, served
+from appliance.server.http.reply import ChoiceStream, Usage, count_when_done, load_header, placement, served
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service, service_of
 from appliance.server.schema.label_scores import LabelScoresRequest
 from engine.api.messages import Timing
@@ -26,9 +26,9 @@ async def _read(service: Service, request: Request, plan: Plan) -> tuple[list[tu
     submits = tuple(submit for prompt in plan.prompts for submit in prompt.submits)
     found: dict[int, tuple[float, ...]] = {}
     timings: list[Timing] = []
-    async with Race(service.router.generate_all(submits, placement(request))) as race:
-        with counted(race, lambda: service.metrics.request_done(len(submits), 1)):
-            async for index, delta in race.deltas():
+    async with ChoiceStream(service.router.generate_all(submits, placement(request))) as stream:
+        with count_when_done(stream, lambda: service.metrics.request_done(len(submits), 1)):
+            async for index, delta in stream.deltas():
                 for scored in delta.logprobs:
                     found[index] = scored.top_logprobs
                 timings += [] if delta.timing is None else [delta.timing]
@@ -65,7 +65,9 @@ async def create_label_scores(service: Service, request: Request, body: LabelSco
 
 
 @router.post(
-    "/generative_scoring", openapi_extra=json_body(LabelScoresRequest), summary="How likely labels are to come next"
+    "/generative_scoring",
+    openapi_extra=json_body(LabelScoresRequest),
+    summary="Score labels by their probability as the next token",
 )
 async def generative_scoring(request: Request) -> Response:
     return await create_label_scores(service_of(request), request, await read_body(request, LabelScoresRequest))

@@ -29,14 +29,14 @@ def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
     }
     if not both:
         return card
-    sources = service.config.sources
-    most = service.config.max_context if sources is None else sources.reply
+    encoder = service.config.encoder
+    most = service.config.max_context if encoder is None else encoder.reply
     return card | {
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(int(service.started_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
-        "max_input_tokens": service.config.max_context if sources is None else sources.longest,
+        "max_input_tokens": service.config.max_context if encoder is None else encoder.max_input,
         "max_tokens": service.config.max_output_tokens or most,
     }
 
@@ -49,10 +49,10 @@ def _wants_both(request: Request) -> bool:
 async def list_models(request: Request) -> JSONResponse:
     service, both = service_of(request), _wants_both(request)
     names = service.config.names
-    told: dict[str, Any] = {"object": "list", "data": [_card(service, name, both) for name in names]}
+    listing: dict[str, Any] = {"object": "list", "data": [_card(service, name, both) for name in names]}
     if both:
-        told |= {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-    return JSONResponse(told)
+        listing |= {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return JSONResponse(listing)
 
 
 @router.get("/v1/models/{name:path}")

@@ -37,7 +37,7 @@ def _tokenized(service: Service, body: TokenizeText | TokenizeChat) -> dict[str,
     return {"count": len(ids), "max_model_len": config.max_context, "tokens": ids, "token_strs": strings}
 
 
-@router.post("/tokenize", openapi_extra=json_body(TokenizeText), summary="Token ids of a text or a conversation")
+@router.post("/tokenize", openapi_extra=json_body(TokenizeText), summary="Tokenize a text or a conversation")
 async def tokenize(request: Request) -> dict[str, Any]:
     raw = await read_json(request)
     service = service_of(request)
@@ -54,13 +54,13 @@ def _detokenized(service: Service, tokens: list[int]) -> str:
     config = service.config
     if len(tokens) > config.max_context:
         raise RequestError(
-            f"tokens has {len(tokens):,} ids; at most max_model_len={config.max_context} are possible.", "tokens"
+            f"tokens has {len(tokens):,} ids; the limit is max_model_len={config.max_context}.", "tokens"
         )
     check_ids(tokens, config, param="tokens")
     return service.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-@router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest), summary="Text of token ids")
+@router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest), summary="Convert token IDs to text")
 async def detokenize(request: Request) -> dict[str, str]:
     service = service_of(request)
     body = await parse_body(await read_json(request), DetokenizeRequest, service)

@@ -50,8 +50,8 @@ def encoded_reply(
     headers = {}
     if body.encoding_format == "bytes":
         del head["object"]
-        told = {**head, "data": _places(outcome, parts, body), "usage": usage}
-        headers["metadata"] = orjson.dumps(told).decode()
+        metadata = {**head, "data": _places(outcome, parts, body), "usage": usage}
+        headers["metadata"] = orjson.dumps(metadata).decode()
     return Response(b"".join(parts), headers=headers, media_type="application/octet-stream")
 
 
@@ -72,7 +72,7 @@ def _plan_embeddings(body: EmbeddingRequest, served: Served) -> PoolPlan:
     chunks = body.late_chunking_params is not None
     if chunks and "token_embed" not in config.tasks:
         raise RequestError(
-            "late_chunking_params need a vector of each token, which this model does not give; it serves "
+            "late_chunking_params requires a model that returns token vectors. This model serves "
             f"{', '.join(config.tasks)}.",
             "late_chunking_params",
         )
@@ -91,7 +91,7 @@ async def create_embeddings(service: Service, request: Request, body: EmbeddingR
     return encoded_reply(service, request, outcome, body, ("embd", "embedding", "embedding"))
 
 
-@embeddings.post("/v1/embeddings", openapi_extra=json_body(EmbeddingRequest), summary="Vectors of texts")
+@embeddings.post("/v1/embeddings", openapi_extra=json_body(EmbeddingRequest), summary="Embed texts")
 async def create(request: Request) -> Response:
     return await create_embeddings(service_of(request), request, await read_body(request, EmbeddingRequest))
 
@@ -102,13 +102,13 @@ def _task(body: PoolingRequest, config: GatewayConfig) -> PoolingTask:
         return possible[0]
     found = next((task for task in possible if task == body.task), None)
     if found is None:
-        raise RequestError(f"task={body.task!r} is not possible; this model serves {', '.join(possible)}.", "task")
+        raise RequestError(f"task={body.task!r} is not supported. This model serves {', '.join(possible)}.", "task")
     return found
 
 
 def _plan_pooling(body: PoolingRequest, served: Served) -> PoolPlan:
     if body.dimensions is not None:
-        raise RequestError("dimensions is not possible here; /v1/embeddings takes it.", "dimensions")
+        raise RequestError("dimensions is not supported on this route. Use /v1/embeddings.", "dimensions")
     task = _task(body, served.config)
     return plan_prompts(body, Pooling(task, activate=body.use_activation), served)
 
@@ -118,7 +118,7 @@ async def create_pooling(service: Service, request: Request, body: PoolingReques
     return encoded_reply(service, request, outcome, body, ("pooling", "pooling", "data"))
 
 
-@pooling.post("/pooling", openapi_extra=json_body(PoolingRequest), summary="What a model makes of a prompt")
+@pooling.post("/pooling", openapi_extra=json_body(PoolingRequest), summary="Pool the hidden states of prompts")
 async def pool_prompts(request: Request) -> Response:
     return await create_pooling(service_of(request), request, await read_body(request, PoolingRequest))
 
@@ -132,7 +132,7 @@ def _plan_classes(body: ClassifyRequest, served: Served) -> PoolPlan:
     for index, text in enumerate(texts):
         with naming("input", index, len(texts)):
             if text == "":
-                raise RequestError("input must not be an empty text; it has no label.", "input")
+                raise RequestError("input must not be an empty text.", "input")
     return plan_prompts(body, Pooling("classify", activate=body.use_activation), served)
 
 
@@ -156,6 +156,6 @@ async def create_classes(service: Service, request: Request, body: ClassifyReque
     )
 
 
-@classification.post("/classify", openapi_extra=json_body(ClassifyRequest), summary="Labels of texts")
+@classification.post("/classify", openapi_extra=json_body(ClassifyRequest), summary="Classify texts")
 async def classify(request: Request) -> Response:
     return await create_classes(service_of(request), request, await read_body(request, ClassifyRequest))

@@ -28,8 +28,8 @@ def lead(model: PooledModel, input_type: str | None, field: str) -> str:
     text = _found(model, input_type)
     if text is None:
         possible = ", ".join(sorted(model.prompts))
-        known = f"it has {possible}" if possible else "it has none; leave it out"
-        raise RequestError(f"{field}={input_type!r}: the model declares no such prompt; {known}.", field)
+        known = f"it has {possible}" if possible else "it has none. Leave the field out"
+        raise RequestError(f"{field}={input_type!r}: the model has no such prompt; {known}.", field)
     return text
 
 

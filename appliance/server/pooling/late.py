@@ -26,7 +26,8 @@ def side_of(input_type: str | None) -> Side:
     if input_type is None or input_type not in _NAMES:
         given = "is missing" if input_type is None else f"is {input_type!r}"
         raise RequestError(
-            f"input_type {given}: this model reads queries and documents in different ways; say query or document.",
+            f"input_type {given}: this model uses different prompts for queries and documents. Set it to query or "
+            "document.",
             "input_type",
         )
     return _NAMES[input_type]
@@ -50,7 +51,7 @@ def late_ids(
 def _id(tokenizer: Tokenizer, token: str) -> int:
     found = tokenizer.convert_tokens_to_ids(token)
     if found is None:
-        raise RequestError(f"The model's tokenizer has no token {token!r}, which the model reads texts with.")
+        raise RequestError(f"The model needs the token {token!r}, but its tokenizer does not have it.")
     return found
 
 

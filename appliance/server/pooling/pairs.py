@@ -49,7 +49,7 @@ def comparison(body: ScoreRequest | RerankRequest, served: Served) -> Comparison
     counts = [len(side) for side in sides]
     for name, count in zip((names.first, names.second), counts, strict=True):
         if not count:
-            raise RequestError(f"{name} must not be empty: at least one text is needed.", name)
+            raise RequestError(f"{name} must not be empty.", name)
         check_count(count, name, served.config)
     if counts[0] not in (1, counts[1]):
         raise RequestError(
@@ -149,8 +149,8 @@ def _pair_template(served: Served) -> ChatTemplate:
     template = served.text.template
     if template is None:
         raise RequestError(
-            "The model reads pairs through a template, and has none: its checkpoint brings none and the manifest "
-            "names none. Set model.chat_template in the manifest.",
+            "The model needs a chat template for pairs, but neither the checkpoint nor the manifest has one. "
+            "Set model.chat_template in the manifest.",
             "documents",
         )
     return template

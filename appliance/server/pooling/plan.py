@@ -85,11 +85,10 @@ def facts(config: GatewayConfig) -> PooledModel:
 def terms(body: PoolingFields, served: Served) -> Terms:
     """Return the options of a request. Raise RequestError for unsupported ones."""
     if body.mm_processor_kwargs is not None:
-        raise RequestError("mm_processor_kwargs is not possible: the model takes text only.", "mm_processor_kwargs")
+        raise RequestError("mm_processor_kwargs is not supported; the model accepts only text.", "mm_processor_kwargs")
     if body.padding == "max_length":
         raise RequestError(
-            "padding max_length is not possible: prompts of different lengths run side by side without any; "
-            "leave it out.",
+            "padding=max_length is not supported and not necessary. Leave it out.",
             "padding",
         )
     keep = kept_tokens(body.truncate_prompt_tokens, served.config)
@@ -186,7 +185,10 @@ def read_prompts(body: PromptRequest, conditions: Terms, served: Served, *, cuts
 
 def _late(given: Any, side: Side, late: LateReading, conditions: Terms, served: Served) -> list[int]:
     if not isinstance(given, str):
-        raise RequestError("input must be texts: this model puts a marker of its own into each.", "input")
+        raise RequestError(
+            "input must be texts, because this model adds a marker to each of them. Token IDs are not supported.",
+            "input",
+        )
     return late_ids(given, side, late, served, keep=conditions.keep, cut=conditions.side)
 
 
@@ -246,13 +248,13 @@ def cut_dimensions(asked: int | None, config: GatewayConfig, field: str = "dimen
         return None
     if not model.any_dimensions and not model.dimensions:
         raise RequestError(
-            f"{field}={asked} is not possible: the model's vectors have {model.width} numbers and it was not trained "
-            f"to have them cut; leave {field} out.",
+            f"{field}={asked} is not supported: the vectors have {model.width} numbers and cannot be "
+            f"shortened. Leave {field} out.",
             field,
         )
     if model.dimensions and asked not in model.dimensions:
         possible = ", ".join(map(str, model.dimensions))
-        raise RequestError(f"{field}={asked} is not possible; the model was trained for {possible}.", field)
+        raise RequestError(f"{field}={asked} is not supported. The model was trained for {possible}.", field)
     if asked > model.width:
         raise RequestError(f"{field}={asked} is more than the {model.width} numbers of the model's vectors.", field)
     return asked

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from appliance.server.chat.prompt import Served
 from appliance.server.errors.api import ApiError, EngineFailed, Unavailable
 from appliance.server.http.disconnect import until_disconnect
-from appliance.server.http.reply import Race, Usage, load_header, placement, served
+from appliance.server.http.reply import ChoiceStream, Usage, load_header, placement, served
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from appliance.server.pooling.plan import PoolPlan
 from engine.api.errors import RequestError
@@ -60,10 +60,10 @@ async def pool(
         shown = body.model_dump(exclude=TEXTS, exclude_unset=True, mode="json")
         service.log.request(request.state.subject, kind, shown)
     planned = await asyncio.to_thread(plan, asked)
-    race = Race(service.router.generate_all(planned.submits, placement(request)))
+    stream = ChoiceStream(service.router.generate_all(planned.submits, placement(request)))
     created = int(time.time())
     name = getattr(body, "request_id", None) or asked.request_id
-    results, timings = await until_disconnect(request, _gathered(race, len(planned.submits)))
+    results, timings = await until_disconnect(request, _gathered(stream, len(planned.submits)))
     usage = Usage(
         planned.tokens,
         service.config.compat == "openai",
@@ -73,20 +73,20 @@ async def pool(
     return Outcome(planned, planned.joined(results), usage, name, created)
 
 
-async def _gathered(race: Race, count: int) -> tuple[tuple[Pooled, ...], list[Timing]]:
+async def _gathered(stream: ChoiceStream, count: int) -> tuple[tuple[Pooled, ...], list[Timing]]:
     """Return the vectors of each sequence in order, and the timings."""
     results: dict[int, Pooled] = {}
     timings: list[Timing] = []
-    async with race:
+    async with stream:
         try:
-            async for index, delta in race.deltas():
+            async for index, delta in stream.deltas():
                 if delta.finish == "abort":
-                    raise Unavailable("The service lets go of this request; repeat it later.", DRAIN_RETRY_AFTER_S)
+                    raise Unavailable("The service is shutting down. Repeat the request later.", DRAIN_RETRY_AFTER_S)
                 if delta.pooled is not None:
                     results[index] = delta.pooled
                     timings += [delta.timing] if delta.timing else []
         except (RequestError, EngineFailed) as error:
-            raise _placed(error, race.failed, count) from error
+            raise _placed(error, stream.failed, count) from error
     if len(results) < count:
         raise EngineFailed
     return tuple(results[index] for index in range(count)), timings

@@ -91,7 +91,8 @@ def plan_scores(body: ScoreRequest | RerankRequest, served: Served) -> ScorePlan
         return ScorePlan(submits(prompts, task, conditions, served), tokens, compared, vectors)
     if body.instruction is not None:
         raise RequestError(
-            "instruction is not possible: the model compares vectors of texts; put it before the query.", "instruction"
+            "instruction is not supported, because the model compares text vectors. Put it at the start of the query.",
+            "instruction",
         )
     prompts = _sides(compared, body, conditions, served)
     count = len(compared.first)

@@ -29,8 +29,8 @@ async def create_scores(service: Service, request: Request, body: ScoreRequest) 
     return as_json(service, request, {**outcome.head("score", service), "data": data, "usage": outcome.usage_fields()})
 
 
-@router.post("/score", openapi_extra=json_body(ScoreRequest), summary="How well texts go together")
-@router.post("/v1/score", openapi_extra=json_body(ScoreRequest), summary="How well texts go together")
+@router.post("/score", openapi_extra=json_body(ScoreRequest), summary="Score pairs of texts")
+@router.post("/v1/score", openapi_extra=json_body(ScoreRequest), summary="Score pairs of texts")
 async def score(request: Request) -> Response:
     return await create_scores(service_of(request), request, await read_body(request, ScoreRequest))
 
@@ -63,8 +63,8 @@ async def create_ranking(service: Service, request: Request, body: RerankRequest
     )
 
 
-@router.post("/rerank", openapi_extra=json_body(RerankRequest), summary="Documents by how well they answer a query")
-@router.post("/v1/rerank", openapi_extra=json_body(RerankRequest), summary="Documents by how well they answer a query")
-@router.post("/v2/rerank", openapi_extra=json_body(RerankRequest), summary="Documents by how well they answer a query")
+@router.post("/rerank", openapi_extra=json_body(RerankRequest), summary="Rank documents by relevance to a query")
+@router.post("/v1/rerank", openapi_extra=json_body(RerankRequest), summary="Rank documents by relevance to a query")
+@router.post("/v2/rerank", openapi_extra=json_body(RerankRequest), summary="Rank documents by relevance to a query")
 async def rerank(request: Request) -> Response:
     return await create_ranking(service_of(request), request, await read_body(request, RerankRequest))

@@ -26,7 +26,7 @@ class Entry:
         self.abandoned = False  # it was cancelled and must not be resumed
         self.counted = False  # metrics already count it as ended
         self.document = b""  # final object, if the route stores one
-        self.followers = 0
+        self.subscribers = 0
         self.size = len(encode(opened))  # bytes of all its records
         self._write = write
         self._changed = asyncio.Event()
@@ -36,13 +36,13 @@ class Entry:
     def choices(self) -> int:
         return len(self.opened.submits)
 
-    def gain(self, choice: int, delta: Delta) -> None:
+    def append(self, choice: int, delta: Delta) -> None:
         record = encode(Gained(self.opened.entry, len(self.gained), choice, delta))
-        self.take(record)
+        self.load(record)
         self._write(record)
         self._wake()
 
-    def take(self, record: bytes) -> None:
+    def load(self, record: bytes) -> None:
         """Add a record that is already in the log."""
         self.gained.append(record)
         self.size += len(record)
@@ -59,12 +59,12 @@ class Entry:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def run(self, work: Coroutine[Any, Any, None], over: Callable[["Entry"], None]) -> None:
+    def run(self, work: Coroutine[Any, Any, None], on_end: Callable[["Entry"], None]) -> None:
         """Generate the reply by running `work`. Calls `over` when it ends or fails."""
         self.state, self.failure = "running", None
-        self._task = asyncio.create_task(self._run(work, over))
+        self._task = asyncio.create_task(self._run(work, on_end))
 
-    async def _run(self, work: Coroutine[Any, Any, None], over: Callable[["Entry"], None]) -> None:
+    async def _run(self, work: Coroutine[Any, Any, None], on_end: Callable[["Entry"], None]) -> None:
         try:
             await work
         except (Suspended, asyncio.CancelledError):
@@ -72,27 +72,27 @@ class Entry:
         except Exception as error:  # reported to every subscriber, as to the client of any other request
             self.state, self.failure = "paused", error
         else:
-            self.end(over)
+            self.end(on_end)
         self._task = None
         self._wake()
         if self.failure is not None:
-            over(self)
+            on_end(self)
 
-    def settle(self, document: bytes) -> None:
+    def set_document(self, document: bytes) -> None:
         """Store the final object, complete or not. The end record follows."""
         self.document = document
         self.size += len(document)
 
-    def end(self, over: Callable[["Entry"], None]) -> None:
+    def end(self, on_end: Callable[["Entry"], None]) -> None:
         self.state = "ended"
-        over(self)
-        self._write(self.ending())
+        on_end(self)
+        self._write(self.end_record())
         self._wake()
 
-    def ending(self) -> bytes:
+    def end_record(self) -> bytes:
         return encode(Ended(self.opened.entry, len(self.gained), self.ended_at, self.document))
 
-    def let_go(self) -> None:
+    def pause_soon(self) -> None:
         """Cancel the generation soon. The next request for this reply resumes it."""
         if self._task is not None:
             self._task.cancel()

@@ -8,7 +8,7 @@ from pathlib import Path
 from appliance.config.gateway import GatewayConfig
 from appliance.observability.metrics import Metrics
 from appliance.server.reply_store.log import JournalTaken
-from appliance.server.reply_store.store import Ledger
+from appliance.server.reply_store.store import ReplyStore
 from engine.api.errors import ConfigError
 
 
@@ -18,43 +18,43 @@ class JournalUnusable(ConfigError):
     code = "journal"
 
 
-def open_ledger(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
+def open_reply_store(config: GatewayConfig, metrics: Metrics) -> ReplyStore | None:
     """Return the store of durable replies, or None if it is disabled. Raise JournalUnusable."""
     if not config.journal:
         return None
     return _opened(
         partial(
-            Ledger,
+            ReplyStore,
             Path(config.journal),
             metrics,
             outputs=config.outputs_sha256,
             keep_s=config.journal_keep_s,
             size=config.journal_bytes,
         ),
-        "keep: 0s there",
+        "keep: 0s",
     )
 
 
-def open_responses(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
+def open_responses(config: GatewayConfig, metrics: Metrics) -> ReplyStore | None:
     """Return the store of responses, or None if it is disabled. Raise JournalUnusable."""
     if not config.responses:
         return None
     return _opened(
         partial(
-            Ledger,
+            ReplyStore,
             Path(config.responses),
             metrics,
             outputs=config.outputs_sha256,
             keep_s=config.responses_keep_s,
             size=config.responses_bytes,
-            most=config.responses_count,
+            max_entries=config.responses_count,
             gauge="responses_bytes",
         ),
         "endpoints.responses.keep: 0s",
     )
 
 
-def _opened(make: Callable[[], Ledger], without: str) -> Ledger:
+def _opened(make: Callable[[], ReplyStore], without: str) -> ReplyStore:
     try:
         return make()
     except OSError as error:

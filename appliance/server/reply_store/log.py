@@ -101,8 +101,8 @@ class Log:
         self._instead: list[bytes] | None = None  # new content of the file, to be written before the pending records
         self._waiting: list[Future[None]] = []
         self._stopping = False
-        self._pause_s = self._hampered_until_s = 0.0
-        self._unhampered = threading.Event()
+        self._pause_s = self._throttled_until_s = 0.0
+        self._unthrottled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def _open(self, path: Path) -> int:
@@ -111,7 +111,7 @@ class Log:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(file)
-            raise JournalTaken(f"{path} is written by another process") from error
+            raise JournalTaken(f"{path} is in use by another process") from error
         return file
 
     def read(self) -> Read:
@@ -138,13 +138,13 @@ class Log:
             self.size = sum(map(len, self._instead))
             self._wake.notify()
 
-    def hamper(self, pause_s: float, for_s: float) -> None:
+    def throttle(self, pause_s: float, for_s: float) -> None:
         """Slow down each write by `pause_s` for `for_s` seconds, to simulate a slow disk."""
-        self._pause_s, self._hampered_until_s = pause_s, time.monotonic() + for_s
+        self._pause_s, self._throttled_until_s = pause_s, time.monotonic() + for_s
         if pause_s:
-            self._unhampered.clear()
+            self._unthrottled.clear()
         else:
-            self._unhampered.set()
+            self._unthrottled.set()
 
     def flushed(self) -> Future[None]:
         """Return a future that completes when all appended records are on disk or could not be written."""
@@ -158,7 +158,7 @@ class Log:
         """Write the pending records and close the file."""
         with self._wake:
             self._stopping = True
-            self._unhampered.set()
+            self._unthrottled.set()
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join()
@@ -173,8 +173,8 @@ class Log:
                 records, self._pending = self._pending, []
                 waiting, self._waiting = self._waiting, []
                 stopping = self._stopping
-            if time.monotonic() < self._hampered_until_s:
-                self._unhampered.wait(self._pause_s)
+            if time.monotonic() < self._throttled_until_s:
+                self._unthrottled.wait(self._pause_s)
             try:
                 if instead is not None:
                     self._write_anew(instead)

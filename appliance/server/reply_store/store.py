@@ -28,11 +28,11 @@ class JournalFull(Exception):
     """Raised when replies that are being generated use all of the allowed space."""
 
 
-class Ledger:
+class ReplyStore:
     """Store of durable replies.
 
     Args:
-        keep_s: time for which an ended or unused reply is kept.
+        keep_s: time for which an ended or unused reply is stored.
         size: maximum bytes of all replies; the file has at most about twice as many.
         most: maximum number of replies.
         outputs: digest of the configuration; replies of another one are not resumed, and kept only with a final object.
@@ -49,7 +49,7 @@ class Ledger:
         outputs: str,
         keep_s: float,
         size: int,
-        most: int | None = None,
+        max_entries: int | None = None,
         gauge: str = "journal_bytes",
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -58,7 +58,7 @@ class Ledger:
         self._outputs = outputs
         self._keep_s = keep_s
         self._size = size
-        self._count = most
+        self._count = max_entries
         self._gauge = gauge
         self._clock = clock
         self._entries: dict[bytes, Entry] = {}
@@ -72,7 +72,7 @@ class Ledger:
     def _restore(self) -> None:
         read = self._log.read()
         if read.skipped:
-            log.error("%s: %d broken stretches are skipped; what they held is generated again", self._log.path,
+            log.error("%s: skipped %d damaged ranges; their tokens are generated again on resume", self._log.path,
                       read.skipped)  # fmt: skip
             self._metrics.add("journal_skipped_records", read.skipped)
         found: dict[int, Entry] = {}
@@ -89,29 +89,29 @@ class Ledger:
                 case Opened():
                     found[value.entry] = Entry(value, self._write)
                 case Gained() if entry is not None and value.number == len(entry.gained):
-                    entry.take(record)  # all deltas after a hole are generated again
+                    entry.load(record)  # all deltas after a hole are generated again
                 case Ended() if entry is not None and value.deltas == len(entry.gained):
                     entry.state, entry.ended_at = "ended", value.at
-                    entry.settle(value.document)
+                    entry.set_document(value.document)
                 case Dropped():
                     found.pop(value.entry, None)
         self._numbers = itertools.count(last + 1)
         for entry in found.values():
-            if (self.goes_on(entry) or entry.document) and not self._is_old(entry):
+            if (self.is_resumable(entry) or entry.document) and not self._is_old(entry):
                 self._entries[entry.opened.key] = entry
         self._make_room(0)
         if found:
-            log.info("%s: %d of %d durable replies are known again", self._log.path, len(self._entries), len(found))
+            log.info("%s: restored %d of %d durable replies", self._log.path, len(self._entries), len(found))
         self._rewrite()
 
-    def rebound(self, *, outputs: str, keep_s: float, size: int) -> None:
+    def reconfigure(self, *, outputs: str, keep_s: float, size: int) -> None:
         """Apply new limits, from the next record on. They also affect replies that are already stored."""
         self._outputs, self._keep_s, self._size = outputs, keep_s, size
 
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 
-    def goes_on(self, entry: Entry) -> bool:
+    def is_resumable(self, entry: Entry) -> bool:
         """Return if the entry's tokens are still valid for the current configuration, so that it can be resumed."""
         return entry.opened.outputs == self._outputs
 
@@ -133,7 +133,7 @@ class Ledger:
         self._write(encode(opened))
         return entry
 
-    def over(self, entry: Entry) -> None:
+    def record_end(self, entry: Entry) -> None:
         """Record that a generation ended or failed.
 
         A failed one without a final object is dropped, so that it can be retried.
@@ -153,9 +153,9 @@ class Ledger:
         """Wait until all written records are on disk."""
         await asyncio.wrap_future(self._log.flushed())
 
-    def hamper(self, pause_s: float, for_s: float) -> None:
+    def throttle(self, pause_s: float, for_s: float) -> None:
         """Simulate a slow disk for a while (log.py)."""
-        self._log.hamper(pause_s, for_s)
+        self._log.throttle(pause_s, for_s)
 
     async def stop(self) -> None:
         for entry in list(self._entries.values()):
@@ -163,7 +163,7 @@ class Ledger:
         self._log.stop()
 
     def _is_old(self, entry: Entry) -> bool:
-        if entry.state == "running" or entry.followers:
+        if entry.state == "running" or entry.subscribers:
             return False
         return self._clock() - max(entry.opened.at, entry.ended_at) > self._keep_s
 
@@ -187,7 +187,7 @@ class Ledger:
         for key, entry in list(self._entries.items()):
             if self._is_old(entry):
                 del self._entries[key]
-        idle = [entry for entry in self._entries.values() if entry.state != "running" and not entry.followers]
+        idle = [entry for entry in self._entries.values() if entry.state != "running" and not entry.subscribers]
         idle.sort(key=lambda entry: (entry.state != "ended", entry.ended_at or entry.opened.at))
         held = sum(entry.size for entry in self._entries.values())
 
@@ -208,12 +208,12 @@ class Ledger:
             yield framed(encode(entry.opened))
             yield from map(framed, entry.gained)
             if entry.state == "ended":
-                yield framed(entry.ending())
+                yield framed(entry.end_record())
 
     def _failed(self, error: OSError) -> None:
         """Handle a write error in the writer thread. A full disk fails many times a second, so log it only once."""
         if not self._holed:
-            log.error("%s: %s; streams go on, but a restart of the gateway would generate them again",
+            log.error("%s: %s; streams continue, but after a gateway restart lost tokens are generated again",
                       self._log.path, error.strerror)  # fmt: skip
         self._holed = True
         self._metrics.add("journal_errors", 1)
@@ -222,5 +222,5 @@ class Ledger:
         """Rewrite all entries some time after records were lost, so that a disk that works again has all of them."""
         if self._holed and time.monotonic() - self._filled_s > FILL_S:
             self._filled_s, self._holed = time.monotonic(), False
-            log.warning("%s: records were lost; all that are known are written anew", self._log.path)
+            log.warning("%s: records were lost; rewriting the journal from memory", self._log.path)
             self._rewrite()

@@ -19,7 +19,7 @@ LONGEST_S = 60
 RECENT = 64  # number of recent sequences whose speed is remembered
 
 
-class Drain:
+class DrainRate:
     """Starts over a sliding window of the time during which requests wait.
 
     Idle time does not count, so a quiet hour does not lower the rate, but a queue that does not move does. The caller
@@ -78,7 +78,7 @@ class Drain:
             self._starts.popleft()
 
 
-class Ahead(NamedTuple):
+class QueueAhead(NamedTuple):
     """Requests and prompt tokens that are queued before a request."""
 
     requests: int
@@ -92,12 +92,12 @@ class Admission:
     would wait.
     """
 
-    def __init__(self, most: int | None) -> None:
-        self.allow(most)
+    def __init__(self, limit: int | None) -> None:
+        self.allow(limit)
 
-    def allow(self, most: int | None) -> None:
+    def allow(self, limit: int | None) -> None:
         """Set a new limit. Requests that are already queued stay queued."""
-        self.limit = None if most is None else max(1, most)
+        self.limit = None if limit is None else max(1, limit)
 
     def is_full(self, waiting: int) -> bool:
         return self.limit is not None and waiting >= self.limit
@@ -113,13 +113,13 @@ def retry_after_s(seconds: float | None) -> int:
 
 
 @dataclass(frozen=True)
-class Late:
+class MissedDeadline:
     """A request that cannot meet the deadline `field`: it would take `expected_s` and only `given_s` are left."""
 
     field: str
     given_s: float
     expected_s: float
-    ahead: Ahead
+    ahead: QueueAhead
 
     @property
     def excess_s(self) -> float:
@@ -130,11 +130,11 @@ class Late:
         return (
             f"This request cannot meet its {self.field}: about {1000 * self.expected_s:,.0f} ms are expected and "
             f"{1000 * max(0.0, self.given_s):,.0f} ms are left; {counted(self.ahead.requests, 'request')} with "
-            f"{counted(self.ahead.tokens, 'prompt token')} wait before it. Retry later, or give it more time."
+            f"{counted(self.ahead.tokens, 'prompt token')} are queued before it. Retry later or increase the deadline."
         )
 
 
-class Pace:
+class LatencyEstimate:
     """Deadline check by the drain rate and the fastest of the recent sequences.
 
     The estimate is optimistic: the queue by requests or by tokens, whichever is faster; the prompt at the fastest rate
@@ -143,19 +143,19 @@ class Pace:
     requests by itself.
     """
 
-    def __init__(self, drain: Drain) -> None:
+    def __init__(self, drain: DrainRate) -> None:
         self._drain = drain
         self._prompts: deque[tuple[int, float]] = deque(maxlen=RECENT)  # tokens, seconds
         self._replies: deque[float] = deque(maxlen=RECENT)  # seconds a token
 
-    def measured(self, prompt: int, timing: Timing, emitted: int) -> None:
+    def record(self, prompt: int, timing: Timing, emitted: int) -> None:
         """Record the times of a finished sequence."""
         if timing.first_token > timing.scheduled > 0:
             self._prompts.append((prompt, timing.first_token - timing.scheduled))
         if emitted > 1 and timing.last_token > timing.first_token:
             self._replies.append((timing.last_token - timing.first_token) / (emitted - 1))
 
-    def late(self, submits: Sequence[Submit], ahead: Ahead, now_s: float) -> Late | None:
+    def missed_deadline(self, submits: Sequence[Submit], ahead: QueueAhead, now_s: float) -> MissedDeadline | None:
         """Return why one of a request's sequences, queued after `ahead`, would miss a deadline, or None."""
         wait_s = self._wait_s(ahead, now_s) if ahead.requests else None
         if wait_s is None:
@@ -168,10 +168,10 @@ class Pace:
                 ("deadline_ms", submit.deadline, end_s),
             ):
                 if at_s is not None and expected_s > at_s - now_s:
-                    return Late(field, at_s - now_s, expected_s, ahead)
+                    return MissedDeadline(field, at_s - now_s, expected_s, ahead)
         return None
 
-    def _wait_s(self, ahead: Ahead, now_s: float) -> float | None:
+    def _wait_s(self, ahead: QueueAhead, now_s: float) -> float | None:
         """Return the remaining wait. Work since the last start has already computed part of what is queued."""
         by_requests = self._drain.requests_s(ahead.requests, now_s)
         by_tokens = self._drain.tokens_s(ahead.tokens, now_s)

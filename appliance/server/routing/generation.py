@@ -17,10 +17,10 @@ import msgspec
 
 from appliance.observability.metrics import Metrics, now
 from appliance.server.errors.api import EngineFailed
-from appliance.server.routing.admission import Drain, Pace
+from appliance.server.routing.admission import DrainRate, LatencyEstimate
 from appliance.server.routing.engine import Engine
 from appliance.server.routing.quarantine import InFlight
-from appliance.server.routing.timeline import FirstToken, Happening, Interrupted, Over, Placed, Stories
+from appliance.server.routing.timeline import Finished, FirstToken, Interrupted, Placed, TimelineEvent, Timelines
 from engine.api.client import Stream, merge
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Expired
@@ -36,7 +36,7 @@ An engine that responds ends a request at its deadline between two steps.
 
 
 @dataclass(frozen=True)
-class Past:
+class EarlierOutput:
     """Output of a resumed sequence so far, from engines of this gateway or of an earlier gateway process."""
 
     emitted: tuple[int, ...] = ()
@@ -47,9 +47,9 @@ class Router(Protocol):
     """Interface of the router (router.py) that a sequence uses."""
 
     metrics: Metrics
-    stories: Stories
-    drain: Drain
-    pace: Pace
+    timelines: Timelines
+    drain: DrainRate
+    latency: LatencyEstimate
     spend: Callable[[str, int], None]
 
     def interrupted(self, generation: "Generation") -> None: ...
@@ -61,38 +61,44 @@ class Generation:
     """Async iterator of the deltas of one sequence.
 
     Use it in `async with`, which ends a sequence that still runs. `engine` is the engine that computes it, or None
-    while it is queued. `rank` (an engine index) and `session` restrict the choice of the engine. `uncounted` is the
+    while it is queued. `engine_index` and `session` restrict the choice of the engine. `uncounted` is the
     number of prompt tokens that no step has counted yet.
     """
 
     def __init__(
-        self, router: Router, submit: Submit, key: str, rank: int | None, session: str, past: Past | None = None
+        self,
+        router: Router,
+        submit: Submit,
+        key: str,
+        engine_index: int | None,
+        session: str,
+        earlier: EarlierOutput | None = None,
     ) -> None:
         self.submit = submit
         self.key = key
-        self.rank = rank
+        self.engine_index = engine_index
         self.session = session
         self.engine: Engine[Generation] | None = None
-        self.emitted: list[int] = [] if past is None else list(past.emitted)
-        self.timing: Timing | None = None if past is None else past.timing
+        self.emitted: list[int] = [] if earlier is None else list(earlier.emitted)
+        self.timing: Timing | None = None if earlier is None else earlier.timing
         self.started = False
         self.interruptions = 0
         self._router = router
         self._deltas: Stream | None = None
         self._placed = asyncio.Event()
-        self._fate: Exception | Finish | None = None  # error or finish reason that ends it while it is queued
+        self._outcome: Exception | Finish | None = None  # error or finish reason that ends it while it is queued
         self._over = False
         self._pooled = False  # it has its pooled vector instead of tokens
         self._label = "0"  # of its current or last engine
-        self._earlier = self.timing  # timing of the engines before this one
-        self._goes_on = bool(self.emitted)  # so its prompt was already counted
-        self.uncounted = 0 if self._goes_on else len(submit.prompt)
+        self._earlier_timing = self.timing  # timing of the engines before this one
+        self._is_resumed = bool(self.emitted)  # so its prompt was already counted
+        self.uncounted = 0 if self._is_resumed else len(submit.prompt)
         self._suspended = False
         self._unread: Delta | None = None  # of engines that crashed
         self._received = list(self.emitted)  # by the engines before this one
         self._gain_from = len(self.emitted)  # tokens when this engine took it
         self._timer: asyncio.TimerHandle | None = None
-        self._arrived_s = self._last_s = self._first_s = self._held_s = self._placed_s = now()
+        self._arrived_s = self._last_s = self._first_s = self._queued_s = self._placed_s = now()
 
     @property
     def cached_tokens(self) -> int:
@@ -116,7 +122,7 @@ class Generation:
         engine.open[self.key] = self
         tokens = self._gain_from = len(self._received)
         self._placed_s = now()
-        self.tell(Placed(engine.label, tokens))
+        self.record(Placed(engine.label, tokens))
         self._deltas = engine.client.generate(
             msgspec.structs.replace(self.submit, id=self.key, emitted=tuple(self._received))
         )
@@ -132,34 +138,34 @@ class Generation:
         if self.engine is not None:
             self.engine.open.pop(self.key, None)
             state = self.engine.client.state
-            why = state.message if state.kind == "failed" else "its connection ended"
-            self.tell(Interrupted(self.engine.label, why, len(self._received)))
+            why = state.message if state.kind == "failed" else "the connection closed"
+            self.record(Interrupted(self.engine.label, why, len(self._received)))
         self.engine = None
-        self._earlier = self.timing
-        if self._fate is None:
+        self._earlier_timing = self.timing
+        if self._outcome is None:
             self._placed.clear()
         self.interruptions += 1
-        self._held_s = now()
+        self._queued_s = now()
 
-    def refuse(self, fate: Exception | Finish) -> None:
+    def refuse(self, outcome: Exception | Finish) -> None:
         """End the request with an error, or with a last delta that has this finish reason.
 
         An engine that computes the request aborts it. Do nothing if the request has ended and the route has not read
         its end yet.
         """
-        if self._over or self._fate is not None or self.is_settled:
+        if self._over or self._outcome is not None or self.is_settled:
             return
         self._detach(abort=True)
         if self.engine is not None:
             self.engine.open.pop(self.key, None)
             self.engine = None
-        self._fate = fate
+        self._outcome = outcome
         self._placed.set()
 
     @property
     def is_refused(self) -> bool:
         """The request ends as soon as the route reads on."""
-        return self._fate is not None
+        return self._outcome is not None
 
     @property
     def is_settled(self) -> bool:
@@ -178,14 +184,14 @@ class Generation:
     def watch_deadlines(self) -> None:
         """End the request at its deadlines even if its engine does not answer. The engine gets GRACE_S to end it."""
         until, grace_s = self._next_deadline(), 0.0 if self.engine is None else GRACE_S
-        if self._over or self._fate is not None or until is None:
+        if self._over or self._outcome is not None or until is None:
             return
         delay_s = until + grace_s - now()
         if delay_s > 0:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.watch_deadlines)
             return
         running = self.engine is not None
-        self.tell(Expired("end" if until == self.submit.deadline else "first token", running=running))
+        self.record(Expired("end" if until == self.submit.deadline else "first token", running=running))
         if running:
             log.info("engine %s did not end request %s at its deadline", self._label, self.submit.id)
         self.refuse("deadline")
@@ -197,10 +203,10 @@ class Generation:
     @property
     def pause_s(self) -> float:
         """How long it has been queued for an engine."""
-        return now() - self._held_s
+        return now() - self._queued_s
 
-    def tell(self, what: Happening) -> None:
-        self._router.stories.add(self.key, now(), what)
+    def record(self, event: TimelineEvent) -> None:
+        self._router.timelines.add(self.key, now(), event)
 
     # The route's side
 
@@ -219,12 +225,12 @@ class Generation:
         while not self._over:
             if self._unread is not None:
                 unread, self._unread = self._unread, None
-                return self._took(unread)
+                return self._deliver(unread)
             if not self._placed.is_set():
                 await self._placed.wait()
                 continue
-            if self._fate is not None:
-                return self._meet(self._fate)
+            if self._outcome is not None:
+                return self._finish_with(self._outcome)
             deltas = self._deltas
             assert deltas is not None, "a placed request has an engine"
             try:
@@ -236,11 +242,11 @@ class Generation:
                 self._router.interrupted(self)
                 continue
             except EngineError as error:
-                log.error("engine %s gave up a request: %s", self._label, error.code)
+                log.error("engine %s failed a request: %s", self._label, error.code)
                 self._end("error")
                 raise EngineFailed from error
             if delta is not None:
-                return self._took(delta)
+                return self._deliver(delta)
             await deltas.change()
         raise StopAsyncIteration
 
@@ -261,17 +267,17 @@ class Generation:
         if deltas is not None:
             await deltas.aclose()
 
-    def _meet(self, fate: Exception | Finish) -> Delta:
-        if isinstance(fate, Exception):
+    def _finish_with(self, outcome: Exception | Finish) -> Delta:
+        if isinstance(outcome, Exception):
             self._end("error")
-            raise fate
-        self._end(fate)
-        return Delta(self.submit.id, finish=fate)
+            raise outcome
+        self._end(outcome)
+        return Delta(self.submit.id, finish=outcome)
 
-    def _took(self, delta: Delta) -> Delta:
+    def _deliver(self, delta: Delta) -> Delta:
         moment = now()
         if delta.timing is not None:
-            self.timing = _joined(self._earlier, delta.timing)
+            self.timing = _joined(self._earlier_timing, delta.timing)
         if not self.started:
             self._start(moment)
         if delta.ids:
@@ -286,7 +292,7 @@ class Generation:
         self.started = True
         prompt = len(self.submit.prompt)
         self._router.drain.start(moment, prompt)
-        if not self._goes_on:
+        if not self._is_resumed:
             self._router.metrics.prompt(self._label, prompt, self.cached_tokens)
             self._router.spend(self.submit.owner, prompt - self.cached_tokens)
 
@@ -301,7 +307,7 @@ class Generation:
             share_s = (moment - self._last_s) / count
         else:
             pauses, self._first_s = count - 1, moment
-            self.tell(FirstToken())
+            self.record(FirstToken())
             metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
         if pauses:
             metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
@@ -317,8 +323,8 @@ class Generation:
         if not self.started:
             self._router.drain.leave(now())
         if self.timing is not None:
-            self._router.pace.measured(len(self.submit.prompt), self.timing, len(self.emitted))
-        self.tell(Over(reason, len(self.emitted)))
+            self._router.latency.record(len(self.submit.prompt), self.timing, len(self.emitted))
+        self.record(Finished(reason, len(self.emitted)))
         self._router.ended(self)
         if self._suspended:
             return

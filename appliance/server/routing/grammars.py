@@ -97,7 +97,7 @@ class _Process:
     def _last_words(self) -> str:
         _, said = self._child.communicate()
         text = said.decode(errors="replace").strip()
-        log.warning("a process that compiles grammars ended with %d: %s", self._child.returncode, text[-300:])
+        log.warning("a grammar compiler process exited with status %d: %s", self._child.returncode, text[-300:])
         return text
 
 
@@ -238,7 +238,7 @@ def _cause(said: str, bounds: Bounds) -> str:
     """Return an error message for the client that explains why the compiler process exited."""
     if "memory allocation" in said or "MemoryError" in said:
         return _too_large(bounds)
-    return "the grammar is nested, or its rules refer to each other, too deep for its compiler."
+    return "the grammar is nested too deeply for the grammar compiler. Simplify it."
 
 
 def _too_large(bounds: Bounds) -> str:

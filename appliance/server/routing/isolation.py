@@ -12,7 +12,7 @@ from appliance.server.routing.engine import Engine
 from appliance.server.routing.generation import Generation
 from appliance.server.routing.quarantine import Quarantine
 from appliance.server.routing.refused import RefusedContents
-from appliance.server.routing.timeline import Stories, Tried
+from appliance.server.routing.timeline import Tested, Timelines
 from engine.api.errors import EngineError, RequestError
 from engine.api.messages import Sampling, Submit
 
@@ -33,20 +33,20 @@ class Isolation:
         self,
         engines: Sequence[Engine[Generation]],
         queued: Mapping[str, Generation],
-        stories: Stories,
+        timelines: Timelines,
         *,
         note: Callable[[str, int, CrashKind], None],
         release: Callable[[], None],
-        begins: tuple[int, ...],
+        decoder_start_ids: tuple[int, ...],
     ) -> None:
         self.quarantine = Quarantine()
         self.refused = RefusedContents()
         self._engines = engines
         self._queued = queued
-        self._stories = stories
+        self._timelines = timelines
         self._note = note
         self._release = release
-        self._begins = begins
+        self._decoder_start_ids = decoder_start_ids
         self._engine: Engine[Generation] | None = None  # runs the test group
         self._expected = ""  # program name of that engine, after the monitor was informed of the test
         self._control: asyncio.Task[None] | None = None
@@ -83,14 +83,18 @@ class Isolation:
         if serving[0].open and any(each.returns_within(hold_s) for each in self._engines):
             return
         for engine in serving:
-            available = [key for key, each in self._queued.items() if each.rank in (None, engine.index)]
+            available = [key for key, each in self._queued.items() if each.engine_index in (None, engine.index)]
             group = self.quarantine.next_group(available, idle=not engine.open)
             if group is None:
                 continue
             self._engine = engine
             for key in group.keys:
-                self._stories.add(key, now(), Tried(group.alone))
-            log.warning("%d of %d requests run as a test: engines crashed with them", len(group.keys), len(available))
+                self._timelines.add(key, now(), Tested(group.alone))
+            log.warning(
+                "running %d of %d requests as an isolation test, because engines crashed while computing them",
+                len(group.keys),
+                len(available),
+            )
             if group.alone:
                 engine.reserved = True
                 self._control = asyncio.create_task(self._run_control(engine, group.control_s))
@@ -166,8 +170,8 @@ class Isolation:
         self._release()
 
     async def _one_control(self, engine: Engine[Generation], until: float) -> None:
-        prompt = (0, *self._begins)
-        source = 1 if self._begins else 0
+        prompt = (0, *self._decoder_start_ids)
+        source = 1 if self._decoder_start_ids else 0
         name = f"control#{next(self._numbers)}"
         sampling = Sampling(temperature=0)
         submit = Submit(name, prompt, sampling, max_tokens=CONTROL_TOKENS, source=source, ignore_eos=True)

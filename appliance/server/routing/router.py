@@ -20,12 +20,19 @@ from appliance.observability.metrics import Metrics, now
 from appliance.runtime.crash_exemption import CrashKind
 from appliance.runtime.inflight import OpenRequest
 from appliance.server.errors.api import EngineFailed, Overloaded, Quarantined, Unavailable
-from appliance.server.routing.admission import Admission, Ahead, Drain, Pace, loading_retry_after_s, retry_after_s
+from appliance.server.routing.admission import (
+    Admission,
+    DrainRate,
+    LatencyEstimate,
+    QueueAhead,
+    loading_retry_after_s,
+    retry_after_s,
+)
 from appliance.server.routing.engine import Engine
-from appliance.server.routing.generation import Generation, Past
+from appliance.server.routing.generation import EarlierOutput, Generation
 from appliance.server.routing.isolation import Isolation
 from appliance.server.routing.refused import content_hash
-from appliance.server.routing.timeline import Arrived, Held, Stories
+from appliance.server.routing.timeline import Arrived, Pending, Timelines
 from engine.api.client import EngineClient, EngineState
 from engine.api.errors import Drift, RequestError, SelfTestFailed
 from engine.api.messages import Output, Stats, Submit
@@ -35,7 +42,7 @@ log = logging.getLogger(__name__)
 SELF_TEST_CODES = (SelfTestFailed.code, Drift.code)
 GONE_RETRY_AFTER_S = 3
 SWAP_S = 30.0  # maximum time for an engine to exit after it was asked to
-PARKED_RETRY_AFTER_S = 60  # an operator has to intervene
+HALTED_RETRY_AFTER_S = 60  # an operator has to intervene
 
 # Identical to the reference engine's messages: gateways in front of it tell the two cases apart by this text.
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
@@ -49,7 +56,7 @@ class Placement:
     Without either, the least loaded engine is used.
     """
 
-    rank: int | None = None
+    engine_index: int | None = None
     session: str = ""
 
 
@@ -86,44 +93,49 @@ class Router:
         *,
         max_waiting_tokens: int | None = None,
         hold_s: float = 10.0,
-        pardon: Callable[[str, int, CrashKind], None] = lambda program, crashes, kind: None,
-        stories: int = 0,
+        exempt: Callable[[str, int, CrashKind], None] = lambda program, crashes, kind: None,
+        timelines: int = 0,
         policy: str = "fcfs",
-        tell_open: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
+        report_in_flight: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
         spend: Callable[[str, int], None] = lambda owner, tokens: None,
-        begins: tuple[int, ...] = (),
+        decoder_start_ids: tuple[int, ...] = (),
     ) -> None:
         """Create a router that is not connected yet.
 
         Args:
             hold_s: new requests wait for engines that come back within this time.
-            pardon: called with (program, crashes, kind) to inform the restart monitor which crashes of an engine count.
-            stories: number of sequences whose timelines are kept.
+            exempt: called with (program, crashes, kind) to inform the restart monitor which crashes of an engine count.
+            timelines: number of sequences whose timelines are kept.
             policy: scheduling policy of the engines.
-            tell_open: called with (program, requests) when an engine is gone that was computing these requests.
+            report_in_flight: called with (program, requests) when an engine is gone that was computing these requests.
             spend: called with (owner, tokens) when tokens were computed for an owner.
-            begins: first decoder tokens of an encoder-decoder model; empty for other models.
+            decoder_start_ids: first decoder tokens of an encoder-decoder model; empty for other models.
         """
         self.metrics = metrics
-        self.stories = Stories(stories)
+        self.timelines = Timelines(timelines)
         self.admission = Admission(max_waiting)
         self.backlog = Admission(max_waiting_tokens)
-        self.drain = Drain()
-        self.pace = Pace(self.drain)
+        self.drain = DrainRate()
+        self.latency = LatencyEstimate(self.drain)
         self._goes_before = GOES_BEFORE[policy]
         self.engines: list[Engine[Generation]] = [self._engine(index, socket) for index, socket in enumerate(sockets)]
-        self.parked = ""
+        self.halted = ""
         self.asks_first = False  # engines count as serving once they have answered a request of each kind
-        self._tell_open = tell_open
+        self._report_in_flight = report_in_flight
         self.spend = spend
         self._hold_s = hold_s
-        self._hall: dict[str, Generation] = {}
+        self._pending: dict[str, Generation] = {}
         self.isolation = Isolation(
-            self.engines, self._hall, self.stories, note=pardon, release=self._release, begins=begins
+            self.engines,
+            self._pending,
+            self.timelines,
+            note=exempt,
+            release=self._release,
+            decoder_start_ids=decoder_start_ids,
         )
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
-        self._letting_go = False
+        self._stopping = False
 
     def _engine(self, index: int, socket: str) -> Engine[Generation]:
         def on_state(state: EngineState) -> None:
@@ -136,7 +148,7 @@ class Router:
             self._count_step(self.engines[index], output)
 
         client = EngineClient(
-            socket, on_stats=on_stats, on_state=on_state, on_output=on_output, on_told=self.stories.told
+            socket, on_stats=on_stats, on_state=on_state, on_output=on_output, on_timeline=self.timelines.add_reported
         )
         return Engine[Generation](index, client, now())
 
@@ -155,7 +167,7 @@ class Router:
         """Apply new limits."""
         self.admission.allow(config.max_waiting)
         self.backlog.allow(config.max_waiting_tokens)
-        self.stories.keep(config.stories)
+        self.timelines.keep(config.timelines)
         self._hold_s = config.hold_s
 
     def expect_end(self, index: int) -> None:
@@ -167,16 +179,16 @@ class Router:
         engine = self.engines[index]
         return self._answers(engine) and not engine.ends_by_s
 
-    def park(self, why: str) -> None:
+    def halt(self, why: str) -> None:
         """Halt: no engine will come back. Queued requests fail and no new ones are accepted."""
-        self.parked = why
-        log.error("parked: %s", why)
-        for generation in list(self._hall.values()):
-            generation.refuse(EngineFailed(f"No engine comes back: {why}"))
+        self.halted = why
+        log.error("halted: %s", why)
+        for generation in list(self._pending.values()):
+            generation.refuse(EngineFailed(f"The service has halted: {why}"))
 
     async def stop(self) -> None:
-        self._letting_go = True
-        for generation in self._hall.values():
+        self._stopping = True
+        for generation in self._pending.values():
             generation.refuse(EngineFailed())
         for task in self._tasks:
             task.cancel()
@@ -192,9 +204,9 @@ class Router:
             engine.gap_s = now() - engine.since_s
             engine.start_s = sum(ready.seconds.values())
             self.metrics.engine_up(engine.index, ready)
-            log.info("engine %s serves: %d KV blocks of %d tokens", engine.label, ready.kv_blocks, ready.block_tokens)
+            log.info("engine %s is ready: %d KV blocks of %d tokens", engine.label, ready.kv_blocks, ready.block_tokens)
             self._release()
-        elif state.kind in ("down", "failed") and not self._letting_go:
+        elif state.kind in ("down", "failed") and not self._stopping:
             if state.code in SELF_TEST_CODES:
                 self.metrics.self_test_failed(engine.index)
             self.metrics.engine_down(engine.index)
@@ -203,14 +215,18 @@ class Router:
             engine.ends_by_s = 0.0
             if engine.swapped:
                 engine.answers = False
-                log.info("engine %s is swapped: %d requests wait for the next one", engine.label, len(engine.open))
+                log.info(
+                    "engine %s is being replaced: %d requests are queued for the new one",
+                    engine.label,
+                    len(engine.open),
+                )
                 engine.reserved = False
                 self._interrupt(engine)
                 self._release()
                 return
             if engine.was_ready or state.kind == "failed":
-                log.error("engine %s is gone: %s", engine.label, state.message or "its connection ended")
-            self._died(engine)
+                log.error("engine %s exited: %s", engine.label, state.message or "the connection closed")
+            self._crashed(engine)
 
     def _count_step(self, engine: Engine[Generation], output: Output) -> None:
         """Count the tokens of a step as vLLM does: the whole prompt counts together with its first token.
@@ -235,12 +251,12 @@ class Router:
 
     @property
     def serves(self) -> bool:
-        return not self.parked and any(engine.serves for engine in self.engines)
+        return not self.halted and any(engine.serves for engine in self.engines)
 
     @property
     def answers(self) -> bool:
         """At least one ready engine has answered its first requests, if first requests are configured."""
-        return not self.parked and any(self._answers(engine) for engine in self.engines)
+        return not self.halted and any(self._answers(engine) for engine in self.engines)
 
     def _answers(self, engine: Engine[Generation]) -> bool:
         return engine.serves and (engine.answers or not self.asks_first)
@@ -248,20 +264,20 @@ class Router:
     @property
     def accepts(self) -> bool:
         """A new request would be served, either now or when an engine is back."""
-        return not self.parked and any(engine.serves or engine.returns_within(self._hold_s) for engine in self.engines)
+        return not self.halted and any(engine.serves or engine.returns_within(self._hold_s) for engine in self.engines)
 
     @property
     def open(self) -> int:
         return len(self._generations())
 
     @property
-    def held(self) -> int:
+    def pending(self) -> int:
         """Number of requests that are queued until an engine comes back."""
-        return len(self._hall)
+        return len(self._pending)
 
     def _generations(self) -> list[Generation]:
         placed = [generation for engine in self.engines for generation in engine.open.values()]
-        return [*placed, *self._hall.values()]
+        return [*placed, *self._pending.values()]
 
     @property
     def waiting(self) -> int:
@@ -294,20 +310,20 @@ class Router:
         return self.generate_all([submit], where)[0]
 
     def generate_all(
-        self, submits: Sequence[Submit], where: Placement = ANYWHERE, past: Sequence[Past] = ()
+        self, submits: Sequence[Submit], where: Placement = ANYWHERE, earlier: Sequence[EarlierOutput] = ()
     ) -> list[Generation]:
         """Submit several sequences of one request: either all are admitted or none.
 
         `past` has the earlier output of each sequence if they are resumed. Raises the same errors as `generate`.
         """
-        self._check_rank(where.rank)
+        self._check_engine_index(where.engine_index)
         self.admit()
         refused_s = max(self.isolation.refused.seconds_left(submit, now()) for submit in submits)
         if refused_s:
             raise Quarantined(refused_s)
-        if not past:  # a resumed request has already returned a part of its reply
+        if not earlier:  # a resumed request has already returned a part of its reply
             self._refuse_late(submits)
-        return [self._open(submit, where, before) for submit, before in zip_longest(submits, past)]
+        return [self._open(submit, where, before) for submit, before in zip_longest(submits, earlier)]
 
     def load(self) -> Load:
         stats = [engine.client.stats for engine in self.engines if engine.serves]
@@ -318,7 +334,7 @@ class Router:
         """End every open request: its stream gets a last delta with finish "abort"."""
         for engine in self.engines:
             engine.client.abort(list(engine.open))
-        for generation in list(self._hall.values()):
+        for generation in list(self._pending.values()):
             generation.refuse("abort")
 
     # Called by generations
@@ -330,11 +346,11 @@ class Router:
 
     def _queue(self, generation: Generation) -> None:
         generation.interrupt()
-        if self._letting_go or self.parked:
+        if self._stopping or self.halted:
             generation.refuse(EngineFailed())
         self.metrics.add("request_interruptions", 1)
-        self._hall[generation.key] = generation
-        self._count_held()
+        self._pending[generation.key] = generation
+        self._count_pending()
 
     def _interrupt(self, engine: Engine[Generation]) -> None:
         """Queue the requests of an engine that is gone, whether or not their clients are reading."""
@@ -344,57 +360,57 @@ class Router:
 
     def ended(self, generation: Generation) -> None:
         """Drop the state of a request that has ended for any reason."""
-        self._hall.pop(generation.key, None)
+        self._pending.pop(generation.key, None)
         if generation.engine is not None:
             generation.engine.open.pop(generation.key, None)
         self.isolation.ended(generation.key)
-        self._count_held()
+        self._count_pending()
 
     # Pending requests
 
-    def _count_held(self) -> None:
-        self.metrics.set("requests_held", len(self._hall))
+    def _count_pending(self) -> None:
+        self.metrics.set("requests_held", len(self._pending))
 
     def _release(self) -> None:
         """Place queued requests on engines, as far as engines are free and the quarantine allows it."""
-        if self._letting_go or not self._hall:
+        if self._stopping or not self._pending:
             return
         self.isolation.start_next(self._hold_s)
-        for generation in list(self._hall.values()):
+        for generation in list(self._pending.values()):
             if generation.is_refused:
                 continue
             key = generation.key
             tested = self.isolation.is_candidate(key)
             engine = self.isolation.engine_for(key) if tested else self._choose(generation)
             if engine is not None:
-                del self._hall[generation.key]
+                del self._pending[generation.key]
                 generation.place(engine)
-        self._count_held()
+        self._count_pending()
 
     def _choose(self, generation: Generation) -> Engine[Generation] | None:
         """Return an engine that satisfies the request's placement and can take it now, or None."""
         free = [engine for engine in self.engines if engine.serves and not engine.reserved]
-        if generation.rank is not None:
-            free = [engine for engine in free if engine.index == generation.rank]
+        if generation.engine_index is not None:
+            free = [engine for engine in free if engine.index == generation.engine_index]
         if not free:
             return None
-        if generation.session and generation.rank is None:
+        if generation.session and generation.engine_index is None:
             # Rendezvous hashing: when an engine is gone, only its own sessions move, and they return to it later.
             return max(free, key=lambda engine: _draw(generation.session, engine.index))
         return min(free, key=lambda engine: len(engine.open))
 
     # Crashes
 
-    def _died(self, engine: Engine[Generation]) -> None:
+    def _crashed(self, engine: Engine[Generation]) -> None:
         """Account for the crash of an engine and queue its requests again."""
-        flying = [generation for generation in engine.open.values() if not generation.is_settled]
-        told = [OpenRequest(each.submit.id, len(each.submit.prompt), len(each.received)) for each in flying]
-        self._tell_open(f"engine-{engine.label}", told)
-        isolated = self.isolation.crashed(engine, flying)
+        in_flight = [generation for generation in engine.open.values() if not generation.is_settled]
+        requests = [OpenRequest(each.submit.id, len(each.submit.prompt), len(each.received)) for each in in_flight]
+        self._report_in_flight(f"engine-{engine.label}", requests)
+        isolated = self.isolation.crashed(engine, in_flight)
         self._interrupt(engine)
-        if flying:
-            log.warning("%d requests wait for an engine to resume", len(flying))
-        for generation in flying:
+        if in_flight:
+            log.warning("%d requests are queued until an engine is ready", len(in_flight))
+        for generation in in_flight:
             if generation.key == isolated:
                 self._isolate(generation)
         self._release()
@@ -402,7 +418,7 @@ class Router:
     def _isolate(self, generation: Generation) -> None:
         """End a request that crashes engines, and all open requests with its content."""
         content, refused = content_hash(generation.submit), self.isolation.refused
-        log.error("request %s is quarantined: engines crash with it, also while it runs alone", generation.submit.id)
+        log.error("request %s is isolated: engines crashed while running it alone", generation.submit.id)
         refused.add(generation.submit, now())
         for each in self._generations():
             if each is generation or content_hash(each.submit) == content:
@@ -410,25 +426,33 @@ class Router:
                 tokens = len(generation.received) if each is generation else None
                 each.refuse(Quarantined(refused.seconds_left(each.submit, now()), tokens))
 
-    def refuse_if_parked(self) -> None:
+    def refuse_if_halted(self) -> None:
         """Raise Unavailable in a halted appliance."""
-        if self.parked:
-            raise Unavailable(
-                f"The service has failed and does not come back by itself: {self.parked}", PARKED_RETRY_AFTER_S
-            )
+        if self.halted:
+            raise Unavailable(f"The service has halted and needs an operator: {self.halted}", HALTED_RETRY_AFTER_S)
 
     def admit(self) -> None:
         """Raise Unavailable or Overloaded if a request could not be accepted now."""
-        self.refuse_if_parked()
+        self.refuse_if_halted()
         if not self.accepts:
             raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
         requests, tokens = self.waiting, self.waiting_tokens
         if self.admission.is_full(requests):
             seconds = self.drain.requests_s(self.admission.excess(requests), now())
-            self._refuse("max_num_queued_reqs", BUSY, seconds, f"{requests} wait, limit {self.admission.limit}")
+            self._refuse(
+                "max_num_queued_reqs",
+                BUSY,
+                seconds,
+                f"{requests} requests are queued, the limit is {self.admission.limit}",
+            )
         if self.backlog.is_full(tokens):
             seconds = self.drain.tokens_s(self.backlog.excess(tokens), now())
-            self._refuse("max_num_queued_tokens", BACKLOG, seconds, f"{tokens} tokens wait, limit {self.backlog.limit}")
+            self._refuse(
+                "max_num_queued_tokens",
+                BACKLOG,
+                seconds,
+                f"{tokens} prompt tokens are queued, the limit is {self.backlog.limit}",
+            )
 
     def _refuse_late(self, submits: Sequence[Submit]) -> None:
         """Raise Overloaded for a request whose deadlines cannot be met."""
@@ -438,44 +462,49 @@ class Router:
         before = [
             each.submit for each in self._generations() if not each.started and self._goes_before(each.submit, timed[0])
         ]
-        ahead = Ahead(len(before), sum(len(submit.prompt) for submit in before))
-        late = self.pace.late(timed, ahead, now())
-        if late is not None:
-            self._refuse(late.field, str(late), late.excess_s, str(late))
+        ahead = QueueAhead(len(before), sum(len(submit.prompt) for submit in before))
+        missed = self.latency.missed_deadline(timed, ahead, now())
+        if missed is not None:
+            self._refuse(missed.field, str(missed), missed.excess_s, str(missed))
 
     def _refuse(self, reason: str, message: str, seconds: float | None, why: str) -> NoReturn:
         self.metrics.add("admission_rejections", 1, reason)
-        log.info("a request is refused (%s): %s", reason, why)
+        log.info("request rejected (%s): %s", reason, why)
         raise Overloaded(message, retry_after_s(seconds))
 
-    def _check_rank(self, rank: int | None) -> None:
+    def _check_engine_index(self, engine_index: int | None) -> None:
         """Check the engine that a request selects. No other engine serves such a request."""
-        if rank is None:
+        if engine_index is None:
             return
         name, last = "X-data-parallel-rank", len(self.engines) - 1
-        if not 0 <= rank <= last:
+        if not 0 <= engine_index <= last:
             possible = f"0 to {last}" if last else "0 only"
-            message = f"{name} {rank}: there is no such engine; possible: {possible} (parallelism.data is {last + 1})."
-            raise RequestError(message, name)
-        engine = self.engines[rank]
+            raise RequestError(
+                f"{name} is {engine_index}, but there is no such engine. Possible: {possible} "
+                f"(parallelism.data is {last + 1}).",
+                name,
+            )
+        engine = self.engines[engine_index]
         if not engine.serves and self.serves:
-            message = f"Engine {rank}, which {name} names, is not ready: {engine.phase} ({engine.progress:.0%})."
+            message = (
+                f"Engine {engine_index}, which {name} names, is not ready: {engine.phase} ({engine.progress:.0%})."
+            )
             raise Unavailable(f"{message} Leave the header out to use another one.", self._retry_after_s([engine]))
 
-    def _open(self, submit: Submit, where: Placement, past: Past | None) -> Generation:
+    def _open(self, submit: Submit, where: Placement, earlier: EarlierOutput | None) -> Generation:
         key = f"{submit.id}#{next(self._numbers)}"
-        generation = Generation(self, submit, key, where.rank, where.session, past)
+        generation = Generation(self, submit, key, where.engine_index, where.session, earlier)
         self.drain.enter(now())
-        self.stories.begin(key)
-        generation.tell(Arrived(len(submit.prompt), len(generation.emitted), self.open))
+        self.timelines.begin(key)
+        generation.record(Arrived(len(submit.prompt), len(generation.emitted), self.open))
         generation.watch_deadlines()
         engine = self._choose(generation)
         if engine is not None:
             generation.place(engine)
         else:
-            generation.tell(Held())
-            self._hall[key] = generation
-            self._count_held()
+            generation.record(Pending())
+            self._pending[key] = generation
+            self._count_pending()
         return generation
 
     def _why_not(self) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from engine.api.events import Admitted, Blocked, Event, Finish, Outgrown, Preempted, Queued, Told, counted
+from engine.api.events import Admitted, Blocked, Event, Finish, Outgrown, Preempted, Queued, TimelineEvents, counted
 
-MOST_EVENTS = 200  # of one sequence; longer timelines omit events in the middle
+MAX_EVENTS = 200  # of one sequence; longer timelines omit events in the middle
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
@@ -24,16 +24,16 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
     open: int  # other sequences that were running
 
     def __str__(self) -> str:
-        others = f"; {counted(self.open, 'other')} under way" if self.open else ""
-        again = f", going on behind token {self.emitted:,}" if self.emitted else ""
+        others = f"; {counted(self.open, 'other')} in progress" if self.open else ""
+        again = f", resumed after token {self.emitted:,}" if self.emitted else ""
         return f"arrives with {counted(self.prompt, 'prompt token')}{again}{others}"
 
 
-class Held(msgspec.Struct, frozen=True, tag="held"):
+class Pending(msgspec.Struct, frozen=True, tag="held"):
     """No engine could take the request; it is queued in the router."""
 
     def __str__(self) -> str:
-        return "no engine serves: it is held"
+        return "queued: no engine is ready"
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed"):
@@ -41,7 +41,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed"):
     emitted: int
 
     def __str__(self) -> str:
-        return f"engine {self.engine} takes it" + (f", behind token {self.emitted:,}" if self.emitted else "")
+        return f"assigned to engine {self.engine}" + (f", after token {self.emitted:,}" if self.emitted else "")
 
 
 class Interrupted(msgspec.Struct, frozen=True, tag="interrupted"):
@@ -52,16 +52,16 @@ class Interrupted(msgspec.Struct, frozen=True, tag="interrupted"):
     emitted: int
 
     def __str__(self) -> str:
-        return f"engine {self.engine} is gone behind token {self.emitted:,} ({self.why}): it is held"
+        return f"engine {self.engine} exited after token {self.emitted:,} ({self.why}): queued again"
 
 
-class Tried(msgspec.Struct, frozen=True, tag="tried"):
+class Tested(msgspec.Struct, frozen=True, tag="tried"):
     """The request is a quarantine candidate: engines crashed while they computed it."""
 
     alone: bool
 
     def __str__(self) -> str:
-        return f"engines died under it: it is tried {'alone' if self.alone else 'apart from others'}"
+        return f"isolation test {'alone' if self.alone else 'in a group'}: engines crashed while running it"
 
 
 class FirstToken(msgspec.Struct, frozen=True, tag="first_token"):
@@ -69,20 +69,20 @@ class FirstToken(msgspec.Struct, frozen=True, tag="first_token"):
         return "first token"
 
 
-class Over(msgspec.Struct, frozen=True, tag="over"):
+class Finished(msgspec.Struct, frozen=True, tag="over"):
     finish: Finish
     tokens: int
 
     def __str__(self) -> str:
-        return f"over ({self.finish}) with {counted(self.tokens, 'token')}"
+        return f"finished ({self.finish}) with {counted(self.tokens, 'token')}"
 
 
-Happening = Event | Arrived | Held | Placed | Interrupted | Tried | FirstToken | Over
+TimelineEvent = Event | Arrived | Pending | Placed | Interrupted | Tested | FirstToken | Finished
 
 # State of a sequence after each event. Other events do not change the state.
 _STATES = {
     Arrived: "gateway",
-    Held: "held",
+    Pending: "held",
     Interrupted: "held",
     Placed: "gateway",
     Queued: "queued",
@@ -95,26 +95,28 @@ _STATES = {
 
 
 @dataclass
-class Story:
+class Timeline:
     """Timeline of one sequence."""
 
     id: str
-    events: list[tuple[float, Happening]] = field(default_factory=list)  # (monotonic seconds, event), in order of time
+    events: list[tuple[float, TimelineEvent]] = field(
+        default_factory=list
+    )  # (monotonic seconds, event), in order of time
     left_out: int = 0  # number of events that are missing after the first half of MOST_EVENTS
 
-    def add(self, at: float, what: Happening) -> None:
-        if len(self.events) == MOST_EVENTS:
-            del self.events[MOST_EVENTS // 2]
+    def add(self, at: float, event: TimelineEvent) -> None:
+        if len(self.events) == MAX_EVENTS:
+            del self.events[MAX_EVENTS // 2]
             self.left_out += 1
-        self.events.append((at, what))
+        self.events.append((at, event))
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the timeline as JSON: times in milliseconds since arrival, and the time in each state."""
         events = sorted(self.events, key=lambda event: event[0])
         start = events[0][0]
         shown = [
-            {"at_ms": round(1000 * (at - start), 1), **msgspec.to_builtins(what), "text": str(what)}
-            for at, what in events
+            {"at_ms": round(1000 * (at - start), 1), **msgspec.to_builtins(event), "text": str(event)}
+            for at, event in events
         ]
         left_out = {"left_out": self.left_out} if self.left_out else {}
         return {"id": self.id, "spent_ms": self._spent(events), "events": shown, **left_out}
@@ -127,39 +129,39 @@ class Story:
         """
         events = sorted(self.events, key=lambda event: event[0])
         start, state = events[0][0], "gateway"
-        told: dict[str, Any] = {"prompt_tokens": None, "tokens": None, "finish": None, "ttft_ms": None}
+        found: dict[str, Any] = {"prompt_tokens": None, "tokens": None, "finish": None, "ttft_ms": None}
         duration: float | None = None
-        for at, what in events:
-            state = _STATES.get(type(what), state)
-            if state == "prefill" and told["ttft_ms"] is not None:
+        for at, event in events:
+            state = _STATES.get(type(event), state)
+            if state == "prefill" and found["ttft_ms"] is not None:
                 state = "decode"
-            match what:
+            match event:
                 case Arrived():
-                    told["prompt_tokens"] = what.prompt
+                    found["prompt_tokens"] = event.prompt
                 case FirstToken():
-                    told["ttft_ms"] = round(1000 * (at - start), 1)
-                case Over():
+                    found["ttft_ms"] = round(1000 * (at - start), 1)
+                case Finished():
                     state, duration = "over", at - start
-                    told |= {"tokens": what.tokens, "finish": what.finish}
+                    found |= {"tokens": event.tokens, "finish": event.finish}
         times = {
             "age_ms": round(1000 * (now - start), 1),
             "duration_ms": None if duration is None else round(1000 * duration, 1),
         }
-        return {"id": self.id, "state": state, **told, **times}
+        return {"id": self.id, "state": state, **found, **times}
 
-    def _spent(self, events: list[tuple[float, Happening]]) -> dict[str, float]:
+    def _spent(self, events: list[tuple[float, TimelineEvent]]) -> dict[str, float]:
         """Return milliseconds by state.
 
         After its first token a resumed sequence counts as decoding, even while its prompt is recomputed.
         """
         found: dict[str, float] = {}
         state, since, started = "", 0.0, False
-        for at, what in events:
+        for at, event in events:
             if state:
                 found[state] = found.get(state, 0.0) + 1000 * (at - since)
-            started = started or isinstance(what, FirstToken)
-            state = _STATES.get(type(what), state)
-            if isinstance(what, Over):
+            started = started or isinstance(event, FirstToken)
+            state = _STATES.get(type(event), state)
+            if isinstance(event, Finished):
                 state = ""
             if state == "prefill" and started:
                 state = "decode"
@@ -167,16 +169,16 @@ class Story:
         return {name: round(value, 1) for name, value in found.items()}
 
 
-class Stories:
+class Timelines:
     """Timelines of the last `most` sequences, by the router's keys (`<id>#<number>`)."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._stories: OrderedDict[str, Story] = OrderedDict()
+        self._timelines: OrderedDict[str, Timeline] = OrderedDict()
 
     def begin(self, key: str) -> None:
         if self._most:
-            self._stories[key] = Story(public(key))
+            self._timelines[key] = Timeline(public(key))
             self._trim()
 
     def keep(self, most: int) -> None:
@@ -185,17 +187,17 @@ class Stories:
         self._trim()
 
     def _trim(self) -> None:
-        while len(self._stories) > self._most:
-            self._stories.popitem(last=False)
+        while len(self._timelines) > self._most:
+            self._timelines.popitem(last=False)
 
-    def add(self, key: str, at: float, what: Happening) -> None:
-        story = self._stories.get(key)
-        if story is not None:
-            story.add(at, what)
+    def add(self, key: str, at: float, event: TimelineEvent) -> None:
+        timeline = self._timelines.get(key)
+        if timeline is not None:
+            timeline.add(at, event)
 
-    def told(self, told: Told) -> None:
+    def add_reported(self, reported: TimelineEvents) -> None:
         """Add events that an engine reports."""
-        for key, at, event in told.events:
+        for key, at, event in reported.events:
             match event:
                 case Blocked():
                     holders = tuple((public(id), blocks) for id, blocks in event.holders)
@@ -204,18 +206,18 @@ class Stories:
                     event = msgspec.structs.replace(event, by=public(event.by))
             self.add(key, at, event)
 
-    def newest(self) -> Iterator[Story]:
+    def newest(self) -> Iterator[Timeline]:
         """Return all non-empty timelines, the newest first."""
-        return (story for story in reversed(self._stories.values()) if story.events)
+        return (timeline for timeline in reversed(self._timelines.values()) if timeline.events)
 
-    def of(self, request: str) -> Iterator[Story]:
+    def of(self, request: str) -> Iterator[Timeline]:
         """Return the sequences of a request, by the request's ID or the ID of one sequence.
 
         The newest request comes last.
         """
-        for story in self._stories.values():
-            if story.id == request or story.id.rpartition("-")[0] == request:
-                yield story
+        for timeline in self._timelines.values():
+            if timeline.id == request or timeline.id.rpartition("-")[0] == request:
+                yield timeline
 
 
 def public(key: str) -> str:

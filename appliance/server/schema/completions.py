@@ -41,7 +41,7 @@ def _checked_prompt(value: Any) -> Any:
 def _checked_beginning(value: Any) -> Any:
     if value is None or isinstance(value, str) or _is_ids(value):
         return value
-    message = "decoder_prompt must be a string, or a list of token ids that is not empty"
+    message = "decoder_prompt must be a string or a non-empty list of token ids"
     raise PydanticCustomError("decoder_prompt", message, {"param": "decoder_prompt"})
 
 

@@ -77,7 +77,7 @@ def _checked_messages(value: Any) -> Any:
             return value
         if all(isinstance(item, list) and item and all(isinstance(one, dict) for one in item) for item in value):
             return value
-    message = "messages must be a conversation, a list of objects, or a list of conversations, and none empty"
+    message = "messages must be a conversation, a list of objects, or a list of conversations; none may be empty"
     raise PydanticCustomError("messages", message, {"param": "messages"})
 
 

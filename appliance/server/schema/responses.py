@@ -27,7 +27,7 @@ Metadata = Annotated[
 ]
 
 
-class ReasoningWish(Wire):
+class ReasoningOptions(Wire):
     """Amount of reasoning. Summaries are not generated: the reasoning item contains the reasoning itself."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -45,7 +45,7 @@ class TextFormat(Wire):
     strict: Flag | None = None
 
 
-class TextWish(Wire):
+class TextOptions(Wire):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -66,8 +66,8 @@ class PromptRequest(Wire):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: Flag | None = None
-    reasoning: ReasoningWish | None = None
-    text: TextWish | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     # Extensions of vLLM
     chat_template: str | None = None

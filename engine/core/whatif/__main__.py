@@ -58,8 +58,8 @@ def percentile(values: list[float], share: int) -> float | None:
 
 def predicted(traffic: Traffic, settings: Settings, rate: float) -> tuple[Figures, float]:
     """Return the predicted figures and the median relative error of the model of step times."""
-    times = fit(without_pauses(traffic.steps), traffic.asked[0].at)
-    found: Outcome = simulate(traffic.asked, settings.config, times.seconds, rate=rate, depth=settings.depth)
+    times = fit(without_pauses(traffic.steps), traffic.requests[0].at)
+    found: Outcome = simulate(traffic.requests, settings.config, times.seconds, rate=rate, depth=settings.depth)
     more = {"refused": found.refused, "preemptions": found.preemptions, "cached_tokens": found.cached_tokens}
     return Figures(**{**asdict(figures(found.replies)), **more, "steps": found.steps}), times.error
 
@@ -110,22 +110,22 @@ def main(arguments: list[str]) -> int:
             traffic = read_traffic(read_records(options.file))
             same = Settings(traffic.config, traffic.depth)
             other = changed(same, options.set)
-            measured = figures([Reply(asked.at, asked.times) for asked in traffic.asked])
+            measured = figures([Reply(request.at, request.times) for request in traffic.requests])
             (model, step_error), (what_if, _) = predicted(traffic, same, 1.0), predicted(traffic, other, options.rate)
     except (OSError, ConfigError) as error:
         print(f"slipway whatif: {options.file}: {printable(reason(error))}", file=sys.stderr)
         return 1
     if options.json:
         report = {"measured": asdict(measured), "model": asdict(model), "changed": asdict(what_if)}
-        about = {"step_error": step_error, "left_out": traffic.left_out, "warnings": warnings(traffic)}
+        about = {"step_error": step_error, "left_out": traffic.num_ignored, "warnings": warnings(traffic)}
         print(json.dumps({**report, **about}, indent=1))
         return 0
     print(table(measured, model, what_if))
     print(f"step times are fitted to {len(traffic.steps):,} steps; half of them are within {100 * step_error:.1f} %")
     for warning in warnings(traffic):
         print(f"warning: {warning}")
-    if traffic.left_out:
-        print(f"{traffic.left_out:,} requests are left out, because they are not completely recorded")
+    if traffic.num_ignored:
+        print(f"{traffic.num_ignored:,} requests are ignored, because they are only partly recorded")
     return 0
 
 

@@ -25,7 +25,7 @@ def changed(settings: Settings, assignments: list[str]) -> Settings:
         key, equals, value = assignment.partition("=")
         change = CHANGES.get(key.replace("-", "_"))
         if not equals or change is None:
-            raise ConfigError(f"{assignment}: give KEY=VALUE with a key among {', '.join(CHANGES)}")
+            raise ConfigError(f"{assignment}: must be KEY=VALUE; the keys are {', '.join(CHANGES)}")
         try:
             settings = change(settings, value)
         except ValueError as error:
@@ -39,9 +39,9 @@ def _count(value: str) -> int:
     return int(value)
 
 
-def _truth(value: str) -> bool:
+def _boolean(value: str) -> bool:
     if value not in ("true", "false"):
-        raise ValueError(f"{value!r} is neither true nor false")
+        raise ValueError(f"{value!r} must be true or false")
     return value == "true"
 
 
@@ -67,14 +67,14 @@ def _block_tokens(settings: Settings, value: str) -> Settings:
     config = settings.config
     layout = replace(config.layout, block_tokens=_count(value))
     blocks = layout.blocks(config.blocks * config.layout.block_bytes)
-    return _with(settings, layout=layout, blocks=_enough(blocks))
+    return _with(settings, layout=layout, blocks=_at_least_one(blocks))
 
 
 def _pool(settings: Settings, value: str) -> Settings:
-    return _with(settings, blocks=_enough(settings.config.layout.blocks(_bytes(value))))
+    return _with(settings, blocks=_at_least_one(settings.config.layout.blocks(_bytes(value))))
 
 
-def _enough(blocks: int) -> int:
+def _at_least_one(blocks: int) -> int:
     if blocks < 2:
         raise ValueError("the KV cache would have no block")
     return blocks
@@ -82,11 +82,11 @@ def _enough(blocks: int) -> int:
 
 CHANGES: dict[str, Callable[[Settings, str], Settings]] = {
     "engine.cache.block_tokens": _block_tokens,
-    "engine.cache.prefix": lambda settings, value: _with(settings, prefix_cache=_truth(value)),
+    "engine.cache.prefix": lambda settings, value: _with(settings, prefix_cache=_boolean(value)),
     "engine.scheduling.max_running": lambda settings, value: _with(settings, max_running=_count(value)),
     "engine.scheduling.max_step_tokens": lambda settings, value: _with(settings, max_step_tokens=_count(value)),
     "engine.scheduling.policy": lambda settings, value: _with(settings, policy=_policy(value)),
-    "engine.scheduling.overlap": lambda settings, value: replace(settings, depth=2 if _truth(value) else 1),
+    "engine.scheduling.overlap": lambda settings, value: replace(settings, depth=2 if _boolean(value) else 1),
     "hardware.kv_cache_memory": _pool,
     "model.max_context": lambda settings, value: _with(settings, max_context=_count(value)),
 }

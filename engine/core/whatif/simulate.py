@@ -8,7 +8,7 @@ from engine.api.errors import RequestError
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepResult
 from engine.core.scheduler import Planned, Scheduler
-from engine.core.whatif.traffic import Asked, Size, size_of
+from engine.core.whatif.traffic import RecordedRequest, Size, size_of
 
 StepSeconds = Callable[[Size, float], float]
 """Return the time of a step from its size and its start time, relative to the first arrival."""
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def simulate(
-    asked: list[Asked],
+    requests: list[RecordedRequest],
     config: SchedulerConfig,
     seconds: StepSeconds,
     *,
@@ -44,13 +44,13 @@ def simulate(
     """Simulate requests in order of arrival. Every request gets its recorded tokens and ends as recorded.
 
     rate: factor of the request rate. depth: maximum number of steps in flight."""
-    return _Run(asked, config, seconds, rate, depth).run()
+    return _Run(requests, config, seconds, rate, depth).run()
 
 
 class _Run:
     def __init__(
         self,
-        asked: list[Asked],
+        requests: list[RecordedRequest],
         config: SchedulerConfig,
         seconds: StepSeconds,
         rate: float,
@@ -60,11 +60,11 @@ class _Run:
         self._seconds = seconds
         self._rate = rate
         self._depth = depth
-        start = asked[0].at if asked else 0.0
-        self._coming = deque((each, (each.at - start) / rate) for each in asked)
-        self._asked: dict[str, Asked] = {}
+        start = requests[0].at if requests else 0.0
+        self._upcoming = deque((each, (each.at - start) / rate) for each in requests)
+        self._open: dict[str, RecordedRequest] = {}
         self._replies: dict[str, Reply] = {}
-        self._leaving: list[tuple[float, str]] = []  # requests that were cancelled before their first token
+        self._cancellations: list[tuple[float, str]] = []  # requests that were cancelled before their first token
         self._refused = 0
         self._now = self._free_at = 0.0
 
@@ -84,7 +84,7 @@ class _Run:
                 self._now = max(self._now, ended)
                 self._apply(done)
             elif planned is None:
-                upcoming = [at for _, at in list(self._coming)[:1]] + [at for at, _ in self._leaving]
+                upcoming = [at for _, at in list(self._upcoming)[:1]] + [at for at, _ in self._cancellations]
                 if not upcoming:
                     break
                 self._now = max(self._now, min(upcoming))
@@ -92,30 +92,30 @@ class _Run:
         return Outcome(list(self._replies.values()), self._refused, counters.preemptions, counters.cached_tokens, steps)
 
     def _arrive(self) -> None:
-        while self._coming and self._coming[0][1] <= self._now:
-            asked, at = self._coming.popleft()
-            id = asked.submit.id
+        while self._upcoming and self._upcoming[0][1] <= self._now:
+            request, at = self._upcoming.popleft()
+            id = request.submit.id
             try:
-                self._scheduler.submit(asked.submit, at)
+                self._scheduler.submit(request.submit, at)
             except RequestError:
                 self._refused += 1
                 continue
-            self._asked[id], self._replies[id] = asked, Reply(at)
-            if asked.finish is not None and not asked.tokens:
-                self._leaving.append((at + (asked.ended - asked.at) / self._rate, id))
-        for leaving in [each for each in self._leaving if each[0] <= self._now]:
-            self._leaving.remove(leaving)
-            self._scheduler.end(leaving[1], self._asked[leaving[1]].finish or "abort")
+            self._open[id], self._replies[id] = request, Reply(at)
+            if request.finish is not None and not request.tokens:
+                self._cancellations.append((at + (request.ended - request.at) / self._rate, id))
+        for cancellation in [each for each in self._cancellations if each[0] <= self._now]:
+            self._cancellations.remove(cancellation)
+            self._scheduler.end(cancellation[1], self._open[cancellation[1]].finish or "abort")
 
     def _apply(self, planned: Planned) -> None:
         sampled = []
         for sequence, row in zip(planned.sequences, planned.plan.rows, strict=True):
-            asked = self._asked[sequence.id]
-            number = len(sequence.ids) - sequence.prompt_tokens - len(asked.submit.emitted)
-            known = 0 <= number < len(asked.tokens)
-            sampled.append((asked.tokens[number] if known else 0) if row.sample else -1)
+            request = self._open[sequence.id]
+            number = len(sequence.ids) - sequence.prompt_tokens - len(request.submit.emitted)
+            known = 0 <= number < len(request.tokens)
+            sampled.append((request.tokens[number] if known else 0) if row.sample else -1)
         for delta in self._scheduler.apply(StepResult(planned.plan.step, tuple(sampled)), self._now).deltas:
-            reply, asked = self._replies[delta.id], self._asked[delta.id]
+            reply, request = self._replies[delta.id], self._open[delta.id]
             reply.times += [self._now] * len(delta.ids)
-            if delta.finish is None and asked.finish is not None and len(reply.times) >= len(asked.tokens):
-                self._scheduler.end(delta.id, asked.finish)
+            if delta.finish is None and request.finish is not None and len(reply.times) >= len(request.tokens):
+                self._scheduler.end(delta.id, request.finish)

@@ -47,7 +47,7 @@ class Step:
 
 
 @dataclass
-class Asked:
+class RecordedRequest:
     """A request that arrived and ended; times are seconds. Its deadlines are removed: it ends as recorded."""
 
     submit: Submit
@@ -63,9 +63,9 @@ class Traffic:
     """Traffic of the last process in a recording."""
 
     config: SchedulerConfig
-    asked: list[Asked]  # in order of arrival
+    requests: list[RecordedRequest]  # in order of arrival
     steps: list[Step]
-    left_out: int  # requests that arrived before the recording begins or had not ended at its end
+    num_ignored: int  # requests that arrived before the recording begins or had not ended at its end
     depth: int  # maximum number of steps in flight
 
 
@@ -80,7 +80,7 @@ def read_traffic(records: Iterable[Record]) -> Traffic:
             assert reader is not None, "a recording begins with Started"
             reader.take(record)
     if reader is None or not reader.done or not reader.steps:
-        raise ConfigError("it has no request that arrived and ended; record for longer (engine.record)")
+        raise ConfigError("the recording contains no complete request; record for longer (engine.record)")
     return reader.traffic()
 
 
@@ -90,11 +90,11 @@ class _Reader:
     def __init__(self, started: Started) -> None:
         self.steps: list[Step] = []
         self.done = 0
-        self._arrived: list[Asked] = []
+        self._arrived: list[RecordedRequest] = []
         self._scheduler = started_scheduler(started)
         self._config = self._scheduler.config
         self._num_unknown = self._scheduler.running + self._scheduler.waiting
-        self._open: dict[str, Asked] = {}
+        self._open: dict[str, RecordedRequest] = {}
         self._in_flight: deque[tuple[float, Planned, int, float]] = deque()
         self._depth = 1
         self._now = self._step_ended = 0.0
@@ -105,7 +105,7 @@ class _Reader:
                 with suppress(RequestError):  # it was refused when it was recorded, too
                     ended = self._scheduler.submit(submit, now)
                     self._now = max(self._now, now)  # it may have arrived during the last step
-                    self._open[submit.id] = Asked(replace(submit, ttft_deadline=None, deadline=None), now)
+                    self._open[submit.id] = RecordedRequest(replace(submit, ttft_deadline=None, deadline=None), now)
                     self._arrived.append(self._open[submit.id])
                     self._add_deltas([] if ended is None else [ended])
             case Ended(id, finish):
@@ -142,25 +142,25 @@ class _Reader:
 
     def _add_deltas(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
-            asked = self._open.get(delta.id)
-            if asked is None:
+            request = self._open.get(delta.id)
+            if request is None:
                 continue
-            asked.tokens += delta.ids
-            asked.times += [self._now] * len(delta.ids)
+            request.tokens += delta.ids
+            request.times += [self._now] * len(delta.ids)
             if delta.finish is not None:
                 del self._open[delta.id]
                 self.done += 1
 
     def _end(self, id: str, finish: Finish) -> None:
-        asked = self._open.pop(id, None)
-        if asked is not None:
-            asked.finish, asked.ended = finish, self._now
+        request = self._open.pop(id, None)
+        if request is not None:
+            request.finish, request.ended = finish, self._now
             self.done += 1
 
     def traffic(self) -> Traffic:
-        still = {id(asked) for asked in self._open.values()}
-        asked = sorted((asked for asked in self._arrived if id(asked) not in still), key=lambda asked: asked.at)
-        return Traffic(self._config, asked, self.steps, self._num_unknown + len(self._open), self._depth)
+        still = {id(one) for one in self._open.values()}
+        requests = sorted((one for one in self._arrived if id(one) not in still), key=lambda request: request.at)
+        return Traffic(self._config, requests, self.steps, self._num_unknown + len(self._open), self._depth)
 
     @property
     def _is_idle(self) -> bool:

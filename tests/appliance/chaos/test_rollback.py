@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.chaos.rollback import Continued, Limited, Replaced, Undo, take_back
+from appliance.chaos.rollback import RestoreFile, RestoreFileLimit, ResumeProcess, Rollback, roll_back
 from appliance.supervisor import programs
 
 
@@ -38,52 +38,55 @@ def limit(pid):
     return resource.prlimit(pid, resource.RLIMIT_FSIZE)[0]
 
 
-def test_steps_are_taken_back_in_reverse_and_may_be_twice(tmp_path, victim):
+def test_steps_are_rolled_back_in_reverse_and_are_idempotent(tmp_path, victim):
     path, first, second = (tmp_path / name for name in ("file", "first", "second"))
     for each, text in ((path, "third"), (second, "second"), (first, "first")):
         each.write_text(text)
-    began, soft = programs.began(victim.pid), limit(victim.pid)
+    start_ticks, soft = programs.start_ticks(victim.pid), limit(victim.pid)
     steps = [
-        Replaced(str(path), str(first)),
-        Replaced(str(path), str(second)),
-        Continued(victim.pid, began),
-        Limited(victim.pid, began, soft),
+        RestoreFile(str(path), str(first)),
+        RestoreFile(str(path), str(second)),
+        ResumeProcess(victim.pid, start_ticks),
+        RestoreFileLimit(victim.pid, start_ticks, soft),
     ]
     os.kill(victim.pid, signal.SIGSTOP)
     until(lambda: state(victim.pid) == "T")
     resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (0, resource.prlimit(victim.pid, resource.RLIMIT_FSIZE)[1]))
     for _ in range(2):
-        assert take_back(steps) == []
+        assert roll_back(steps) == []
         assert path.read_text() == "first" and [each.name for each in tmp_path.iterdir()] == ["file"]
         until(lambda: state(victim.pid) == "S")
         assert limit(victim.pid) == soft
 
 
-def test_another_process_of_the_same_id_is_let_alone(victim):
+def test_other_process_with_the_same_id_is_not_changed(victim):
     os.kill(victim.pid, signal.SIGSTOP)
     until(lambda: state(victim.pid) == "T")
-    take_back([Continued(victim.pid, programs.began(victim.pid) + 1)])
+    roll_back([ResumeProcess(victim.pid, programs.start_ticks(victim.pid) + 1)])
     assert state(victim.pid) == "T"
 
 
-def test_what_cannot_be_taken_back_is_told_and_the_rest_is(tmp_path):
+def test_failed_step_is_reported_and_the_others_are_rolled_back(tmp_path):
     (tmp_path / "kept").write_text("kept")
-    steps = [Replaced(str(tmp_path / "path"), str(tmp_path / "kept")), Replaced(str(tmp_path), str(tmp_path / "kept"))]
-    (said,) = take_back(steps)
+    steps = [
+        RestoreFile(str(tmp_path / "path"), str(tmp_path / "kept")),
+        RestoreFile(str(tmp_path), str(tmp_path / "kept")),
+    ]
+    (said,) = roll_back(steps)
     assert str(tmp_path) in said
     assert (tmp_path / "path").read_text() == "kept"
 
 
 KILLED = """
 import os, signal, sys
-from appliance.chaos.rollback import Replaced, Undo
-undo = Undo()
-undo.will(Replaced(sys.argv[1], sys.argv[2]))
+from appliance.chaos.rollback import RestoreFile, Rollback
+rollback = Rollback()
+rollback.register(RestoreFile(sys.argv[1], sys.argv[2]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_the_guard_takes_back_what_a_killed_one_left(tmp_path):
+def test_guard_rolls_back_the_steps_of_a_killed_process(tmp_path):
     path, kept = tmp_path / "path", tmp_path / "kept"
     path.write_text("broken")
     kept.write_text("whole")
@@ -92,14 +95,14 @@ def test_the_guard_takes_back_what_a_killed_one_left(tmp_path):
     until(lambda: path.read_text() == "whole")
 
 
-def test_the_guard_leaves_alone_what_was_taken_back_already(tmp_path):
+def test_guard_ignores_steps_that_are_already_rolled_back(tmp_path):
     path, kept = tmp_path / "path", tmp_path / "kept"
     path.write_text("broken")
     kept.write_text("whole")
-    undo = Undo()
-    undo.will(Replaced(str(path), str(kept)))
-    assert undo.all() == []
+    rollback = Rollback()
+    rollback.register(RestoreFile(str(path), str(kept)))
+    assert rollback.run() == []
     path.write_text("newer")
     kept.write_text(json.dumps("somebody else's"))
-    undo.close()
+    rollback.close()
     assert path.read_text() == "newer"

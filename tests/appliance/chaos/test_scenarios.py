@@ -17,7 +17,7 @@ def test_the_documentation_has_the_same_scenarios():
     ]
 
 
-def test_names_are_chosen_in_their_order_and_unknown_ones_are_told():
+def test_scenarios_are_selected_in_order_and_unknown_names_are_returned():
     assert [each.name for each in chosen("hang, crash")[0]] == ["hang", "crash"]
     assert chosen("crash,crush") == (chosen("crash")[0], ["crush"])
     assert chosen("all") == (list(SCENARIOS), [])

@@ -63,7 +63,7 @@ def render(source: str, renderers: Renderers, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("source", HUNGRY.values(), ids=HUNGRY)
-def test_a_template_that_takes_too_much_is_ended(source: str, renderers: Renderers) -> None:
+def test_a_template_that_exceeds_its_limits_is_stopped(source: str, renderers: Renderers) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF)
     with pytest.raises(TemplateError) as raised:
         render(source, renderers)
@@ -75,16 +75,14 @@ def test_a_template_that_takes_too_much_is_ended(source: str, renderers: Rendere
 
 
 @pytest.mark.parametrize("source", ["{{ '%9999999999d' % 1 }}", "{{ 2 ** (10 ** 9) % 7 }}", LONG])
-def test_a_template_of_a_request_that_takes_too_much_is_an_error_of_the_request(
-    source: str, renderers: Renderers
-) -> None:
+def test_a_request_template_that_exceeds_its_limits_is_a_client_error(source: str, renderers: Renderers) -> None:
     with pytest.raises(RequestError) as raised:
         render("own", renderers, template=source)
     assert raised.value.param == "chat_template"
     assert "exceeds a limit" in str(raised.value)
 
 
-def test_a_large_conversation_that_takes_too_long_is_an_error_of_the_request(renderers: Renderers) -> None:
+def test_a_conversation_that_renders_too_slowly_is_a_client_error(renderers: Renderers) -> None:
     template = ChatTemplate(
         "{% for m in messages %}{% for c in m.content %}{% for i in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
         {},
@@ -151,7 +149,7 @@ def test_a_renderer_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     renderers.close()
 
 
-def test_small_operations_are_what_they_are(renderers: Renderers) -> None:
+def test_small_operations_have_expected_results(renderers: Renderers) -> None:
     source = "{{ 'ab' * 3 }}{{ 3 * 'c' }}{{ 2 * 3 }}{{ 2 ** 10 }}{{ 2 ** -1 }}{{ 1.5 * 2 }}{{ [1] * 2 }}{{ '%3d' % 7 }}"
     assert render(source, renderers) == "abababccc610240.53.0[1, 1]  7"
 

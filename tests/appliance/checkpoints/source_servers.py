@@ -49,10 +49,10 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
             pass
 
         def do_HEAD(self) -> None:
-            self.answer(body=False)
+            self.response(body=False)
 
         def do_GET(self) -> None:
-            self.answer(body=True)
+            self.response(body=True)
 
         def status(self, code: int, **headers: str) -> None:
             self.send_response(code)
@@ -61,7 +61,7 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def answer(self, *, body: bool) -> None:
+        def response(self, *, body: bool) -> None:
             path, asked = unquote(urlsplit(self.path).path), self.headers.get("Range", "")
             state.seen.append((self.command, path, asked))
             state.authorizations.append(self.headers.get("Authorization"))

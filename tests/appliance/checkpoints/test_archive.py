@@ -12,33 +12,31 @@ from packed_archives import FILES, tar
 from source_servers import Files
 
 from appliance.checkpoints.archive import Archive
-from appliance.checkpoints.download import bring
-from appliance.checkpoints.download_spec import Order
+from appliance.checkpoints.download import download_checkpoint
+from appliance.checkpoints.download_spec import DownloadSpec
 from appliance.checkpoints.remote import Policy, SourceError
-from appliance.checkpoints.remote_metadata import is_whole
+from appliance.checkpoints.remote_metadata import is_complete
 
 QUICK = Policy(stall_s=0.5, attempts=3, total_s=20.0, min_free=1, pause_s=0.01)
 LIMIT = 10**8
 
 
-def order(server: Files, cache: Path, sha256: str = "") -> Order:
-    return Order(
+def spec(server: Files, cache: Path, sha256: str = "") -> DownloadSpec:
+    return DownloadSpec(
         kind="http", what=f"{server.url}/m.tar.gz", cache=str(cache), sha256=sha256, max_size=LIMIT, stall_s=0.5
     )
 
 
-def test_an_archive_is_downloaded_checked_unpacked_and_then_left_alone(
-    server: Callable[[], Files], tmp_path: Path
-) -> None:
+def test_archive_is_downloaded_verified_and_unpacked_once(server: Callable[[], Files], tmp_path: Path) -> None:
     web, data = server(), tar({f"checkpoint/{name}": content for name, content in FILES.items()})
     web.files["/m.tar.gz"] = data
     web.faults["/m.tar.gz"] = [("cut", 100)]
-    wanted = order(web, tmp_path, hashlib.sha256(data).hexdigest())
-    folder = bring(wanted, QUICK, {}, lambda _: None)
+    wanted = spec(web, tmp_path, hashlib.sha256(data).hexdigest())
+    folder = download_checkpoint(wanted, QUICK, {}, lambda _: None)
     assert folder == tmp_path / hashlib.sha256(data).hexdigest() and (folder / "config.json").read_bytes() == b"{}"
     assert web.gets("/m.tar.gz") == ["", "bytes=100-"]
     before = len(web.seen)
-    assert bring(wanted, QUICK, {}, lambda _: None) == folder and len(web.seen) == before
+    assert download_checkpoint(wanted, QUICK, {}, lambda _: None) == folder and len(web.seen) == before
     assert {path.suffix for path in tmp_path.iterdir()} <= {"", ".json", ".lock"}
 
 
@@ -47,31 +45,31 @@ def test_an_archive_with_another_checksum_is_refused_before_it_is_unpacked(
 ) -> None:
     web = server()
     web.files["/m.tar.gz"] = tar(FILES)
-    with pytest.raises(SourceError, match="is wanted"):
-        bring(order(web, tmp_path, "0" * 64), QUICK, {}, lambda _: None)
+    with pytest.raises(SourceError, match="is expected"):
+        download_checkpoint(spec(web, tmp_path, "0" * 64), QUICK, {}, lambda _: None)
     assert not (tmp_path / ("0" * 64)).exists()
 
 
-def test_an_archive_without_a_checksum_is_asked_for_again_and_a_new_one_is_taken(
-    server: Callable[[], Files], tmp_path: Path
-) -> None:
+def test_archive_without_a_checksum_is_checked_again_and_updated(server: Callable[[], Files], tmp_path: Path) -> None:
     web = server()
     web.files["/m.tar.gz"] = tar(FILES)
-    first = bring(order(web, tmp_path), QUICK, {}, lambda _: None)
-    assert bring(order(web, tmp_path), QUICK, {}, lambda _: None) == first and len(web.gets("/m.tar.gz")) == 1
+    first = download_checkpoint(spec(web, tmp_path), QUICK, {}, lambda _: None)
+    assert (
+        download_checkpoint(spec(web, tmp_path), QUICK, {}, lambda _: None) == first and len(web.gets("/m.tar.gz")) == 1
+    )
     web.files["/m.tar.gz"] = tar({**FILES, "config.json": b"[]"})
-    second = bring(order(web, tmp_path), QUICK, {}, lambda _: None)
+    second = download_checkpoint(spec(web, tmp_path), QUICK, {}, lambda _: None)
     assert second != first and (second / "config.json").read_bytes() == b"[]"
 
 
-def test_offline_the_cache_serves_and_what_is_not_there_is_refused(server: Callable[[], Files], tmp_path: Path) -> None:
+def test_offline_uses_the_cache_only(server: Callable[[], Files], tmp_path: Path) -> None:
     web, offline = server(), Policy(offline=True)
     web.files["/m.tar.gz"] = tar(FILES)
-    with pytest.raises(SourceError, match="is not in the cache .* downloads are switched off; .*slipway fetch"):
-        bring(order(web, tmp_path), offline, {}, lambda _: None)
-    folder = bring(order(web, tmp_path), QUICK, {}, lambda _: None)
+    with pytest.raises(SourceError, match="is not in the cache .* downloads are disabled; .*slipway fetch"):
+        download_checkpoint(spec(web, tmp_path), offline, {}, lambda _: None)
+    folder = download_checkpoint(spec(web, tmp_path), QUICK, {}, lambda _: None)
     before = len(web.seen)
-    assert bring(order(web, tmp_path), offline, {}, lambda _: None) == folder and len(web.seen) == before
+    assert download_checkpoint(spec(web, tmp_path), offline, {}, lambda _: None) == folder and len(web.seen) == before
 
 
 @pytest.mark.parametrize("weak", [False, True])
@@ -83,7 +81,7 @@ def test_offline_the_cache_serves_and_what_is_not_there_is_refused(server: Calla
         ("Sat, 21 Nov 2026 10:00:00 GMT", "Sat, 21 Nov 2026 10:00:09 GMT", ["", "bytes=100-", ""]),
     ],
 )
-def test_without_an_entity_tag_only_the_time_of_the_last_change_allows_to_resume(
+def test_last_modified_allows_resuming_without_an_entity_tag(
     modified: str, later: str, gets: list[str], weak: bool, server: Callable[[], Files], tmp_path: Path
 ) -> None:
     web = server()
@@ -97,7 +95,7 @@ def test_without_an_entity_tag_only_the_time_of_the_last_change_allows_to_resume
         if "attempt 2 of 3 follows" in text:
             web.modified = later
 
-    folder = bring(order(web, tmp_path), QUICK, {}, change)
+    folder = download_checkpoint(spec(web, tmp_path), QUICK, {}, change)
     assert (folder / "config.json").read_bytes() == b"{}" and web.gets("/m.tar.gz") == gets
     assert any("m.tar.gz" in text and "attempt 2 of 3 follows" in text for text in told)
 
@@ -107,27 +105,27 @@ def test_a_process_that_waited_does_not_download_unpacked_files(
 ) -> None:
     web, asked = server(), threading.Event()
     web.files["/m.tar.gz"] = tar(FILES)
-    wanted = order(web, tmp_path)
+    wanted = spec(web, tmp_path)
 
     def seen(*arguments: Any) -> bool:
-        found = is_whole(*arguments)
+        found = is_complete(*arguments)
         asked.set()
         return found
 
-    monkeypatch.setattr("appliance.checkpoints.download.is_whole", seen)
+    monkeypatch.setattr("appliance.checkpoints.download.is_complete", seen)
     store = wanted.store({})
     assert isinstance(store, Archive)
     listing = store.listing()
-    with store.shelf(listing).lock(lambda: None):
-        waiting = threading.Thread(target=bring, args=(wanted, QUICK, {}, lambda _: None))
+    with store.cache_directory(listing).lock(lambda: None):
+        waiting = threading.Thread(target=download_checkpoint, args=(wanted, QUICK, {}, lambda _: None))
         waiting.start()
         asked.wait(20)
         store.folder(listing).mkdir()
     waiting.join()
-    assert not web.gets("/m.tar.gz") and not store.shelf(listing).folder.exists()
+    assert not web.gets("/m.tar.gz") and not store.cache_directory(listing).folder.exists()
 
 
-def test_a_full_disk_keeps_the_archive_and_no_half_of_its_files(
+def test_full_disk_keeps_the_archive_without_partial_files(
     server: Callable[[], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     web = server()
@@ -139,7 +137,7 @@ def test_a_full_disk_keeps_the_archive_and_no_half_of_its_files(
     with monkeypatch.context() as patched:
         patched.setattr("appliance.checkpoints.archive.os.replace", full)
         with pytest.raises(SourceError, match="cannot be written: No space left on device"):
-            bring(order(web, tmp_path), QUICK, {}, lambda _: None)
+            download_checkpoint(spec(web, tmp_path), QUICK, {}, lambda _: None)
     assert not any(path.is_dir() and not path.name.endswith(".archive") for path in tmp_path.iterdir())
-    assert (bring(order(web, tmp_path), QUICK, {}, lambda _: None) / "config.json").exists()
+    assert (download_checkpoint(spec(web, tmp_path), QUICK, {}, lambda _: None) / "config.json").exists()
     assert len(web.gets("/m.tar.gz")) == 1

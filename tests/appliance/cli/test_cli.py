@@ -91,9 +91,7 @@ def test_a_good_manifest_is_ok_in_one_line(manifest: Path, capsys: Output) -> No
     assert out.startswith(f"{manifest}: ok, tiny (Qwen2ForCausalLM, float32, cpu") and out.count("\n") == 1 and not err
 
 
-def test_check_and_plan_say_that_a_restart_deletes_what_is_stored_in_the_run_directory(
-    manifest: Path, capsys: Output
-) -> None:
+def test_check_and_plan_report_that_a_restart_deletes_the_run_directory(manifest: Path, capsys: Output) -> None:
     expected = (
         "storage: stored responses for 24h and replies with an Idempotency-Key for 15m, in the run directory: a "
         "restart of the service deletes them; set lifecycle.journal.folder to a folder on a volume to keep them\n"
@@ -103,7 +101,7 @@ def test_check_and_plan_say_that_a_restart_deletes_what_is_stored_in_the_run_dir
         assert expected in capsys.readouterr().out
 
 
-def test_check_says_nothing_where_a_restart_keeps_what_is_stored(manifest: Path, capsys: Output) -> None:
+def test_check_says_nothing_about_disks_if_a_restart_keeps_replies(manifest: Path, capsys: Output) -> None:
     text = manifest.read_text()
     manifest.write_text(text + FOLDER)
     assert main(["check", str(manifest)]) == 0 and "storage" not in capsys.readouterr().out
@@ -206,7 +204,7 @@ def test_a_plan_shows_every_key_and_no_secret(manifest: Path, capsys: Output, mo
         assert "secrets.k" in out and "hunter2" not in out
     assert "auto → 64" not in out and main(["plan", *arguments]) == 0
     text = capsys.readouterr().out
-    for words in ("auto → 64", "what the checkpoint supports", "KV cache", f"{manifest}:3:18", "weights", "default"):
+    for words in ("auto → 64", "maximum of the checkpoint", "KV cache", f"{manifest}:3:18", "weights", "default"):
         assert words in text
 
 
@@ -225,12 +223,12 @@ def test_the_environment_counts_and_a_wrong_name_in_it_is_refused(
         (["serv", "m.yaml"], "did you mean serve?"),
         (["check", "m.yaml", "--sett", "a=b"], "did you mean --set?"),
         (["serve", "m.yaml", "--prot", "1"], "did you mean --port?"),
-        (["check", "m.yaml", "--set", "a"], "a has no '='; write --set key=value"),
+        (["check", "m.yaml", "--set", "a"], "a has no '='. Use --set KEY=VALUE"),
         (["serve", "m.yaml", "--engine.scheduling.max-runing", "1"], "did you mean --engine.scheduling.max-running?"),
         (["plan", "m.yaml", "--engine-scheduling-max-running=1"], "did you mean --engine.scheduling.max-running?"),
         (["plan", "m.yaml", "--max_running=1"], "did you mean --engine.scheduling.max-running?"),
         (["plan", "m.yaml", "--max-num-seqs", "1"], "did you mean --engine.scheduling.max-running?"),
-        (["check", "m.yaml", "--engine", "{}"], "it is a section; write flags such as --engine.scheduling.max-running"),
+        (["check", "m.yaml", "--engine", "{}"], "it is a section. Use flags such as --engine.scheduling.max-running"),
         (["check", "m.yaml", "--xyzzy", "1"], "--help-all lists the flags of all keys"),
         (["check", "m.yaml", "--limits.max-stop"], "--limits.max-stop: expected one argument\nSee"),
         (["schema", "--limits.max-stop", "1"], "unrecognized arguments: --limits.max-stop"),
@@ -317,7 +315,7 @@ def options(*words: str) -> tuple[Option, ...]:
     return given
 
 
-def test_short_and_long_flags_dashes_and_underscores_say_the_same() -> None:
+def test_short_and_long_flags_dashes_and_underscores_are_equivalent() -> None:
     for words in (["-dp", "3"], ["-dp=3"], ["--parallelism.data", "3"], ["--parallelism.data=3"]):
         assert options(*words) == (Option("--parallelism.data", "parallelism.data", "3"),), words
     for words in (["--limits.max-stop", "a_b"], ["--limits.max_stop", "a_b"], ["--limits.max_stop=a_b"]):
@@ -398,7 +396,7 @@ def test_the_schema_and_the_version_are_printed(capsys: Output) -> None:
     assert capsys.readouterr().out.startswith("slipway ")
 
 
-def test_the_environment_report_tells_torch_python_and_platform(capsys: Output) -> None:
+def test_the_environment_report_contains_torch_python_and_platform(capsys: Output) -> None:
     import platform
 
     assert main(["env", "--json"]) == 0

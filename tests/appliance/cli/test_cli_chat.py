@@ -41,7 +41,7 @@ def test_a_conversation_carries_all_turns_and_a_reset_forgets_them() -> None:
     turns = [[message["content"] for message in body["messages"]] for body in bodies]
     assert turns == [["be brief", "hello"], ["be brief", "hello", "Hi there", "and then?"], ["be brief", "anew"]]
     assert bodies[0]["messages"][0] == system and all(body["stream"] for body in bodies)
-    assert out.getvalue() == "Hi there\n42\n(the conversation starts anew)\nok\n"
+    assert out.getvalue() == "Hi there\n42\n(new conversation)\nok\n"
 
 
 def test_thinking_is_switched_for_the_template() -> None:
@@ -58,7 +58,7 @@ def test_thinking_is_switched_for_the_template() -> None:
 
 def test_an_unknown_command_is_not_sent() -> None:
     conversation = Conversation("demo")
-    assert command(conversation, "/thnik on")[1].startswith("(/thnik on: no such command")
+    assert command(conversation, "/thnik on")[1].startswith("(/thnik on: unknown command")
     assert command(conversation, "/exit")[0] is None
 
 
@@ -77,21 +77,21 @@ def failing(status: int, body: object) -> httpx.Client:
     ("status", "words"),
     [(503, "not ready: loading 41 %; see http://test:1/ready"), (401, "--api-key-env"), (500, "loading 41 % (500)")],
 )
-def test_a_refusal_says_what_to_do(status: int, words: str) -> None:
+def test_chat_explains_how_to_fix_an_error(status: int, words: str) -> None:
     with pytest.raises(ChatError) as caught:
         first_model(failing(status, {"error": {"message": "loading 41 %"}}))
     assert words in str(caught.value)
 
 
-def test_a_service_that_is_not_there_is_named() -> None:
+def test_chat_names_a_service_that_does_not_answer() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 
-    with pytest.raises(ChatError, match="nothing answers at http://test:1.*slipway serve"):
+    with pytest.raises(ChatError, match="no service answers at http://test:1.*slipway serve"):
         first_model(client(refuse))
 
 
-def test_a_failed_reply_leaves_the_conversation_as_it_was_and_ends_a_pipe() -> None:
+def test_a_failed_reply_does_not_change_the_conversation_and_ends_a_pipe() -> None:
     body = {"error": {"message": "no"}}
     out = io.StringIO()
     talk(failing(503, body), Conversation("demo"), Terminal("a\nb\n"), out)

@@ -27,13 +27,13 @@ def port(one: Found) -> int:
     return load(one.given).manifest.endpoints.port
 
 
-def test_without_anything_the_demo_is_served_and_the_reason_is_given(tmp_path):
+def test_serve_without_arguments_serves_the_demo_and_prints_the_reason(tmp_path):
     one = found(tmp_path)
     assert one.given.manifest == demo() and demo().is_file() and port(one) == 8000
     assert any("serving the demo" in note and "no MANIFEST argument" in note for note in one.notes)
 
 
-def test_the_mounted_manifest_comes_before_a_platform(tmp_path):
+def test_the_mounted_manifest_has_precedence_over_a_platform(tmp_path):
     mount(tmp_path, "/opt/ml/model")
     (tmp_path / "manifest.yaml").write_text("apiVersion: slipway/v2\nmodel: {source: {path: /models/x}}\n")
     one = found(tmp_path, SAGEMAKER_BIND_TO_PORT="8443")
@@ -42,7 +42,7 @@ def test_the_mounted_manifest_comes_before_a_platform(tmp_path):
     assert any("SageMaker detected" in note and "port 8443" in note for note in one.notes)
 
 
-def test_a_port_of_the_manifest_a_variable_or_an_option_comes_before_the_platforms(tmp_path):
+def test_a_configured_port_has_precedence_over_the_platform_port(tmp_path):
     manifest = tmp_path / "manifest.yaml"
     manifest.write_text("apiVersion: slipway/v2\nmodel: {source: {path: /models/x}}\nendpoints: {port: 9001}\n")
     assert port(found(tmp_path, PORT="7000")) == 9001
@@ -115,7 +115,7 @@ def test_every_command_remains_itself_though_a_file_has_its_name(name, tmp_path,
     assert with_command([name, "x"]) == [name, "x"]
 
 
-def test_a_misspelt_command_is_not_taken_for_a_manifest(tmp_path, monkeypatch, capsys):
+def test_a_misspelt_command_is_not_read_as_a_manifest(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["chekc", "m.yaml"])

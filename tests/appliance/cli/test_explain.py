@@ -33,14 +33,14 @@ def joined(text: str) -> str:
 
 
 @pytest.mark.parametrize("key", leaves(), ids=lambda key: key.name)
-def test_a_key_is_explained_with_a_value_that_it_takes(key: Key, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_a_valid_value_for_each_key(key: Key, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(key.name, capsys)
     assert text.startswith(key.name) and joined(key.text) in joined(text) and key.allowed in joined(text)
     (line,) = [line.split(maxsplit=2)[2] for line in text.splitlines() if line.startswith("  in YAML ")]
     value = yaml.safe_load(line)
     for part in key.path:
         value = value[0] if isinstance(value, list) else value["NAME" if part == "*" else part]
-    assert "*" in key.path or takes(key.path, value), f"{line} is no manifest"
+    assert "*" in key.path or takes(key.path, value), f"{line} is not a manifest"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_section_lists_its_keys(key: Key, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("key", [key for key in keys().values() if key.kind == "layer"], ids=lambda key: key.name)
-def test_what_a_file_is_composed_of_is_explained_by_an_example_that_is_read(
+def test_explain_prints_valid_examples_for_composition_keys(
     key: Key, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = said(key.name, capsys)
@@ -80,7 +80,7 @@ def test_a_kind_of_problem_is_explained(code: str, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_is_explained_and_named_by_the_keys_that_it_ties(rule: Rule, capsys: pytest.CaptureFixture[str]) -> None:
     text = joined(said(rule.name, capsys))
-    assert f"{rule.name}, a rule" in text and rule.text in text
+    assert f"{rule.name}, a compatibility rule" in text and rule.text in text
     tied = [one.key for one in variables.VARIABLES if one.name in rule.keys]
     assert (tied or rule.facts) and all(key in text for key in tied)
     for key in {key.name for key in leaves()} & set(tied):
@@ -98,7 +98,7 @@ def test_an_old_name_leads_to_the_new_one(capsys: pytest.CaptureFixture[str], mo
     row = Deprecated("engine.batch", "engine.scheduling.max_running", "0.1.0", "0.3.0")
     monkeypatch.setattr("appliance.cli.explanations.keys.DEPRECATED", (row,))
     text = said("engine.batch", capsys)
-    assert text.startswith("engine.batch is the name") and "\nengine.scheduling.max_running\n" in text
+    assert text.startswith("engine.batch was renamed") and "\nengine.scheduling.max_running\n" in text
 
 
 def errors(kind: type[ApiError] = ApiError) -> list[type[ApiError]]:
@@ -133,7 +133,7 @@ def test_other_spellings_and_names_of_other_servers_lead_to_the_key(
     ("word", "near"),
     [("max_contxt", "model.max_context"), ("integrty", "integrity"), ("unknown-kye", "unknown-key"), ("qqqq", "try")],
 )
-def test_what_is_unknown_ends_with_2_and_says_what_is_near(
+def test_explain_exits_with_2_and_suggests_similar_words(
     word: str, near: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", word]) == exits.MANIFEST.number
@@ -141,14 +141,14 @@ def test_what_is_unknown_ends_with_2_and_says_what_is_near(
     assert near in told.err and told.out == ""
 
 
-def test_every_key_that_takes_auto_says_what_auto_is() -> None:
+def test_every_key_with_auto_documents_auto() -> None:
     assert [key.name for key in leaves() if "auto" in key.choices and "auto" not in key.text] in (
         [],
         ["model.generation_config"],  # "auto" or "ignore": its text says what both do
     )
 
 
-def test_every_key_of_free_values_has_an_example_and_every_example_is_taken() -> None:
+def test_every_free_form_key_has_a_valid_example() -> None:
     for key in leaves():
         assert key.examples or key.choices or key.types == {"boolean"}, key.name
         for value in key.examples:

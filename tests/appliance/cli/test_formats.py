@@ -54,7 +54,7 @@ def replaced(text: str, edits: list[dict[str, Any]]) -> str:
     return text
 
 
-def test_text_shows_the_line_a_caret_below_it_and_what_to_make_of_it(manifest: Path) -> None:
+def test_text_format_shows_line_caret_and_fix(manifest: Path) -> None:
     shown = as_text(found(manifest)).replace(str(manifest), "m.yaml")
     assert shown == (
         'm.yaml:2:36: model.dtype: "fp16"; must be one of auto, float32, bfloat16, float16; did you mean float16?\n'
@@ -154,7 +154,7 @@ def test_a_good_manifest_is_an_empty_report(manifest: Path, capsys: Output, monk
     Sarif.model_validate(json.loads(FORMATS["sarif"](())))
 
 
-def test_github_reads_the_command_as_it_was_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_github_parses_the_workflow_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Unescaped as the runner does it: %0A, %0D and %25 in the message, also %3A and %2C in properties."""
     monkeypatch.chdir(tmp_path)
     message = "100 %: a,b\nsecond\rline %0A"
@@ -193,7 +193,7 @@ def test_every_code_is_listed_with_words() -> None:
 # -- fix --------------------------------------------------------------------------------------------------------------
 
 
-def test_fix_corrects_what_leaves_no_doubt_and_says_so(manifest: Path, capsys: Output) -> None:
+def test_fix_applies_unambiguous_fixes_and_reports_them(manifest: Path, capsys: Output) -> None:
     manifest.chmod(0o640)
     assert main(["check", "--fix", str(manifest)]) == 2
     err = capsys.readouterr().err
@@ -202,11 +202,11 @@ def test_fix_corrects_what_leaves_no_doubt_and_says_so(manifest: Path, capsys: O
         "engine: {scheduling: {max_running: 4}}\nsecrets:\n  clients: hunter2\n"
     )
     assert manifest.stat().st_mode & 0o777 == 0o640 and [path.name for path in manifest.parent.iterdir()] == ["m.yaml"]
-    assert err.count(": mended: ") == 4 and "mended: prot: 8000 → port: 8000\n" in err
+    assert err.count(": fixed: ") == 4 and "fixed: prot: 8000 → port: 8000\n" in err
     assert err.endswith("m.yaml: 1 problem\n") and "hunter2" not in err
 
 
-def test_fix_finds_what_a_mistake_of_yaml_hid(tmp_path: Path, capsys: Output) -> None:
+def test_fix_finds_mistakes_behind_a_yaml_error(tmp_path: Path, capsys: Output) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(
         "apiVersion: slipway/v2\nmodel: {source: {path: /.}}\nlimits:\n\tmax_body: 8Mi\n\tmax_stop: 4\nkind: X\n"

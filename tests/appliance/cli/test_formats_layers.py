@@ -13,7 +13,7 @@ from appliance.config.findings import findings
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, load
 from appliance.hardware.machine import Machine
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from tests.appliance.config.seeded_layers import SEEDED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,7 +73,7 @@ def test_text_names_the_way_to_a_file_and_where_a_value_was_written() -> None:
     )
 
 
-def test_json_tells_layer_way_and_the_file_of_each_edit(capsys: Output) -> None:
+def test_json_format_has_layer_chain_and_file_of_each_edit(capsys: Output) -> None:
     assert main(["check", "--format", "json", "m.yaml"]) == 2
     overlay, level, _, body = json.loads(capsys.readouterr().out)
     assert (overlay["layer"], overlay["extended_by"]) == ("overlay dev", [])
@@ -106,48 +106,50 @@ def test_github_and_sarif_name_the_file_with_the_mistake(capsys: Output) -> None
     assert way["physicalLocation"]["region"] == {"startLine": 2, "startColumn": 11}
 
 
-def test_fix_writes_into_each_file_and_says_what_it_cannot(capsys: Output) -> None:
+def test_fix_edits_each_file_and_reports_unfixable_problems(capsys: Output) -> None:
     assert main(["check", "--fix", "m.yaml"]) == 2
     assert Path("m.yaml").read_text() == TEXT.replace("warn}", "warning}").replace("prot", "port")
     assert Path("conf/base.yaml").read_text() == BASE.replace("stopp", "stop")
     err = capsys.readouterr().err.splitlines()
     assert err[1] == (
-        "conf/base.yaml:3:28: observability.log_level: mended: m.yaml:3: variables: {level: warn} → "
+        "conf/base.yaml:3:28: observability.log_level: fixed: m.yaml:3: variables: {level: warn} → "
         "variables: {level: warning}"
     )
-    assert err[3] == ("conf/base.yaml:6:13: limits.max_body: not mended, as the value stands in no file: set BODY=8MiB")
+    assert err[3] == (
+        "conf/base.yaml:6:13: limits.max_body: not fixed, because the value is not in a file: set BODY=8MiB"
+    )
 
 
-def test_fix_takes_two_rounds_where_a_key_and_its_default_are_wrong() -> None:
+def test_fix_runs_two_rounds_for_a_wrong_key_with_a_wrong_default() -> None:
     Path("conf/base.yaml").write_text(BASE.replace("stopp", "stop") + "kv_cache_dtype: ${KV:-half}\n")
     assert main(["check", "--fix", "m.yaml"]) == 2
     assert 'quantization: {kv_cache: "${KV:-float16}"}\n' in Path("conf/base.yaml").read_text()
 
 
-def test_advice_that_leaves_doubt_is_not_given_again(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ambiguous_advice_is_not_repeated(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTEXT", "1000000")
     Path("m.yaml").write_text(
         f"apiVersion: slipway/v2\nmodel:\n  source: {{path: {ROOT}/manifests/demo}}\n  max_context: ${{CONTEXT}}\n"
     )
     assert main(["check", "--fix", "m.yaml", "--hardware.device", "cpu"]) == 2
     err = capsys.readouterr().err
-    assert "use at most 2048" in err and "the value is that of ${CONTEXT}; set CONTEXT=2048" in err
-    assert "not mended" not in err
+    assert "use at most 2048" in err and "the value comes from ${CONTEXT}; set CONTEXT=2048" in err
+    assert "not fixed" not in err
 
 
-def test_fix_says_how_to_give_an_option(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fix_explains_how_to_pass_an_option(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BODY", "8MiB")
     assert main(["check", "--fix", "m.yaml", "--limits.max-choices", "1k", "-s", "endpoints.docs=no"]) == 2
     err = capsys.readouterr().err
-    assert "--limits.max-choices: limits.max_choices: not mended, as the value stands in no file: " in err
-    assert "give --limits.max-choices 1024\n" in err and "give --set endpoints.docs=false\n" in err
+    assert "--limits.max-choices: limits.max_choices: not fixed, because the value is not in a file: " in err
+    assert "pass --limits.max-choices 1024\n" in err and "pass --set endpoints.docs=false\n" in err
 
 
 def conflict(text: str, base: str) -> Refused:
     Path("m.yaml").write_text("apiVersion: slipway/v2\nextends: conf/base.yaml\n" + text)
     Path("conf/base.yaml").write_text(f"model: {{source: {{path: {ROOT}/manifests/demo}}}}\n{base}")
     with pytest.raises(Refused) as caught:
-        prove(Given(Path("m.yaml")), CPU)
+        validate(Given(Path("m.yaml")), CPU)
     return caught.value
 
 
@@ -155,7 +157,7 @@ def test_a_conflict_of_keys_in_two_files_names_both_places() -> None:
     refused = conflict("hardware: {kernels: torch}\n", "quantization: {weights: int8}\n")
     (problem,) = refused.problems
     assert str(problem).startswith(
-        "m.yaml:3:21: hardware.kernels: torch cannot go with quantization.weights: int8 "
+        "m.yaml:3:21: hardware.kernels: torch cannot be combined with quantization.weights: int8 "
         "(conf/base.yaml:2:25, extended by m.yaml:2:10): "
     )
     ((key, place),) = problem.related

@@ -14,7 +14,7 @@ from appliance.config import exits
 from appliance.config.settings import Given, load
 from appliance.hardware.described import hardware
 from appliance.lockfile.files import read_names
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from tests.engine.layers.conftest import CASES, random_model
 from tests.manifests.shapes import make_checkpoint, make_gguf
 
@@ -34,7 +34,7 @@ def uncommented(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_architecture_gets_a_manifest_that_check_takes(
+def test_init_writes_a_valid_manifest_for_every_architecture(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, path = saved(name, tmp_path / name), tmp_path / "m.yaml"
@@ -58,14 +58,14 @@ def test_published_models_on_their_machines(
     folder, path = make(model, tmp_path / "model"), tmp_path / "m.yaml"
     assert main(["init", str(folder), "-o", str(path), "--hardware", words]) == 0, capsys.readouterr().err
     text = path.read_text()
-    assert f"what it comes to on {words}" in text
+    assert f"is the value on {words}" in text
     assert "chat template" in text, "neither has one, and chat needs one"
     assert ("cuda: there is a NVIDIA H200" in text) == bool(machine.gpus)
     assert all(len(line) <= 120 for line in text.splitlines())
-    before = prove(Given(path), machine)
+    before = validate(Given(path), machine)
     path.write_text(uncommented(text))
     assert main(["check", str(path), "--hardware", words]) == 0, capsys.readouterr().err
-    assert prove(Given(path), machine).engines == before.engines, "what is offered is what it comes to anyhow"
+    assert validate(Given(path), machine).engines == before.engines, "what is offered is what it comes to anyhow"
 
 
 def test_a_manifest_is_not_written_over_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,4 +23,4 @@ def test_the_line_is_of_the_key_and_does_not_hold_it():
 def test_a_word_that_means_nothing_is_refused_before_a_key_is_made():
     told = run("nme=alice")
     assert told.returncode == 2 and told.stdout == ""
-    assert told.stderr.startswith("slipway key: word 2 is none of name=")
+    assert told.stderr.startswith("slipway key: word 2 must be one of name=")

@@ -97,7 +97,7 @@ def test_a_repository_of_the_hub_is_checked(hub: Files, capsys: Out) -> None:
     assert "org/demo: ok" in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_there_is_refused(hub: Files, capsys: Out) -> None:
+def test_a_missing_model_is_an_error(hub: Files, capsys: Out) -> None:
     assert main(["check", "org/nothing"]) == 20
     assert "huggingface org/nothing at" in capsys.readouterr().err
     assert main(["check", "missing.gguf"]) != 0
@@ -112,7 +112,7 @@ MODELS: dict[str, Callable[[Path], str]] = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_init_writes_a_manifest_that_check_takes(kind: str, hub: Files, gguf_model: Path, capsys: Out) -> None:
+def test_init_writes_a_manifest_that_passes_check(kind: str, hub: Files, gguf_model: Path, capsys: Out) -> None:
     word = MODELS[kind](gguf_model)
     assert main(["init", word, "-o", "my.yaml"]) == 0
     capsys.readouterr()
@@ -142,19 +142,19 @@ def test_a_path_that_is_a_hub_id_gets_the_hub_source(hub: Files, capsys: Out) ->
     assert Path("m.yaml").read_text().splitlines()[2] == "  source: {huggingface: {repo: org/demo}}  # mine"
 
 
-def test_a_path_below_a_folder_that_is_there_is_no_hub_id(capsys: Out) -> None:
+def test_a_path_below_an_existing_folder_is_not_a_hub_id(capsys: Out) -> None:
     Path("models/demo").mkdir(parents=True)
     Path("m.yaml").write_text("apiVersion: slipway/v2\nmodel: {source: {path: models/demoo}}\n")
     assert main(["check", "m.yaml"]) != 0
     assert "huggingface" not in capsys.readouterr().err
 
 
-def test_a_word_that_is_neither_is_told_what_a_model_is(capsys: Out) -> None:
+def test_an_unknown_model_argument_gets_a_hint(capsys: Out) -> None:
     assert main(["serve", "Qwen3"]) == 2
     said = capsys.readouterr().err
     assert (
         "Qwen3: no such file" in said
-        and "a model is a folder, a .gguf file or a hub id such as Qwen/Qwen3-0.6B" in said
+        and "A model is a folder, a .gguf file or a hub ID such as Qwen/Qwen3-0.6B" in said
     )
     assert main(["serve", "missing.yaml"]) == 2
-    assert "a model is" not in capsys.readouterr().err
+    assert "A model is" not in capsys.readouterr().err

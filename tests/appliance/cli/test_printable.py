@@ -8,7 +8,7 @@ import pytest
 from appliance.checkpoints.download import on_stderr
 from appliance.cli.chat import Piece, show
 from appliance.cli.main import main
-from appliance.cli.why import story_lines
+from appliance.cli.why import timeline_lines
 from engine.api.printable import printable
 
 HOSTILE = "a\x1b[2Jb\x7fc\x9bd\u202ee\u2028f"
@@ -23,7 +23,7 @@ def test_printable_text_stays_and_everything_else_is_escaped() -> None:
 
 def test_request_details_from_the_service_are_escaped() -> None:
     choice = {"id": HOSTILE, "spent_ms": {}, "events": [{"at_ms": 1, "text": HOSTILE}]}
-    assert all(line.isprintable() for line in story_lines(choice))
+    assert all(line.isprintable() for line in timeline_lines(choice))
 
 
 def test_a_reply_is_shown_without_control_characters() -> None:

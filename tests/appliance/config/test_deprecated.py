@@ -43,8 +43,8 @@ def test_an_old_name_works_and_warns_once_with_place_replacement_and_version(tmp
     assert found.manifest.endpoints.port == 81
     (notice,) = found.notices
     assert str(notice) == (
-        f"{tmp_path / 'm.yaml'}:4:3: server.tcp_port: deprecated since 0.2: this key is endpoints.port now; "
-        "0.4 will no longer read server.tcp_port"
+        f"{tmp_path / 'm.yaml'}:4:3: server.tcp_port: deprecated since 0.2: renamed to endpoints.port; "
+        "0.4 no longer accepts server.tcp_port"
     )
     assert found.origin(("endpoints", "port")) == f"{tmp_path / 'm.yaml'}:4:13"
 
@@ -64,13 +64,13 @@ def test_options_and_variables_with_an_old_name_work_too(tmp_path: Path) -> None
     ]
 
 
-def test_precedence_is_that_of_the_source_not_of_the_name(tmp_path: Path) -> None:
+def test_precedence_follows_the_layer_not_the_name(tmp_path: Path) -> None:
     assert loaded(tmp_path, "endpoints: {port: 80}\n", SLIPWAY__SERVER__TCP_PORT="82").manifest.endpoints.port == 82
     assert loaded(tmp_path, "server: {tcp_port: 80}\n", ("endpoints.port", "83")).manifest.endpoints.port == 83
 
 
 def test_both_names_in_one_file_are_refused_at_the_old_one(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"m\.yaml:4:10: server\.tcp_port: stands beside endpoints\.port"):
+    with pytest.raises(Refused, match=r"m\.yaml:4:10: server\.tcp_port: is set together with endpoints\.port"):
         loaded(tmp_path, "endpoints: {port: 80}\nserver: {tcp_port: 81}\n")
 
 
@@ -80,7 +80,7 @@ def test_a_wrong_value_under_an_old_name_is_refused_at_its_position(tmp_path: Pa
 
 
 @pytest.mark.parametrize("form", ["text", "json", "github", "sarif"])
-def test_check_says_it_once_and_is_content(
+def test_check_warns_once_and_succeeds(
     manifest: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
     form: str,
@@ -88,7 +88,7 @@ def test_check_says_it_once_and_is_content(
     manifest.write_text(manifest.read_text() + "server: {tcp_port: 81}\n")
     assert main(["check", "--format", form, str(manifest)]) == 0
     out, err = capsys.readouterr()
-    assert (out + err).count("0.4 will no longer read server.tcp_port") == 1
+    assert (out + err).count("0.4 no longer accepts server.tcp_port") == 1
     if form == "json":
         (one,) = json.loads(out)
         assert one["level"] == "warning" and one["edits"]
@@ -108,4 +108,4 @@ def test_fix_writes_the_new_name(manifest: Path, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     assert main(["check", str(manifest)]) == 0
     out, err = capsys.readouterr()
-    assert not err and ": ok, " in out and "no longer read" not in out
+    assert not err and ": ok, " in out and "no longer accepts" not in out

@@ -10,12 +10,12 @@ def test_every_key_is_classified_and_nothing_else() -> None:
     assert set(EFFECTS) == {key.name for key in leaves()} | {".".join(path) for path in LAYER_KEYS}
 
 
-def test_what_is_live_concerns_the_gateway_alone() -> None:
+def test_live_keys_affect_only_the_gateway() -> None:
     for key, row in EFFECTS.items():
         assert not row.live or (row.restart == "none" and not row.caches and not row.graphs), key
 
 
-def test_what_moves_bytes_or_graphs_or_caches_restarts_engines() -> None:
+def test_changes_of_memory_graphs_or_caches_restart_engines() -> None:
     for key, row in EFFECTS.items():
         assert not (row.caches or row.graphs or row.memory) or row.restart in ("engine", "service"), key
 

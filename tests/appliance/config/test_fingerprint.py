@@ -46,12 +46,12 @@ def test_values_of_different_types_differ() -> None:
     assert canonical({"b": 1, "a": (2, 3)}, "k") == canonical({"a": [2, 3], "b": 1}, "k")
 
 
-def test_the_digest_is_that_of_the_words_it_is_said_to_be() -> None:
+def test_the_digest_hashes_the_documented_text() -> None:
     text = json.dumps([["a", "1"], ["b", '"x"']])
     assert digest({"b": "x", "a": 1}, ["b", "a"]) == hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), math.nan, math.inf, [set()], {"a": b"x"}, {1: 2}, len])
-def test_what_has_no_one_spelling_is_refused_with_its_key(value: Any) -> None:
+def test_values_without_canonical_form_are_rejected_with_their_key(value: Any) -> None:
     with pytest.raises(Unhashable, match=r"^hardware\.graphs: "):
         graphs_hash(VALUES | {"hardware.graphs": value})

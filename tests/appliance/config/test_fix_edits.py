@@ -151,7 +151,7 @@ SECRET = "hunter2"
         "a: 1\nmy_password: hunter2: x\n",
     ],
 )
-def test_no_line_is_shown_with_what_may_be_a_secret(text: str) -> None:
+def test_lines_with_possible_secrets_are_not_shown(text: str) -> None:
     read = document(text)
     shown = [read.shown(number) for number in range(1, len(read.lines) + 1)]
     assert SECRET not in "".join(shown)

@@ -45,7 +45,7 @@ def test_a_fix_of_a_value_leaves_no_problem_with_it(key: Key, tmp_path: Path) ->
         assert not left, f"{trap} became {file.read_text()}"
 
 
-def test_a_time_of_day_is_no_size_and_may_be_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_of_day_is_not_a_size_but_may_be_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "m.yaml"
     text = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {DEMO}}}}}\nlimits: {{max_body: 12:30}}\n"
     file.write_text(f"{text}lifecycle: {{drain: 12:30}}\n")
@@ -61,10 +61,10 @@ def test_a_time_of_day_is_no_size_and_may_be_a_duration(tmp_path: Path, capsys: 
     [
         ("enforce_eager: true\n", "enforce_eager: unknown key; leave it out"),
         ("engine: {enforce_eager: true}\n", "engine.enforce_eager: unknown key; leave it out"),
-        ("num_ctx: 4096\n", "num_ctx: unknown key; here this is model.max_context"),
-        ("option.tensor_parallel_degree: 2\n", "here this is parallelism.tensor"),
-        ("option.max_rolling_batch_size: 2\n", "here this is engine.scheduling.max_running"),
-        ("tensor_parallel_degree: 2\n", "here this is parallelism.tensor"),
+        ("num_ctx: 4096\n", "num_ctx: unknown key; the name here is model.max_context"),
+        ("option.tensor_parallel_degree: 2\n", "the name here is parallelism.tensor"),
+        ("option.max_rolling_batch_size: 2\n", "the name here is engine.scheduling.max_running"),
+        ("tensor_parallel_degree: 2\n", "the name here is parallelism.tensor"),
     ],
 )
 def test_names_of_other_servers_are_known(
@@ -121,7 +121,7 @@ def test_a_misspelt_key_and_a_wrong_folder_are_reported_together(
     assert "model.max_contxt: unknown key" in said and "m.yaml: 2 problems" in said
 
 
-def test_a_folder_that_is_there_is_not_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_folder_is_not_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {DEMO}}}, max_contxt: 12}}\n")
     assert main(["check", str(file)]) == 2

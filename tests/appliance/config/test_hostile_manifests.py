@@ -54,7 +54,7 @@ def test_a_manifest_that_is_no_regular_file_is_refused(
 
 
 @pytest.mark.parametrize("use", USES)
-def test_no_key_reads_what_is_no_regular_file(
+def test_keys_with_paths_read_only_regular_files(
     use: str, odd: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "m.yaml"
@@ -118,7 +118,7 @@ def doubling(levels: int, times: int = 10) -> str:
 
 
 HOSTILE = {
-    "variables that repeat one another": (doubling(30) + 'endpoints: {host: "${var.v29}"}\n', "more than 65,536"),
+    "variables that contain one another": (doubling(30) + 'endpoints: {host: "${var.v29}"}\n', "more than 65,536"),
     "variables that are long together": (
         doubling(4) + "".join(f'  w{n}: "{"${var.v3}" * 5}"\n' for n in range(40)) + "limits: {max_stop: 4}\n",
         "all variables together",
@@ -129,7 +129,7 @@ HOSTILE = {
     ),
     "a chain of variables": (
         "variables:\n" + "".join(f'  v{n}: "${{var.v{n + 1}}}"\n' for n in range(3000)) + "  v3000: a\n",
-        "more than 50 variables",
+        "more than 50 nested variables",
     ),
     "defaults within defaults": (f'endpoints: {{host: "{"${A:-" * 2000}{"}" * 2000}"}}\n', "defaults within defaults"),
     "a long text with dollars": (f'endpoints: {{host: "{"$$" * 90_000}"}}\n', "characters"),

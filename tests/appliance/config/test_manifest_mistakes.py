@@ -37,8 +37,8 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("name instead of names", "apiVersion: slipway/v2\nmodel: {source: {path: /m}, ⟪name: x}", "model.name", "names"),
     ("kubernetes habit", HEAD + "⟪kind: LLMService", "kind", "leave it out"),
     ("an invented key", HEAD + "⟪zzz: 1", "zzz", "the manifest has apiVersion, model"),
-    ("duplicate key", HEAD + "limits: {max_stop: 1, ⟪max_stop: 2}", "limits.max_stop", "stands already in line 3"),
-    ("duplicate section", HEAD + "limits: {max_stop: 1}\n⟪limits: {max_stop: 2}", "limits", "stands already in line 3"),
+    ("duplicate key", HEAD + "limits: {max_stop: 1, ⟪max_stop: 2}", "limits.max_stop", "it is already set in line 3"),
+    ("duplicate section", HEAD + "limits: {max_stop: 1}\n⟪limits: {max_stop: 2}", "limits", "it is already set in line 3"),
     ("missing section", "⟪apiVersion: slipway/v2\n", "model", "missing"),
     ("missing version", "⟪model: {source: {path: /m}}\n", "apiVersion", "missing; must be slipway/v2"),
     ("missing source", "apiVersion: slipway/v2\n⟪model: {names: [a]}", "model.source", "missing; must be a mapping with path"),
@@ -102,11 +102,11 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("sexagesimal", HEAD + "lifecycle: {drain: ⟪1:30}", "lifecycle.drain", "did you mean 90s?"),
     ("date", "apiVersion: slipway/v2\nmodel: {source: {path: ⟪2026-01-31}}", "model.source.path", 'write "2026-01-31"'),
     ("not a number", HEAD + "engine: {sampling: {repetition_penalty: ⟪.nan}}", "engine.sampling.repetition_penalty",
-     "no values of any key"),
+     "no key accepts infinity"),
     ("infinity", HEAD + "engine: {sampling: {repetition_penalty: ⟪.inf}}", "engine.sampling.repetition_penalty",
      "a number from 0.0001 to 10000"),
     ("key on", HEAD + "endpoints: {⟪on: 1}", "endpoints.on", 'write "on":'),
-    ("numeric key", HEAD + "⟪8000: 1", "8000", "it is no text"),
+    ("numeric key", HEAD + "⟪8000: 1", "8000", "it is not text"),
     ("list as key", HEAD + "? ⟪[a]\n: 1", "", "keys are plain words"),
     ("anchor", "apiVersion: slipway/v2\nmodel: ⟪&m {path: /m}", "model", "repeat the value"),
     ("alias", "apiVersion: slipway/v2\nmodel: {source: {path: /m}, names: [⟪*x]}", "model.names[0]", "repeat the value"),
@@ -217,7 +217,7 @@ def test_all_mistakes_of_a_file_come_together_and_in_its_order(tmp_path: Path) -
     assert lines == [3, 5, 6, 7, 8]
 
 
-def test_one_block_of_text_says_everything(tmp_path: Path) -> None:
+def test_one_text_block_contains_all_problems(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     text = "apiVersion: slipway/v2\nmodel: {source: {path: /m}, dtype: fp16}\nendpoints:\n  prot: 8000\n  docs: yes\n"
     golden = f"""\

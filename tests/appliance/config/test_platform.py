@@ -8,7 +8,7 @@ from appliance.config.platform import Platform, platform
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
 from appliance.planning.plan import Plan
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 
 DEMO = Path(__file__).resolve().parents[3] / "manifests" / "demo.yaml"
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -33,14 +33,14 @@ def test_the_grace_of_platforms(
     assert source in found.source
 
 
-def test_a_model_where_sagemaker_lays_it_tells_of_sagemaker(tmp_path: Path) -> None:
+def test_a_model_in_the_sagemaker_folder_detects_sagemaker(tmp_path: Path) -> None:
     assert platform({}, tmp_path).grace_s == 30.0
     assert platform({}, tmp_path / "absent") == Platform()
 
 
 def planned(environ: dict[str, str], *sets: str) -> Plan:
     options = tuple(Option("--set", *one.split("=", 1)) for one in sets)
-    return prove(Given(DEMO, options, environ))
+    return validate(Given(DEMO, options, environ))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from appliance.config.fix_edits import apply
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
 from appliance.hardware.machine import Machine
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from tests.appliance.cli.test_cli import CONFIG, SHAPES, write_safetensors
 from tests.appliance.config.seeded import MARK, Seeded
 from tests.appliance.config.seeded import SEEDED as PLAIN
@@ -56,7 +56,7 @@ def given(folder: Path, seeded: Seeded, texts: dict[str, str]) -> Given:
 
 def refused(folder: Path, seeded: Seeded, texts: dict[str, str]) -> list[Finding]:
     try:
-        prove(given(folder, seeded, texts), MACHINE)
+        validate(given(folder, seeded, texts), MACHINE)
     except Refused as refusal:
         return findings(refusal.problems)
     return []

@@ -186,7 +186,7 @@ def test_a_manifest_survives_the_way_to_a_dict_and_back(tmp_path: Path) -> None:
     assert Manifest.model_validate(manifest.model_dump()) == manifest
 
 
-def test_reading_the_same_sources_twice_gives_the_same(tmp_path: Path) -> None:
+def test_reading_the_same_layers_twice_is_deterministic(tmp_path: Path) -> None:
     first = settings(tmp_path, BASE, "limits.max_stop=1", SLIPWAY__LIMITS__MAX_CHOICES="2")
     second = settings(tmp_path, BASE, "limits.max_stop=1", SLIPWAY__LIMITS__MAX_CHOICES="2")
     assert first.manifest == second.manifest and first.tree == second.tree

@@ -141,7 +141,7 @@ def test_options_have_the_present_names_whatever_the_file_has(tmp_path: Path) ->
         load(Given(path, (Option("--set model.path", "model.path", "/x"),)))
 
 
-def test_places_of_a_translated_file_are_those_of_its_text() -> None:
+def test_places_in_an_upgraded_file_refer_to_its_text() -> None:
     tree = read_yaml(OLD.encode(), "m")
     before = dict(tree.values)
     version = translate(tree)
@@ -153,13 +153,13 @@ def test_places_of_a_translated_file_are_those_of_its_text() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("model: {path: /m}\n", "m.yaml:1:1: apiVersion is missing; known are slipway/v1, slipway/v2"),
+        ("model: {path: /m}\n", "m.yaml:1:1: apiVersion is missing; known: slipway/v1, slipway/v2"),
         ("apiVersion: slipway/v9\n", "m.yaml:1:13: apiVersion is slipway/v9; known"),
         ("apiVersion: slipway/v1\nmodel: {path: [\n", "m.yaml:3:1: not valid YAML"),
         ("apiVersion: slipway/v1\nmodel: {path: [x]}\n", "model.path is a mapping or list; it must be text"),
     ],
 )
-def test_what_cannot_be_rewritten_is_told(text: str, words: str) -> None:
+def test_files_that_cannot_be_upgraded_are_reported(text: str, words: str) -> None:
     with pytest.raises(NoUpgrade, match=re.escape(words)):
         upgraded(text)
 

@@ -17,7 +17,7 @@ READERS = {
     "appliance/chat_templates/renderers.py",  # passes some of it on to a process
     "appliance/config/settings.py",  # the one copy
     "appliance/security/keys.py",  # the variable that a secret names
-    "appliance/supervisor/begin.py",  # passes it on to a program
+    "appliance/supervisor/exec_program.py",  # passes it on to a program
 }
 SWITCH = Variable("OFFLINE", "switch", "Fetch nothing.")
 WORD = Variable("MODE", "word", "How.", "highest", ("highest", "high", "medium"))

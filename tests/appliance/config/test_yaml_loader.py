@@ -104,7 +104,7 @@ TRAPS = (
 
 
 @pytest.mark.parametrize("text", TRAPS)
-def test_what_two_yaml_versions_read_differently_is_a_trap_that_can_be_quoted(text: str) -> None:
+def test_values_that_yaml_versions_read_differently_must_be_quoted(text: str) -> None:
     _, reason, readings = read_plain(text)
     assert reason and readings[-1] == ("string", f'"{text}"')
 
@@ -121,7 +121,7 @@ def test_what_two_yaml_versions_read_differently_is_a_trap_that_can_be_quoted(te
         ("00", "0"),
     ],
 )
-def test_a_number_in_a_strange_spelling_comes_with_the_plain_one(text: str, number: str) -> None:
+def test_an_unusual_number_is_reported_with_its_plain_form(text: str, number: str) -> None:
     assert number in [reading for kind, reading in read_plain(text)[2] if kind in ("integer", "number")]
 
 

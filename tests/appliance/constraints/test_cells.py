@@ -162,7 +162,7 @@ def uneven(folder: Path) -> Saved:
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 
-def unlike(folder: Path) -> Saved:
+def mixed_expert_formats(folder: Path) -> Saved:
     """Experts in bf16, one of them in float32: the same numbers."""
     saved, file = save(folder, "Mixtral", **EXPERTS), folder / "model.safetensors"
     kept = {name: t.float() if ".experts.1." in name else t for name, t in load_file(file).items()}
@@ -202,7 +202,7 @@ def narrow_blocks(folder: Path) -> Saved:
     return Saved(made.path, model=made.model, exact=False)
 
 
-def sourced(folder: Path) -> Saved:
+def encoder_decoder(folder: Path) -> Saved:
     made = sourced_models.save(folder)
 
     def greedy() -> list[list[int]]:
@@ -234,9 +234,9 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
         folder, "BertModel", lambda x: x.mean(0), "hardware.kv_cache_memory=auto"
     ),
     "a decoder that pools": lambda folder: pooled(folder, "Qwen3Model", lambda x: x[-1]),
-    "an encoder-decoder model": sourced,
+    "an encoder-decoder model": encoder_decoder,
     "a mixture of experts": lambda folder: save(folder, "Mixtral", **EXPERTS),
-    "experts of one layer in several types": unlike,
+    "experts of one layer in several types": mixed_expert_formats,
     "gptq, awq or compressed-tensors": gptq,
     "fp8": fp8,
     "GGUF in other types than Q4_0 and Q8_0": gguf,
@@ -324,19 +324,19 @@ def generate(config: EngineConfig) -> list[list[int]]:
 
 def forced(cell: Cell, own: Saved, *, device: str) -> EngineConfig:
     """The cell's engine without a plan that would refuse it."""
-    asked = values(cell, own)
-    dtype = asked.get("dtype", "bfloat16" if asked["kernels"] == "triton" else "float32")
+    requested = values(cell, own)
+    dtype = requested.get("dtype", "bfloat16" if requested["kernels"] == "triton" else "float32")
     return EngineConfig(
         model=str(own.path),
         device=device,  # type: ignore[arg-type]
-        kernels=asked["kernels"],
+        kernels=requested["kernels"],
         dtype=dtype,
-        kv_dtype=asked.get("kv_cache", dtype),
-        weights=asked.get("weights", "stored"),
-        invariant=asked.get("batch_invariant", False),
-        graph_sizes=(1, 2) if asked.get("graphs") else (),
-        max_context=asked.get("max_context", 64),
-        tensor=asked["tensor"],
+        kv_dtype=requested.get("kv_cache", dtype),
+        weights=requested.get("weights", "stored"),
+        invariant=requested.get("batch_invariant", False),
+        graph_sizes=(1, 2) if requested.get("graphs") else (),
+        max_context=requested.get("max_context", 64),
+        tensor=requested["tensor"],
         trust_remote_code=bool(own.sets),
         kv_bytes=2**20,
         max_running=4,
@@ -379,10 +379,10 @@ def check_generates(config: EngineConfig, own: Saved) -> None:
 
 def needs_kernels(cell: Cell) -> None:
     if cell.situation.written["kernels"] == COMPILED and best() == "torch":
-        pytest.skip("no compiled kernels are here")
+        pytest.skip("no compiled kernels are installed")
 
 
-def test_the_models_have_what_their_rows_say(saved: Callable[[Cell], Saved]) -> None:
+def test_test_models_have_the_features_of_their_rows(saved: Callable[[Cell], Saved]) -> None:
     """The facts that the table states are those that are read of the tiny checkpoint, as far as rules ask."""
     for cell in CELLS:
         if model_of(cell):

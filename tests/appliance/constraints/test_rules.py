@@ -23,8 +23,8 @@ from appliance.constraints.variables import LANES, VARIABLES
 from appliance.hardware.machine import Gpu, Machine
 from appliance.planning.kernels import resolve
 from appliance.planning.plan import Plan, plan
-from appliance.planning.ranks import Rooms
-from appliance.planning.validate import prove
+from appliance.planning.ranks import RankBudgets
+from appliance.planning.validate import validate
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Embedding, Head, LayerNorm, Model, ResidualBlock, RMSNorm, Rope
 from engine.models.ranks import tensor_problem
@@ -55,7 +55,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_reads_what_it_ties_and_no_more(rule: Rule) -> None:
+def test_a_rule_reads_only_its_declared_keys_and_facts(rule: Rule) -> None:
     """The rule is evaluated with every combination of its own variables: the solver would miss an undeclared
     variable."""
     read: set[str] = set()
@@ -79,7 +79,16 @@ def test_rules_have_names_of_their_own_and_tie_variables() -> None:
 
 def test_every_rule_excludes_something_and_leaves_something() -> None:
     held: dict[str, set[bool]] = {rule.name: set() for rule in RULES}
-    more = replace(PLAIN, heads=((66, 1),), inner=(100,), held=True, fp8=3, quantized="4 bits", vocab=2, sourced=True)
+    more = replace(
+        PLAIN,
+        heads=((66, 1),),
+        intermediate_sizes=(100,),
+        held=True,
+        fp8=3,
+        quantized="4 bits",
+        vocab=2,
+        encoder_decoder=True,
+    )
     for facts in (*FACTS.values(), replace(FACTS["four GPUs"], model=more)):
         for situation in situations(facts, seed=5, count=300):
             view = replace(View(facts), **situation.written)
@@ -98,12 +107,12 @@ def test_variables_are_keys_of_the_manifest_with_their_values() -> None:
         assert words <= {*key.choices, "auto"} and set(key.choices) <= {*words, "auto"}, variable.key
 
 
-def test_limits_are_those_of_the_kernels() -> None:
+def test_rule_limits_match_the_kernels() -> None:
     """GPU kernels cannot be imported before launch, so the rules repeat their numbers."""
     common = (ROOT / "kernels" / "attention" / "common.py").read_text()
     assert f"PRODUCTS = {FP8_CAPABILITY}  #" in (ROOT / "kernels" / "fp8.py").read_text()
     assert f"GROUP = {FP8_BLOCK}  #" in (ROOT / "kernels" / "e4m3.py").read_text()
-    assert f"MOST_IN_A_GROUP = {kernel_rules.MOST_IN_A_GROUP}\n" in common
+    assert f"MAX_GROUP_SIZE = {kernel_rules.MOST_IN_A_GROUP}\n" in common
     assert "pages.shape[-1] % 8" in common and kernel_rules.HEAD_MULTIPLE == 8
     simd = (ROOT / "kernels" / "cpu" / "simd.h").read_text()
     assert set(re.findall(r"constexpr int W = (\d+)", simd)) == {str(lanes) for lanes in LANES.values()}
@@ -157,41 +166,42 @@ def tell(folder: Path, text: str, machine: Machine = CPU, facts: Checkpoint | No
         (
             "hardware:\n  device: cpu\nquantization:\n  kv_cache: fp8\n",
             GPU,
-            "m.yaml:6:13: quantization.kv_cache: fp8 cannot go with hardware.device: cpu (m.yaml:4:11): only Triton "
-            "kernels read fp8 pages; Triton kernels are for a GPU; use auto, float32, bfloat16, float16 or int8, or "
-            "hardware.device: auto or cuda",
+            "m.yaml:6:13: quantization.kv_cache: fp8 cannot be combined with hardware.device: cpu (m.yaml:4:11): "
+            "only Triton kernels support an fp8 KV cache; Triton kernels require a GPU; use auto, float32, "
+            "bfloat16, float16 or int8, or hardware.device: auto or cuda",
         ),
         (
             "quantization:\n  kv_cache: fp8\n",
             CPU,
-            "m.yaml:4:13: quantization.kv_cache: fp8: only Triton kernels read fp8 pages; Triton kernels are for a "
-            "GPU; there is no usable GPU here (no driver); use auto, float32, bfloat16, float16 or int8",
+            "m.yaml:4:13: quantization.kv_cache: fp8: only Triton kernels support an fp8 KV cache; Triton kernels "
+            "require a GPU; there is no usable GPU here (no driver); use auto, float32, bfloat16, float16 or int8",
         ),
         (
             "quantization: {kv_cache: int8}\n",
             GPU,
-            "m.yaml:3:26: quantization.kv_cache: int8 cannot go with hardware.device: auto (cuda here): only compiled "
-            "kernels of a CPU read int8 pages; compiled kernels are for a CPU; use auto, bfloat16 or fp8, or "
-            "hardware.device: cpu",
+            "m.yaml:3:26: quantization.kv_cache: int8 cannot be combined with hardware.device: auto (cuda here): "
+            "only compiled CPU kernels support an int8 KV cache; compiled kernels require a CPU; use auto, bfloat16 or "
+            "fp8, or hardware.device: cpu",
         ),
         (
             "quantization:\n  weights: int4\nhardware:\n  kernels: torch\n  device: cpu\n",
             CPU,
-            "m.yaml:6:12: hardware.kernels: torch cannot go with quantization.weights: int4 (m.yaml:4:12): only "
-            "compiled kernels of a CPU multiply by weights that are rounded to int8 or int4; use auto, avx512, avx2 or "
-            "base, or quantization.weights: auto",
+            "m.yaml:6:12: hardware.kernels: torch cannot be combined with quantization.weights: int4 (m.yaml:4:12): "
+            "only compiled CPU kernels support weights that are quantized to int8 or int4; use auto, avx512, "
+            "avx2 or base, or quantization.weights: auto",
         ),
         (
             "hardware: {graphs: true}\n",
             CPU,
-            "m.yaml:3:20: hardware.graphs: true: CUDA graphs are captured of Triton kernels alone; Triton kernels are "
-            "for a GPU; there is no usable GPU here (no driver); use auto or false",
+            "m.yaml:3:20: hardware.graphs: true: CUDA graphs require Triton kernels; Triton kernels require "
+            "a GPU; there is no usable GPU here (no driver); use auto or false",
         ),
         (
             "hardware:\n  batch_invariant: true\n  device: cuda\n  kernels: torch\n",
             GPU,
-            "m.yaml:4:20: hardware.batch_invariant: true cannot go with hardware.kernels: torch (m.yaml:6:12): the "
-            "sums of torch depend on the size of the batch; use false, or hardware.kernels: auto or triton",
+            "m.yaml:4:20: hardware.batch_invariant: true cannot be combined with hardware.kernels: torch "
+            "(m.yaml:6:12): the sums of torch depend on the size of the batch; use false, or hardware.kernels: auto "
+            "or triton",
         ),
     ],
 )
@@ -217,7 +227,7 @@ def test_several_conflicts_are_reported_together_in_the_order_of_the_file(tmp_pa
     assert all("; use " in one.message for one in error.problems)
 
 
-def test_what_is_proposed_is_legal(tmp_path: Path) -> None:
+def test_suggested_values_are_allowed(tmp_path: Path) -> None:
     """Each way out of some conflicts, taken one at a time."""
     base = {"quantization.kv_cache": "fp8", "hardware.device": "cpu"}
     assert tell(tmp_path, written(base), GPU).error is not None
@@ -242,7 +252,7 @@ def reasons(told: Told) -> dict[str, tuple[Any, str]]:
     return {one.key: (one.resolved, one.reason) for one in told.plan.effective}
 
 
-def test_every_auto_says_what_it_became_and_why(tmp_path: Path) -> None:
+def test_every_auto_reports_its_value_and_reason(tmp_path: Path) -> None:
     on_cpu, on_gpu = reasons(tell(tmp_path, "")), reasons(tell(tmp_path, "", GPU))
     assert on_cpu["hardware.graphs"] == (False, "avx512 kernels have none")
     assert on_gpu["hardware.graphs"] == (True, "decode steps of Triton kernels")
@@ -250,13 +260,13 @@ def test_every_auto_says_what_it_became_and_why(tmp_path: Path) -> None:
     assert "2 whole vectors" in reasons(tell(tmp_path, "hardware: {kernels: avx2}\n"))["engine.cache.block_tokens"][1]
     assert reasons(tell(tmp_path, "", replace(GPU, triton=False)))["hardware.kernels"] == (
         "torch",
-        "Triton is not installed: install the release that this torch asks for",
+        "Triton is not installed: install the release that this torch requires",
     )
 
 
-def test_blocks_of_no_whole_vectors_are_served_and_said_to_be_slower(tmp_path: Path) -> None:
+def test_blocks_of_partial_vectors_work_and_are_reported_as_slower(tmp_path: Path) -> None:
     value, why = reasons(tell(tmp_path, "engine: {cache: {block_tokens: 24}}\n"))["engine.cache.block_tokens"]
-    assert value == 24 and why == "slower: no multiple of the 16 lanes of avx512 kernels"
+    assert value == 24 and why == "slower: not a multiple of 16, the vector width of avx512 kernels"
     text = "engine: {cache: {block_tokens: 24}}\nhardware: {kernels: avx2}\n"
     assert reasons(tell(tmp_path, text))["engine.cache.block_tokens"] == (24, "")
 
@@ -268,9 +278,11 @@ def test_fewer_requests_run_where_their_logits_would_fill_the_memory(tmp_path: P
     small = replace(CPU, memory_free=4 * GIB)
     value, why = reasons(tell(tmp_path, "", small, facts))["engine.scheduling.max_running"]
     # 8 bytes a logit: 439 MiB for 256 rows, and an eighth of 0.85 · 4 GiB is 435 MiB
-    assert value == 128 and why == "logits of 256 would take 439.5 MiB, and 435.2 MiB are an eighth of what is usable"
-    asked = tell(tmp_path, "engine: {scheduling: {max_running: 256}}\n", small, facts).plan
-    assert asked is not None and asked.engines[0].max_running == 256
+    assert (
+        value == 128 and why == "logits of 256 would take 439.5 MiB, and 435.2 MiB are an eighth of the usable memory"
+    )
+    requested = tell(tmp_path, "engine: {scheduling: {max_running: 256}}\n", small, facts).plan
+    assert requested is not None and requested.engines[0].max_running == 256
 
 
 def test_a_model_that_nothing_can_mend_is_refused_at_its_path(tmp_path: Path) -> None:
@@ -280,7 +292,7 @@ def test_a_model_that_nothing_can_mend_is_refused_at_its_path(tmp_path: Path) ->
     )
     facts = checkpoint(model=replace(checkpoint().model, blocks=((ResidualBlock(body=attention),),)))
     error = tell(tmp_path, "", facts=facts).error
-    assert error is not None and "model.source.path: the model declares a layer norm over all heads" in str(error)
+    assert error is not None and "model.source.path: the model has a layer norm over all heads" in str(error)
 
 
 def test_a_gpu_is_looked_for_before_a_refusal_that_it_might_change(
@@ -295,10 +307,12 @@ def test_a_gpu_is_looked_for_before_a_refusal_that_it_might_change(
     monkeypatch.setattr("appliance.planning.validate.read_machine", read)
     head = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests' / 'demo'}}}}}\nhardware: {{device: cpu}}\n"  # noqa: E501
     (tmp_path / "m.yaml").write_text(head)
-    assert prove(Given(tmp_path / "m.yaml")).engines[0].device == "cpu" and looked == [False]
+    assert validate(Given(tmp_path / "m.yaml")).engines[0].device == "cpu" and looked == [False]
     (tmp_path / "m.yaml").write_text(head + "quantization: {kv_cache: fp8}\n")
-    with pytest.raises(Refused, match=r"fp8 cannot go with hardware.device: cpu .*or hardware.device: auto or cuda"):
-        prove(Given(tmp_path / "m.yaml"))
+    with pytest.raises(
+        Refused, match=r"fp8 cannot be combined with hardware.device: cpu .*or hardware.device: auto or cuda"
+    ):
+        validate(Given(tmp_path / "m.yaml"))
     assert looked == [False, False, True]
 
 
@@ -307,10 +321,10 @@ def test_scales_of_fp8_pages_that_cannot_be_read_are_refused_before_the_start(tm
     shutil.copytree(ROOT / "manifests" / "demo", demo)
     (demo / "kv_cache_scales.json").write_text('{"kv_cache": {"scaling_factor": {"0": {"0": 1.0}}}}')
     (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {demo}}}}}\n")
-    assert prove(Given(tmp_path / "m.yaml"), GPU).engines[0].kv_dtype == "bfloat16"  # which reads no scales
+    assert validate(Given(tmp_path / "m.yaml"), GPU).engines[0].kv_dtype == "bfloat16"  # which reads no scales
     fp8 = Option("--set", "quantization.kv_cache", "fp8")
     with pytest.raises(Refused, match="quantization.kv_cache: .*kv_cache_scales.json: has scales for layers") as caught:
-        prove(Given(tmp_path / "m.yaml", (fp8,)), GPU)
+        validate(Given(tmp_path / "m.yaml", (fp8,)), GPU)
     assert caught.value.cause == exits.CHECKPOINT
 
 
@@ -322,7 +336,7 @@ def broken(facts: Facts, **values: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("heads", "inner", "ranks", "names"),
+    ("heads", "intermediate_sizes", "ranks", "names"),
     [
         ((32, 8), 96, 2, set()),
         ((32, 8), 96, 16, set()),  # each KV head is on two ranks
@@ -333,45 +347,52 @@ def broken(facts: Facts, **values: Any) -> set[str]:
     ],
 )
 def test_ranks_share_heads_and_inner_sizes_evenly(
-    heads: tuple[int, int], inner: int, ranks: int, names: set[str]
+    heads: tuple[int, int], intermediate_sizes: int, ranks: int, names: set[str]
 ) -> None:
-    facts = Facts(ModelFacts(heads=(heads,), inner=(inner,)), replace(GPU, gpus=(H100,) * 16))
+    facts = Facts(ModelFacts(heads=(heads,), intermediate_sizes=(intermediate_sizes,)), replace(GPU, gpus=(H100,) * 16))
     assert broken(facts, device="cuda", kernels="triton", tensor=ranks) == names
 
 
 def test_each_rank_of_each_engine_has_a_gpu() -> None:
-    facts = Facts(ModelFacts(heads=((32, 8),), inner=(96,)), replace(GPU, gpus=(H100,) * 4))
+    facts = Facts(ModelFacts(heads=((32, 8),), intermediate_sizes=(96,)), replace(GPU, gpus=(H100,) * 4))
     assert broken(facts, device="cuda", kernels="triton", tensor=4) == set()
     assert broken(facts, device="cuda", kernels="triton", tensor=4, data=2) == {"ranks-gpus"}
     assert broken(facts, device="cuda", kernels="triton", data=8) == set()  # engines of one rank may share a GPU
     assert broken(facts, device="cpu", kernels="avx512", tensor=8, data=2) == set()
 
 
-def test_what_the_rules_let_ranks_share_is_what_layers_and_the_engines_own_check_do() -> None:
+def test_rank_rules_match_the_layers_and_the_engine_check() -> None:
     """By building the tensor-parallel layers themselves, for every small number of ranks."""
     from engine.api.errors import ConfigError
     from engine.distributed.world import Single
-    from engine.layers.block import AttentionLayer, Place
+    from engine.layers.block import AttentionLayer, KVLayer
     from engine.layers.mlp import MLPLayer
 
-    built = (AttentionLayer, MLPLayer, Place, Single, ConfigError)
-    for heads, kv_heads, inner in ((8, 2, 48), (6, 3, 36), (12, 4, 60), (4, 4, 30), (9, 3, 27), (24, 8, 48)):
+    built = (AttentionLayer, MLPLayer, KVLayer, Single, ConfigError)
+    for heads, kv_heads, intermediate_sizes in (
+        (8, 2, 48),
+        (6, 3, 36),
+        (12, 4, 60),
+        (4, 4, 30),
+        (9, 3, 27),
+        (24, 8, 48),
+    ):
         attention = Attention(hidden=16, heads=heads, kv_heads=kv_heads, head_dim=8, rope=None)
         norm = RMSNorm(size=16, eps=1e-6)
         block = (
             ResidualBlock(body=attention, before=norm),
-            ResidualBlock(body=MLP(hidden=16, intermediate_size=inner), before=norm),
+            ResidualBlock(body=MLP(hidden=16, intermediate_size=intermediate_sizes), before=norm),
         )
         made = checkpoint(model=replace(checkpoint().model, blocks=(block,)))
         facts = Facts(model_facts(made), GPU)
         for ranks in range(1, 13):
             told = not broken(facts, device="cpu", kernels="torch", tensor=ranks)
-            sizes = (heads, kv_heads, inner, ranks)
-            assert told == shares(attention, inner, ranks, built), sizes
+            sizes = (heads, kv_heads, intermediate_sizes, ranks)
+            assert told == shares(attention, intermediate_sizes, ranks, built), sizes
             assert told == (tensor_problem(made.model, None, ranks, compiled=False) is None), sizes
 
 
-def shares(attention: Attention, inner: int, ranks: int, of: tuple[Any, ...]) -> bool:
+def shares(attention: Attention, intermediate_sizes: int, ranks: int, of: tuple[Any, ...]) -> bool:
     """Return True if every rank's layers can be built, and if their shares are consistent and add up to the full
     layers."""
     attention_layer, mlp_layer, place, single, refusal = of
@@ -379,8 +400,9 @@ def shares(attention: Attention, inner: int, ranks: int, of: tuple[Any, ...]) ->
         for rank in range(ranks):
             world = single(rank, ranks)
             layer = attention_layer(attention, "", world, place(0, 0))
-            mlp = mlp_layer(MLP(hidden=16, intermediate_size=inner), "", world)
-            if layer.heads * attention.head_dim != layer.out.slots.inputs or layer.heads % (layer.turned - layer.heads):
+            mlp = mlp_layer(MLP(hidden=16, intermediate_size=intermediate_sizes), "", world)
+            kv_heads_of_rank = layer.qk_heads - layer.heads
+            if layer.heads * attention.head_dim != layer.out.slots.inputs or layer.heads % kv_heads_of_rank:
                 return False
             if mlp.up.slots.rows != 2 * mlp.down.slots.inputs:
                 return False
@@ -402,7 +424,7 @@ def test_whole_numbers_that_ranks_would_cut_within_a_group_are_restored_for_torc
     assert next(one.reason for one in found.effective if one.key == "hardware.kernels") == why
     error = tell(tmp_path, "parallelism:\n  tensor: 2\nhardware:\n  kernels: avx512\n", facts=own).error
     assert error is not None and str(error).replace(f"{tmp_path}/", "") == (
-        "m.yaml:4:11: parallelism.tensor: 2 cannot go with hardware.kernels: avx512 (m.yaml:6:12): "
+        "m.yaml:4:11: parallelism.tensor: 2 cannot be combined with hardware.kernels: avx512 (m.yaml:6:12): "
         f"{why}; use auto or 1, or hardware.kernels: auto or torch"
     )
 
@@ -426,7 +448,7 @@ def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path) -> 
             middle = (low + high) // 2
             view = View(Facts(ModelFacts(), host(middle)), device="cuda", kernels="triton", graphs=True, tensor=ranks)
             view = replace(view, dtype="bfloat16", kv_cache="bfloat16")
-            low, high = (low, middle) if not Rooms(settings, facts, host(middle)).lacks(view) else (middle, high)
+            low, high = (low, middle) if not RankBudgets(settings, facts, host(middle)).lacks(view) else (middle, high)
         return high
 
     one, two, four = needs(1), needs(2), needs(4)
@@ -434,7 +456,7 @@ def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path) -> 
     for free, ranks in ((one, 1), (one - 1, 2), (two, 2), (two - 1, 4), (four, 4)):
         found = resolve(settings, facts, host(free))
         assert found.view.tensor == ranks, (free, one, two, four)
-    assert found.choices["parallelism.tensor"].reason.startswith("fewer ranks lack the memory")
+    assert found.choices["parallelism.tensor"].reason.startswith("fewer ranks have too little memory")
     with pytest.raises(Refused, match="no memory for one block of cache|a request of 2 tokens needs") as caught:
         plan(settings, facts, host(four - 1))
     assert caught.value.cause == exits.MEMORY

@@ -24,13 +24,13 @@ def gpus(count: int = 1, capability: tuple[int, int] = (9, 0), **more: Any) -> M
     return replace(COMPILED, gpus=(Gpu("GPU", 80 * GIB, 79 * GIB, capability),) * count, triton=True, **more)
 
 
-PLAIN = ModelFacts(dtype="bfloat16", max_context=2, heads=((4, 2),), inner=(96,))
+PLAIN = ModelFacts(dtype="bfloat16", max_context=2, heads=((4, 2),), intermediate_sizes=(96,))
 QUANTIZED = replace(PLAIN, quantized="4 bits (gptq)", method="gptq", held=True, whole=(1, 2))
 GGUF = replace(PLAIN, quantized="gguf (other types)", method="gguf", restored=9)
 FACTS = {
     "a bare CPU": Facts(PLAIN, BARE),
     "a CPU": Facts(PLAIN, COMPILED),
-    "a CPU and unlike experts": Facts(replace(PLAIN, unlike=("stored",)), COMPILED),
+    "a CPU and unlike experts": Facts(replace(PLAIN, mixed_expert_formats=("stored",)), COMPILED),
     "a CPU and a quantized checkpoint": Facts(QUANTIZED, COMPILED),
     "a CPU and a GGUF file": Facts(GGUF, COMPILED),
     "four GPUs": Facts(PLAIN, gpus(4)),
@@ -93,7 +93,7 @@ def test_the_fields_of_a_view_are_the_variables_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_the_solver_gives_what_brute_force_gives(name: str) -> None:
+def test_the_solver_matches_brute_force(name: str) -> None:
     facts = FACTS[name]
     views, solved, refused = lawful(facts), 0, 0
     for situation in situations(facts, seed=len(name), count=40):
@@ -121,7 +121,7 @@ def check_conflict(situation: Situation, views: list[View]) -> None:
     for variable in (*found.written, *found.open):
         ways = set(found.instead[variable.name])
         for value in (None, *variable.values(situation.facts)):
-            changed = situation.but(**{variable.name: value})
+            changed = situation.with_values(**{variable.name: value})
             if changed.written != situation.written:
                 assert (value in ways) == bool(choices(views, changed)), (situation.written, variable.name, value)
     check_rules(situation, found.rules, freed)
@@ -132,12 +132,15 @@ def check_conflicts(situation: Situation, views: list[View]) -> None:
     found = conflicts(situation)
     lasts = {one.written[-1].name: None for one in found if one.written}
     assert [one.written for one in found[:-1] if not one.written] == []
-    assert bool(choices(views, situation.but(**lasts))) == bool(found[-1].written), situation.written
+    assert bool(choices(views, situation.with_values(**lasts))) == bool(found[-1].written), situation.written
     for one in found:
         others = {name: None for name in lasts if not one.written or name != one.written[-1].name}
         for variable in (*one.written, *one.open):
             for value in one.instead[variable.name]:
-                assert choices(views, situation.but(**{**others, variable.name: value})), (situation.written, value)
+                assert choices(views, situation.with_values(**{**others, variable.name: value})), (
+                    situation.written,
+                    value,
+                )
 
 
 def check_rules(situation: Situation, rules: tuple[Rule, ...], freed: frozenset[str]) -> None:
@@ -203,7 +206,7 @@ def test_an_answer_takes_milliseconds() -> None:
         assert min(taken) < limit_s
 
 
-def test_what_is_written_is_told_rather_than_what_was_left_open() -> None:
+def test_conflicts_name_written_keys_before_open_ones() -> None:
     """int8 pages can go neither with Triton, which is written, nor with the GPU, which auto takes."""
     found = conflict(Situation(FACTS["four GPUs"], {"kernels": "triton", "kv_cache": "int8", "tensor": 1}))
     assert [one.name for one in found.written] == ["kernels", "kv_cache"] and found.open == ()

@@ -10,11 +10,11 @@ import pytest
 from appliance.config.keys import find
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
-from appliance.constraints.unused_keys import ANY, IDLE, SOURCED
+from appliance.constraints.unused_keys import ANY, ENCODER_DECODER, UNUSED_KEYS
 from appliance.hardware.described import hardware
 from appliance.hardware.machine import Machine
 from appliance.planning.plan import Plan
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from tests.appliance.planning.test_pooled import TOKENIZER, folder  # noqa: F401
 from tests.appliance.planning.test_reality import HOST
 from tests.engine.layers.conftest import random_model
@@ -44,9 +44,9 @@ SERVED = {  # of each row of the table, a model that it is about
     "decoders that pool all states of a prompt": ("decoder", ("model.task=embed", "model.pooling.pool=mean")),
     "models that do not embed": ("decoder", ()),
     "encoder-decoder models": ("bart", ()),
-    "models but those that `model.task: score` makes rerankers": ("decoder", ("model.task=embed",)),
+    "models other than rerankers (`model.task: score`)": ("decoder", ("model.task=embed",)),
 }
-WRITTEN = [(one.whose, key, so) for one in IDLE for key, so in one.keys.items()]
+WRITTEN = [(one.models, key, so) for one in UNUSED_KEYS for key, so in one.keys.items()]
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +65,14 @@ def value_of(key: str) -> str:
 def planned(tmp_path: Path, path: Path, *sets: str, beside: str = "", host: Machine = HOST) -> Plan:
     file = tmp_path / "m.yaml"
     file.write_text(f"apiVersion: slipway/v2\n{beside}model: {{source: {{path: {path}}}}}\n")
-    return prove(Given(file, tuple(Option("--set", *one.split("=", 1)) for one in sets), {}), host)
+    return validate(Given(file, tuple(Option("--set", *one.split("=", 1)) for one in sets), {}), host)
 
 
-@pytest.mark.parametrize(("whose", "key", "so"), WRITTEN, ids=[f"{key} of {whose}" for whose, key, _ in WRITTEN])
+@pytest.mark.parametrize(("models", "key", "so"), WRITTEN, ids=[f"{key} of {models}" for models, key, _ in WRITTEN])
 def test_a_key_without_an_effect_is_refused(
-    tmp_path: Path, checkpoint: Callable, whose: str, key: str, so: Any
+    tmp_path: Path, checkpoint: Callable, models: str, key: str, so: Any
 ) -> None:
-    name, sets = SERVED[whose]
+    name, sets = SERVED[models]
     with pytest.raises(Refused) as found:
         planned(tmp_path, checkpoint(name), *sets, f"{key}={value_of(key)}")
     (problem,) = found.value.problems
@@ -80,8 +80,8 @@ def test_a_key_without_an_effect_is_refused(
     assert "has no effect" in problem.message and problem.message.endswith("leave it out")
 
 
-def test_what_says_what_is_so_may_stand(tmp_path: Path, checkpoint: Callable) -> None:
-    said = {key: so for one in IDLE[:7] for key, so in one.keys.items() if so is not ANY}
+def test_values_that_describe_the_model_are_allowed(tmp_path: Path, checkpoint: Callable) -> None:
+    said = {key: so for one in UNUSED_KEYS[:7] for key, so in one.keys.items() if so is not ANY}
     words = {key: str(so).lower() for key, so in said.items()}
     words |= dict.fromkeys(("model.format", "quantization.kv_cache", "engine.cache.block_tokens"), "auto")
     words |= {"limits.max_output_tokens": "null", "lifecycle.self_test.tolerance": "auto"}
@@ -89,15 +89,17 @@ def test_what_says_what_is_so_may_stand(tmp_path: Path, checkpoint: Callable) ->
     planned(tmp_path, checkpoint("bert"), *(f"{key}={word}" for key, word in words.items()))
 
 
-def test_what_says_that_there_are_no_conversations_may_stand(tmp_path: Path, checkpoint: Callable) -> None:
-    said = {key: so for one in IDLE if one.whose == SOURCED for key, so in one.keys.items() if so is not ANY}
+def test_values_that_describe_an_encoder_decoder_are_allowed(tmp_path: Path, checkpoint: Callable) -> None:
+    said = {
+        key: so for one in UNUSED_KEYS if one.models == ENCODER_DECODER for key, so in one.keys.items() if so is not ANY
+    }
     made = planned(tmp_path, checkpoint("bart"), *(f"{key}={str(so).lower()}" for key, so in said.items()))
     assert len(said) == 4 and not made.engines[0].prefix_cache
 
 
-def test_a_model_for_which_they_act_takes_them(tmp_path: Path, checkpoint: Callable) -> None:
+def test_keys_are_accepted_for_models_that_use_them(tmp_path: Path, checkpoint: Callable) -> None:
     elsewhere = ("hardware.kv_cache_memory", "hardware.graphs")
-    first = [key for one in IDLE[:8] for key in one.keys if key not in elsewhere]
+    first = [key for one in UNUSED_KEYS[:8] for key in one.keys if key not in elsewhere]
     planned(tmp_path, checkpoint("decoder"), *(f"{key}={value_of(key)}" for key in dict.fromkeys(first)))
     planned(tmp_path, checkpoint("decoder"), "hardware.graphs=true", host=hardware("h200x1"))
     cached = ("engine.cache.prefix=true", "engine.cache.block_tokens=7", "quantization.kv_cache=float16")
@@ -105,7 +107,7 @@ def test_a_model_for_which_they_act_takes_them(tmp_path: Path, checkpoint: Calla
     planned(tmp_path, checkpoint("decoder"), "model.task=score", "model.pooling.score_tokens=['no', 'yes']", *cached)
 
 
-def test_all_of_them_are_told_at_once_where_they_stand(tmp_path: Path, checkpoint: Callable) -> None:
+def test_all_unused_keys_are_reported_together_with_places(tmp_path: Path, checkpoint: Callable) -> None:
     beside = "engine:\n  sampling: {top_k: 3}\n  cache: {block_tokens: 8}\n"
     with pytest.raises(Refused) as found:
         planned(tmp_path, checkpoint("bert"), beside=beside)
@@ -116,10 +118,10 @@ def test_all_of_them_are_told_at_once_where_they_stand(tmp_path: Path, checkpoin
     ]
 
 
-def test_what_a_shared_file_says_for_others_is_only_told(tmp_path: Path, checkpoint: Callable) -> None:
+def test_unused_keys_of_a_shared_file_are_only_warnings(tmp_path: Path, checkpoint: Callable) -> None:
     (tmp_path / "site.yaml").write_text("limits: {max_stop: 4}\nengine: {cache: {prefix: true}}\n")
     made = planned(tmp_path, checkpoint("bert"), beside="extends: site.yaml\n")
-    told = [(str(problem.place), problem.key, problem.level, problem.remedy) for problem in made.notices]
+    told = [(str(problem.place), problem.key, problem.level, problem.fix) for problem in made.notices]
     site = tmp_path / "site.yaml"
     assert told == [
         (f"{site}:1:20", "limits.max_stop", "warning", None),
@@ -128,11 +130,11 @@ def test_what_a_shared_file_says_for_others_is_only_told(tmp_path: Path, checkpo
     assert "extended by" in made.notices[0].text
 
 
-def test_a_longest_text_that_a_window_holds_is_refused(tmp_path: Path, checkpoint: Callable) -> None:
-    with pytest.raises(Refused, match=r"max_input: 16 has no effect: a window of model.max_context holds 16 tokens"):
+def test_max_input_within_one_window_is_an_error(tmp_path: Path, checkpoint: Callable) -> None:
+    with pytest.raises(Refused, match=r"max_input: 16 has no effect, because model.max_context is 16"):
         planned(tmp_path, checkpoint("bert"), "model.max_context=16", "model.pooling.max_input=16")
     planned(tmp_path, checkpoint("bert"), "model.max_context=16", "model.pooling.max_input=17")
 
 
 def test_the_table_names_keys_that_there_are() -> None:
-    assert all(find(tuple(key.split("."))) is not None for one in IDLE for key in one.keys)
+    assert all(find(tuple(key.split("."))) is not None for one in UNUSED_KEYS for key in one.keys)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from appliance.hardware.described import HOST_BYTES, UnknownHardware, hardware
-from appliance.hardware.devices import CONTEXT_BYTES, CPUS, GPUS, cpu_running, gpu_called, gpu_named
+from appliance.hardware.devices import CONTEXT_BYTES, CPUS, GPUS, cpu_by_kernels, gpu_by_cuda_name, gpu_by_name
 from appliance.planning.plan import Plan, plan
 from appliance.planning.roofline import active_parameters
 from engine.models.checkpoint import Checkpoint
@@ -16,7 +16,7 @@ from tests.appliance.planning import test_plan
 GIB, MIB = 2**30, 2**20
 
 
-def test_gpus_have_what_nvidia_smi_reports_less_a_context() -> None:
+def test_gpu_memory_is_the_reported_size_less_a_cuda_context() -> None:
     machine = hardware("h200x2")
     assert [gpu.memory for gpu in machine.gpus] == [143771 * MIB] * 2
     assert machine.gpus[0].free == 143771 * MIB - CONTEXT_BYTES
@@ -26,7 +26,7 @@ def test_gpus_have_what_nvidia_smi_reports_less_a_context() -> None:
     assert len(hardware("l4").gpus) == 1
 
 
-def test_a_cpu_has_the_cores_and_memory_that_are_said_and_runs_its_kernels() -> None:
+def test_described_cpu_has_its_cores_memory_and_kernels() -> None:
     machine = hardware("amx:16:64GiB")
     assert (machine.cores, machine.memory_free, machine.gpus) == (16, 64 * GIB, ())
     assert machine.kernels == ("amx", "avx512", "avxvnni", "avx2", "base") and len(machine.topology.allowed) == 16
@@ -37,20 +37,20 @@ def test_a_cpu_has_the_cores_and_memory_that_are_said_and_runs_its_kernels() -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("h20", "did you mean h200? there are h100, "),
+        ("h20", "did you mean h200? available GPUs: h100, "),
         ("h200z8", "not in the table"),
         ("h10x4", "did you mean h100x4?"),
-        ("cpu", "a CPU needs its cores and its memory, such as cpu:16:64GiB"),
-        ("cpux2:4:8GiB", "a CPU needs"),
+        ("cpu", "a CPU requires cores and memory, such as cpu:16:64GiB"),
+        ("cpux2:4:8GiB", "a CPU requires"),
         ("cpu:16:64", "write NAME, NAMExCOUNT"),
         ("cpu:0:64GiB", "at least 1 core"),
-        ("h100x0", "a host has 1 to 16"),
-        ("h100x99", "a host has 1 to 16"),
-        ("mi300x", "an AMD GPU of 192 GB; the kernels here are for NVIDIA's"),
+        ("h100x0", "write 1 to 16"),
+        ("h100x99", "write 1 to 16"),
+        ("mi300x", "an AMD GPU is not supported"),
         ("", "write NAME"),
     ],
 )
-def test_what_is_not_in_the_table_is_refused_with_what_is(text: str, words: str) -> None:
+def test_unknown_device_is_refused_with_the_known_ones(text: str, words: str) -> None:
     with pytest.raises(UnknownHardware) as caught:
         hardware(text)
     assert words in str(caught.value)
@@ -77,30 +77,30 @@ def test_what_is_not_in_the_table_is_refused_with_what_is(text: str, words: str)
         ("NVIDIA GeForce RTX 5090", "rtx5090"),
     ],
 )
-def test_a_gpu_is_found_by_the_name_that_cuda_gives_it(cuda: str, name: str) -> None:
-    found = gpu_called(cuda)
+def test_gpu_is_found_by_its_cuda_name(cuda: str, name: str) -> None:
+    found = gpu_by_cuda_name(cuda)
     assert found is not None and found.name == name
 
 
-def test_a_gpu_that_the_table_lacks_has_no_ceilings_and_the_plan_says_so(tmp_path: Path) -> None:
+def test_gpu_outside_the_table_has_no_ceilings(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from appliance.planning.report import as_text
 
-    assert gpu_called("NVIDIA GeForce RTX 4090 Laptop GPU") is None and gpu_named("none") is None
+    assert gpu_by_cuda_name("NVIDIA GeForce RTX 4090 Laptop GPU") is None and gpu_by_name("none") is None
     strange = replace(test_plan.GPU_KERNELS, gpus=(replace(test_plan.H100, name="Strange"),))
     found = test_plan.planned(tmp_path, machine=strange)
-    assert found.outlook.roofline is None and "Strange is not in the table of devices" in as_text(found)
+    assert found.estimate.roofline is None and "Strange is not in the device table" in as_text(found)
 
 
-def test_every_row_of_the_table_is_a_machine_that_can_be_planned_for() -> None:
+def test_every_device_of_the_table_can_be_planned_for() -> None:
     for gpu in GPUS:
-        found = gpu_called(gpu.title)
+        found = gpu_by_cuda_name(gpu.title)
         assert found is gpu
         assert gpu.bandwidth < gpu.bf16 and gpu.memory - CONTEXT_BYTES > 0 and hardware(gpu.name).gpus[0].name
     for cpu in CPUS:
         assert cpu.variant in {one.name for one in VARIANTS} and hardware(f"{cpu.name}:2:4GiB").kernels
-        assert cpu_running((cpu.variant,)).variant == cpu.variant
+        assert cpu_by_kernels((cpu.variant,)).variant == cpu.variant
 
 
 def checkpoint() -> Checkpoint:
@@ -133,7 +133,7 @@ def large(text: str, tmp_path: Path) -> Plan:
 
 def test_the_ceiling_of_decoding_is_bytes_over_bandwidth(tmp_path: Path) -> None:
     """Worked out by hand: 28 layers of 16 heads and 8 KV heads of 128, hidden 1024, inner 3072, a tied head in bf16."""
-    found = large("h200x1", tmp_path).outlook.roofline
+    found = large("h200x1", tmp_path).estimate.roofline
     assert found is not None and [one.rows for one in found.decode] == [1, 8, 32, 64]
     attention = 1024 * (16 + 8 + 8) * 128 + 16 * 128 * 1024
     matrices = 2 * (28 * (attention + 3 * 1024 * 3072) + 151936 * 1024) + 4 * 57 * 1024
@@ -147,19 +147,19 @@ def test_the_ceiling_of_decoding_is_bytes_over_bandwidth(tmp_path: Path) -> None
     assert active_parameters(checkpoint().model) == 28 * (attention + 3 * 1024 * 3072) + 151936 * 1024
 
 
-def test_the_slowest_step_ends_a_prompt_that_fills_the_context(tmp_path: Path) -> None:
+def test_slowest_step_is_the_last_chunk_of_a_full_context(tmp_path: Path) -> None:
     """The restart monitor waits for it. Worked out by hand: each token reads the keys of the whole context."""
     found = large("h200x1", tmp_path)
     context, tokens = found.engines[0].max_context, found.engines[0].max_step_tokens
     attention = 1024 * (16 + 8 + 8) * 128 + 16 * 128 * 1024
     multiplied = 2 * (28 * (attention + 3 * 1024 * 3072) + 151936 * 1024) + 28 * 4 * context * 16 * 128
-    assert found.outlook.slowest_step_s == pytest.approx(tokens * multiplied / 989e12)
+    assert found.estimate.slowest_step_s == pytest.approx(tokens * multiplied / 989e12)
 
 
-def test_more_of_a_device_is_never_slower(tmp_path: Path) -> None:
+def test_more_devices_are_never_slower(tmp_path: Path) -> None:
     speeds = []
     for text in ("cpu:2:32GiB", "cpu:8:32GiB", "amx:8:32GiB", "l4", "a100-80", "h100", "h200"):
-        found = large(text, tmp_path).outlook.roofline
+        found = large(text, tmp_path).estimate.roofline
         assert found is not None
         speeds.append(found.decode[0].tokens_s)
     assert speeds == sorted(speeds) and speeds[0] < speeds[-1]

@@ -42,7 +42,7 @@ def library(tmp_path):
     return make
 
 
-def test_what_each_device_says(library, capsys):
+def test_state_of_each_device_is_printed(library, capsys):
     assert nvml.main(library(0)) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert first == {
@@ -52,8 +52,8 @@ def test_what_each_device_says(library, capsys):
     assert second["temperature"] == 41 and second["error"] == "nvmlDeviceGetTotalEccErrors: Not Supported (3)"
 
 
-def test_a_library_that_fails_or_is_missing_is_one_line(library, capsys):
+def test_failing_or_missing_library_prints_one_line(library, capsys):
     assert nvml.main(library(9)) == 1
     assert "nvmlInit_v2: Unknown Error (9)" in capsys.readouterr().err
     assert nvml.main("/nowhere.so") == 1
-    assert "/nowhere.so is not there" in capsys.readouterr().err
+    assert "/nowhere.so was not found" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from appliance.config import exits
 from appliance.config.settings import Given, load
 from appliance.lockfile.files import read_names, revision
 from appliance.lockfile.write import differences, make_lock
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from tests.engine.layers.test_lone_gguf import complete
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,7 +99,7 @@ def untouchable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("appliance.planning.validate.read_checkpoint", fail)
 
 
-def test_an_intact_set_is_served(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_files_are_served(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = serving(monkeypatch)
     assert main(["lock", str(manifest)]) == 0
     assert main(["serve", str(manifest)]) == 0
@@ -129,7 +129,7 @@ def test_a_modified_shard_is_refused_by_name_before_anything_is_touched(
     assert (problem["code"], problem["key"], problem["line"]) == ("not-as-locked", SHARD, line)
 
 
-def test_a_refused_start_runs_nothing_and_leaves_nothing(manifest: Path, tmp_path: Path) -> None:
+def test_refused_start_runs_no_program_and_leaves_no_file(manifest: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
     (tmp_path / "run").mkdir()
     assert main(["lock", str(manifest)]) == 0
@@ -148,17 +148,17 @@ def test_a_refused_start_runs_nothing_and_leaves_nothing(manifest: Path, tmp_pat
         (
             lambda folder: (folder / "chat_template.jinja").write_text("{{ 1 }}"),
             "chat_template.jinja",
-            "would be read and is not in the lock; found sha256",
+            "is read at a start and is not in the lock; found sha256",
         ),
         (
             lambda folder: ((folder / "additional_chat_templates").mkdir(), _write(folder)),
             "additional_chat_templates/rag.jinja",
-            "would be read and is not in the lock; found sha256",
+            "is read at a start and is not in the lock; found sha256",
         ),
         (
             lambda folder: _append(folder / "config.json"),
             "config.json",
-            "changed (676 bytes were locked, 677 are there)",
+            "changed (locked: 676 bytes, found: 677)",
         ),
     ],
     ids=["shard gone", "tokenizer gone", "new template", "new named template", "one byte more"],
@@ -186,7 +186,7 @@ def _append(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\n")
 
 
-def test_files_that_no_start_reads_are_free(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_a_start_does_not_read_may_change(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["lock", str(manifest)]) == 0
     (manifest.parent / "demo" / "README.md").write_text("changed")
     (manifest.parent / "demo" / "training_args.bin").write_bytes(b"x")
@@ -211,7 +211,7 @@ def test_changed_code_of_the_checkpoint_is_not_run(manifest: Path, capsys: pytes
     assert marker.exists(), "the code would have told"
 
 
-def test_a_template_of_its_own_is_locked_too(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_template_of_the_manifest_is_locked(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     template = manifest.parent / "chat.jinja"
     template.write_text("{{ messages[0].content }}")
     manifest.write_text(manifest.read_text().replace("{path: demo}}", "{path: demo}, chat_template: chat.jinja}"))
@@ -244,10 +244,10 @@ def from_file(name, **options):
     return original(name, **options)
 torch.from_file = from_file
 from appliance.config.settings import Given
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from engine import LLM, Params
 from pathlib import Path
-prove(Given(Path({str(manifest)!r})))
+validate(Given(Path({str(manifest)!r})))
 with LLM({str(folder)!r}) as llm:
     llm.generate(["Hello"], Params(max_tokens=1))
 print("\\n".join(sorted(seen)))
@@ -260,20 +260,18 @@ print("\\n".join(sorted(seen)))
     assert files <= set(read_names(folder))
 
 
-def test_a_start_trusts_no_digest_of_earlier_times_and_check_does(
-    manifest: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_uses_cached_digests_and_a_start_does_not(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The bit is flipped with size, time and inode kept: only reading the bytes can tell."""
     assert main(["lock", str(manifest)]) == 0
     flip(manifest.parent / "demo" / SHARD)
     capsys.readouterr()
     assert main(["check", str(manifest)]) == 0
-    assert "8 files as locked (digests known from an earlier reading" in capsys.readouterr().out
+    assert "8 files match the lock (cached digests" in capsys.readouterr().out
     assert main(["lock", "--check", str(manifest)]) == exits.INTEGRITY.number
     assert main(["serve", str(manifest)]) == exits.INTEGRITY.number
 
 
-def test_check_says_which_files_it_did_not_read(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_files_that_it_did_not_read(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lock", str(manifest)]) == 0
     os.utime(manifest.parent / "demo" / SHARD, (1, 1))
     capsys.readouterr()
@@ -293,14 +291,16 @@ def _mode(manifest: Path, mode: str) -> None:
     manifest.write_text(re.sub(r"model: \{source.*\}", f"model: {{source: {{path: demo}}, lock: {mode}}}", text))
 
 
-def test_the_modes_of_the_key(
+def test_each_mode_of_model_lock(
     manifest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = serving(monkeypatch)
     assert main(["serve", str(manifest)]) == 0, "auto needs no lock"
     _mode(manifest, "require")
     assert main(["serve", str(manifest)]) == exits.INTEGRITY.number
-    assert f"{manifest}:2:37: model.lock: there is no {lock_path(manifest)}" in capsys.readouterr().err
+    assert (
+        f"{manifest}:2:37: model.lock: {lock_path(manifest)} does not exist; create it with" in capsys.readouterr().err
+    )
     _mode(manifest, "auto")
     assert main(["lock", str(manifest)]) == 0
     flip(manifest.parent / "demo" / SHARD)
@@ -312,7 +312,7 @@ def test_the_modes_of_the_key(
     assert done == ["serve"] * 3
 
 
-def test_a_lock_is_the_same_text_each_time_and_plain_yaml(manifest: Path) -> None:
+def test_lock_is_reproducible_and_plain_yaml(manifest: Path) -> None:
     assert main(["lock", str(manifest)]) == 0
     text = lock_path(manifest).read_text()
     assert main(["lock", str(manifest), "--hardware.kv-cache-memory", "64MiB"]) == 0
@@ -343,7 +343,7 @@ def test_a_lock_has_the_fingerprints_of_the_plan(manifest: Path, capsys: pytest.
     assert f"system_fingerprint slipway-{__version__}-{found['outputs_sha256'][:8]}" in told
 
 
-def test_locking_again_says_what_changed(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_locking_again_reports_the_changes(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lock", str(manifest)]) == 0
     flip(manifest.parent / "demo" / SHARD)
     capsys.readouterr()
@@ -355,10 +355,10 @@ def test_locking_again_says_what_changed(manifest: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("lock: 1", "lock: 2", "is no lock of this version"),
-        ("model:", "modle:", "is no lock of this version"),
-        ("sha256: ", "sha256: x", "is no lock of this version"),
-        ("plan:", "plan: [", "is no lock of this version"),
+        ("lock: 1", "lock: 2", "is not a lock file of this version"),
+        ("model:", "modle:", "is not a lock file of this version"),
+        ("sha256: ", "sha256: x", "is not a lock file of this version"),
+        ("plan:", "plan: [", "is not a lock file of this version"),
     ],
 )
 def test_a_damaged_lock_is_refused(
@@ -373,11 +373,11 @@ def test_a_damaged_lock_is_refused(
 
 def test_checking_without_a_lock_is_refused(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lock", "--check", str(manifest)]) == exits.INTEGRITY.number
-    assert "there is no" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert not lock_path(manifest).exists()
 
 
-def test_another_plan_is_a_note_and_no_refusal(
+def test_changed_plan_is_a_note_and_not_a_refusal(
     manifest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lock", str(manifest)]) == 0
@@ -393,17 +393,17 @@ def test_another_plan_is_a_note_and_no_refusal(
     assert "limits.max_stop is 3, locked as 16" in capsys.readouterr().err
 
 
-def test_small_changes_of_what_free_memory_decides_are_no_drift() -> None:
+def test_small_changes_of_memory_values_are_not_drift() -> None:
     locked = {"kv_blocks": 1000, "model.dtype": "float32", "weight_bytes": 1000}
     assert list(drift(locked, locked | {"kv_blocks": 951})) == []
     assert list(drift(locked, locked | {"kv_blocks": 949})) == ["kv_blocks is 949, locked as 1000"]
     assert list(drift(locked, locked | {"weight_bytes": 1001})) == ["weight_bytes is 1001, locked as 1000"]
 
 
-def test_drift_says_where_replies_may_be_others() -> None:
+def test_drift_reports_where_replies_may_differ() -> None:
     locked = {"model.dtype": "float32", "hardware.threads": 4}
     assert list(drift(locked, {"model.dtype": "bfloat16", "hardware.threads": 8})) == [
-        "model.dtype is bfloat16, locked as float32; replies may be others",
+        "model.dtype is bfloat16, locked as float32; replies may differ",
         "hardware.threads is 8, locked as 4",
     ]
 
@@ -417,7 +417,7 @@ def test_digests_are_those_of_sha256sum(tmp_path: Path, size: int) -> None:
     assert (found.sha256, found.size, sum(told)) == (expected, size, size)
 
 
-def test_the_revision_is_the_one_that_the_download_left(tmp_path: Path) -> None:
+def test_revision_is_read_from_the_download_metadata(tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     cached = tmp_path / "models--a--b" / "snapshots" / commit
     plain = tmp_path / "plain"
@@ -429,23 +429,23 @@ def test_the_revision_is_the_one_that_the_download_left(tmp_path: Path) -> None:
     assert revision(plain) == commit
 
 
-def test_a_gguf_file_that_is_named_is_locked_without_its_neighbours(tmp_path: Path) -> None:
+def test_named_gguf_file_is_locked_alone(tmp_path: Path) -> None:
     file, _ = complete(tmp_path / "m")
     for name in ("other.gguf", "model.safetensors", "chat_template.jinja"):
         (tmp_path / "m" / name).write_bytes(b"of another model")
     manifest = tmp_path / "m.yaml"
     manifest.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {file}}}}}\n")
-    plan, settings = prove(Given(manifest)), load(Given(manifest))
+    plan, settings = validate(Given(manifest)), load(Given(manifest))
     lock = make_lock(plan, settings)
     assert list(lock.model.files) == ["model.gguf"]
     assert lock.template is not None and lock.template.file == "model.gguf"
-    assert differences(settings, lock, file, hashed=True) == ([], [])
+    assert differences(settings, lock, file, hash_contents=True) == ([], [])
     file.write_bytes(file.read_bytes()[:-4] + b"\1\2\3\4")
-    ((changed,), _) = differences(settings, lock, file, hashed=True)
+    ((changed,), _) = differences(settings, lock, file, hash_contents=True)
     assert changed.name == "model.gguf" and "sha256" in changed.message
 
 
-def test_a_gguf_file_is_locked_and_weights_that_would_win_over_it_are_new(tmp_path: Path) -> None:
+def test_gguf_file_is_locked_and_preferred_weights_count_as_new(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     (tmp_path / "tokenizer.json").write_text("{}")
     assert read_names(tmp_path) == ("m.gguf", "tokenizer.json")

@@ -69,28 +69,29 @@ def line(manifest: Path, capsys: pytest.CaptureFixture[str], *arguments: str) ->
     return next(text for text in capsys.readouterr().out.splitlines() if text.startswith("self-test: "))
 
 
-def test_a_lock_reads_as_it_was_written_each_prompt_in_a_line(manifest: Path) -> None:
+def test_lock_is_read_as_written_with_one_prompt_per_line(manifest: Path) -> None:
     assert read_lock(lock_path(manifest)).golden == MADE
     text = lock_path(manifest).read_text()
     assert sum("00ff00ff00ff00ff" in each for each in text.splitlines()) == 1
 
 
-def test_where_no_engine_can_run_those_of_the_same_files_are_kept(
+def test_outputs_of_the_same_files_are_kept_without_an_engine(
     manifest: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lock", str(manifest), *OTHER]) == 0
-    assert "1 golden prompt for the self-test of engines: those of the lock before" in capsys.readouterr().out
+    assert "1 golden prompt for the self-test of engines: kept from the previous lock" in capsys.readouterr().out
     assert read_lock(lock_path(manifest)).golden == MADE
     (manifest.parent / "demo" / "chat_template.jinja").write_text("{{ 1 }}")
     assert main(["lock", str(manifest), *OTHER]) == 0
     told = capsys.readouterr().out
-    assert "0 golden prompts for the self-test of engines: none can be recorded here" in told and "is not here" in told
+    assert (
+        "0 golden prompts for the self-test of engines: none can be recorded here" in told
+        and "not this machine" in told
+    )
     assert read_lock(lock_path(manifest)).golden is None
 
 
-def test_without_prompts_none_are_recorded_and_the_lock_says_why(
-    manifest: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_outputs_are_recorded_without_prompts(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock_path(manifest).unlink()
     assert main(["lock", str(manifest), "--set", "lifecycle.self_test.prompts=0"]) == 0
     assert "lifecycle.self_test.prompts is 0" in capsys.readouterr().out
@@ -117,34 +118,34 @@ def test_an_engine_receives_the_contents_of_its_lock(manifest: Path, capsys: pyt
     ("key", "locked", "refuses"),
     [("auto", True, True), ("require", True, True), ("warn", True, False), ("off", False, True)],
 )
-def test_model_lock_says_whether_golden_prompts_count(
+def test_model_lock_determines_the_use_of_golden_prompts(
     manifest: Path, capsys: pytest.CaptureFixture[str], key: str, locked: bool, refuses: bool
 ) -> None:
     told = engine(manifest, capsys, f"--model.lock={key}")
     assert ((told["locked"] is not None), told["refuses"]) == (locked, refuses)
 
 
-def test_the_plan_says_what_the_self_test_does(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_describes_the_self_test(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = line(manifest, capsys)
     assert said.startswith(
-        "self-test: 4 golden prompts, before it serves and one every 5m without work; held to m.lock"
+        "self-test: 4 golden prompts, before it serves and one every 5m while idle; compared with m.lock"
     )
     assert "recorded with avx2 in float32 on A CPU: 3 GHz" in said
     assert "cannot be compared" in line(manifest, capsys, "--quantization.weights=int8")
-    assert "what the engine itself gives" in line(manifest, capsys, "--model.lock=off")
+    assert "the engine's own outputs" in line(manifest, capsys, "--model.lock=off")
     assert "none" in line(manifest, capsys, "--set", "lifecycle.self_test.prompts=0")
     said = line(manifest, capsys, "--set=lifecycle.self_test.at_start=false", "--set=lifecycle.self_test.every=0s")
     assert said.startswith("self-test: none (4 golden prompts, neither")
 
 
-def test_a_lock_whose_golden_prompts_are_torn_is_refused(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lock_with_damaged_golden_prompts_is_refused(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = lock_path(manifest)
     path.write_text(path.read_text().replace('"reply":[7,8]', '"reply":"7"'))
     assert main(["check", str(manifest)]) == exits.INTEGRITY.number
-    assert "is no lock of this version of slipway" in capsys.readouterr().err
+    assert "is not a lock file of this version of slipway" in capsys.readouterr().err
 
 
-def test_selftest_without_golden_prompts_says_how_to_record_them(
+def test_selftest_without_golden_prompts_shows_how_to_record_them(
     manifest: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(manifest, msgspec.structs.replace(read_lock(lock_path(manifest)), golden=None))

@@ -1,6 +1,6 @@
 """The load of the last half hour."""
 
-from appliance.observability.history import KEPT, NAMES, History, Sample
+from appliance.observability.history import MAX_SAMPLES, NAMES, History, Sample
 
 
 def taken(number: int) -> Sample:
@@ -9,12 +9,12 @@ def taken(number: int) -> Sample:
 
 def test_history_keeps_the_last_samples_in_order() -> None:
     history = History()
-    for number in range(KEPT + 7):
+    for number in range(MAX_SAMPLES + 7):
         history.add(taken(number))
-    columns = history.columns(KEPT)
+    columns = history.columns(MAX_SAMPLES)
     assert columns.keys() == {"interval_s", *NAMES}
-    assert all(columns[name] == [float(number) for number in range(7, KEPT + 7)] for name in NAMES)
-    assert history.columns(3)["running"] == [KEPT + 4, KEPT + 5, KEPT + 6]
+    assert all(columns[name] == [float(number) for number in range(7, MAX_SAMPLES + 7)] for name in NAMES)
+    assert history.columns(3)["running"] == [MAX_SAMPLES + 4, MAX_SAMPLES + 5, MAX_SAMPLES + 6]
 
 
 def test_history_without_samples_is_empty() -> None:

@@ -47,7 +47,7 @@ def test_a_json_line_has_short_module_level_message_and_request_id(logged):
 
 
 @pytest.mark.parametrize("text", ["two\nlines", "two\r\nlines", "two\u2028lines", "two\x85lines"])
-def test_a_text_record_is_one_line_whatever_it_says(logged, text):
+def test_text_record_is_always_one_line(logged, text):
     """OBS-03 a message cannot forge a line"""
     _, out = logged()
     logging.getLogger("appliance.server.routing.router").warning("%s", text)
@@ -115,7 +115,7 @@ def test_parameters_are_logged_only_on_demand(logged, log_requests, count):
     assert [line["fields"] for line in lines] == [{"max_tokens": 7}] * count
 
 
-def test_an_unexpected_error_is_logged_with_its_place_but_not_its_words(logged):
+def test_unexpected_error_is_logged_with_its_traceback_but_not_its_message(logged):
     """OBS-03 an exception's message may quote a prompt"""
     log, out = logged(log_format="json")
     try:
@@ -128,7 +128,7 @@ def test_an_unexpected_error_is_logged_with_its_place_but_not_its_words(logged):
     assert CANARY not in out.getvalue()
 
 
-def test_neither_keys_nor_prompts_get_into_the_log(start_gateway, engine, logged):
+def test_log_contains_neither_keys_nor_prompts(start_gateway, engine, logged):
     """OBS-03 canaries in keys, bodies, headers and exceptions"""
     _, out = logged(log_level="debug", log_requests=True)
     gateway = start_gateway(engine, keys=[f"{CANARY}-key"], log_level="debug", log_requests=True)
@@ -146,7 +146,7 @@ def test_neither_keys_nor_prompts_get_into_the_log(start_gateway, engine, logged
     assert CANARY not in said and "canary-of-an-exception" not in said
 
 
-def test_the_access_log_leaves_probes_out_and_names_the_request(start_gateway, engine, logged):
+def test_access_log_omits_probes_and_has_the_request_id(start_gateway, engine, logged):
     """OBS-03 access log without probes"""
     _, out = logged(log_format="json")
     gateway = start_gateway(engine)
@@ -169,7 +169,7 @@ SPAN = "00f067aa0ba902b7"
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_every_line_of_a_request_carries_the_callers_trace(start_gateway, engine, logged, log_format):
+def test_every_line_of_a_request_has_the_trace_of_the_caller(start_gateway, engine, logged, log_format):
     """RT-06 traceparent and tracestate"""
     _, out = logged(log_format=log_format)
     gateway = start_gateway(engine)
@@ -190,7 +190,7 @@ def test_every_line_of_a_request_carries_the_callers_trace(start_gateway, engine
     "headers",
     [[], [("traceparent", "hello")], [("traceparent", f"00-{TRACE}-{SPAN}-01")] * 2, [("tracestate", "a=1")]],
 )
-def test_without_a_whole_trace_the_lines_carry_none(start_gateway, engine, logged, headers):
+def test_lines_have_no_trace_without_a_valid_one(start_gateway, engine, logged, headers):
     """RT-06 a damaged trace is no reason to refuse a request"""
     _, out = logged()
     assert start_gateway(engine).client.post("/test/generate", json={}, headers=headers).status_code == 200
@@ -198,14 +198,14 @@ def test_without_a_whole_trace_the_lines_carry_none(start_gateway, engine, logge
     assert "trace" not in out.getvalue() and "parent_id" not in out.getvalue()
 
 
-def test_a_path_with_a_space_does_not_pass_for_another_field(start_gateway, engine, logged):
+def test_path_with_a_space_is_quoted(start_gateway, engine, logged):
     """OBS-03 a path cannot forge a field"""
     _, out = logged()
     start_gateway(engine).client.get('/x status=200 "y')
     assert ' status=404 method=GET path="/x status=200 \\"y" ' in out.getvalue()
 
 
-def test_the_log_goes_to_standard_error_and_not_to_standard_out(tmp_path, new_config, new_engine):
+def test_log_is_written_to_standard_error(tmp_path, new_config, new_engine):
     code = (
         "import sys, logging; from pathlib import Path; from appliance.config.gateway import read_config;"
         "from appliance.observability.log import set_up_logging; set_up_logging(read_config(Path(sys.argv[1])));"

@@ -72,7 +72,7 @@ def test_ten_completions_are_counted_exactly(start_gateway, engine, prefix):
     assert metric("request_params_n_sum") == 10
 
 
-def test_times_are_those_of_the_engine_s_clock(gateway):
+def test_times_use_the_clock_of_the_engine(gateway):
     """ME-01 the fake engine queues 1 ms, prefills 2 ms and takes 3 ms a token"""
     gateway.generate(max_tokens=5)
     assert gateway.metric("vllm:request_queue_time_seconds_sum") == pytest.approx(0.001)
@@ -113,7 +113,7 @@ def test_the_gauges_of_a_crashed_engine_are_zero(gateway, engine, eventually):
     assert gateway.metric("vllm:request_success_total", finished_reason="length") == 1
 
 
-def test_children_of_one_request_are_counted_singly(gateway):
+def test_each_choice_of_a_request_is_counted(gateway):
     """ME-03 n=2"""
     gateway.generate(n=2, max_tokens=3)
     assert gateway.metric("vllm:request_params_n_sum") == 2
@@ -181,13 +181,13 @@ def test_a_reply_cut_at_a_stop_string_counts_as_stop(gateway, engine, eventually
     eventually("the engine let go", lambda: engine.open == {})
 
 
-def test_without_speculation_there_are_no_speculative_series(gateway):
+def test_there_are_no_speculative_series_without_speculation(gateway):
     """ME-06 vllm-bench takes their absence for "not enabled", a 0 for "never accepted" """
     assert "spec_decode" not in gateway.client.get("/metrics").text
 
 
 @pytest.mark.parametrize("vllm_metrics", [True, False])
-def test_the_exposition_parses_and_no_series_comes_twice(start_gateway, engine, vllm_metrics):
+def test_exposition_parses_and_has_no_duplicate_series(start_gateway, engine, vllm_metrics):
     """ME-07 prometheus_client.parser, no duplicates"""
     gateway = start_gateway(engine, vllm_metrics=vllm_metrics)
     gateway.generate()
@@ -198,7 +198,7 @@ def test_the_exposition_parses_and_no_series_comes_twice(start_gateway, engine, 
     assert any(name.startswith("vllm:") for name, _ in series) == vllm_metrics
 
 
-def test_our_names_follow_the_conventions(start_gateway, engine):
+def test_metric_names_follow_the_prometheus_conventions(start_gateway, engine):
     """ME-07 lint: the rules of promtool check metrics, by hand"""
     gateway = start_gateway(engine, vllm_metrics=False)
     gateway.generate()
@@ -215,7 +215,7 @@ def test_our_names_follow_the_conventions(start_gateway, engine):
         assert kind not in name.split("_"), f"{name}: the type is not part of a name"
 
 
-def test_both_views_show_the_same_numbers(gateway):
+def test_slipway_and_vllm_names_show_the_same_numbers(gateway):
     """E one truth, two names"""
     gateway.generate(max_tokens=3)
     first, second = "slipway_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"
@@ -244,7 +244,7 @@ def test_http_metrics_use_route_templates_and_leave_probes_out(gateway):
     assert 'handler="/health"' not in text and 'handler="/ready"' not in text and 'handler="/metrics"' not in text
 
 
-def test_the_service_tells_what_it_is_and_how_it_is(gateway, engine, eventually):
+def test_build_info_and_phase_are_exported(gateway, engine, eventually):
     """OB-03 build, manifest, phase, engine"""
     info = gateway.metric("slipway_build_info", version="1.2.3", manifest_sha256="ab" * 32, model_name="tiny")
     assert info == 1
@@ -257,7 +257,7 @@ def test_the_service_tells_what_it_is_and_how_it_is(gateway, engine, eventually)
     assert gateway.metric("slipway_phase") == 1
 
 
-def test_counters_survive_an_engine_that_starts_again_from_zero(gateway, engine, eventually):
+def test_counters_increase_across_an_engine_restart(gateway, engine, eventually):
     """ME-04 counters never fall"""
     gateway.generate(prompt=[1, 2, 3])
     eventually("three", lambda: gateway.metric("vllm:prefix_cache_queries_total") == 3)
@@ -288,7 +288,7 @@ def test_tool_call_searches_are_counted(gateway):
     assert gateway.metric(name) == 2
 
 
-def test_golden_prompts_are_counted_and_a_failed_one_too(start_gateway, new_engine, eventually):
+def test_golden_prompts_and_their_failures_are_counted(start_gateway, new_engine, eventually):
     """The engine's own counters start at zero with it; the failed prompt that ended it is in its last message"""
     engine = new_engine().start()
     gateway = start_gateway(engine)

@@ -11,7 +11,7 @@ GOOD = f"00-{ID}-{SPAN}-01"
 @pytest.mark.parametrize(
     "parent", [GOOD, f"00-{ID}-{SPAN}-00", f" {GOOD}\t", f"01-{ID}-{SPAN}-01", f"cc-{ID}-{SPAN}-01-new"]
 )
-def test_a_whole_parent_is_taken_also_of_a_later_version(parent):
+def test_valid_parent_of_any_version_is_accepted(parent):
     assert read_trace([parent], []) == Trace(ID, SPAN)
 
 
@@ -34,7 +34,7 @@ def test_a_whole_parent_is_taken_also_of_a_later_version(parent):
         [f"{GOOD}\n"],
     ],
 )
-def test_any_other_parent_is_none(parents):
+def test_invalid_parent_is_ignored(parents):
     assert read_trace(parents, ["a=1"]) is None
 
 
@@ -64,5 +64,5 @@ def test_any_other_parent_is_none(parents):
         (["a=" + "v" * 257], None),
     ],
 )
-def test_a_state_is_taken_whole_or_not_at_all(headers, state):
+def test_state_is_accepted_completely_or_ignored(headers, state):
     assert read_trace([GOOD], headers) == Trace(ID, SPAN, state)

@@ -186,7 +186,7 @@ def test_channels_are_free_until_a_call_begins() -> None:
 @pytest.mark.parametrize("special", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("reasons", [False, True], ids=["asked", "opened"])
 @pytest.mark.parametrize("reasoning", REASONINGS, ids=lambda reasoning: reasoning.name)
-def test_calls_may_come_behind_any_reasoning(reasoning: Any, reasons: bool, special: bool) -> None:
+def test_calls_may_follow_any_reasoning(reasoning: Any, reasons: bool, special: bool) -> None:
     """RE-05: the constraint begins after the reasoning, and the reader finds the same boundary."""
     hermes = FORMATS["hermes"].calls
     assert hermes is not None

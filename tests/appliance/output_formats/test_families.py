@@ -106,7 +106,7 @@ def test_markers_are_kept_where_they_are_special_tokens(form: Any) -> None:
         assert "]<]minimax[>[" in kept
 
 
-def test_a_types_attribute_decides_what_the_schema_leaves_open() -> None:
+def test_a_type_attribute_decides_if_the_schema_is_open() -> None:
     """TC-04: of Kimi K3 and K2 Horizon."""
     call = '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>{}<|close|>call<|sep|><|close|>tools<|sep|>'
     argument = '<|open|>argument key="{}" type="{}"<|sep|>{}<|close|>argument<|sep|>'
@@ -123,7 +123,7 @@ def test_a_types_attribute_decides_what_the_schema_leaves_open() -> None:
         assert arguments == CallArguments(0, f'{{"a": {value}}}')
 
 
-def test_what_stands_in_cdata_is_taken_as_it_is() -> None:
+def test_cdata_is_read_verbatim() -> None:
     text = '<function name="f"><param name="a"><![CDATA[</param> & <![CDATA[ ]] >]]>\n</param></function>'
     for pieces in ([text], list(text)):
         _, arguments = read(chosen("minicpm5", PLAIN), pieces)
@@ -149,7 +149,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("known", "text"), FOUND)
-def test_what_fuzzing_found_reads_the_same_however_it_is_cut(known: str, text: str) -> None:
+def test_fuzzing_regressions_parse_equally_at_every_split(known: str, text: str) -> None:
     """TC-01"""
     form = chosen(known, PLAIN)
     whole = read(form, [text])

@@ -139,7 +139,7 @@ def test_only_the_first_of_parallel_calls_is_kept_if_asked() -> None:
     assert read(f"{CALL}\n{CALL}\n{CALL}", one_call=True) == F
 
 
-def test_a_bracket_that_is_no_marker_is_not_held_back() -> None:
+def test_a_bracket_that_is_not_a_marker_is_emitted_at_once() -> None:
     """TC-07: text waits only while it may still become a marker."""
     reader = ReplyReader(QWEN3)
     assert reader.feed("a <") == [Content("a ")]
@@ -186,7 +186,7 @@ def test_json_values_end_where_they_end(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text('{}[]",:\\ 01-.eEtrufalsn\n', max_size=9))
-def test_what_json_refuses_is_never_done(text: str) -> None:
+def test_invalid_json_is_never_complete(text: str) -> None:
     value = JsonValue()
     used = value.feed("[" + text)
     if value.status == "done":
@@ -203,7 +203,7 @@ def test_what_json_refuses_is_never_done(text: str) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_what_json_writes_is_read_to_its_end(value: Any) -> None:
+def test_valid_json_is_read_to_its_end(value: Any) -> None:
     for text in (json.dumps([value]), json.dumps([value], ensure_ascii=False, indent=1)):
         reader = JsonValue()
         assert (reader.feed(text), reader.status) == (len(text), "done")
@@ -262,7 +262,7 @@ def special(marker: str) -> int | None:
     return {"<think>": 257, "</think>": 258}.get(marker)
 
 
-def test_required_calls_are_what_the_reader_reads(byte_tokenizer: LLTokenizer) -> None:
+def test_the_reader_parses_required_calls(byte_tokenizer: LLTokenizer) -> None:
     """At least one call of an offered function with arguments of its schema."""
     constraint = Constraint(plain)
     many = constraint.calls(HERMES, FUNCTIONS, one_call=False)
@@ -307,7 +307,7 @@ def test_calls_or_a_schema_allow_either(byte_tokenizer: LLTokenizer) -> None:
     assert not allows(byte_tokenizer, grammar, list(b"hello"))
 
 
-def test_a_named_function_takes_its_bare_arguments(byte_tokenizer: LLTokenizer) -> None:
+def test_a_named_function_accepts_bare_arguments(byte_tokenizer: LLTokenizer) -> None:
     grammar = Constraint(plain).calls(named_call("f"), FUNCTIONS[:1], one_call=True)
     assert allows(byte_tokenizer, grammar, list(b'{"a": 3}'))
     assert not allows(byte_tokenizer, grammar, list(b'{"a": "x"}'))

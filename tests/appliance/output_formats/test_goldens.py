@@ -159,7 +159,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_call_that_breaks_off_gives_its_text_back(name: str) -> None:
+def test_the_text_of_an_incomplete_call_is_returned(name: str) -> None:
     broken, behind = BROKEN[name]
     before = {"kimi_k2": "<|tool_calls_section_begin|>", "pythonic": "["}.get(name, "")
     events = read(FORMATS[name], [before + broken + behind])

@@ -32,7 +32,7 @@ def by_hand(text: str, markers: tuple[str, ...]) -> tuple[int, str | None]:
 
 
 @pytest.mark.parametrize("markers", SETS)
-def test_what_is_decided_is_what_no_marker_can_reach(markers: tuple[str, ...]) -> None:
+def test_decided_text_cannot_become_part_of_a_marker(markers: tuple[str, ...]) -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)

@@ -141,7 +141,7 @@ def test_templates_tell_their_family(name: str) -> None:
     )
 
 
-def test_the_type_of_a_model_settles_what_templates_leave_open() -> None:
+def test_the_model_type_decides_if_templates_are_ambiguous() -> None:
     coder, tool = TEMPLATES["qwen 3 coder"][0], "<|tool|>{{ tools }}<|/tool|>"
     assert recognise(coder, "mimo").name == "mimo"
     assert recognise(coder, "qwen3_moe").name == "qwen3_coder"

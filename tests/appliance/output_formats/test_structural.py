@@ -144,7 +144,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_node_takes_its_texts_and_no_others(tokenizer: LLTokenizer, name: str) -> None:
+def test_a_node_accepts_exactly_its_texts(tokenizer: LLTokenizer, name: str) -> None:
     """SO-01"""
     form, right, wrong = CASES[name]
     grammar = Language("structural_tag", {"type": "structural_tag", "format": form}, "p").grammar(SPECIAL.get)
@@ -200,7 +200,7 @@ def test_a_tag_begins_behind_the_reasoning(tokenizer: LLTokenizer) -> None:
         (json.loads('{"type": "optional", "content":' * 40 + "{}" + "}" * 40), "nested deeper"),
     ],
 )
-def test_what_is_no_tag_names_its_place(form: Any, words: str) -> None:
+def test_an_invalid_tag_is_reported_with_its_place(form: Any, words: str) -> None:
     """SO-02"""
     with pytest.raises(RequestError, match=words) as caught:
         structural_grammar({"format": form}, "response_format", SPECIAL.get)

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.config.problems import Problem, Refused
 from appliance.config.settings import Given
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from tests.appliance.certificates import write_certificate
 
 DEMO = Path(__file__).parents[3] / "manifests" / "demo"
@@ -31,7 +31,7 @@ def check(tmp_path: Path, folder: Path) -> Check:
         path = tmp_path / "m.yaml"
         path.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: model}}{model}}}\n{more}")
         try:
-            prove(Given(path, (), environ))
+            validate(Given(path, (), environ))
         except Refused as refused:
             return refused.problems
         return []
@@ -58,7 +58,7 @@ def test_the_demo_is_accepted(check: Check) -> None:
 def test_an_end_token_beyond_the_vocabulary_is_refused(check: Check, folder: Path, file: str, token: Any) -> None:
     rewrite(folder / file, eos_token_id=token)
     problem = only(check())
-    assert "eos_token_id is 1000000000; the vocabulary has the ids 0 to" in problem.message and file in problem.message
+    assert "eos_token_id is 1000000000; the vocabulary has the IDs 0 to" in problem.message and file in problem.message
     assert problem.key == "model.source.path" and problem.place.line == 2
 
 
@@ -142,7 +142,7 @@ def test_certificates_that_cannot_be_served_are_refused(check: Check, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("keys", "wrong"), [("# none\n", "holds no key"), ("k name=a b=c", "line 1: word 3 is none of")]
+    ("keys", "wrong"), [("# none\n", "contains no key"), ("k name=a b=c", "line 1: word 3 must be one of")]
 )
 def test_a_key_list_without_valid_keys_is_refused(check: Check, tmp_path: Path, keys: str, wrong: str) -> None:
     (tmp_path / "keys").write_text(keys)
@@ -165,11 +165,11 @@ def test_an_address_of_another_machine_is_a_notice(tmp_path: Path, folder: Path,
     (tmp_path / "m.yaml").write_text(
         f"apiVersion: slipway/v2\nmodel: {{source: {{path: model}}}}\nendpoints: {{host: '{host}'}}\n"
     )
-    (notice,) = prove(Given(tmp_path / "m.yaml", (), {})).notices
+    (notice,) = validate(Given(tmp_path / "m.yaml", (), {})).notices
     assert notice.key == "endpoints.host" and "`slipway serve` cannot listen on it here" in notice.message
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1", "localhost"])
 def test_addresses_of_this_machine_are_accepted(check: Check, tmp_path: Path, host: str) -> None:
     assert check(f"endpoints: {{host: '{host}'}}\n") == []
-    assert prove(Given(tmp_path / "m.yaml", (), {})).notices == ()
+    assert validate(Given(tmp_path / "m.yaml", (), {})).notices == ()

@@ -45,30 +45,28 @@ def test_a_plan_without_weights_is_that_with_weights(tmp_path: Path, capsys: pyt
     assert alone == whole
 
 
-def test_config_json_alone_is_enough_and_the_assumptions_are_said(
+def test_config_json_alone_is_enough_and_assumptions_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = folder(tmp_path)
     assert main(["check", str(manifest)]) == 0
     said = capsys.readouterr().out
     assert "not checked, because" in said and "46 tensors" in said and "a tokenizer" in said
-    assert "weights of type bfloat16, as config.json says" in said and "quantization: none" in said
+    assert "weights of type bfloat16 (config.json)" in said and "quantization: none" in said
     assert main(["plan", str(manifest)]) == 0
     assert "assumed, because there are no weights:\n  the 46 tensors" in capsys.readouterr().out
 
 
-def test_an_element_type_that_config_json_does_not_say_is_assumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_element_type_missing_in_config_json_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = folder(tmp_path, dtype=None, torch_dtype=None)
-    assert "weights of type bfloat16, because config.json names none" in str(planned(manifest, capsys)["assumed"])
+    assert "weights of type bfloat16 (config.json names none)" in str(planned(manifest, capsys)["assumed"])
 
 
 def test_a_quantization_of_config_json_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = planned(folder(tmp_path), capsys)
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
     packed = planned(folder(tmp_path, quantization_config=settings), capsys)
-    assert "quantization: 4 bits (gptq, groups of 32), as config.json says" in str(packed["assumed"])
+    assert "quantization: 4 bits (gptq, groups of 32) (config.json)" in str(packed["assumed"])
     weights = [plan["memory"]["weights"] for plan in (plain, packed)]  # type: ignore[index]
     assert weights[1] < weights[0] / 2
 
@@ -87,8 +85,6 @@ def test_weights_of_another_kind_are_no_reason_to_assume(tmp_path: Path, capsys:
     assert "convert the checkpoint to safetensors" in capsys.readouterr().err
 
 
-def test_what_config_json_cannot_be_is_refused_without_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_config_json_is_an_error_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(folder(tmp_path, num_key_value_heads=3))]) == 10
     assert "num_key_value_heads" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_the_context_is_the_longest_with_which_the_wanted_requests_fit(tmp_path:
     assert context == max(tokens for tokens in range(2, CONTEXT + 1) if fits(tokens))
     assert memory.whole_contexts >= requests and memory.total <= memory.budget
     if requests > 2:
-        assert f"{requests} requests of it fit at once" in reason(found, "model.max_context")[1]
+        assert f"{requests} requests of it fit at the same time" in reason(found, "model.max_context")[1]
 
 
 def test_with_a_length_of_its_own_the_context_stays_long(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_capacity_that_does_not_fit_is_refused_with_the_nearest_values(tmp_path:
         refused(tmp_path, SHARE, f"hardware.capacity={beyond}", "model.max_context=1000", machine=machine)
 
 
-def test_a_given_cache_is_what_counts(tmp_path: Path) -> None:
+def test_kv_cache_memory_has_precedence(tmp_path: Path) -> None:
     given = f"hardware.kv_cache_memory={33 * BLOCK}"
     found = planned(tmp_path, given, "hardware.capacity.requests=4")
     assert (found.engines[0].max_context, found.memory.blocks, found.memory.whole_contexts) == (128, 33, 4)
@@ -86,7 +86,7 @@ def test_a_given_cache_is_what_counts(tmp_path: Path) -> None:
     assert "it holds 4 of 128 tokens or 3 of 129" in str(error) and "or raise hardware.kv_cache_memory" in str(error)
 
 
-def test_a_cpus_auto_takes_what_is_asked_above_its_bound(tmp_path: Path) -> None:
+def test_auto_on_a_cpu_exceeds_its_bound_for_the_requested_capacity(tmp_path: Path) -> None:
     from dataclasses import replace
 
     facts = replace(checkpoint(), model=replace(checkpoint().model, max_context=100 * CONTEXT))
@@ -106,20 +106,21 @@ def test_a_cpus_auto_takes_what_is_asked_above_its_bound(tmp_path: Path) -> None
         ),
         (
             ["hardware.capacity.requests=9", "engine.scheduling.max_running=4", "parallelism.data=2"],
-            "9: engine.scheduling.max_running lets 4 run at once in each of 2 engines; use at most 8, or raise that to",
+            "9: engine.scheduling.max_running lets 4 run at once in each of 2 engines; use at most 8, or raise "
+            "max_running to",
         ),
         (["hardware.capacity.tokens=1001"], "1001: the checkpoint supports 1000 tokens; use at most 1000, or auto"),
         (["hardware.capacity.tokens=9", "model.max_context=8"], "9: model.max_context allows 8 tokens; use at most 8"),
     ],
 )
-def test_what_contradicts_other_keys_is_refused_with_both(tmp_path: Path, sets: list[str], words: str) -> None:
+def test_contradicting_keys_are_reported_together(tmp_path: Path, sets: list[str], words: str) -> None:
     assert words in str(refused(tmp_path, *sets))
 
 
-def test_auto_runs_as_many_as_are_asked_for(tmp_path: Path) -> None:
+def test_auto_runs_as_many_requests_as_requested(tmp_path: Path) -> None:
     assert reason(planned(tmp_path), "engine.scheduling.max_running")[0] == 256
     found = planned(tmp_path, "hardware.capacity={requests: 514, tokens: 16}", "parallelism.data=2")
-    assert reason(found, "engine.scheduling.max_running") == (257, "so many hardware.capacity.requests asks for")
+    assert reason(found, "engine.scheduling.max_running") == (257, "set by hardware.capacity.requests")
 
 
 def test_requests_are_the_services_and_are_shared_among_engines(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_gpus_host_must_hold_the_processes(tmp_path: Path) -> None:
     assert error.cause == exits.MEMORY and "the host needs 2.2 GiB" in str(error)
 
 
-def test_the_state_of_a_request_is_told_by_what_layers_keep(tmp_path: Path) -> None:
+def test_request_state_is_listed_by_kind_of_layer(tmp_path: Path) -> None:
     memory: Memory = planned(tmp_path, facts=checkpoint(window=32)).memory
     (state,) = memory.state
     assert (state.kind, state.layers, state.reach) == ("window 32", 3, 32)

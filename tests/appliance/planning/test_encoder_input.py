@@ -8,14 +8,14 @@ import msgspec
 import pytest
 import torch
 
-from appliance.config.gateway import SourceModel
+from appliance.config.gateway import EncoderLimits
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
 from appliance.hardware.described import hardware
 from appliance.hardware.machine import Machine
 from appliance.planning.plan import Plan
 from appliance.planning.report import as_json, as_text
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from engine.models.footprint import PARTS
 from engine.worker.build import build_worker
 from engine.worker.ranks import Ranks
@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sourced]:
 def planned(tmp_path: Path, one: Sourced, *sets: str, host: Machine = HOST) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {one.path}}}}}\n")
-    return prove(Given(path, tuple(Option("--set", *each.split("=", 1)) for each in sets), {}), host)
+    return validate(Given(path, tuple(Option("--set", *each.split("=", 1)) for each in sets), {}), host)
 
 
 def refused(tmp_path: Path, one: Sourced, *sets: str, host: Machine = HOST) -> str:
@@ -58,7 +58,7 @@ def resolved(plan: Plan) -> dict[str, tuple[object, str]]:
 
 @pytest.mark.parametrize("sets", [(), ("engine.cache.block_tokens=3", "model.max_context=37")])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_engine_of_every_kind_holds_what_was_planned(
+def test_every_kind_of_engine_uses_the_planned_memory(
     tmp_path: Path, made: Callable, kind: str, sets: tuple[str, ...]
 ) -> None:
     plan = planned(tmp_path, made(kind), *SMALL, *sets)
@@ -70,7 +70,7 @@ def test_an_engine_of_every_kind_holds_what_was_planned(
 
 
 @pytest.mark.parametrize("kind", ["bart", "m2m100"])
-def test_each_of_two_ranks_holds_what_was_planned_for_it(tmp_path: Path, made: Callable, kind: str) -> None:
+def test_each_of_two_ranks_uses_its_planned_memory(tmp_path: Path, made: Callable, kind: str) -> None:
     config = planned(tmp_path, made(kind), *SMALL, "parallelism.tensor=2").engines[0]
     config = msgspec.structs.replace(config, cpus=(), process_cpus=(), rank_cpus=())
     worker = build_worker(config, lambda phase, fraction: None, ranks=Ranks(config))
@@ -78,30 +78,33 @@ def test_each_of_two_ranks_holds_what_was_planned_for_it(tmp_path: Path, made: C
     assert tuple(one.held for one in worker.memory) == config.planned and len(config.planned) == 2
 
 
-def test_a_step_holds_the_longest_source_and_a_token_of_each_running_request(tmp_path: Path, made: Callable) -> None:
+def test_a_step_covers_the_longest_encoder_input_and_running_requests(tmp_path: Path, made: Callable) -> None:
     assert planned(tmp_path, made("bart")).engines[0].max_step_tokens == 512
     plan = planned(tmp_path, made("long"))
     assert (plan.engines[0].max_step_tokens, plan.engines[0].max_running) == (1024 + 256, 256)
-    assert "the longest source" in resolved(plan)["engine.scheduling.max_step_tokens"][1]
+    assert "the longest encoder input" in resolved(plan)["engine.scheduling.max_step_tokens"][1]
     fewer = planned(tmp_path, made("long"), "engine.scheduling.max_running=3", "model.max_context=700")
     assert (fewer.engines[0].max_step_tokens, fewer.engines[0].max_context) == (703, 700)
     short = planned(tmp_path, made("long"), "engine.scheduling.max_running=3", "model.max_context=300")
     assert short.engines[0].max_step_tokens == 512
 
 
-def test_a_step_that_holds_no_longest_source_is_refused_with_the_number_needed(tmp_path: Path, made: Callable) -> None:
+def test_a_step_smaller_than_the_longest_encoder_input_is_an_error(tmp_path: Path, made: Callable) -> None:
     told = refused(tmp_path, made("long"), "engine.scheduling.max_step_tokens=1279")
-    assert "engine.scheduling.max_step_tokens: 1279: a source is read in one step, the longest has 1024 tokens" in told
-    assert "use at least 1280, or auto" in told
+    assert (
+        "engine.scheduling.max_step_tokens: 1279: an encoder input is read in one step; the longest has 1024 tokens"
+        in told
+    )
+    assert "Use at least 1280, or auto" in told
     running = "engine.scheduling={max_running: 7, max_step_tokens: %d}"
-    assert "use at least 1031" in refused(tmp_path, made("long"), running % 1030)
-    assert planned(tmp_path, made("long"), running % 1031).gateway.sources.longest == 1024
-    assert planned(tmp_path, made("long"), running % 207, "model.max_context=200").gateway.sources.longest == 197
+    assert "Use at least 1031" in refused(tmp_path, made("long"), running % 1030)
+    assert planned(tmp_path, made("long"), running % 1031).gateway.encoder.max_input == 1024
+    assert planned(tmp_path, made("long"), running % 207, "model.max_context=200").gateway.encoder.max_input == 197
 
 
-def test_the_gateway_is_told_what_can_be_read_and_what_replies_begin_with(tmp_path: Path, made: Callable) -> None:
+def test_the_gateway_config_has_the_encoder_limits(tmp_path: Path, made: Callable) -> None:
     plan = planned(tmp_path, made("bart"))
-    assert plan.gateway.sources == SourceModel(longest=64, reply=64, begins=(2, 0))
+    assert plan.gateway.encoder == EncoderLimits(max_input=64, reply=64, decoder_start_ids=(2, 0))
     assert (plan.gateway.max_context, plan.gateway.tasks, plan.gateway.pooled) == (128, ("generate",), None)
 
 
@@ -110,7 +113,7 @@ def test_tokens_that_the_checkpoint_bans_are_banned(tmp_path: Path) -> None:
     config = one.path / "generation_config.json"
     values = msgspec.json.decode(config.read_bytes()) | {"bad_words_ids": [[1], [5, 6], [999], "x", []]}
     config.write_bytes(msgspec.json.encode(values))
-    assert planned(tmp_path, one).gateway.sources.never == ((1,), (5, 6))
+    assert planned(tmp_path, one).gateway.encoder.banned == ((1,), (5, 6))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_tokens_that_the_checkpoint_bans_are_banned(tmp_path: Path) -> None:
         ({}, ("engine.sampling.temperature=0.4",), 0.4),
     ],
 )
-def test_the_likeliest_token_is_taken_unless_the_checkpoint_or_the_manifest_draws(
+def test_sampling_is_greedy_unless_configured(
     tmp_path: Path, generation: dict[str, Any], sets: tuple[str, ...], temperature: float
 ) -> None:
     one = save(tmp_path / "bart", "bart")
@@ -133,7 +136,7 @@ def test_the_likeliest_token_is_taken_unless_the_checkpoint_or_the_manifest_draw
     assert planned(tmp_path, one, *sets).gateway.sampling.temperature == temperature
 
 
-def test_on_a_cpu_torch_computes_and_says_why(tmp_path: Path, made: Callable) -> None:
+def test_torch_is_used_on_a_cpu_with_a_reason(tmp_path: Path, made: Callable) -> None:
     for host in (HOST, Machine(2, "affinity", 8 * 2**30, "MemAvailable", no_gpu="no driver", kernels=("avx2",))):
         plan = planned(tmp_path, made("bart"), host=host)
         value, reason = resolved(plan)["hardware.kernels"]
@@ -144,33 +147,31 @@ def test_on_a_cpu_torch_computes_and_says_why(tmp_path: Path, made: Callable) ->
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        ("hardware.kernels=avx2", "avx2: the model is an encoder-decoder, and compiled kernels serve none"),
-        ("quantization.weights=int8", "only compiled kernels of a CPU multiply by weights that are rounded"),
-        ("quantization.weights=int4", "the model is an encoder-decoder"),
-        ("quantization.kv_cache=int8", "only compiled kernels of a CPU read int8 pages"),
+        ("hardware.kernels=avx2", "avx2: compiled kernels do not support encoder-decoder models"),
+        ("quantization.weights=int8", "only compiled CPU kernels support weights that are quantized"),
+        ("quantization.weights=int4", "compiled kernels do not support encoder-decoder models"),
+        ("quantization.kv_cache=int8", "only compiled CPU kernels support an int8 KV cache"),
         (
             "engine.cache.prefix=true",
             "depend on the complete encoder input, so requests cannot share them; leave it",
         ),
-        ("model.task=embed", "this checkpoint is an encoder-decoder model, and can be served to generate"),
-        ("model.task=score", "can be served to generate"),
-        ("model.task=classify", "can be served to generate"),
+        ("model.task=embed", "this checkpoint is an encoder-decoder model; supported is generate"),
+        ("model.task=score", "supported is generate"),
+        ("model.task=classify", "supported is generate"),
         ("model.pooling.pool=mean", "model.pooling: only for embedding"),
     ],
 )
-def test_what_does_not_go_with_an_encoder_in_front_is_refused(
-    tmp_path: Path, made: Callable, write: str, words: str
-) -> None:
+def test_keys_that_exclude_an_encoder_are_errors(tmp_path: Path, made: Callable, write: str, words: str) -> None:
     host = Machine(2, "affinity", 8 * 2**30, "MemAvailable", no_gpu="no driver", kernels=("avx2",))
     told = refused(tmp_path, made("bart"), write, host=host)
     assert f"{write.partition('=')[0]}: " in told or "model.pooling" in told
     assert words in told
 
 
-def test_nothing_is_cached_for_other_requests_and_the_plan_says_so(tmp_path: Path, made: Callable) -> None:
+def test_the_prefix_cache_is_off_with_a_reason(tmp_path: Path, made: Callable) -> None:
     plan = planned(tmp_path, made("bart"))
     assert plan.engines[0].prefix_cache is False
-    assert resolved(plan)["engine.cache.prefix"] == (False, "what is kept of a source depends on the whole of it")
+    assert resolved(plan)["engine.cache.prefix"] == (False, "cross-attention states depend on the whole encoder input")
     assert planned(tmp_path, made("bart"), "engine.cache.prefix=false").engines[0].prefix_cache is False
 
 
@@ -210,9 +211,7 @@ def test_a_decode_step_reads_nothing_that_only_sources_are_multiplied_by(tmp_pat
     assert str(f"{of_sources:,}") in read.formula
 
 
-def test_operations_of_a_source_are_those_of_its_encoder_and_of_its_keys_and_values(
-    tmp_path: Path, made: Callable
-) -> None:
+def test_encoder_operations_include_cross_attention_states(tmp_path: Path, made: Callable) -> None:
     one = made("bart")
     (first, *_) = accounts(planned(tmp_path, one))["prefill"].steps
     multiplied = sum(
@@ -227,11 +226,11 @@ def test_operations_of_a_source_are_those_of_its_encoder_and_of_its_keys_and_val
     assert first.value == 2 * multiplied + attended
 
 
-def test_workspace_counts_what_an_encoder_takes(tmp_path: Path, made: Callable) -> None:
+def test_workspace_includes_the_encoder(tmp_path: Path, made: Callable) -> None:
     plan = planned(tmp_path, made("long"))
     steps = {step.name: step.value for step in accounts(plan)["workspace"].steps}
-    assert steps["states of sources (tokens × hidden)"] == 1280 * 32 * 4
-    assert steps["scores of a source (heads × tokens × tokens)"] == 4 * 1024 * 1024 * 4
+    assert steps["states of encoder inputs (tokens × hidden)"] == 1280 * 32 * 4
+    assert steps["scores of an encoder input (heads × tokens × tokens)"] == 4 * 1024 * 1024 * 4
     for account in accounts(plan).values():
         for step in account.steps:
             assert computed(step.formula) == pytest.approx(step.value, rel=1e-9), (account.key, step)
@@ -245,7 +244,7 @@ def test_an_encoder_that_is_wider_than_its_decoder_makes_a_wide_step(tmp_path: P
 
 def test_the_plan_can_be_read(tmp_path: Path, made: Callable) -> None:
     plan = planned(tmp_path, made("bart"))
-    assert "BartForConditionalGeneration" in as_text(plan) and '"begins"' in as_json(plan)
+    assert "BartForConditionalGeneration" in as_text(plan) and '"decoder_start_ids"' in as_json(plan)
 
 
 def test_weights_in_halves_are_served_in_float32(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_the_schema_is_one_of_draft_2020_12_with_a_meaning_for_every_key() -> No
         {"apiVersion": "slipway/v3"},
     ],
 )
-def test_the_schema_refuses_what_the_loader_refuses(wrong: dict[str, object]) -> None:
+def test_the_schema_rejects_values_that_the_loader_rejects(wrong: dict[str, object]) -> None:
     manifest = {"apiVersion": "slipway/v2", "model": {"source": {"path": "/m"}}} | wrong
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft202012Validator(manifest_schema()).validate(manifest)

@@ -10,7 +10,7 @@ from appliance.config.settings import Given
 from appliance.hardware.machine import Machine
 from appliance.planning.plan import Plan
 from appliance.planning.report import as_json
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 
 DEMO = Path(__file__).resolve().parents[3] / "manifests" / "demo"
 CPU = Machine(8, "affinity", 2**36, "MemAvailable", no_gpu="no driver", kernels=("avx512", "avx2", "base"))
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def planned(folder: Path, files: dict[str, str], environ: dict[str, str], *overlays: str) -> Plan:
     for name, text in files.items():
         (folder / name).write_text(text)
-    return prove(Given(folder / "m.yaml", (), environ, overlays), CPU)
+    return validate(Given(folder / "m.yaml", (), environ, overlays), CPU)
 
 
 def hashes(found: Plan) -> tuple[str, str, str]:

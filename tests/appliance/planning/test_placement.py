@@ -8,8 +8,8 @@ import pytest
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option, load
 from appliance.hardware.machine import Gpu, Machine, count_cores, read_machine
-from appliance.hardware.topology import Topology, parse_cpus, read_topology, spell_cpus
-from appliance.planning.placement import Places, place
+from appliance.hardware.topology import Topology, format_cpus, parse_cpus, read_topology
+from appliance.planning.placement import ThreadPlacement, place
 
 
 def sysfs(root: Path, nodes: list[str], siblings: list[tuple[int, ...]], online: str | None = None) -> Path:
@@ -23,9 +23,9 @@ def sysfs(root: Path, nodes: list[str], siblings: list[tuple[int, ...]], online:
         for cpu in core:
             folder = system / f"cpu/cpu{cpu}/topology"
             folder.mkdir(parents=True)
-            (folder / "thread_siblings_list").write_text(f"{spell_cpus(core)}\n")
+            (folder / "thread_siblings_list").write_text(f"{format_cpus(core)}\n")
     (system / "cpu").mkdir(exist_ok=True, parents=True)
-    (system / "cpu/online").write_text(online or spell_cpus(cpu for core in siblings for cpu in core))
+    (system / "cpu/online").write_text(online or format_cpus(cpu for core in siblings for cpu in core))
     return root
 
 
@@ -52,7 +52,7 @@ def refusal(tmp_path: Path, here: Machine, *sets: str, environment: dict[str, st
     return str(caught.value.problems[0])
 
 
-def whole(places: Places, here: Machine) -> None:
+def whole(places: ThreadPlacement, here: Machine) -> None:
     """Check an invariant of every placement: threads have different allowed CPUs, and no other process uses them."""
     taken = [cpu for own in places.cpus for cpu in own]
     assert len(taken) == len(set(taken)) and set(taken) <= set(here.topology.allowed)
@@ -64,12 +64,12 @@ def whole(places: Places, here: Machine) -> None:
 
 @pytest.mark.parametrize(("text", "cpus"), [("0-3,8", (0, 1, 2, 3, 8)), ("7\n", (7,)), ("", ()), ("5,1-2", (1, 2, 5))])
 def test_lists_of_cpus_are_read_and_spelled(text: str, cpus: tuple[int, ...]) -> None:
-    assert parse_cpus(text) == cpus and parse_cpus(spell_cpus(cpus)) == cpus
+    assert parse_cpus(text) == cpus and parse_cpus(format_cpus(cpus)) == cpus
 
 
 @pytest.mark.parametrize("text", ["3-1", "a", "1-", "-1", "1 2"])
-def test_what_is_no_list_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no range of CPUs"):
+def test_an_invalid_cpu_list_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="nor a range of CPUs"):
         parse_cpus(text)
 
 
@@ -112,21 +112,21 @@ def test_without_sysfs_there_are_no_nodes_and_nothing_is_bound(tmp_path: Path) -
     places = placed(tmp_path, machine(found))
     assert (places.threads.value, places.pinned.value) == (6, "none")
     assert places.cpus == places.homes == ((),) and places.others == ()
-    assert "does not tell" in places.pinned.reason
+    assert "does not report" in places.pinned.reason
 
 
 def test_without_a_numa_folder_or_siblings_there_is_one_node_of_cores(tmp_path: Path) -> None:
     assert read_topology(sysfs(tmp_path, [], [], online="0-2"), range(8), ()).nodes == (((0,), (1,), (2,)),)
 
 
-def test_auto_takes_one_thread_a_core_and_leaves_the_siblings(tmp_path: Path) -> None:
+def test_auto_uses_one_thread_per_core(tmp_path: Path) -> None:
     here = machine(read_topology(big(tmp_path), range(16), ()))
     places = placed(tmp_path, here)
     whole(places, here)
     assert places.threads.value == 8 and places.cpus == (tuple(range(8)),)
     assert places.others == tuple(range(8, 16))  # no core is idle: only the siblings are left
     assert "over 2 NUMA nodes; parallelism.data: 2" in places.pinned.reason
-    assert places.reserved.value == 0 and "8 are too few" in places.reserved.reason
+    assert places.reserved.value == 0 and "8 cores are too few" in places.reserved.reason
 
 
 def test_above_8_cores_the_first_is_left_to_the_others(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_more_threads_than_cores_take_the_siblings_second(tmp_path: Path) -> Non
     here = machine(read_topology(big(tmp_path), range(16), ()))
     places = placed(tmp_path, here, "hardware.threads=10")
     whole(places, here)
-    assert places.cpus == ((0, 1, 2, 3, 4, 5, 6, 7, 8, 9),) and "one thread a CPU" in places.pinned.reason
+    assert places.cpus == ((0, 1, 2, 3, 4, 5, 6, 7, 8, 9),) and "one thread per CPU" in places.pinned.reason
     over = placed(tmp_path, here, "hardware.threads=10", "parallelism.data=2")
-    assert over.pinned.value == "none" and "20 threads are more than 16 CPUs" in over.pinned.reason
+    assert over.pinned.value == "none" and "20 threads on 16 CPUs" in over.pinned.reason
 
 
 def test_a_quota_shares_cores_and_pins_nothing(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_two_cores_pin_nothing_and_reserve_nothing(tmp_path: Path) -> None:
     assert placed(tmp_path, one).threads.value == 2  # a core's two CPUs: so few do not saturate the memory
 
 
-def test_a_list_is_taken_as_it_is_even_under_a_quota(tmp_path: Path) -> None:
+def test_a_cpu_list_is_used_unchanged_even_under_a_quota(tmp_path: Path) -> None:
     here = machine(read_topology(big(tmp_path), range(16), ()), quota=6)
     places = placed(tmp_path, here, "hardware.cpus=2-5,12")
     whole(places, here)
@@ -218,14 +218,14 @@ def test_the_environment_overrides_and_an_excess_is_an_error_that_names_both(tmp
     assert "17: 16 CPUs are allowed here (0-15)" in excess
 
 
-def test_what_contradicts_itself_is_an_error(tmp_path: Path) -> None:
+def test_contradicting_placement_keys_are_errors(tmp_path: Path) -> None:
     here = machine(read_topology(big(tmp_path), range(16), ()))
-    assert "drop one of the two" in refusal(tmp_path, here, "hardware={cpus: 0-3, reserved_cores: 1}")
+    assert "Remove one of the two" in refusal(tmp_path, here, "hardware={cpus: 0-3, reserved_cores: 1}")
     assert "lists 2 CPUs (0-1)" in refusal(tmp_path, here, "hardware={cpus: 0-1, threads: 3}")
-    assert "is no CPU and no range" in refusal(tmp_path, here, "hardware={cpus: 3-1}")
+    assert "is neither a CPU nor a range" in refusal(tmp_path, here, "hardware={cpus: 3-1}")
 
 
-def test_none_pins_nothing_but_keeps_what_is_reserved_free(tmp_path: Path) -> None:
+def test_none_disables_pinning_but_keeps_reserved_cores(tmp_path: Path) -> None:
     here = machine(read_topology(big(tmp_path), range(16), ()))
     places = placed(tmp_path, here, "hardware={cpus: none, reserved_cores: 2}")
     assert (places.threads.value, places.pinned.value, places.cpus) == (6, "none", ((),))

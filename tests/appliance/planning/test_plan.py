@@ -104,7 +104,7 @@ def test_auto_on_a_gpu_is_the_checkpoints_type_and_wide_steps(tmp_path: Path) ->
     assert engine.max_step_tokens == 8192
 
 
-def test_what_is_asked_is_not_changed(tmp_path: Path) -> None:
+def test_explicit_values_are_not_changed(tmp_path: Path) -> None:
     sets = ("model.dtype=float16", "quantization.kv_cache=bfloat16", "hardware={device: cpu, threads: 3}")
     more = ("engine={scheduling: {max_step_tokens: 77, max_running: 5, policy: priority, overlap: false}}",)
     engine = planned(tmp_path, *sets, *more, "engine.cache={block_tokens: 7, prefix: false}", machine=GPU_HOST).engines[
@@ -137,15 +137,15 @@ def test_auto_takes_a_bounded_part_of_a_cpu_hosts_memory(tmp_path: Path) -> None
     long = replace(checkpoint(), model=replace(model(), max_context=100 * CONTEXT))
     found = planned(tmp_path, machine=free(200 * GIB), facts=long)
     assert found.memory.cache == CPU_CACHE_BYTES < 256 * 100 * CONTEXT // 16 * BLOCK
-    assert "the most that auto takes on a CPU" in reason(found, "hardware.kv_cache_memory")[1]
+    assert "the maximum of auto on a CPU" in reason(found, "hardware.kv_cache_memory")[1]
 
 
-def test_auto_context_shrinks_to_what_the_cache_holds_and_says_so(tmp_path: Path) -> None:
+def test_auto_context_shrinks_to_the_cache_with_a_reason(tmp_path: Path) -> None:
     rest = planned(tmp_path, "model.max_context=64").memory
     needed = rest.weights + rest.workspace + 5 * BLOCK + BLOCK // 2  # the null block and four others
     found = planned(tmp_path, machine=free(needed + appliance_bytes(VOCAB)))
     assert (found.engines[0].max_context, found.memory.blocks, found.memory.tokens) == (64, 5, 64)
-    assert "what the cache can hold" in reason(found, "model.max_context")[1]
+    assert "capacity of the cache" in reason(found, "model.max_context")[1]
 
 
 def test_a_window_needs_blocks_for_its_reach_only(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_context_beyond_the_models_is_refused_with_the_limit(tmp_path: Path) -
     assert planned(tmp_path, "model.max_context=1000").engines[0].max_context == 1000
 
 
-def test_a_gpu_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_missing_gpu_is_an_error_with_the_reason(tmp_path: Path) -> None:
     message = str(refused(tmp_path, "hardware.device=cuda"))
     assert "no usable GPU here (no driver); use auto or cpu" in message
 
@@ -203,7 +203,7 @@ def test_a_wanted_context_that_does_not_fit_is_refused_with_the_size_it_needs(tm
     assert (fits.memory.blocks, fits.memory.whole_contexts) == (64, 1)
 
 
-def test_a_cache_larger_than_what_is_left_is_refused_with_the_most_it_may_be(tmp_path: Path) -> None:
+def test_a_too_large_cache_is_an_error_with_the_maximum(tmp_path: Path) -> None:
     error = refused(tmp_path, "hardware.kv_cache_memory=19GiB")
     assert error.cause == exits.MEMORY
     assert "19.0 GiB make 19.3 GiB in all" in str(error) and "use at most 16.7 GiB" in str(error)
@@ -219,19 +219,19 @@ def test_sampling_defaults_are_manifest_over_generation_config_over_the_api(tmp_
     assert reason(found, "engine.sampling.top_p")[1] == ""
 
 
-def test_an_ignored_generation_config_gives_neither_sampling_nor_end_tokens(tmp_path: Path) -> None:
+def test_an_ignored_generation_config_sets_neither_sampling_nor_end_tokens(tmp_path: Path) -> None:
     facts = checkpoint({"temperature": 0.6, "eos_token_id": [9]})
     found = planned(tmp_path, "model.generation_config=ignore", facts=facts).gateway
     assert (found.sampling.temperature, found.eos_token_ids) == (1.0, (7,))
     assert planned(tmp_path, facts=facts).gateway.eos_token_ids == (7, 9)
 
 
-def test_names_are_those_given_or_the_folders(tmp_path: Path) -> None:
+def test_names_come_from_the_manifest_or_the_folder(tmp_path: Path) -> None:
     assert planned(tmp_path).gateway.names == ("tiny",)
     assert planned(tmp_path, "model.names=[a, b]").gateway.names == ("a", "b")
 
 
-def test_the_gateway_is_told_what_the_manifest_says(tmp_path: Path) -> None:
+def test_the_gateway_config_follows_the_manifest(tmp_path: Path) -> None:
     sets = (
         *(
             "endpoints={host: '::1', port: 9, compat: vllm, cors_origins: ['*'], keep_alive: 2s, docs: false,"
@@ -308,7 +308,7 @@ def test_auto_takes_the_fastest_kernels_that_the_cpu_runs(tmp_path: Path) -> Non
 def test_without_compiled_kernels_torch_serves_and_the_plan_says_what_that_costs(tmp_path: Path) -> None:
     found = planned(tmp_path)
     assert found.engines[0].kernels == "torch"
-    assert "none are compiled: install with a C++ compiler" in reason(found, "hardware.kernels")[1]
+    assert "no compiled kernels are installed; install with a C++ compiler" in reason(found, "hardware.kernels")[1]
     on_gpu = planned(tmp_path, machine=replace(GPU_HOST, kernels=("avx2",)))
     assert on_gpu.engines[0].kernels == "torch"
     assert planned(tmp_path, "model.dtype=bfloat16", machine=COMPILED).engines[0].kernels == "torch"
@@ -344,7 +344,7 @@ def test_heads_that_no_kernel_of_a_gpu_serves_are_torchs(tmp_path: Path, dim: in
     facts = checkpoint(dim=dim)
     found = planned(tmp_path, machine=GPU_KERNELS, facts=facts)
     assert found.engines[0].kernels == "torch"
-    words = f"the model has heads of {dim}: Triton kernels serve multiples of 8 up to 256"
+    words = f"the model has the head size {dim}: Triton kernels support multiples of 8 up to 256"
     assert reason(found, "hardware.kernels") == ("torch", words)
     with pytest.raises(Refused, match=words):
         planned(tmp_path, "hardware.kernels=triton", machine=GPU_KERNELS, facts=facts)
@@ -382,8 +382,9 @@ def test_experts_count_as_weights_and_routers_are_not_rounded(tmp_path: Path) ->
     mlps, router = 3 * HIDDEN * (8 * 16 + 24 - INNER) + 16 * HIDDEN, 32 * HIDDEN
     assert weights() == 4 * (PARAMETERS + PADDING + mlps + router)
     plain = planned(tmp_path, "quantization.weights=int8", machine=COMPILED).memory.weights
-    outputs = 8 * (2 * 16 + HIDDEN) + 2 * 24 - 2 * INNER  # each has a scale
-    assert weights("quantization.weights=int8") - plain == mlps + 4 * outputs + 4 * router
+    # Each matrix has fewer than 64 inputs, so each of its outputs takes one group of 64 with a scale of 2 bytes.
+    outputs = 8 * (2 * 16 + HIDDEN) + (64 + HIDDEN) - (2 * INNER + HIDDEN)
+    assert weights("quantization.weights=int8") - plain == 66 * outputs + 4 * router
 
 
 def test_a_row_for_each_expert_that_a_token_takes_counts_as_workspace(tmp_path: Path) -> None:
@@ -423,9 +424,9 @@ def test_pages_on_a_cpu_have_the_checkpoints_16_bits(tmp_path: Path, machine: Ma
         f"the checkpoint's type, half the bytes of float32, measured perplexity {cost}; a token takes {BLOCK // 16} B",
     )
     assert (found.engines[0].kv_dtype, found.memory.block_bytes) == (stored, BLOCK)
-    for asked in ("float32", "bfloat16", "float16"):
-        explicit = planned(tmp_path, f"quantization.kv_cache={asked}", machine=machine, facts=facts)
-        assert explicit.engines[0].kv_dtype == asked and reason(explicit, "quantization.kv_cache")[1] == ""
+    for requested in ("float32", "bfloat16", "float16"):
+        explicit = planned(tmp_path, f"quantization.kv_cache={requested}", machine=machine, facts=facts)
+        assert explicit.engines[0].kv_dtype == requested and reason(explicit, "quantization.kv_cache")[1] == ""
 
 
 def test_pages_on_a_cpu_are_float32_for_a_float32_checkpoint(tmp_path: Path) -> None:
@@ -453,8 +454,8 @@ def test_pages_of_a_quantized_gguf_file_are_float16_with_torch_kernels(tmp_path:
 def test_pages_are_float16_with_quantized_weights(tmp_path: Path) -> None:
     found = planned(tmp_path, "quantization.weights=int8", machine=COMPILED)
     assert found.engines[0].kv_dtype == "float16" and "int8" in reason(found, "quantization.kv_cache")[1]
-    asked = planned(tmp_path, "quantization.weights=int8", "quantization.kv_cache=float32", machine=COMPILED)
-    assert asked.engines[0].kv_dtype == "float32"
+    requested = planned(tmp_path, "quantization.weights=int8", "quantization.kv_cache=float32", machine=COMPILED)
+    assert requested.engines[0].kv_dtype == "float32"
 
 
 def test_a_pool_whose_size_is_given_is_not_measured(tmp_path: Path) -> None:
@@ -487,8 +488,8 @@ def test_an_old_gpu_is_served_by_torch(tmp_path: Path) -> None:
     turing = replace(GPU_KERNELS, gpus=(replace(H100, name="Tesla T4", capability=(7, 5)),))
     found = planned(tmp_path, machine=turing)
     assert found.engines[0].kernels == "torch" and not found.engines[0].graph_sizes
-    assert "Tesla T4 has compute capability 7.5: Triton kernels are for 8.0" in reason(found, "hardware.kernels")[1]
-    assert "Triton kernels are for 8.0" in str(refused(tmp_path, "hardware.kernels=triton", machine=turing))
+    assert "Tesla T4 has compute capability 7.5: Triton kernels require 8.0" in reason(found, "hardware.kernels")[1]
+    assert "Triton kernels require 8.0" in str(refused(tmp_path, "hardware.kernels=triton", machine=turing))
     ampere = replace(turing, gpus=(replace(H100, name="NVIDIA A10G", capability=(8, 6)),))
     assert planned(tmp_path, machine=ampere).engines[0].kernels == "triton"
 
@@ -504,23 +505,23 @@ def test_an_old_gpu_is_served_by_torch(tmp_path: Path) -> None:
         (
             ["hardware.kernels=triton"],
             GPU_HOST,
-            "install the release that this torch asks for; use auto or torch",
+            "install the release that this torch requires; use auto or torch",
         ),
         (
             ["quantization.kv_cache=fp8"],
             CPU,
-            "read fp8 pages; Triton kernels are for a GPU; there is no usable GPU",
+            "support an fp8 KV cache; Triton kernels require a GPU; there is no usable GPU",
         ),
         (
             ["quantization.kv_cache=int8"],
             GPU_KERNELS,
-            "int8: only compiled kernels of a CPU read int8 pages; no compiled kernels are here: install with a C++ "
-            "compiler; use auto, bfloat16 or fp8",
+            "int8: only compiled CPU kernels support an int8 KV cache; no compiled kernels are installed: install "
+            "with a C++ compiler; use auto, bfloat16 or fp8",
         ),
         (
             ["quantization.kv_cache=int8"],
             CPU,
-            "no compiled kernels are here: install with a C++ compiler; use auto, float32, bfloat16 or float16",
+            "no compiled kernels are installed: install with a C++ compiler; use auto, float32, bfloat16 or float16",
         ),
         (["quantization.kv_cache=fp8"], COMPILED, "use auto, float32, bfloat16, float16 or int8"),
         (
@@ -531,14 +532,14 @@ def test_an_old_gpu_is_served_by_torch(tmp_path: Path) -> None:
         (
             ["quantization.kv_cache=float16"],
             GPU_KERNELS,
-            "pages have the type of the activations, or fp8; use auto, bfloat16 or fp8, or hardware.device: cpu, or "
-            "model.dtype: float16, or hardware.kernels: torch",
+            "the KV cache has the type of the activations, or fp8; use auto, bfloat16 or fp8, or hardware.device: "
+            "cpu, or model.dtype: float16, or hardware.kernels: torch",
         ),
         (["hardware.batch_invariant=true"], CPU, "true: the sums of torch depend on the size of the batch; "),
         (
             ["quantization.weights=int8"],
             GPU_KERNELS,
-            "no compiled kernels are here: install with a C++ compiler; use auto",
+            "no compiled kernels are installed: install with a C++ compiler; use auto",
         ),
     ],
 )
@@ -554,23 +555,23 @@ def test_what_the_kernels_of_a_gpu_cannot_do_is_refused(
         (
             ["hardware.kernels=amx"],
             COMPILED,
-            "amx: this machine has avx512, avx2, base alone of the",
+            "amx: this machine supports only avx512, avx2, base of the",
         ),
         (
             ["hardware.kernels=avx2", "model.dtype=float16"],
             COMPILED,
             "model.dtype: float16 (--set model.dtype)",
         ),
-        (["hardware.kernels=avx2"], GPU_HOST, "avx2: no compiled kernels are here"),
+        (["hardware.kernels=avx2"], GPU_HOST, "avx2: no compiled kernels are installed"),
         (
             ["quantization.weights=int8"],
             CPU,
-            "only compiled kernels of a CPU multiply by weights that are",
+            "only compiled CPU kernels support weights that are",
         ),
         (
             ["quantization.weights=int4", "hardware.kernels=torch"],
             COMPILED,
-            "torch cannot go with quantization.weights",
+            "torch cannot be combined with quantization.weights",
         ),
     ],
 )
@@ -582,10 +583,10 @@ def test_options_that_compiled_kernels_lack_are_refused(
 
 def test_rounded_weights_take_their_bits_and_the_head_takes_eight(tmp_path: Path) -> None:
     stored = planned(tmp_path, machine=COMPILED).memory.weights
-    head, norms = PADDED_VOCAB * HIDDEN + 4 * VOCAB, 4 * NORMS
+    head, norms = 66 * PADDED_VOCAB, 4 * NORMS
     matrices = [((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), (HIDDEN, HEADS * DIM)]
     matrices += [(INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)]
-    eight = sum(rows * inputs + 4 * rows for rows, inputs in matrices)
+    eight = sum(rows * -(-inputs // 64) * 66 for rows, inputs in matrices)
     four = sum(rows * -(-inputs // 32) * 18 for rows, inputs in matrices)
     for bits, each in (("int8", eight), ("int4", four)):
         found = planned(tmp_path, f"quantization.weights={bits}", machine=COMPILED)
@@ -618,7 +619,7 @@ def test_what_compiled_kernels_leave_to_torch_is_named(tmp_path: Path) -> None:
         "the fastest compiled kernels for this CPU",
     )
     told = reason(planned(tmp_path, machine=host, facts=facts), "hardware.kernels")[1]
-    assert "torch computes activation relu2 of 2 MLPs, on one thread" in told
+    assert "torch computes activation relu2 of 2 MLPs on one thread" in told
     told = reason(planned(tmp_path, "hardware.kernels=base", machine=host, facts=facts), "hardware.kernels")
     assert told[0] == "base" and told[1].startswith("torch computes activation relu2 of 2 MLPs")
     assert "torch computes" not in reason(planned(tmp_path, facts=facts), "hardware.kernels")[1]  # torch serves it all
@@ -630,7 +631,7 @@ def test_the_plan_says_where_threads_run(tmp_path: Path) -> None:
     found = planned(tmp_path, "parallelism.data=2", machine=host)
     assert [engine.cpus for engine in found.engines] == [(0, 1), (2, 3)]
     assert [engine.process_cpus for engine in found.engines] == [(0, 1), (2, 3)] and found.other_cpus == ()
-    assert reason(found, "hardware.cpus") == ("0-1 and 2-3", "one thread a core, each engine on one NUMA node")
+    assert reason(found, "hardware.cpus") == ("0-1 and 2-3", "one thread per core, each engine on one NUMA node")
     by_torch = planned(tmp_path, "hardware.threads=2", machine=replace(host, kernels=()))
     assert by_torch.engines[0].cpus == () and by_torch.engines[0].process_cpus == (0, 1)
     assert by_torch.other_cpus == (2, 3)
@@ -662,8 +663,8 @@ def test_elsewhere_quantized_weights_are_restored_and_the_plan_says_what_that_co
     assert found.memory.weights == 4 * PARAMETERS
     assert reason(found, "quantization.weights") == (
         "stored",
-        "the checkpoint's 4 bits (gptq, groups of 32), restored to float32 for torch: 107.2 KiB instead of the "
-        "35.1 KiB that they take with compiled kernels of a CPU",
+        "the checkpoint's 4 bits (gptq, groups of 32), restored to float32 for torch: 107.2 KiB instead of "
+        "35.1 KiB with compiled kernels of a CPU",
     )
     gpu = planned(tmp_path, machine=GPU_KERNELS, facts=quantized())
     assert gpu.memory.weights == 2 * (PARAMETERS + NORMS)  # norms are kept in float32
@@ -683,7 +684,7 @@ def test_quantized_weights_are_not_rounded_again(tmp_path: Path) -> None:
     for bits in ("int8", "int4"):
         with pytest.raises(Refused) as caught:
             planned(tmp_path, f"quantization.weights={bits}", machine=COMPILED, facts=quantized())
-        assert f"{bits}: the checkpoint is quantized already, in 4 bits (gptq, groups of 32): round" in str(
+        assert f"{bits}: the checkpoint is already quantized (4 bits (gptq, groups of 32)); quantize" in str(
             caught.value
         )
 
@@ -695,7 +696,8 @@ def test_what_a_gguf_file_has_in_other_types_may_be_rounded(tmp_path: Path) -> N
         "the checkpoint's gguf (other types), 21 of 21 matrices restored to float32"
     )
     assert auto.memory.weights == 4 * (PARAMETERS + PADDING) and auto.engines[0].kv_dtype == "float16"
-    rounded = planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=facts)
+    sets = ("quantization.weights=int8", "quantization.group_size=32")
+    rounded = planned(tmp_path, *sets, machine=COMPILED, facts=facts)
     assert rounded.engines[0].weights == "int8" and rounded.memory.weights < auto.memory.weights / 3
     with pytest.raises(Refused):
         planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=quantized("gguf", Scheme("gguf", 4, 32)))

@@ -13,7 +13,7 @@ from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
 from appliance.hardware.described import hardware
 from appliance.planning.plan import Plan
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from appliance.planning.workspace import step_widths
 from engine.layers.compiled import WHOLE_BLOCK
 from engine.models.checkpoint import read_checkpoint
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def planned(tmp_path: Path, checkpoint: Path, *sets: str) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {checkpoint}}}}}\n")
-    return prove(Given(path, tuple(Option("--set", *one.split("=", 1)) for one in sets), {}), HOST)
+    return validate(Given(path, tuple(Option("--set", *one.split("=", 1)) for one in sets), {}), HOST)
 
 
 def refused(tmp_path: Path, checkpoint: Path, *sets: str) -> str:
@@ -95,20 +95,20 @@ def test_a_long_prompt_of_an_encoder_makes_a_long_step(tmp_path: Path, folder: C
     engine = planned(tmp_path, path, "engine.scheduling.max_step_tokens=700").engines[0]
     assert (engine.max_step_tokens, engine.max_context) == (700, 700)
     told = refused(tmp_path, path, "engine.scheduling.max_step_tokens=700", "model.max_context=701")
-    assert "model.max_context: 701: the model reads a prompt both ways, in one step" in told
-    assert "use at most 700, or raise that to 701" in told
+    assert "model.max_context: 701: the model has bidirectional attention and reads a prompt in one step" in told
+    assert "use at most 700, or raise max_step_tokens to 701" in told
 
 
 def test_memory_for_a_cache_that_is_not_there_is_refused(tmp_path: Path, folder: Callable) -> None:
     told = refused(tmp_path, folder("bert"), "hardware.kv_cache_memory=1GiB")
-    assert "hardware.kv_cache_memory" in told and "there is no cache; leave it out" in told
+    assert "hardware.kv_cache_memory" in told and "no KV cache; leave it out" in told
 
 
 def on_gpu(tmp_path: Path, checkpoint: Path, *sets: str) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {checkpoint}}}}}\n")
     options = tuple(Option("--set", *one.split("=", 1)) for one in sets)
-    return prove(Given(path, options, {}), hardware("h200x1"))
+    return validate(Given(path, options, {}), hardware("h200x1"))
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert-tokens", "qwen3-score"])
@@ -124,7 +124,7 @@ def test_graphs_that_a_shared_file_asks_for_take_nothing(tmp_path: Path, folder:
     path.write_text(
         f"apiVersion: slipway/v2\nextends: site.yaml\nmodel: {{source: {{path: {folder('qwen3-score')}}}}}\n"
     )
-    made = prove(Given(path, (), {}), hardware("h200x1"))
+    made = validate(Given(path, (), {}), hardware("h200x1"))
     assert (made.engines[0].graph_sizes, made.memory.graphs) == ((), 0)
     assert [problem.key for problem in made.notices] == ["hardware.graphs"]
 
@@ -134,12 +134,12 @@ def test_heads_that_triton_kernels_do_not_serve_are_left_to_torch(tmp_path: Path
     transformers.BertModel(config).save_pretrained(tmp_path / "bert")
     (tmp_path / "bert" / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     assert on_gpu(tmp_path, tmp_path / "bert").engines[0].kernels == "torch"
-    with pytest.raises(Refused, match="the model has heads of 12: Triton kernels serve multiples of 8"):
+    with pytest.raises(Refused, match="the model has the head size 12: Triton kernels support multiples of 8"):
         on_gpu(tmp_path, tmp_path / "bert", "hardware.kernels=triton")
 
 
 def test_what_reads_both_ways_has_no_pages_of_any_type(tmp_path: Path, folder: Callable) -> None:
-    with pytest.raises(Refused, match="kv_cache: .fp8. has no effect: .* there is no cache; leave it out"):
+    with pytest.raises(Refused, match="kv_cache: .fp8. has no effect: .* no KV cache; leave it out"):
         on_gpu(tmp_path, folder("bert"), "quantization.kv_cache=fp8")
     assert on_gpu(tmp_path, folder("qwen3"), "quantization.kv_cache=fp8").engines[0].kv_dtype == "fp8"
 
@@ -215,9 +215,9 @@ def test_a_decoder_is_served_to_what_the_manifest_asks_for(tmp_path: Path, decod
 @pytest.mark.parametrize(
     ("name", "sets", "told"),
     [
-        ("bert", ("model.task=generate",), "model.task: generate: this checkpoint can be served to embed"),
-        ("bert-tokens", ("model.task=embed",), "model.task: embed: this checkpoint can be served to classify"),
-        ("", ("model.task=classify",), "can be served to generate or to embed or to score"),
+        ("bert", ("model.task=generate",), "model.task: generate: this checkpoint supports embed"),
+        ("bert-tokens", ("model.task=embed",), "model.task: embed: this checkpoint supports classify"),
+        ("", ("model.task=classify",), "supports generate or embed or score"),
         ("", ("model.pooling.pool=mean",), "model.pooling: only for embedding"),
         ("bert", ("model.pooling.dimensions=[49]",), "model.pooling.dimensions: 49: vectors have 1 to 48 numbers"),
         ("", ("model.task=score", "model.pooling.score_tokens=[maybe, 'yes']"), "'maybe' is not one token of"),
@@ -232,5 +232,5 @@ def test_what_a_checkpoint_cannot_be_is_refused_at_its_key(
 def test_the_plan_says_what_auto_has_come_to(tmp_path: Path, folder: Callable) -> None:
     values = {one.key: (one.resolved, one.reason) for one in planned(tmp_path, folder("bert")).effective}
     assert values["model.task"] == ("embed", "BertModel")
-    assert values["model.pooling.pool"] == ("mean", "the checkpoint does not say")
-    assert values["model.pooling.normalize"] == (True, "the checkpoint does not say")
+    assert values["model.pooling.pool"] == ("mean", "not set by the checkpoint")
+    assert values["model.pooling.normalize"] == (True, "not set by the checkpoint")

@@ -15,7 +15,7 @@ from appliance.hardware.machine import Gpu, Machine
 from appliance.planning import validate as prove_module
 from appliance.planning.profiles import first_match, holds, rank
 from appliance.planning.report import as_json, as_text
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 
 GIB = 2**30
 H100 = Gpu("NVIDIA H100 80GB HBM3", 85_520_809_984, 84 * 10**9, (9, 0))  # 79.6 GiB, as reported by CUDA
@@ -85,10 +85,10 @@ def test_the_first_that_matches_is_taken_and_no_further_one_looked_at() -> None:
     [
         ({"gpu": "H100"}, "cpu", "gpu: hardware.device is cpu"),
         ({"count": ">=1"}, "cpu", "count: 0 GPUs, not >=1"),
-        ({"device": "cuda"}, "cpu", "device: cpu (hardware.device says so), not cuda"),
+        ({"device": "cuda"}, "cpu", "device: cpu (set by hardware.device), not cuda"),
         ({"device": "cpu"}, "cpu", ""),
         ({"device": "cuda"}, "cuda", ""),
-        ({"device": "cpu"}, "cuda", "device: cuda (hardware.device says so), not cpu"),
+        ({"device": "cpu"}, "cuda", "device: cuda (set by hardware.device), not cpu"),
     ],
 )
 def test_a_manifest_for_cpus_has_no_gpus_whatever_the_machine_has(
@@ -121,7 +121,7 @@ hardware:
 def test_a_plan_says_which_profile_was_taken_and_which_values_are_its(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(TEXT)
-    found = prove(Given(path), CPU)
+    found = validate(Given(path), CPU)
     assert found.gateway.max_waiting == 500 and found.engines[0].threads == 3
     text = as_text(found)
     assert f"profile middle ({path}:8:7)" in text
@@ -135,7 +135,7 @@ def test_a_plan_says_which_profile_was_taken_and_which_values_are_its(tmp_path: 
 def test_a_plan_without_a_match_says_why_for_each_profile(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(TEXT)
-    found = prove(Given(path), replace(CPU, cores=2))
+    found = validate(Given(path), replace(CPU, cores=2))
     assert found.gateway.max_waiting == 1024
     assert [line.strip() for line in as_text(found).splitlines()[1:3]] == [
         f"not profile large ({path}:5:7): cores: 2 by affinity, not >=64",
@@ -148,14 +148,14 @@ def test_a_plan_without_a_match_says_why_for_each_profile(tmp_path: Path) -> Non
 def test_the_machine_is_read_once_and_gpus_only_if_they_could_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, gpus: bool, with_profiles: bool
 ) -> None:
-    asked: list[bool] = []
+    requested: list[bool] = []
 
     def read(*, gpus: bool = True) -> Machine:
-        asked.append(gpus)
+        requested.append(gpus)
         return CPU
 
     monkeypatch.setattr(prove_module, "read_machine", read)
     text = TEXT if with_profiles else TEXT.partition("  profiles")[0]
     (tmp_path / "m.yaml").write_text(text.replace("hardware:\n", f"hardware:\n  device: {device}\n"))
-    prove(Given(tmp_path / "m.yaml"))
-    assert asked == [gpus]
+    validate(Given(tmp_path / "m.yaml"))
+    assert requested == [gpus]

@@ -12,7 +12,7 @@ from appliance.config.problems import Refused
 from appliance.config.settings import Given
 from appliance.hardware.machine import Gpu, Machine
 from appliance.planning.plan import Plan
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import KINDS, Written, write
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Callable[[str], Written]:
 
 
 def proved(made: Written, machine: Machine = COMPILED) -> Plan:
-    return prove(Given(made.path.parent / "m.yaml"), machine)
+    return validate(Given(made.path.parent / "m.yaml"), machine)
 
 
 def weights(found: Plan) -> str:
@@ -46,7 +46,7 @@ def weights(found: Plan) -> str:
     [
         ("gptq-128", "the checkpoint's 4 bits (gptq, groups of 128)"),
         ("awq-64", "the checkpoint's 4 bits (awq, groups of 64)"),
-        ("w8a8", "the checkpoint's 8 bits (compressed-tensors, a scale an output)"),
+        ("w8a8", "the checkpoint's 8 bits (compressed-tensors, one scale per output)"),
     ],
 )
 def test_the_plan_names_the_checkpoints_own_bits(folder: Callable[[str], Written], kind: str, words: str) -> None:
@@ -67,11 +67,12 @@ def test_fp8_is_multiplied_by_triton_kernels_and_restored_elsewhere(folder: Call
     found, restored = proved(made, ON_GPU), proved(made, HOST)
     assert weights(found).startswith(f"{own}: ") and weights(found).endswith(" in float32")
     assert weights(restored).startswith(f"{own}, restored to float32 for torch: ")
-    assert weights(restored).endswith(" that they take with Triton kernels of a GPU")
+    assert weights(restored).endswith(" with Triton kernels of a GPU")
     assert weights(proved(made)) == f"{own}, 13 of 13 matrices restored to float32"
     assert proved(made).memory.weights >= restored.memory.weights > 2.5 * found.memory.weights
     assert weights(proved(made, OLDER)).endswith(
-        "; NVIDIA A100-SXM4-80GB multiplies no fp8: weights are widened as they are read, activations not rounded"
+        "; NVIDIA A100-SXM4-80GB has no fp8 matmul: weights are converted when they are read, activations are not "
+        "quantized"
     )
     assert proved(made, OLDER).memory.weights == found.memory.weights
 
@@ -85,7 +86,7 @@ def test_a_matrix_of_which_one_source_is_plain_is_restored(folder: Callable[[str
 def test_the_ceiling_of_fp8_is_that_of_its_arithmetic(folder: Callable[[str], Written]) -> None:
     made = folder("channel-dynamic")
     for machine, operations in ((ON_GPU, "1,979,000,000,000,000"), (OLDER, "19,500,000,000,000")):
-        found = proved(made, machine).outlook.roofline
+        found = proved(made, machine).estimate.roofline
         assert found is not None
         assert operations in str(next(one for one in found.accounts if one.key == "prefill"))
 
@@ -103,7 +104,7 @@ def test_a_plain_checkpoint_takes_a_byte_a_number_where_it_is_rounded(folder: Ca
     assert rounded.memory.parts["mlp"] == 2 * (3 * 128 * 256 + 4 * (512 + 128))
     assert plain.memory.parts["mlp"] == 2 * 4 * 3 * 128 * 256
     assert rounded.memory.parts["head"] == plain.memory.parts["head"]
-    with pytest.raises(Refused, match="only Triton kernels multiply by weights that are rounded to fp8"):
+    with pytest.raises(Refused, match="only Triton kernels support weights that are quantized to fp8"):
         proved(made)
 
 
@@ -111,7 +112,7 @@ def test_a_plain_checkpoint_takes_a_byte_a_number_where_it_is_rounded(folder: Ca
     ("change", "words"),
     [
         ({"qweight": None}, "lacks model.layers.1.mlp.up_proj.qweight"),
-        ({"scales": torch.ones(3, 256)}, "scales has shape [3, 256], but config.json makes it [1, 256]"),
+        ({"scales": torch.ones(3, 256)}, "scales has shape [3, 256], but config.json implies [1, 256]"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_before_anything_starts(
@@ -138,7 +139,8 @@ def test_unserved_models_are_refused_with_an_alternative(
     made.configure(**settings)
     with pytest.raises(Refused) as caught:
         proved(made)
-    assert words in str(caught.value) and "or the float32, bfloat16 or float16 one" in str(caught.value)
+    message = str(caught.value)
+    assert words in message and "or the unquantized checkpoint (float32, bfloat16, float16)" in message
 
 
 def test_a_gguf_file_without_a_tokenizer_next_to_it_is_refused(folder: Callable[[str], Written]) -> None:
@@ -148,7 +150,7 @@ def test_a_gguf_file_without_a_tokenizer_next_to_it_is_refused(folder: Callable[
     file = test_gguf.write(made.path.parent / "blocks", {"": test_gguf.Type.Q4_0}) / "model.gguf"
     manifest = made.path.parent / "m.yaml"
     manifest.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {file}}}}}\n")
-    with pytest.raises(Refused, match=r"blocks/tokenizer\.json: missing, so that texts cannot become tokens"):
+    with pytest.raises(Refused, match=r"blocks/tokenizer\.json: missing; it is required to tokenize texts"):
         proved(made)
     (file.parent / "tokenizer.json").write_text('{"model": {}}')
     found = proved(made)

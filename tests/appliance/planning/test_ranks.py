@@ -65,21 +65,21 @@ def test_kv_heads_that_are_fewer_than_the_ranks_are_not_cut_further(tmp_path: Pa
 @pytest.mark.parametrize(
     ("size", "why"),
     [
-        (3, f"ranks share whole heads, and the model has {HEADS} query heads, 2 KV heads"),
-        (5, "ranks share the inner sizes of MLPs, 48"),  # of two reasons the first that alone excludes it
-        (8, f"ranks share whole heads, and the model has {HEADS} query heads, 2 KV heads"),
+        (3, f"ranks need whole heads, and the model has {HEADS} query heads, 2 KV heads"),
+        (5, "ranks split the intermediate sizes of MLPs, 48"),  # of two reasons the first that alone excludes it
+        (8, f"ranks need whole heads, and the model has {HEADS} query heads, 2 KV heads"),
     ],
 )
 def test_ranks_that_do_not_divide_the_model_are_refused_with_those_that_do(tmp_path: Path, size: int, why: str) -> None:
-    told = str(refused(tmp_path, f"parallelism.tensor={size}").problems[0])
-    assert f"parallelism.tensor: {size}: {why}; use auto, 1, 2 or 4" in told
+    suggestion_text = str(refused(tmp_path, f"parallelism.tensor={size}").problems[0])
+    assert f"parallelism.tensor: {size}: {why}; use auto, 1, 2 or 4" in suggestion_text
 
 
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
-    told = str(refused(tmp_path, "parallelism.tensor=2", machine=GPU_HOST).problems[0])
-    assert "each rank of each engine has a GPU of its own, and 1 can be used here; use auto or 1" in told
-    told = str(refused(tmp_path, "parallelism={tensor: 4, data: 2}", machine=HOST).problems[0])
-    assert "each rank of each engine has a GPU of its own, and 4 can be used here; use auto, 1 or 2" in told
+    suggestion_text = str(refused(tmp_path, "parallelism.tensor=2", machine=GPU_HOST).problems[0])
+    assert "each rank of each engine has its own GPU, and 1 are usable here; use auto or 1" in suggestion_text
+    suggestion_text = str(refused(tmp_path, "parallelism={tensor: 4, data: 2}", machine=HOST).problems[0])
+    assert "each rank of each engine has its own GPU, and 4 are usable here; use auto, 1 or 2" in suggestion_text
 
 
 def test_each_engine_has_gpus_of_its_own_and_the_least_free_counts(tmp_path: Path) -> None:
@@ -105,7 +105,10 @@ def test_auto_is_the_fewest_gpus_that_hold_the_model_and_divide_it(tmp_path: Pat
     machine = replace(HOST, gpus=(Gpu("small", MIB, tight, (9, 0)),) * 3)
     found = planned(tmp_path, "parallelism.tensor=auto", *sets, machine=machine, facts=facts)
     resolved, why = reason(found, "parallelism.tensor")
-    assert resolved == 2 and why == "fewer ranks lack the memory for weights, workspace and the cache of one request"
+    assert (
+        resolved == 2
+        and why == "fewer ranks have too little memory for weights, workspace and the cache of one request"
+    )
     assert found.engines[0].tensor == 2
 
 
@@ -116,7 +119,7 @@ def test_every_rank_gets_a_node_and_cpus_of_its_own(tmp_path: Path) -> None:
     (engine,) = found.engines
     assert engine.kernels == "avx2" and engine.threads == 8
     assert engine.cpus == cpus[:8] and engine.rank_cpus == (Place(cpus[8:], cpus[8:]),)
-    assert reason(found, "hardware.cpus")[1] == "one thread a core, each rank on one NUMA node"
+    assert reason(found, "hardware.cpus")[1] == "one thread per core, each rank on one NUMA node"
     two = planned(tmp_path, "parallelism={tensor: 2, data: 2}", "hardware.reserved_cores=0", machine=here)
     taken = [place for engine in two.engines for place in (engine.cpus, *(rank.cpus for rank in engine.rank_cpus))]
     assert taken == [cpus[:4], cpus[4:8], cpus[8:12], cpus[12:]]

@@ -53,7 +53,7 @@ def built(config: EngineConfig) -> tuple[dict[str, int], int]:
     """Return the bytes that the engine of this configuration holds, and how many of them are mapped from its file."""
     worker = build_worker(config, lambda phase, fraction: None)
     worker.close()
-    return worker.held, worker.mapped
+    return worker.memory_usage, worker.mapped
 
 
 SMALL = ("engine.scheduling.max_running=5", "engine.scheduling.max_step_tokens=33", "hardware.threads=1")
@@ -145,7 +145,7 @@ def test_at_the_last_byte_that_fits_an_engine_fits_and_below_it_none_is_started(
         assert memory.whole_contexts >= made.manifest.hardware.capacity.requests, (sets, length)
 
 
-def test_what_is_not_as_planned_is_told_beyond_two_percent() -> None:
+def test_deviations_above_two_percent_are_reported() -> None:
     config = EngineConfig(model="m", kv_bytes=1, max_context=1)
 
     def told(*held: dict[str, int], **sets: object) -> list[str]:
@@ -154,12 +154,12 @@ def test_what_is_not_as_planned_is_told_beyond_two_percent() -> None:
 
     assert told({"mlp": 1020, "kv": 980, "head": 5}) == told({"mlp": 500, "kv": 1000}) == []
     assert told({"mlp": 1021, "kv": 979}) == [
-        "memory of mlp: 1,021 B, and 1,000 B were planned (+2.1 %); please report it",
-        "memory of kv: 979 B, and 1,000 B were planned (-2.1 %); please report it",
+        "memory of mlp: 1,021 B used, 1,000 B planned (+2.1 %); please report it",
+        "memory of kv: 979 B used, 1,000 B planned (-2.1 %); please report it",
     ]
     assert len(told({"mlp": 1021, "kv": 979}, kv_measured=True)) == 1
     assert told({"mlp": 1000, "kv": 1000}, {"mlp": 1021, "kv": 1000}, tensor=2) == [
-        "memory of mlp of rank 1: 1,021 B, and 1,000 B were planned (+2.1 %); please report it"
+        "memory of mlp of rank 1: 1,021 B used, 1,000 B planned (+2.1 %); please report it"
     ]
 
 

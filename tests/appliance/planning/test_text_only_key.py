@@ -33,11 +33,11 @@ def test_the_decoder_is_planned_where_the_key_asks_for_it(tmp_path: Path, capsys
 
 def test_the_message_without_the_key_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(manifest(tmp_path, seeing()))]) == 10
-    assert "set model.text_only: true to serve that as Qwen3ForCausalLM" in capsys.readouterr().err
+    assert "set model.text_only: true to serve it as Qwen3ForCausalLM" in capsys.readouterr().err
 
 
 def test_the_key_is_refused_for_a_model_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = manifest(tmp_path, json.loads((DEMO / "config.json").read_text()), "  text_only: true\n")
     assert main(["check", str(file)]) == 10
     said = capsys.readouterr().err
-    assert f"{file}:4:14: model.text_only" in said and "it reads text only; leave the key out" in said
+    assert f"{file}:4:14: model.text_only" in said and "it is a text model; leave the key out" in said

@@ -21,7 +21,7 @@ def test_a_plan_names_the_files_that_the_engine_reads_in_its_order():
 
 @pytest.mark.parametrize("make", [llama_pieces, rank_lines])
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_whole_file_is_taken(tmp_path, name, make):
+def test_a_complete_tokenizer_file_is_accepted(tmp_path, name, make):
     (tmp_path / name).write_bytes(make())
     check_tokenizer(tmp_path)
     assert tokenizer_name(tmp_path) == name
@@ -36,7 +36,7 @@ def test_another_file_is_refused(tmp_path, content):
 
 def test_no_file_is_refused_with_the_one_to_bring(tmp_path):
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing.*vocab\.json alone is not read"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing.*vocab\.json alone is not supported"):
         check_tokenizer(tmp_path)
 
 

@@ -31,6 +31,14 @@ def test_defaults_depend_on_the_number_of_bits(tmp_path: Path, weights: str, gro
     assert plan.engines[0].weight_format == weights
 
 
+def test_writing_out_the_defaults_changes_nothing(tmp_path: Path) -> None:
+    plain = engine(tmp_path, "quantization.weights=int8")
+    assert engine(tmp_path, "quantization.weights=int8", f"{GROUP}=64", f"{HEAD}=int8") == plain
+    assert engine(tmp_path, f"{HEAD}=stored") == engine(tmp_path)
+    mixed = engine(tmp_path, "quantization.weights=int8", f"{GROUP}=64", f"{HEAD}=int4")
+    assert mixed.weight_group == 64, "4 bits would have groups of 32"
+
+
 def test_the_memory_plan_counts_groups_and_head(tmp_path: Path) -> None:
     """The engine's tests compare the planned bytes with the loaded ones (tests/engine/layers/test_rounded.py)."""
 

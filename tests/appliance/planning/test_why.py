@@ -40,11 +40,11 @@ def made(tmp_path: Path, name: str) -> Plan:
 
 
 def accounts(plan: Plan) -> dict[str, Account]:
-    return {one.key: one for one in (*plan.memory.accounts, *plan.outlook.accounts)}
+    return {one.key: one for one in (*plan.memory.accounts, *plan.estimate.accounts)}
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_formula_gives_its_value(tmp_path: Path, name: str) -> None:
+def test_every_formula_evaluates_to_its_value(tmp_path: Path, name: str) -> None:
     for account in accounts(made(tmp_path, name)).values():
         for step in account.steps:
             assert computed(step.formula) == pytest.approx(step.value, rel=1e-9), (account.key, step)
@@ -67,13 +67,13 @@ def test_every_account_adds_up_to_the_number_that_the_plan_shows(tmp_path: Path,
         "context": plan.engines[0].max_context,
         "host": memory.host.total,
         "state": sum(one.token_bytes for one in memory.state),
-        "load": plan.outlook.load_s,
+        "load": plan.estimate.load_s,
         **memory.parts,
     }
     for key, value in shown.items():
         assert found[key].total == value, key
     assert sum(memory.parts.values()) == memory.weights
-    made_ceilings = plan.outlook.roofline
+    made_ceilings = plan.estimate.roofline
     if made_ceilings is not None:
         for one in made_ceilings.decode:
             assert found[f"decode:{one.rows}"].total == one.tokens_s
@@ -84,13 +84,13 @@ def test_the_words_have_the_numbers_put_in(tmp_path: Path) -> None:
     text, found = explain(made(tmp_path, "cpu"), "mlp")
     assert found and text.startswith("mlp: ")
     assert "layers.*.mlp.gate_proj+up_proj: float32 = 3 × 96 × 32 × 4 = 36,864 B" in text
-    assert text.endswith("together = 55,296 B")
+    assert text.endswith("total = 55,296 B")
 
 
 @pytest.mark.parametrize("word", ["kv_cache", "cache", "hardware.kv_cache_memory", "kv-cache-memory", "kv"])
-def test_a_number_has_the_names_that_an_operator_gives_it(tmp_path: Path, word: str) -> None:
+def test_numbers_have_common_names(tmp_path: Path, word: str) -> None:
     text, found = explain(made(tmp_path, "cpu"), word)
-    assert found and "the pool, its null block included" in text
+    assert found and "the pool with its null block" in text
 
 
 def test_a_key_is_explained_with_its_value_reason_and_meaning(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_a_key_is_explained_with_its_value_reason_and_meaning(tmp_path: Path) ->
     assert found and text.startswith("engine.scheduling.max_step_tokens = auto → 512: for cpu\n  from default. Maximum")
 
 
-def test_an_unknown_number_is_answered_with_what_there_is(tmp_path: Path) -> None:
+def test_an_unknown_number_lists_available_ones(tmp_path: Path) -> None:
     text, found = explain(made(tmp_path, "cpu"), "wieghts")
     assert not found and "did you mean weights?" in text and "concurrency" in text
 
 
-def test_a_product_tells_equal_things_first() -> None:
+def test_a_product_lists_equal_factors_first() -> None:
     assert product("x", 3, 4, times=28).formula == "28 × 3 × 4" and product("x", 1234, 2).formula == "1,234 × 2"
     assert replace(product("x", 2), added=False).value == 2

@@ -20,11 +20,11 @@ def test_a_zombie_child_is_not_a_descendant() -> None:
         child.communicate()
 
 
-def test_connections_that_linger_from_a_former_run_do_not_take_the_port() -> None:
+def test_lingering_connections_do_not_block_the_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
         with socket.create_connection(("127.0.0.1", port)) as client:
             server.accept()[0].close()  # who closes first has the connection linger
             assert client.recv(1) == b""
-    with listen.listening("127.0.0.1", port) as listener:
+    with listen.open_listener("127.0.0.1", port) as listener:
         assert listener.getsockname()[1] == port

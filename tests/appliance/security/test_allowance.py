@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from appliance.security.allowance import Allowances, Spent
+from appliance.security.allowance import Allowances, LimitReached
 from appliance.security.keys import ApiKey, digest
 
 
@@ -18,7 +18,7 @@ def allowances(*keys: ApiKey, requests: int | None = None, tokens: int | None = 
     return made
 
 
-def test_no_window_of_any_length_lets_in_more_than_its_share_and_a_minute_s_worth():
+def test_no_window_admits_more_than_its_rate_plus_one_minute():
     alice = key("alice", requests_per_minute=30)
     made, chance = allowances(alice), random.Random(7)
     let_in, at = [], 0.0
@@ -33,7 +33,7 @@ def test_no_window_of_any_length_lets_in_more_than_its_share_and_a_minute_s_wort
     assert len(let_in) == pytest.approx(30 + at / 2, abs=2), "and no less over time"
 
 
-def test_a_refusal_says_to_the_moment_when_the_next_one_is_let_in():
+def test_refusal_has_the_exact_time_until_the_next_admission():
     alice = key("alice", requests_per_minute=6)
     made = allowances(alice)
     assert [made.enter(alice.owner, 0.0) for _ in range(6)] == [None] * 6
@@ -44,7 +44,7 @@ def test_a_refusal_says_to_the_moment_when_the_next_one_is_let_in():
     assert made.enter(alice.owner, 1.0 + refused.seconds + 0.01) is None
 
 
-def test_the_request_that_empties_the_tokens_is_served_and_what_is_over_has_to_fill_up():
+def test_request_that_empties_the_bucket_is_served_and_its_deficit_refills():
     alice = key("alice", tokens_per_minute=600)
     made = allowances(alice)
     made.spend(alice.owner, 599, 0.0)
@@ -61,18 +61,18 @@ def test_a_refused_request_consumes_no_quota_and_reports_the_longer_wait():
     made = allowances(alice)
     made.spend(alice.owner, 70, 0.0)
     refusals = [made.enter(alice.owner, 0.0) for _ in range(100)]
-    assert all(isinstance(each, Spent) and each.unit == "tokens" for each in refusals)
+    assert all(isinstance(each, LimitReached) and each.unit == "tokens" for each in refusals)
     assert made.headers(alice.owner, 0.0)["x-ratelimit-remaining-requests"] == "60"
 
 
-def test_keys_are_told_apart_and_their_own_limits_come_before_those_of_all():
+def test_limits_of_a_key_override_the_general_ones():
     alice, bob, carol = key("alice", requests_per_minute=1), key("bob"), key("carol", requests_per_minute=5)
     made = allowances(alice, bob, carol, requests=2)
     let_in = {each.name: sum(made.enter(each.owner, 0.0) is None for _ in range(10)) for each in (alice, bob, carol)}
     assert let_in == {"alice": 1, "bob": 2, "carol": 5}
 
 
-def test_a_key_without_limits_is_never_refused_and_hears_of_none():
+def test_key_without_limits_is_never_refused_and_gets_no_headers():
     alice = key("alice")
     made = allowances(alice)
     made.spend(alice.owner, 10**9, 0.0)
@@ -80,7 +80,7 @@ def test_a_key_without_limits_is_never_refused_and_hears_of_none():
     assert made.headers(alice.owner, 0.0) == {}
 
 
-def test_other_limits_keep_what_was_used():
+def test_changed_limits_keep_the_used_amounts():
     alice = key("alice")
     made = allowances(alice, requests=10)
     for _ in range(8):
@@ -108,7 +108,7 @@ def ask(gateway, key, **body):
     return gateway.client.post("/test/generate", json={"prompt": [1, 2, 3], "max_tokens": 4, **body}, headers=headers)
 
 
-def test_a_client_over_its_requests_gets_429_with_what_is_left_and_others_do_not(limited):
+def test_client_over_its_limit_gets_429_and_others_do_not(limited):
     first, second = ask(limited, "sk-a"), ask(limited, "sk-a")
     assert (first.status_code, second.status_code) == (200, 200)
     left = [reply.headers["x-ratelimit-remaining-requests"] for reply in (first, second)]
@@ -117,7 +117,7 @@ def test_a_client_over_its_requests_gets_429_with_what_is_left_and_others_do_not
     error = refused.json()["error"]
     assert refused.status_code == 429 and (error["type"], error["code"]) == ("RateLimitError", 429)
     assert 1 <= int(refused.headers["retry-after"]) <= 30
-    assert "2 requests a minute" in error["message"]
+    assert "2 requests per minute" in error["message"]
     assert ask(limited, "sk-b").status_code == 200
     assert limited.metric("slipway_key_refusals_total", key="alice", unit="requests") == 1
 
@@ -128,7 +128,7 @@ def test_prompt_and_reply_tokens_are_counted_and_reported_by_key(limited):
     assert limited.metric("slipway_key_tokens_total", key="unnamed") == 14
 
 
-def test_looking_costs_nothing(limited):
+def test_requests_without_generation_are_free(limited):
     headers = {"x-api-key": "sk-a"}
     assert all(limited.client.get("/v1/models", headers=headers).status_code == 200 for _ in range(5))
     assert ask(limited, "sk-a").headers["x-ratelimit-remaining-requests"] == "1"

@@ -39,7 +39,7 @@ def reached(gateway, context: ssl.SSLContext) -> bool:
         return False
 
 
-def test_a_client_that_trusts_the_certificate_is_served_and_one_that_does_not_is_not(gateway, tmp_path):
+def test_only_clients_that_trust_the_certificate_connect(gateway, tmp_path):
     assert reached(gateway, trusting(tmp_path, "a"))
     assert not reached(gateway, ssl.create_default_context())
 
@@ -49,13 +49,13 @@ def test_clients_without_tls_get_no_reply(gateway):
         httpx.get(gateway.url.replace("https", "http") + "/ready")
 
 
-def test_the_probe_of_our_own_asks_through_tls(gateway):
+def test_own_probe_uses_tls(gateway):
     address = httpx.URL(gateway.url)
     answer = asyncio.run(probe.get(address.host, address.port, "/ready", 30.0, tls=True))
     assert answer is not None and answer[0] == 200
 
 
-def test_a_renewed_certificate_is_taken_by_itself_and_open_streams_go_on(gateway, engine, tmp_path):
+def test_renewed_certificate_is_used_and_open_streams_continue(gateway, engine, tmp_path):
     engine.holding = True
     pieces: list[str] = []
     body = {"prompt": [1], "max_tokens": 2, "stream": True}
@@ -76,26 +76,26 @@ def test_a_renewed_certificate_is_taken_by_itself_and_open_streams_go_on(gateway
 def test_an_unusable_certificate_is_reported_and_the_previous_one_stays(gateway, tmp_path, caplog):
     before = trusting(tmp_path, "a")
     (tmp_path / "a.crt").write_text("-----BEGIN CERTIFICATE-----\nhalf of i")
-    until("it is told", lambda: any("holds no PEM certificate" in each.getMessage() for each in caplog.records))
+    until("it is told", lambda: any("contains no PEM certificate" in each.getMessage() for each in caplog.records))
     assert reached(gateway, before)
-    told = [each for each in caplog.records if "holds no PEM" in each.getMessage()]
+    told = [each for each in caplog.records if "contains no PEM" in each.getMessage()]
     write_certificate(tmp_path, "a")
     until("a good one is taken", lambda: reached(gateway, trusting(tmp_path, "a")))
     assert len(told) == 1, "once, not at every look"
 
 
-def test_its_end_is_a_metric(gateway, tmp_path):
+def test_expiry_time_is_a_metric(gateway, tmp_path):
     ends = read_certificate(tls(tmp_path)).ends_s
     until("it is told", lambda: gateway.metric("slipway_tls_certificate_end_seconds") == ends)
 
 
-def test_one_that_has_ended_is_told_and_served(tmp_path, caplog):
+def test_expired_certificate_is_logged_and_used(tmp_path, caplog):
     write_certificate(tmp_path, "old", days=-1)
     assert read_certificate(tls(tmp_path, "old")).ends_s > 0
-    assert "ended" in caplog.text and "renew it" in caplog.text
+    assert "expired" in caplog.text and "renew it" in caplog.text
 
 
-def test_wrong_files_are_named_with_what_is_wrong(tmp_path):
+def test_error_names_the_wrong_file_and_the_reason(tmp_path):
     write_certificate(tmp_path, "a")
     write_certificate(tmp_path, "b")
     write_certificate(tmp_path, "locked", passphrase=b"word")

@@ -16,7 +16,7 @@ def test_a_key_and_its_hash_are_the_same_key():
     assert clear == hashed == ApiKey(bytes.fromhex(HASH))
 
 
-def test_words_behind_a_key_name_it_limit_it_and_give_it_a_share():
+def test_fields_after_a_key_set_name_limits_and_share():
     lines = [
         "# clients",
         "",
@@ -31,22 +31,22 @@ def test_words_behind_a_key_name_it_limit_it_and_give_it_a_share():
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["sk-secret admin"], "line 1: word 2 is none of name=…, requests_per_minute=…"),
-        (["sk-secret nme=x"], "line 1: word 2 is none of"),
-        (["ok", "sk-secret name=a b"], "line 2: word 3 is none of"),
-        (["sk-secret name="], "name=: a name has"),
-        (["sk-secret name=a name=b"], "name is given twice"),
-        (["sk-secret tokens_per_minute=0"], "tokens_per_minute=0: it has to be a whole number from 1 on"),
+        (["sk-secret admin"], "line 1: word 2 must be one of name=…, requests_per_minute=…"),
+        (["sk-secret nme=x"], "line 1: word 2 must be one of"),
+        (["ok", "sk-secret name=a b"], "line 2: word 3 must be one of"),
+        (["sk-secret name="], "name=: must be 1"),
+        (["sk-secret name=a name=b"], "name occurs twice"),
+        (["sk-secret tokens_per_minute=0"], "tokens_per_minute=0: must be a whole number of at least 1"),
         (["sk-secret tokens_per_minute=1e3"], "whole number"),
-        (["sk-secret share=0"], "share=0: it has to be a number from 0.01 to 100"),
+        (["sk-secret share=0"], "share=0: must be a number from 0.01 to 100"),
         (["sk-secret share=nan"], "from 0.01 to 100"),
-        (["sk-secret priority=1"], "priority=1: it has to be yes or no"),
+        (["sk-secret priority=1"], "priority=1: must be yes or no"),
         (["sha256:1234"], "64 hexadecimal digits"),
-        (["sk-secret", "other", f"sha256:{HASH}"], "line 3: this key stands in an earlier line"),
-        (["sk-secret name=a", "other name=a"], "line 2: name=a stands in an earlier line"),
+        (["sk-secret", "other", f"sha256:{HASH}"], "line 3: this key is already on an earlier line"),
+        (["sk-secret name=a", "other name=a"], "line 2: name=a is already on an earlier line"),
     ],
 )
-def test_a_wrong_line_is_named_and_no_key_is_repeated(lines, message):
+def test_wrong_line_is_reported_without_the_key(lines, message):
     with pytest.raises(ConfigError) as refused:
         parse_keys(lines, "keys")
     assert message in str(refused.value) and str(refused.value).startswith("keys, line ")

@@ -223,7 +223,7 @@ def test_a_late_body_gets_408(limited, body):
     until("the request is counted", lambda: gateway.metric("http_requests_total", status="4xx") == 1)
 
 
-def test_a_body_that_goes_on_after_the_reply_is_dropped_for_a_while_only(limited):
+def test_a_body_after_the_reply_is_dropped_for_a_limited_time(limited):
     gateway = limited(body_timeout_s=0.2)
     with connected(gateway) as connection:
         connection.sendall(b"POST /live HTTP/1.1\r\nContent-Length: 1000\r\n\r\nx")
@@ -312,7 +312,7 @@ def test_connections_in_a_tls_handshake_count(limited, tmp_path: Path):
         assert gateway.service.metrics.connections()[0] <= 6
 
 
-def test_a_tls_handshake_that_does_not_end_is_given_up(limited, tmp_path: Path):
+def test_an_unfinished_tls_handshake_times_out(limited, tmp_path: Path):
     write_certificate(tmp_path, "a")
     tls = Tls(certificate=str(tmp_path / "a.crt"), key=str(tmp_path / "a.key"))
     gateway = limited({"tls": tls}, head_timeout_s=0.2)

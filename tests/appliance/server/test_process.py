@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from appliance.config.gateway import read_config, write_config
-from appliance.runtime.gateway_control import Take, ask
+from appliance.runtime.gateway_control import ApplyConfig, send_message
 from engine.api.errors import EXIT_PERMANENT
 
 PATIENCE_S = 120.0
@@ -136,7 +136,7 @@ def test_it_has_no_torch_and_weighs_less_than_200_mb(run, engine, eventually):
     assert kilobytes < 200_000
 
 
-def test_a_taken_port_is_one_clear_line_and_a_code(run, new_engine):
+def test_an_occupied_port_is_one_line_and_an_exit_code(run, new_engine):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = run(new_engine(), answers=False, port=port)
@@ -227,7 +227,7 @@ def test_new_requests_are_still_taken_while_load_balancers_notice(run, engine, e
     eventually("ready", lambda: process.get("/ready") == 200)
     if reloaded:
         wanted = msgspec.structs.replace(read_config(tmp_path / "gateway.json"), drain_linger_s=1.0)
-        assert asyncio.run(ask(wanted.control, Take(wanted), PATIENCE_S)).error == ""
+        assert asyncio.run(send_message(wanted.control, ApplyConfig(wanted), PATIENCE_S)).error == ""
     process.kill(signal.SIGTERM)
     eventually("not ready", lambda: process.get("/ready") == 503)
     reply = complete(process)
@@ -278,7 +278,7 @@ def test_a_linger_ends_with_the_drain(run, engine, eventually):
     assert process.wait() == 0
 
 
-def test_a_request_goes_on_though_what_was_open_cannot_be_written_down(run, engine, eventually, tmp_path):
+def test_a_request_resumes_although_the_in_flight_file_cannot_be_written(run, engine, eventually, tmp_path):
     """The run directory does not exist, which behaves like a full disk"""
     process = run(engine, run=str(tmp_path / "nowhere"))
     eventually("ready", lambda: process.get("/ready") == 200)
@@ -314,10 +314,10 @@ def test_a_gateway_that_lost_an_engine_by_its_own_error_ends(run, engine, eventu
     eventually("ready", lambda: process.get("/ready") == 200)
     engine.die()
     assert process.wait() == 1
-    assert process.lines[-1] == "internal: the gateway lost an engine by an error of its own\n"
+    assert process.lines[-1] == "internal: the connection to an engine failed in the gateway\n"
 
 
-def test_the_log_says_at_the_start_whether_a_restart_keeps_what_is_stored(run, engine, tmp_path):
+def test_the_startup_log_states_if_a_restart_keeps_replies(run, engine, tmp_path):
     for place, expected in ((tmp_path, "a restart of the service deletes them"), (tmp_path / "kept", "keeps them")):
         place.mkdir(exist_ok=True)
         process = run(engine, run=str(tmp_path), responses=str(place / "responses.journal"), responses_keep_s=86400.0)

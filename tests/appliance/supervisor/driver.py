@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from appliance.config.gateway import GatewayConfig, SecretRef
-from appliance.runtime.listener import DOOR
-from appliance.supervisor.crashes import Bundles
+from appliance.runtime.listener import LISTENER_SOCKET
+from appliance.supervisor.crash_bundles import BundlePolicy
 from appliance.supervisor.hangs import Budgets
 from appliance.supervisor.launch import launch
 from appliance.supervisor.monitor import Policy
@@ -55,14 +55,14 @@ def main(directory: Path, given: dict[str, object]) -> int:
     )
 
     def programs(service: Service, run: Path) -> list[Program]:
-        words = (str(directory), str(run / DOOR), str(run / CONTROL))
+        words = (str(directory), str(run / LISTENER_SOCKET), str(run / CONTROL))
         found = [gateway_program(service, (sys.executable, FAKE, "gateway", *words))]
         for name, words in zip(engine_names(service), engines, strict=True):
             argv = (sys.executable, FAKE, "engine", str(directory), name, *words)
             found.append(engine_program(service, name, argv, threads=3))
         return found
 
-    bundles = Bundles((directory / "crashes",), given.get("keep", 10), given.get("size", 2**20))
+    bundles = BundlePolicy((directory / "crashes",), given.get("keep", 10), given.get("size", 2**20))
     log = directory / "termination-log"
     return launch(service, os.environ, programs=programs, log=log, bundles=bundles)
 

@@ -1,9 +1,9 @@
 """Fake programs for tests of the supervisor: a gateway controlled by files, engines controlled by arguments.
 
-    fake.py gateway DIRECTORY DOOR CONTROL  /live 200; /ready 200 if DIRECTORY/ready exists, else 503; with a file
-                                            DIRECTORY/broken it prints that and exits permanently, unless it is halted
-    fake.py engine DIRECTORY NAME WORD…     run | crash | permanent TEXT | escape | orphan | show | end HOW SECONDS |
-                                            litter HOW | oom COUNTER
+    fake.py gateway DIRECTORY LISTENER CONTROL  /live 200; /ready 200 if DIRECTORY/ready exists, else 503; with a file
+                                                DIRECTORY/broken it prints that and exits permanently, unless halted
+    fake.py engine DIRECTORY NAME WORD…         run | crash | permanent TEXT | escape | orphan | show |
+                                                end HOW SECONDS | litter HOW | oom COUNTER
 
 HOW is an exit code or the name of a signal. `end` waits for SECONDS, or with "ready" until the service was ready and
 DIRECTORY/seen exists. `litter` leaves children that ignore SIGTERM in a separate group and a separate session, shared
@@ -24,7 +24,7 @@ import threading
 import time
 from pathlib import Path
 
-from appliance.runtime.listener import lent
+from appliance.runtime.listener import receive_listener
 
 
 class Control(socketserver.StreamRequestHandler):
@@ -37,7 +37,7 @@ class Control(socketserver.StreamRequestHandler):
             file.write(b".")
 
 
-def gateway(directory: Path, door: str, control: str) -> None:
+def gateway(directory: Path, listener_socket: str, control: str) -> None:
     class Reply(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             ready = (directory / "ready").exists() or self.path == "/live"
@@ -51,11 +51,11 @@ def gateway(directory: Path, door: str, control: str) -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    listener = lent(door)
+    listener = receive_listener(listener_socket)
     server = http.server.ThreadingHTTPServer(listener.getsockname(), Reply, bind_and_activate=False)
     server.socket.close()
     server.socket = listener
-    if (directory / "broken").exists() and not Path(door).with_name("parked").exists():
+    if (directory / "broken").exists() and not Path(listener_socket).with_name("halted").exists():
         started(directory, "gateway")
         print((directory / "broken").read_text(), file=sys.stderr, flush=True)
         os._exit(78)
@@ -122,7 +122,7 @@ def litter(directory: Path, name: str) -> None:
     shared.write_bytes(bytes(4096))
     with shared.open("r+b") as file:
         kept = mmap.mmap(file.fileno(), 4096)
-    (Path(os.environ["SLIPWAY_KEPT"].rpartition(":")[0]) / f"{name}-ranks-x").mkdir()
+    (Path(os.environ["SLIPWAY_REAPER"].rpartition(":")[0]) / f"{name}-ranks-x").mkdir()
     for leave in (os.setpgrp, os.setsid):
         if os.fork() == 0:
             leave()

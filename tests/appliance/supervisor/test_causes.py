@@ -9,7 +9,7 @@ import pytest
 
 from appliance.supervisor import causes
 from appliance.supervisor.causes import classify
-from appliance.supervisor.death import Death, counted, memory_counters, read_counters
+from appliance.supervisor.exit_status import ExitStatus, increments, memory_counters, read_counters
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 RANK = "slipway engine: rank: rank 2 (process 812) was killed by SIGKILL; the system may have been out of memory"
@@ -18,7 +18,7 @@ CUDA = "slipway engine: crash: AcceleratorError: CUDA error: uncorrectable ECC e
 
 
 def death(code=0, signal="", oom=0):
-    return Death(pid=1, lived_s=1.0, code=code, signal=signal, memory={"oom_kill": oom} if oom else {"high": 4})
+    return ExitStatus(pid=1, duration_s=1.0, code=code, signal=signal, memory={"oom_kill": oom} if oom else {"high": 4})
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def death(code=0, signal="", oom=0):
         (None, {}, [], "signal"),
     ],
 )
-def test_causes(seen, given, lines, name):
+def test_exit_status_and_log_lines_determine_the_cause(seen, given, lines, name):
     assert classify(seen, **{"hung": False, "permanent": False, **given}, last_lines=lines).name == name
 
 
@@ -65,7 +65,7 @@ def test_each_cause_is_explained(one):
     assert done.returncode == 0 and one.meaning in said and one.cure in said
 
 
-def test_counters_are_those_of_the_nearest_group_of_either_version(tmp_path):
+def test_memory_counters_come_from_the_nearest_cgroup(tmp_path):
     near, far = tmp_path / "a" / "b", tmp_path / "a"
     near.mkdir(parents=True)
     assert memory_counters([near, far], tmp_path / "vmstat") == tmp_path / "vmstat"
@@ -77,4 +77,4 @@ def test_counters_are_those_of_the_nearest_group_of_either_version(tmp_path):
     (tmp_path / "vmstat").write_text("nr_free_pages 99\noom_kill 5\n")
     assert read_counters(tmp_path / "vmstat") == {"oom_kill": 5}
     assert read_counters(tmp_path / "none") == {}
-    assert counted({"oom_kill": 3, "high": 1}, {"oom_kill": 5, "high": 1, "max": 2}) == {"oom_kill": 2, "max": 2}
+    assert increments({"oom_kill": 3, "high": 1}, {"oom_kill": 5, "high": 1, "max": 2}) == {"oom_kill": 2, "max": 2}

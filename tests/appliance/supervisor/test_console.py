@@ -25,7 +25,7 @@ def shown(form: Any, write: Callable[[Console], None]) -> list[str]:
 
 
 def writes(console: Console) -> None:
-    console.say("ready", HOSTILE)
+    console.message("ready", HOSTILE)
     console.plain(HOSTILE)
     console.progress(HOSTILE)
     console.log("engine-0", HOSTILE.encode())

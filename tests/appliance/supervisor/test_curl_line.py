@@ -27,7 +27,7 @@ def config(**fields: Any) -> GatewayConfig:
         (("token_classify",), "/pooling"),
     ],
 )
-def test_shown_request_is_of_a_task_of_the_model(tasks: Any, path: str) -> None:
+def test_curl_line_uses_a_route_that_the_model_supports(tasks: Any, path: str) -> None:
     words = shlex.split(curl_line("http://host:1", config(tasks=tasks)))
     assert words[:3] == ["curl", "-N", f"http://host:1{path}"]
     body = json.loads(words[-1])

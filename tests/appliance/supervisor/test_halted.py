@@ -8,7 +8,7 @@ WORDS = "checkpoint: model.safetensors: the weights are damaged"
 
 
 @pytest.fixture
-def parked(launched, tmp_path):
+def halted(launched, tmp_path):
     """An appliance that is halted, by an engine or by its gateway."""
 
     def start(by: str):
@@ -19,7 +19,7 @@ def parked(launched, tmp_path):
         (folder / "termination-log").touch()
         engine = ["permanent", WORDS] if by == "engine" else ["run"]
         appliance = launched(exhausted="park", engines=[engine, ["run"]])
-        appliance.until(lambda: b"parked: " in appliance.out() or appliance.process.poll() is not None)
+        appliance.until(lambda: b"halted: " in appliance.out() or appliance.process.poll() is not None)
         assert appliance.process.poll() is None, appliance.output()
         return appliance
 
@@ -27,12 +27,12 @@ def parked(launched, tmp_path):
 
 
 @pytest.mark.parametrize("by", ["engine", "gateway"])
-def test_a_damaged_checkpoint_halts_the_appliance_whichever_program_finds_it(parked, by):
-    appliance = parked(by)
+def test_damaged_checkpoint_halts_the_appliance(halted, by):
+    appliance = halted(by)
     appliance.started("gateway", times=2 if by == "gateway" else 1)
     appliance.until(lambda: not any(" engine " in command for command in appliance.alive().values()))
     (run,) = appliance.runs.iterdir()
-    told = json.loads((run / "parked").read_text())
+    told = json.loads((run / "halted").read_text())
     assert (told["exit"], told["code"]) == ("checkpoint", 10) and "damaged" in told["message"]
     assert json.loads((appliance.directory / "termination-log").read_text())["code"] == 10
     assert appliance.process.poll() is None
@@ -40,7 +40,7 @@ def test_a_damaged_checkpoint_halts_the_appliance_whichever_program_finds_it(par
     assert appliance.alive() == {}
 
 
-def test_without_park_a_damaged_checkpoint_ends_the_appliance(launched, tmp_path):
+def test_damaged_checkpoint_ends_the_appliance_without_park(launched, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "broken").write_text(WORDS)
     appliance = launched()

@@ -42,7 +42,7 @@ def test_connections_are_not_refused_between_two_gateways(launched: Callable[...
     assert appliance.terminate() == 0
 
 
-def test_connections_that_wait_for_a_gateway_get_503_at_the_end(
+def test_waiting_connections_get_503_at_shutdown(
     launched: Callable[..., Appliance],
 ) -> None:
     appliance = launched(backoff_s=600.0)
@@ -76,15 +76,15 @@ def test_connections_after_sigterm_are_refused(launched: Callable[..., Appliance
         pass
 
 
-def test_a_listener_is_taken_once_and_port_0_takes_a_free_one() -> None:
-    with listen.listening("127.0.0.1", 0) as listener:
+def test_port_in_use_is_refused_and_port_0_selects_a_free_port() -> None:
+    with listen.open_listener("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(listen.AddressTaken, match=f"port {port} on 127.0.0.1 is in use"):
-            listen.listening("127.0.0.1", port)
-    with closing(listen.listening("::1", 0)) as other:
+        with pytest.raises(listen.AddressUnavailable, match=f"port {port} on 127.0.0.1 is in use"):
+            listen.open_listener("127.0.0.1", port)
+    with closing(listen.open_listener("::1", 0)) as other:
         assert other.family == socket.AF_INET6
 
 
-def test_where_nobody_lends_a_listener_an_error_names_the_place(tmp_path: object) -> None:
+def test_missing_listener_socket_raises_os_error(tmp_path: object) -> None:
     with pytest.raises(OSError):
-        listen.lent(f"{tmp_path}/nobody.sock")
+        listen.receive_listener(f"{tmp_path}/nobody.sock")

@@ -45,7 +45,7 @@ def test_a_wrong_option_is_named_in_the_termination_log(log, tmp_path):
     assert ended.value.code == reason["code"] == 2 and "--nothing-like-it" in reason["message"]
 
 
-def test_check_leaves_the_termination_log_alone(log, tmp_path):
+def test_check_does_not_write_the_termination_log(log, tmp_path):
     before = log.read_text()
     assert main(["check", manifest(tmp_path, tmp_path)]) == exits.CHECKPOINT.number
     assert log.read_text() == before
@@ -53,7 +53,7 @@ def test_check_leaves_the_termination_log_alone(log, tmp_path):
 
 @pytest.mark.parametrize("character", ["x", "\x01", "\u00e9"])
 @pytest.mark.parametrize("length", [0, 1, 680, 4096, 100_003])
-def test_what_is_too_long_stays_json_that_kubernetes_keeps(tmp_path, character, length):
+def test_long_reason_is_shortened_to_valid_json(tmp_path, character, length):
     log = tmp_path / "log"
     log.touch()
     lines = tuple(character * 500 for _ in range(7))
@@ -63,6 +63,6 @@ def test_what_is_too_long_stays_json_that_kubernetes_keeps(tmp_path, character, 
     assert kept["message"] == character * len(kept["message"]) and len(kept["message"]) >= min(length, 600)
 
 
-def test_without_a_termination_log_none_is_made(tmp_path):
+def test_missing_termination_log_is_not_created(tmp_path):
     write_termination(Reason(message="m", exit="x", code=1, cure="y"), tmp_path / "log")
     assert list(tmp_path.iterdir()) == []

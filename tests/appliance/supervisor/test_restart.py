@@ -4,7 +4,7 @@ import signal
 import time
 
 
-def test_a_killed_engine_comes_back_and_nothing_else_changes(launched):
+def test_killed_engine_restarts_and_other_programs_continue(launched):
     appliance = launched(engines=[["run"], ["run"]])
     first, other, gateway = (appliance.started(name) for name in ("engine-0", "engine-1", "gateway"))
     appliance.ready()
@@ -13,10 +13,10 @@ def test_a_killed_engine_comes_back_and_nothing_else_changes(launched):
     assert appliance.pids("gateway") == [gateway]
     assert appliance.pids("engine-1") == [other]
     assert appliance.process.poll() is None
-    appliance.until(lambda: b"engine-0   died (killed by SIGKILL); restart 1 of 5" in appliance.out())
+    appliance.until(lambda: b"engine-0   exited (killed by SIGKILL); restart 1 of 5" in appliance.out())
 
 
-def test_a_killed_gateway_comes_back_on_the_same_port(launched):
+def test_killed_gateway_restarts_on_the_same_port(launched):
     appliance = launched()
     first, engine = appliance.started("gateway"), appliance.started("engine-0")
     appliance.ready()
@@ -26,18 +26,18 @@ def test_a_killed_gateway_comes_back_on_the_same_port(launched):
     appliance.until(lambda: b"ready      again" in appliance.out())
 
 
-def test_a_permanent_exit_ends_everything_at_once_with_its_own_words(launched):
+def test_permanent_failure_ends_the_appliance_with_its_message(launched):
     appliance = launched(engines=[["run"], ["permanent", "slipway engine: memory: one block needs 96 MiB"]], max=5)
     assert appliance.end() == 11
     reason = appliance.reason()
     assert reason["exit"] == "memory"
     assert reason["program"] == "engine-1"
-    assert reason["message"] == "engine-1 ended for good: memory: one block needs 96 MiB"
+    assert reason["message"] == "engine-1 failed permanently: memory: one block needs 96 MiB"
     assert len(appliance.pids("engine-1")) == 1
     assert appliance.alive() == {}
 
 
-def test_permanent_exits_have_codes_by_their_first_word(launched):
+def test_first_word_of_a_permanent_failure_selects_the_exit_code(launched):
     words = {
         "checkpoint: model.safetensors is cut short": 10,
         "architecture: FooForCausalLM": 10,
@@ -48,7 +48,7 @@ def test_permanent_exits_have_codes_by_their_first_word(launched):
     assert [appliance.end() for appliance in appliances] == list(words.values())
 
 
-def test_a_crash_loop_ends_the_appliance_with_the_last_words_of_the_program(launched):
+def test_crash_loop_ends_the_appliance_with_the_last_lines_of_the_program(launched):
     appliance = launched(engines=[["crash"]], max=2)
     assert appliance.end() == 14
     reason = appliance.reason()
@@ -60,7 +60,7 @@ def test_a_crash_loop_ends_the_appliance_with_the_last_words_of_the_program(laun
     assert appliance.alive() == {}
 
 
-def test_deaths_after_a_good_start_are_counted_too(launched):
+def test_crashes_after_a_successful_start_count(launched):
     """Supervisor itself would restart such a program forever."""
     appliance = launched(max=1)
     appliance.started("gateway")
@@ -74,7 +74,7 @@ def test_deaths_after_a_good_start_are_counted_too(launched):
     assert len(appliance.pids("engine-0")) == 2
 
 
-def test_deaths_out_of_the_window_are_forgotten(launched):
+def test_crashes_outside_the_window_do_not_count(launched):
     appliance = launched(max=1, window_s=1.5)
     for times in (1, 2, 3, 4):
         pid = appliance.started("engine-0", times=times)
@@ -84,7 +84,7 @@ def test_deaths_out_of_the_window_are_forgotten(launched):
     assert appliance.terminate() == 0
 
 
-def test_the_reason_goes_to_the_termination_log_if_there_is_one(launched, tmp_path):
+def test_reason_is_written_to_an_existing_termination_log(launched, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "termination-log").write_text("from the run before, and longer than the new text " * 50)
     appliance = launched(engines=[["permanent", "checkpoint: no such shard"]])
@@ -93,7 +93,7 @@ def test_the_reason_goes_to_the_termination_log_if_there_is_one(launched, tmp_pa
     assert reason == appliance.reason()
 
 
-def test_a_termination_log_stays_json_where_the_last_lines_are_too_long_for_it(launched, tmp_path):
+def test_termination_log_stays_json_with_long_last_lines(launched, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "termination-log").touch()
     appliance = launched(engines=[["permanent", "a" * 2500 + "\n" + "b" * 2500 + "\nmemory: too little"]])
@@ -103,19 +103,19 @@ def test_a_termination_log_stays_json_where_the_last_lines_are_too_long_for_it(l
     assert len(appliance.reason()["last_lines"]) == 3
 
 
-def test_a_killed_sentinel_is_replaced_and_finds_who_died_meanwhile(launched):
+def test_restarted_monitor_detects_crashes_that_it_missed(launched):
     appliance = launched()
     engine = appliance.started("engine-0")
     appliance.ready()
-    (sentinel,) = [pid for pid, command in appliance.alive().items() if "appliance.supervisor.monitor" in command]
-    os.kill(sentinel, signal.SIGSTOP)
+    (monitor,) = [pid for pid, command in appliance.alive().items() if "appliance.supervisor.monitor" in command]
+    os.kill(monitor, signal.SIGSTOP)
     os.kill(engine, signal.SIGKILL)
     appliance.until(lambda: engine not in appliance.alive())
-    os.kill(sentinel, signal.SIGKILL)
+    os.kill(monitor, signal.SIGKILL)
     appliance.started("engine-0", times=2)
 
 
-def test_a_killed_supervisor_ends_the_appliance_and_all_it_started(launched):
+def test_killed_supervisord_ends_the_appliance_and_all_programs(launched):
     appliance = launched()
     appliance.started("engine-0")
     appliance.started("gateway")

@@ -18,26 +18,28 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_place_too_long_for_sockets_is_passed_over_and_left_clean(tmp_path: Path) -> None:
-    place = tmp_path / ("x" * 80)
-    place.mkdir()
-    with rundir.run_directory({"XDG_RUNTIME_DIR": str(place)}) as directory:
+def test_folder_with_too_long_path_is_skipped_and_left_empty(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 80)
+    folder.mkdir()
+    with rundir.run_directory({"XDG_RUNTIME_DIR": str(folder)}) as directory:
         assert len(os.fsencode(directory / "supervisor.sock.4194304")) <= 107  # sun_path without its final zero
-        assert place not in directory.parents
-    assert list(place.iterdir()) == [] and not directory.exists()
+        assert folder not in directory.parents
+    assert list(folder.iterdir()) == [] and not directory.exists()
 
 
-def test_without_any_place_the_message_names_all_and_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / ("x" * 80)
-    place.mkdir()
-    monkeypatch.setattr(rundir, "places", lambda environment: [place, tmp_path / "none"])
+def test_error_without_usable_folder_lists_all_folders_and_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 80)
+    folder.mkdir()
+    monkeypatch.setattr(rundir, "folders", lambda environment: [folder, tmp_path / "none"])
     with pytest.raises(rundir.NoRunDirectory) as caught, rundir.run_directory({}):
         pass
-    for words in (f"{place}: path too long", f"{tmp_path / 'none'}: No such file", "set XDG_RUNTIME_DIR"):
+    for words in (f"{folder}: path too long", f"{tmp_path / 'none'}: No such file", "set XDG_RUNTIME_DIR"):
         assert words in str(caught.value)
 
 
-def test_appliances_whose_launcher_is_gone_do_not_run(tmp_path: Path) -> None:
+def test_appliances_without_launcher_process_are_not_listed(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for name, address in (
@@ -62,9 +64,9 @@ with rundir.run_directory({}) as directory:
 """
 
 
-def held(place: Path) -> subprocess.Popen[str]:
+def held(folder: Path) -> subprocess.Popen[str]:
     """A process that has a run directory until it is killed."""
-    environment = {**os.environ, "XDG_RUNTIME_DIR": "", "TMPDIR": str(place)}
+    environment = {**os.environ, "XDG_RUNTIME_DIR": "", "TMPDIR": str(folder)}
     command = [sys.executable, "-c", HOLD]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from appliance.supervisor.shm_cleanup import Segments
+from appliance.supervisor.shm_cleanup import SharedMemoryCleaner
 
 
 @pytest.fixture
@@ -25,67 +25,67 @@ def mapped(tmp_path):
         each.close()
 
 
-def segments(folder):
-    return Segments(lambda: [os.getpid()], str(folder))
+def cleaner(folder):
+    return SharedMemoryCleaner(lambda: [os.getpid()], str(folder))
 
 
-def test_what_is_still_mapped_stays(tmp_path, mapped):
-    watched = segments(tmp_path)
+def test_mapped_file_is_kept(tmp_path, mapped):
+    watched = cleaner(tmp_path)
     mapped("nccl-a")
-    watched.look()
+    watched.scan()
     assert watched.remove() == []
 
 
-def test_it_goes_when_its_last_user_has_gone(tmp_path, mapped):
-    watched = segments(tmp_path)
+def test_file_without_users_is_removed(tmp_path, mapped):
+    watched = cleaner(tmp_path)
     close = mapped("nccl-a")
-    watched.look()
+    watched.scan()
     close()
     assert watched.remove() == [str(tmp_path / "nccl-a")] and not (tmp_path / "nccl-a").exists()
 
 
-def test_a_file_that_is_open_elsewhere_stays(tmp_path, mapped):
-    watched = segments(tmp_path)
+def test_file_that_is_open_is_kept(tmp_path, mapped):
+    watched = cleaner(tmp_path)
     close = mapped("a")
-    watched.look()
+    watched.scan()
     close()
     with (tmp_path / "a").open():
         assert watched.remove() == []
 
 
-def test_what_was_there_before_or_was_never_mapped_stays(tmp_path, mapped):
+def test_earlier_and_unmapped_files_are_kept(tmp_path, mapped):
     before = mapped("model.safetensors")
-    watched = segments(tmp_path)
+    watched = cleaner(tmp_path)
     (tmp_path / "another's").touch()
-    watched.look()
+    watched.scan()
     before()
     assert watched.remove() == [] and len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_name_that_was_taken_again_is_another_file(tmp_path, mapped):
-    watched = segments(tmp_path)
+def test_replaced_file_with_the_same_name_is_kept(tmp_path, mapped):
+    watched = cleaner(tmp_path)
     close = mapped("a")
-    watched.look()
+    watched.scan()
     close()
     (tmp_path / "b").touch()
     (tmp_path / "b").rename(tmp_path / "a")
     assert watched.remove() == [] and (tmp_path / "a").exists()
 
 
-def test_files_of_folders_below_stay(tmp_path, mapped):
+def test_files_in_subfolders_are_kept(tmp_path, mapped):
     (tmp_path / "slipway").mkdir()
-    watched = segments(tmp_path)
+    watched = cleaner(tmp_path)
     close = mapped("slipway/weights")
-    watched.look()
+    watched.scan()
     close()
     assert watched.remove() == []
 
 
-def test_what_is_mapped_a_little_after_it_was_made_is_seen(tmp_path, mapped):
-    watched = segments(tmp_path)
+def test_file_mapped_after_its_creation_is_removed(tmp_path, mapped):
+    watched = cleaner(tmp_path)
     (tmp_path / "a").write_bytes(bytes(4096))
-    watched.look()
+    watched.scan()
     close = mapped("a")
-    watched.look()
+    watched.scan()
     close()
     assert watched.remove() == [str(tmp_path / "a")]

@@ -143,7 +143,7 @@ def test_sigterm_is_not_lost_while_the_entrypoint_starts_python(contained, tmp_p
     assert list(appliance.temporary.iterdir()) == []
 
 
-def test_sigterm_ends_another_command_as_it_ends_any_program():
+def test_sigterm_ends_other_commands_by_default():
     with socket.create_server(("127.0.0.1", 0)) as service:
         url = f"http://127.0.0.1:{service.getsockname()[1]}"
         with subprocess.Popen([sys.executable, "-m", "appliance", "healthcheck", url], cwd=ROOT) as process:
@@ -164,7 +164,7 @@ STRAY = (
 )
 
 
-def test_signals_without_a_meaning_end_nothing(launched):
+def test_unused_signals_are_ignored(launched):
     appliance = launched()
     appliance.started("engine-0")
     appliance.started("gateway")

@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.api.config import MAX_RUNNING
 
 
-def test_the_tree_comes_up_and_prints_one_curl_line_that_asks_the_served_model(launched):
+def test_start_prints_one_curl_line_for_the_served_model(launched):
     appliance = launched(engines=[["run"], ["run"]])
     appliance.started("engine-0")
     appliance.started("engine-1")
@@ -30,7 +30,7 @@ def test_the_tree_comes_up_and_prints_one_curl_line_that_asks_the_served_model(l
     assert sum("supervisor.supervisord" in command for command in appliance.alive().values()) == 1
 
 
-def test_with_keys_the_curl_line_has_a_place_for_one_and_not_the_key(launched):
+def test_curl_line_has_a_placeholder_for_the_api_key(launched):
     appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": "canary-4711"})
     appliance.started("gateway")
     appliance.ready()
@@ -59,7 +59,7 @@ def test_only_the_gateway_gets_the_variable_of_a_secret(launched):
     assert len(files) > 5 and not any(b"canary" in file.read_bytes() for file in files)
 
 
-def test_a_gateway_that_starts_again_gets_the_secret_again(launched):
+def test_restarted_gateway_gets_its_secrets(launched):
     appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": "canary-4711"})
     os.kill(appliance.started("gateway"), signal.SIGKILL)
     again = appliance.started("gateway", times=2)
@@ -115,7 +115,7 @@ def test_programs_may_open_as_many_files_as_the_hard_limit_allows(launched):
     assert found == (2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16))
 
 
-def test_a_limit_of_open_files_that_is_too_low_is_one_message_and_nothing_starts(launched):
+def test_low_limit_of_open_files_is_refused_with_one_message(launched):
     def limited():
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 
@@ -127,7 +127,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_one_message_and_nothing_starts
     assert appliance.pids("gateway") == [] and list(appliance.runs.iterdir()) == []
 
 
-def test_as_many_files_as_are_needed_are_enough(launched):
+def test_required_number_of_open_files_is_sufficient(launched):
     def limited():
         resource.setrlimit(resource.RLIMIT_NOFILE, (128 + 8 + MAX_RUNNING,) * 2)
 
@@ -137,7 +137,7 @@ def test_as_many_files_as_are_needed_are_enough(launched):
     assert appliance.terminate() == 0
 
 
-def test_the_run_directory_is_private_and_gone_at_the_end(launched):
+def test_run_directory_is_private_and_removed_at_the_end(launched):
     appliance = launched()
     appliance.started("engine-0")
     (directory,) = appliance.runs.iterdir()
@@ -146,7 +146,7 @@ def test_the_run_directory_is_private_and_gone_at_the_end(launched):
     assert list(appliance.runs.iterdir()) == []
 
 
-def test_a_taken_port_is_one_message_and_nothing_starts(launched):
+def test_port_in_use_is_refused_with_one_message(launched):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         appliance = launched(port=port)
@@ -159,7 +159,7 @@ def test_a_taken_port_is_one_message_and_nothing_starts(launched):
     assert list(appliance.runs.iterdir()) == []
 
 
-def test_port_0_takes_a_free_one_and_says_which(launched):
+def test_port_0_selects_a_free_port_and_prints_it(launched):
     appliance = launched(port=0)
     appliance.started("gateway")
     appliance.ready()
@@ -181,7 +181,7 @@ def test_two_appliances_run_side_by_side(launched):
     assert len(other.alive()) == 6  # launcher, supervisord, gateway, reaper, engine, restart monitor
 
 
-def test_progress_is_shown_once_per_tenth_where_lines_cannot_be_redrawn(launched):
+def test_progress_is_printed_once_per_tenth_without_a_terminal(launched):
     appliance = launched()
     phase = appliance.directory / "phase"
 
@@ -200,7 +200,7 @@ def test_progress_is_shown_once_per_tenth_where_lines_cannot_be_redrawn(launched
     assert appliance.out().count(b"loading 4") == 1
 
 
-def test_the_start_up_budget_ends_the_appliance_with_what_was_missing(launched):
+def test_startup_budget_ends_the_appliance_with_a_reason(launched):
     appliance = launched(startup_s=3)
     (appliance.directory / "phase").write_text(
         '{"engines": [{"name": "engine-0", "phase": "loading", "progress": 0.5}]}'
@@ -212,7 +212,7 @@ def test_the_start_up_budget_ends_the_appliance_with_what_was_missing(launched):
     assert appliance.alive() == {}
 
 
-def test_logs_as_json_stay_lines_of_json(launched):
+def test_json_log_has_one_record_per_line(launched):
     appliance = launched(format="json", engines=[["crash"]], max=0)
     assert appliance.end() == 14
     records = [json.loads(line) for line in appliance.out().splitlines()]

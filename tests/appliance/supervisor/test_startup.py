@@ -15,16 +15,16 @@ class Console:
     redraws = False
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
-    def say(self, program: str, text: str) -> None:
-        self.said.append(f"{program} {text.split()[0]}")
+    def message(self, program: str, text: str) -> None:
+        self.lines.append(f"{program} {text.split()[0]}")
 
     def plain(self, text: str) -> None:
-        self.said.append(text.split()[0])
+        self.lines.append(text.split()[0])
 
     def progress(self, text: str) -> None:
-        self.said.append(text)
+        self.lines.append(text)
 
     def end_progress(self) -> None:
         pass
@@ -37,7 +37,7 @@ def service() -> Service:
     return Service(gateway=gateway, engines=(), startup_s=600.0, restarts=Policy(1, 1.0))
 
 
-def test_once_ready_nobody_is_asked_until_a_program_died(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_service_is_not_polled_until_a_program_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     loading = b'{"engines": [{"name": "engine-0", "phase": "loading", "progress": 0.5}]}'
     answers = [None, (503, loading), (200, b"{}"), (503, loading), (200, b"{}")]
 
@@ -60,6 +60,6 @@ def test_once_ready_nobody_is_asked_until_a_program_died(monkeypatch: pytest.Mon
         watching.cancel()
 
     asyncio.run(run())
-    assert console.said == [
+    assert console.lines == [
         *("gateway up", "engine-0 loading 50 %", "ready http://127.0.0.1:1", "curl", "ready again"),
     ]

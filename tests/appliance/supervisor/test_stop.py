@@ -18,7 +18,7 @@ def test_a_stop_signal_ends_all_programs_with_code_0_and_no_restart(launched, nu
     assert len(appliance.pids("engine-0")) == len(appliance.pids("gateway")) == 1
 
 
-def test_a_stop_before_supervisor_is_up_leaves_nothing(launched):
+def test_stop_during_the_start_leaves_no_process(launched):
     appliance = launched()
     appliance.until(lambda: b"starting" in appliance.out())
     assert appliance.terminate() == 0
@@ -41,7 +41,7 @@ def test_the_gateway_is_stopped_before_the_engines(launched):
     assert appliance.alive() == {}
 
 
-def test_a_child_that_left_session_and_group_and_ignores_sigterm_is_found(launched):
+def test_child_in_another_session_that_ignores_sigterm_is_killed(launched):
     appliance = launched(engines=[["escape"]])
     child = appliance.started("engine-0-child")
     appliance.started("engine-0")
@@ -63,8 +63,8 @@ def test_an_orphan_is_adopted_and_reaped(launched):
     appliance = launched(engines=[["orphan"]])
     orphan = appliance.started("engine-0-grandchild")
     appliance.started("engine-0")
-    (keeper,) = [pid for pid, command in appliance.alive().items() if "supervisor.reaper" in command]
-    appliance.until(lambda: _parent(orphan) == keeper)
+    (reaper,) = [pid for pid, command in appliance.alive().items() if "supervisor.reaper" in command]
+    appliance.until(lambda: _parent(orphan) == reaper)
     os.kill(orphan, signal.SIGKILL)
     appliance.until(lambda: not Path(f"/proc/{orphan}").exists())  # a zombie would still be there
 
@@ -95,7 +95,7 @@ def hangup(action):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_under_nohup_a_hangup_stops_nothing(launched):
+def test_sighup_is_ignored_under_nohup(launched):
     with hangup(signal.SIG_IGN):  # what nohup does
         appliance = launched()
     engine = appliance.started("engine-0")
@@ -106,7 +106,7 @@ def test_under_nohup_a_hangup_stops_nothing(launched):
     assert "SIGHUP" not in appliance.output()
 
 
-def test_a_hangup_is_a_stop_otherwise(launched):
+def test_sighup_stops_the_appliance_without_a_reloader(launched):
     with hangup(signal.SIG_DFL):  # however these tests themselves were started
         appliance = launched()
     appliance.started("engine-0")
@@ -115,7 +115,7 @@ def test_a_hangup_is_a_stop_otherwise(launched):
     assert "SIGHUP: stopping" in appliance.output()
 
 
-def test_the_tree_ends_when_its_launcher_is_killed(launched):
+def test_all_programs_exit_when_the_launcher_is_killed(launched):
     appliance = launched()
     appliance.started("engine-0")
     appliance.started("gateway")

@@ -47,7 +47,7 @@ def _parsed(text: str) -> configparser.RawConfigParser:
 
 
 @pytest.mark.parametrize("engines", [1, 2, 7])
-def test_each_engine_listens_where_the_gateway_looks_for_it(tmp_path, engines):
+def test_gateway_has_the_socket_of_each_engine(tmp_path, engines):
     programs = supervise.programs(_service(engines), tmp_path)
     assert [program.name for program in programs] == ["gateway", *(f"engine-{index}" for index in range(engines))]
     sockets = [read_engine(tmp_path / f"engine-{index}.json").socket for index in range(engines)]
@@ -55,7 +55,7 @@ def test_each_engine_listens_where_the_gateway_looks_for_it(tmp_path, engines):
     assert len(set(sockets)) == engines
 
 
-def test_commands_carry_a_configuration_file_and_nothing_else(tmp_path):
+def test_commands_have_only_a_configuration_file(tmp_path):
     for program in supervise.programs(_service(), tmp_path):
         *python, module, path = program.argv
         assert python == [sys.executable, "-P", "-m"]
@@ -63,14 +63,14 @@ def test_commands_carry_a_configuration_file_and_nothing_else(tmp_path):
         assert Path(path).exists()
 
 
-def test_a_replica_changes_nothing_for_the_programs_before_it(tmp_path):
+def test_additional_engine_changes_no_other_program(tmp_path):
     one, two = (supervise.configuration(supervise.programs(_service(n), tmp_path), "p", root=False) for n in (1, 2))
     before, after = _parsed(one), _parsed(two)
     assert set(after.sections()) - set(before.sections()) == {"program:engine-1"}
     assert all(before[name] == after[name] for name in before.sections() if name != "group:engines")
 
 
-def test_supervisor_wants_a_password_of_everybody_and_kills_whole_groups(tmp_path):
+def test_supervisor_requires_a_password_and_kills_process_groups(tmp_path):
     parser = _parsed(supervise.configuration(supervise.programs(_service(), tmp_path), "pass", root=False))
     socket = parser["unix_http_server"]
     assert (socket["chmod"], socket["username"], socket["password"]) == ("0700", "slipway", "pass")
@@ -78,7 +78,7 @@ def test_supervisor_wants_a_password_of_everybody_and_kills_whole_groups(tmp_pat
     assert {parser[name]["killasgroup"] for name in parser.sections() if name.startswith(kinds)} == {"true"}
 
 
-def test_every_variable_that_a_manifest_calls_a_secret_is_one_used_or_not():
+def test_all_secret_variables_of_a_manifest_are_found():
     secrets = {"a": {"env": "ONE"}, "b": {"file": "/f"}, "c": {"env": "TWO"}, "d": {"env": "ONE"}}
     text = {"apiVersion": "slipway/v2", "model": {"source": {"path": "/m"}}, "secrets": secrets}
     assert secret_names(Manifest.model_validate(text)) == ("ONE", "TWO")
@@ -101,7 +101,7 @@ def test_supervisor_itself_never_restarts_a_program(tmp_path):
     assert parser["eventlistener:sentinel"]["autorestart"] == "true"
 
 
-def test_the_configuration_holds_nothing_that_supervisor_would_expand_or_cut(tmp_path):
+def test_configuration_has_no_characters_that_supervisor_interprets(tmp_path):
     odd = tmp_path / "%(x)s ;\"' dir"
     odd.mkdir()
     text = supervise.configuration(supervise.programs(_service(), odd), "p", root=True)
@@ -119,7 +119,7 @@ def begun(folder: Path, program: Program, secret_files: dict[str, str], **enviro
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), os.nice(0)]))"
 
 
-def test_a_program_gets_its_words_variables_secrets_and_priority_as_they_are(tmp_path):
+def test_program_gets_its_arguments_variables_secrets_and_priority_unchanged(tmp_path):
     """There is no PATH: nothing but system calls is used."""
     words = ("", "a b", "%", "a ;b", "'", '"', "$HOME", "`id`", "\\", "é\n*", "--", "-n", "\udcff")
     set_here = {"NEW": "it's; $1"}
@@ -138,7 +138,7 @@ def test_a_program_gets_its_words_variables_secrets_and_priority_as_they_are(tmp
     assert done.returncode == 127 and not done.stdout and "No such file" in done.stderr
 
 
-def test_an_engine_gets_what_it_reads_and_no_credential(tmp_path):
+def test_engine_environment_has_no_credentials(tmp_path):
     wanted = {"PATH": "/bin", "HOME": "/h", "LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": "/p"}
     wanted |= {"NVIDIA_VISIBLE_DEVICES": "all", "NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "TRITON_CACHE_DIR": "/t"}
     secret = {
@@ -149,13 +149,13 @@ def test_an_engine_gets_what_it_reads_and_no_credential(tmp_path):
         "X": "d",
     }
     engine = supervise.engine_program(_service(), "engine-0", (sys.executable, "-c", SHOW), threads=5)
-    done = begun(tmp_path, replace(engine, leaves=()), {}, **wanted, **secret)
+    done = begun(tmp_path, replace(engine, leftovers=()), {}, **wanted, **secret)
     _, seen, _, _ = json.loads(done.stdout)
     assert wanted.items() <= seen.items() and not secret.keys() & seen.keys()
     assert seen["OMP_NUM_THREADS"] == "5"
 
 
-def test_a_start_is_announced_before_the_program_is_there(tmp_path):
+def test_start_is_announced_before_the_program_runs(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -172,10 +172,10 @@ def test_only_the_gateway_gets_the_secrets_and_only_engines_many_threads(tmp_pat
     assert (gateway.environment["OMP_NUM_THREADS"], engine.environment["OMP_NUM_THREADS"]) == ("1", "5")
 
 
-def test_an_engine_that_downloads_keeps_its_token_when_it_is_swapped(tmp_path):
-    before = Program("engine-0", ("one",), "engines", 20, 5, secrets=("HF_TOKEN",), leaves=("engine-0.sock",))
+def test_replaced_engine_keeps_its_download_token(tmp_path):
+    before = Program("engine-0", ("one",), "engines", 20, 5, secrets=("HF_TOKEN",), leftovers=("engine-0.sock",))
     supervise.write_script(tmp_path, before, {"HF_TOKEN": "/proc/1/fd/7", "KEYS": "/proc/1/fd/8"}, "")
     supervise.rewrite_script(tmp_path, replace(before, argv=("two",)), "")
-    told = json.loads((tmp_path / "engine-0.begin").read_text())
+    told = json.loads((tmp_path / "engine-0.exec").read_text())
     assert told["secrets"] == {"HF_TOKEN": "/proc/1/fd/7"}
-    assert json.loads((tmp_path / "engine-0.kept").read_text())["argv"] == ["two"]
+    assert json.loads((tmp_path / "engine-0.reaper").read_text())["argv"] == ["two"]

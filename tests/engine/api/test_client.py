@@ -97,7 +97,7 @@ def test_nothing_is_sent_before_a_stream_is_read(played: Callable[[Body], None])
     played(body)
 
 
-def test_what_a_slow_reader_did_not_take_comes_as_one_delta(played: Callable[[Body], None]) -> None:
+def test_deltas_are_merged_for_a_slow_reader(played: Callable[[Body], None]) -> None:
     async def body(client: EngineClient, peer: Peer) -> None:
         stream = client.generate(ask())
         first = asyncio.ensure_future(anext(stream))
@@ -114,9 +114,7 @@ def test_what_a_slow_reader_did_not_take_comes_as_one_delta(played: Callable[[Bo
 
 @pytest.mark.parametrize("ids", [(), (7, 8)])
 @pytest.mark.parametrize("told_at_once", [True, False])
-def test_an_error_comes_behind_the_tokens_before_it(
-    played: Callable[[Body], None], ids: tuple[int, ...], told_at_once: bool
-) -> None:
+def test_error_follows_earlier_tokens(played: Callable[[Body], None], ids: tuple[int, ...], told_at_once: bool) -> None:
     """The last delta of a request that failed may be empty, and its reason may come with it or in a later frame."""
 
     async def body(client: EngineClient, peer: Peer) -> None:
@@ -146,7 +144,7 @@ def test_an_error_comes_behind_the_tokens_before_it(
     played(body)
 
 
-def test_who_leaves_a_stream_aborts_it_once(played: Callable[[Body], None]) -> None:
+def test_leaving_a_stream_aborts_it_once(played: Callable[[Body], None]) -> None:
     async def body(client: EngineClient, peer: Peer) -> None:
         left, closed = client.generate(ask("left")), client.generate(ask("closed"))
         waiting = asyncio.ensure_future(anext(left))
@@ -164,7 +162,7 @@ def test_who_leaves_a_stream_aborts_it_once(played: Callable[[Body], None]) -> N
     played(body)
 
 
-def test_a_lost_engine_is_told_behind_all_that_it_gave(played: Callable[[Body], None]) -> None:
+def test_lost_engine_is_reported_after_its_last_delta(played: Callable[[Body], None]) -> None:
     async def body(client: EngineClient, peer: Peer) -> None:
         stream = client.generate(ask())
         first = asyncio.ensure_future(anext(stream))
@@ -180,7 +178,7 @@ def test_a_lost_engine_is_told_behind_all_that_it_gave(played: Callable[[Body], 
     played(body)
 
 
-def test_wrong_streams_are_refused_and_leave_the_right_one_alone(played: Callable[[Body], None]) -> None:
+def test_invalid_streams_are_rejected_without_effect_on_others(played: Callable[[Body], None]) -> None:
     async def body(client: EngineClient, peer: Peer) -> None:
         stream, twin = client.generate(ask()), client.generate(ask())
         first = asyncio.ensure_future(anext(stream))

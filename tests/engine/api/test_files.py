@@ -23,7 +23,7 @@ def test_a_symbolic_link_to_a_file_is_read(tmp_path: Path) -> None:
     assert read_file(tmp_path / "b", 1) == b"x"
 
 
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_special_files_are_rejected_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     with socket.socket(socket.AF_UNIX) as opened:
@@ -52,7 +52,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> N
         (b"", "Expecting value"),
     ],
 )
-def test_damaged_json_is_one_kind_of_error(data: bytes, words: str, tmp_path: Path) -> None:
+def test_damaged_json_raises_one_error_type(data: bytes, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         parse_json(data)
     (tmp_path / "config.json").write_bytes(data)
@@ -60,7 +60,7 @@ def test_damaged_json_is_one_kind_of_error(data: bytes, words: str, tmp_path: Pa
         read_json_object(tmp_path / "config.json")
 
 
-def test_json_as_python_writes_it_is_read(tmp_path: Path) -> None:
+def test_json_written_by_python_is_read(tmp_path: Path) -> None:
     assert parse_json(b'{"limit": [0.0, Infinity], "length": 1000000000000000019884624838656}') == {
         "limit": [0.0, float("inf")],
         "length": 1000000000000000019884624838656,
@@ -73,6 +73,6 @@ def test_links_in_a_circle_have_a_real_path(tmp_path: Path) -> None:
     assert real_path(tmp_path / "one").parent == tmp_path
 
 
-def test_a_text_that_is_too_long_for_a_path_is_none(tmp_path: Path) -> None:
+def test_overlong_text_is_not_a_path(tmp_path: Path) -> None:
     assert is_path("a" * 255) and is_path("/" + "/".join(["a"] * 2047))
     assert not is_path("a" * 256) and not is_path("a/" * 2048) and not is_path("a\0b")

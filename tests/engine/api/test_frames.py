@@ -19,7 +19,7 @@ FROM_ENGINE = [
 ]
 
 
-def test_messages_come_back_as_they_were():
+def test_messages_round_trip():
     assert [to_engine(body) for m in TO_ENGINE for body in FrameReader().feed(encode(m))] == TO_ENGINE
     assert [from_engine(body) for m in FROM_ENGINE for body in FrameReader().feed(encode(m))] == FROM_ENGINE
 
@@ -43,6 +43,6 @@ def test_random_pieces_give_the_same_frames(seed):
     assert [to_engine(body) for body in got] == TO_ENGINE * 3
 
 
-def test_a_length_that_cannot_be_is_an_error():
+def test_invalid_frame_length_is_an_error():
     with pytest.raises(ValueError, match="the stream is damaged"):
         FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))

@@ -38,7 +38,7 @@ def changed(row, **arguments):
     return msgspec.structs.replace(row, **arguments)
 
 
-def test_a_digest_says_what_numpy_says_of_the_logits():
+def test_fingerprint_equals_numpy():
     row = logits()
     found, wide = logit_fingerprint(row), row.astype(np.float64)
     assert found.ids == tuple(np.argsort(-wide, kind="stable")[:TOP])
@@ -48,12 +48,12 @@ def test_a_digest_says_what_numpy_says_of_the_logits():
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 7, 8, 9, 1009])
-def test_a_digest_of_any_vocabulary_is_that_of_the_same_bits_again(vocab):
+def test_fingerprint_is_reproducible_for_any_vocabulary_size(vocab):
     assert logit_fingerprint(logits(vocab=vocab)) == logit_fingerprint(logits(vocab=vocab))
     assert len(logit_fingerprint(logits(vocab=vocab)).ids) == min(TOP, vocab)
 
 
-def test_one_bit_of_one_logit_that_is_nowhere_near_the_largest_is_seen_bit_for_bit():
+def test_flipped_bit_of_a_small_logit_changes_the_checksum():
     row, other = logits(), logits()
     least = int(row.argmin())
     other.view(np.int32)[least] ^= 1
@@ -64,7 +64,7 @@ def test_one_bit_of_one_logit_that_is_nowhere_near_the_largest_is_seen_bit_for_b
     assert difference(golden(row), golden(other), WIDE) == ""
 
 
-def test_a_sketch_is_about_as_large_as_a_difference_wherever_it_is():
+def test_random_sign_sums_estimate_the_difference():
     """A change that touches neither the largest logits nor their sum: only the sums under signs show it"""
     row = logits()
     low = np.argsort(row)[:500]
@@ -77,28 +77,28 @@ def test_a_sketch_is_about_as_large_as_a_difference_wherever_it_is():
         assert difference(golden(row), golden(other), Band(rms / 4, "")) != ""
 
 
-def test_each_number_of_a_digest_counts():
+def test_each_field_of_a_fingerprint_is_compared():
     made = golden(logits())
-    one = made.digests[0]
+    one = made.fingerprints[0]
     for field, value in (
         ("logsumexp", one.logsumexp + 0.1 * one.spread),
         ("values", (one.values[0] + 0.1 * one.spread, *one.values[1:])),
         ("ids", (*one.ids[:-1], 0 if one.ids[-1] else 1)),
-        ("sketch", (*one.sketch[:-1], one.sketch[-1] + 0.1 * one.spread)),
+        ("sign_sums", (*one.sign_sums[:-1], one.sign_sums[-1] + 0.1 * one.spread)),
     ):
         assert (distance(one, changed(one, **{field: value})) > 0) is (field != "ids"), field
     lost = changed(one, ids=(*one.ids[1:], one.ids[0] + 1), values=(*one.values[1:], one.values[-1]))
     assert distance(one, lost) == pytest.approx((one.values[0] - one.values[-1]) / one.spread)
 
 
-def test_differences_below_the_band_pass_and_those_above_it_do_not():
+def test_only_differences_above_the_band_fail():
     row = logits()
     for share, passes in ((0.001, True), (0.05, False)):
         other = row + np.float32(share * row.std()) * np.sign(logits(seed=2))
         assert (difference(golden(row), golden(other.astype(np.float32)), WIDE) == "") is passes
 
 
-def test_what_is_not_finite_is_within_no_band():
+def test_nonfinite_fingerprint_is_outside_every_band():
     row, other = logits(), logits()
     other[5] = np.nan
     with np.errstate(invalid="ignore"):
@@ -108,7 +108,7 @@ def test_what_is_not_finite_is_within_no_band():
         assert distance(logit_fingerprint(other), logit_fingerprint(other)) == 0
 
 
-def test_a_reply_may_part_where_two_tokens_were_as_likely_and_what_follows_is_not_compared():
+def test_reply_may_diverge_at_a_near_tie():
     row = logits()
     first, second = np.argsort(-row)[:2]
     row[second] = row[first] - np.float32(1e-5)
@@ -118,15 +118,15 @@ def test_a_reply_may_part_where_two_tokens_were_as_likely_and_what_follows_is_no
     assert difference(golden(row, logits(2)), golden(row, logits(3)), WIDE) != "", "the same text has to go on alike"
 
 
-def test_a_token_that_was_clearly_the_best_must_be_drawn():
+def test_clearly_best_token_must_be_sampled():
     """Logits that agree and a token that does not: sampling is wrong, not the model"""
     made = golden(logits())
-    wrong = changed(made, reply=(int(made.digests[0].ids[3]),))
+    wrong = changed(made, reply=(int(made.fingerprints[0].ids[3]),))
     for band in (EXACT, WIDE):
         assert "expected" in difference(made, wrong, band)
 
 
-def test_engines_alike_agree_bit_for_bit_and_others_by_the_coarser_of_their_formats():
+def test_band_depends_on_the_coarser_format():
     assert band_between(PLAIN, PLAIN) == Band(0.0, "the same arithmetic")
     for field, value in (("device", "b"), ("kernels", "avx2"), ("release", "2"), ("library", "torch 3"), ("ranks", 2)):
         band = band_between(PLAIN, changed(PLAIN, **{field: value}))
@@ -137,19 +137,19 @@ def test_engines_alike_agree_bit_for_bit_and_others_by_the_coarser_of_their_form
     assert band_between(PLAIN, PLAIN, 0.3).width == 0.0, "a tolerance is for unlike engines"
 
 
-def test_kernels_that_do_not_promise_the_same_bits_get_a_band_even_with_themselves():
+def test_inexact_kernels_have_a_band_with_themselves():
     torch = changed(PLAIN, kernels="torch", exact=False)
     assert band_between(torch, torch).width == BANDS["float32"]
 
 
-def test_weights_that_were_rounded_otherwise_are_not_compared():
+def test_differently_quantized_weights_are_not_compared():
     assert band_between(PLAIN, changed(PLAIN, weights="int8")) is None
 
 
 @pytest.mark.parametrize("vocab", [2, 97, 1257, 151_936])
 @pytest.mark.parametrize("block_tokens", [1, 16, 64, 1024])
 @pytest.mark.parametrize("longest", [2, 5, 9, 40, 4096])
-def test_prompts_fit_and_are_of_ids_that_exist(vocab, block_tokens, longest):
+def test_golden_prompts_fit_and_have_valid_ids(vocab, block_tokens, longest):
     texts = (Prompt("text", tuple(range(200))),)
     for count in (0, 1, 2, 3, 7, 16):
         found = prompts(count, vocab=vocab, block_tokens=block_tokens, longest=longest, texts=texts)
@@ -160,7 +160,7 @@ def test_prompts_fit_and_are_of_ids_that_exist(vocab, block_tokens, longest):
             assert one.name == "text" or all(0 <= id < vocab for id in one.ids)
 
 
-def test_ids_come_from_all_over_the_vocabulary_and_one_prompt_fills_more_than_a_block():
+def test_golden_prompts_cover_the_vocabulary_and_more_than_a_block():
     short, long, *others = prompts(8, vocab=50_000, block_tokens=16, longest=4096, texts=())
     assert len(short.ids) < 16 < len(long.ids)
     every = [id for one in (short, long, *others) for id in one.ids]
@@ -169,6 +169,6 @@ def test_ids_come_from_all_over_the_vocabulary_and_one_prompt_fills_more_than_a_
     assert counts.min() > len(every) / 20
 
 
-def test_what_was_recorded_reads_as_it_was_written():
+def test_recorded_outputs_round_trip():
     recorded = Recorded(PLAIN, (golden(logits(), logits(2)),))
     assert msgspec.json.decode(msgspec.json.encode(recorded), type=Recorded) == recorded

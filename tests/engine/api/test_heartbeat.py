@@ -25,9 +25,9 @@ with (folder / "rest").open("wb", buffering=0) as rest:
     except OSError as error:
         print(error.strerror)
 pulse = HeartbeatWriter(str(path))
-pulse.beat(State.BUSY)
+pulse.write(State.BUSY)
 beat = read_heartbeat(path)
-print("none" if beat is None else f"{beat.state.name} {beat.beats}", path.exists())
+print("none" if beat is None else f"{beat.state.name} {beat.count}", path.exists())
 """
 
 
@@ -40,7 +40,7 @@ def on_a_full_file_system(folder: Path, *words: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_an_engine_on_a_full_file_system_runs_without_a_heartbeat_and_says_so_once(tmp_path):
+def test_engine_on_a_full_file_system_runs_without_heartbeat(tmp_path):
     done = on_a_full_file_system(tmp_path, "missing")
     assert done.returncode == 0, (done.returncode, done.stderr)
     assert done.stdout.splitlines() == ["No space left on device", "none False"]
@@ -60,14 +60,14 @@ def test_a_second_engine_takes_over_the_file_of_the_first(tmp_path):
     allocate_heartbeat(path)
     assert read_heartbeat(path) is None and path.stat().st_size > 0
     inode = path.stat().st_ino
-    HeartbeatWriter(str(path)).beat(State.BUSY)
+    HeartbeatWriter(str(path)).write(State.BUSY)
     HeartbeatWriter(str(path))
     assert read_heartbeat(path) == Heartbeat(os.getpid(), State.LOADING, 0)
     assert path.stat().st_ino == inode
 
 
-def test_a_file_that_cannot_be_made_is_no_reason_to_end(tmp_path, capfd):
+def test_unwritable_heartbeat_file_is_not_fatal(tmp_path, capfd):
     pulse = HeartbeatWriter(str(tmp_path / "missing" / "pulse"))
-    pulse.beat(State.IDLE)
+    pulse.write(State.IDLE)
     assert pulse.state is State.IDLE
     assert "No such file" in capfd.readouterr().err

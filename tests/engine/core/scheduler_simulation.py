@@ -294,7 +294,7 @@ def check_holders(scheduler):
         held.update(tables)
     for block in range(1, pool.size):
         assert pool.holders[block] == held[block], f"block {block}: {pool.holders[block]} holders, {held[block]} tables"
-    free = list(pool._blank) + list(pool._findable)
+    free = list(pool._uncached) + list(pool._cached)
     assert len(free) == len(set(free)) == pool.free == pool.size - 1 - len(held), "the free list is wrong"
 
 

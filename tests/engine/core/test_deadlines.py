@@ -41,7 +41,7 @@ def telling(config=CONFIG):
     return Scheduler(config, lambda id, now, event: told.append((id, event))), told
 
 
-def test_a_request_that_runs_is_ended_at_its_deadline():
+def test_running_request_ends_at_its_deadline():
     scheduler, told = telling()
     scheduler.submit(ask("a", deadline=5.0), 0.0)
     found = [delta for now in (1.0, 2.0, 4.9) for delta in step(scheduler, now)]
@@ -50,10 +50,10 @@ def test_a_request_that_runs_is_ended_at_its_deadline():
     assert (late.id, late.ids, late.finish, late.timing.last_token) == ("a", (), "deadline", 4.9)
     assert scheduler.running == scheduler.cache.pool.used == 0
     assert told[-2:] == [("a", Expired("end", running=True)), ("a", Ended("deadline", 3))]
-    assert str(told[-2][1]) == "its deadline_ms passed while it ran"
+    assert str(told[-2][1]) == "deadline_ms passed while the request was running"
 
 
-def test_a_request_that_waits_is_ended_at_its_deadline():
+def test_queued_request_ends_at_its_deadline():
     scheduler, told = telling()
     for id in "abc":
         scheduler.submit(ask(id, ttft_deadline=3.0 if id == "c" else None), 0.0)
@@ -63,27 +63,27 @@ def test_a_request_that_waits_is_ended_at_its_deadline():
     assert (scheduler.running, scheduler.waiting) == (2, 0)
 
 
-def test_a_first_token_in_time_keeps_its_request():
+def test_first_token_in_time_meets_the_deadline():
     scheduler, _ = telling()
     scheduler.submit(ask("a", reply=4, ttft_deadline=2.0), 0.0)
     ends = [delta.finish for now in range(1, 9) for delta in step(scheduler, float(now))]
     assert ends == [None, None, None, "length"]
 
 
-def test_a_resumed_request_had_its_first_token():
+def test_resumed_request_has_no_first_token_deadline():
     scheduler, _ = telling()
     scheduler.submit(ask("a", reply=4, ttft_deadline=2.0, emitted=(1, 1)), 5.0)
     assert [delta.finish for now in (6.0, 7.0) for delta in step(scheduler, now)] == [None, "length"]
 
 
-def test_a_request_that_is_late_when_it_comes_never_runs():
+def test_request_past_its_deadline_never_runs():
     scheduler, _ = telling()
     scheduler.submit(ask("a", deadline=2.0), 5.0)
     assert [delta.finish for delta in step(scheduler, 5.0)] == ["deadline"]
     assert scheduler.step == 0
 
 
-def test_a_token_that_was_being_drawn_is_dropped():
+def test_token_of_an_expired_request_is_dropped():
     scheduler, _ = telling()
     scheduler.submit(ask("a", deadline=2.0), 0.0)
     planned = scheduler.plan(1.0)
@@ -91,7 +91,7 @@ def test_a_token_that_was_being_drawn_is_dropped():
     assert scheduler.apply(StepResult(planned.plan.step, (1,)), 2.5).deltas == []
 
 
-def test_an_id_that_comes_again_has_its_own_deadline():
+def test_reused_id_has_its_own_deadline():
     scheduler, _ = telling()
     scheduler.submit(ask("a", deadline=5.0), 0.0)
     scheduler.end("a", "abort")
@@ -170,14 +170,14 @@ class Clocked:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_request_ends_when_brute_force_says(seed):
+def test_deadlines_equal_brute_force(seed):
     clocked = Clocked(seed, Scheduler(CONFIG))
     clocked.run()
     kinds = set(clocked.ends.values())
     assert kinds == {"deadline", "length"} and len(clocked.ends) == 60
 
 
-def test_late_requests_are_late_again_in_a_replay(tmp_path):
+def test_expired_requests_expire_again_in_a_replay(tmp_path):
     recorder = Recorder(CONFIG, str(tmp_path / "r"), 90_000)
     Clocked(3, recorder).run(requests=150)
     recorder.on_idle()
@@ -186,12 +186,12 @@ def test_late_requests_are_late_again_in_a_replay(tmp_path):
     told = []
     outcome = replay(iter(records), lambda id, what: told.append(what))
     assert outcome.difference is None and outcome.steps > 50 and outcome.dropped
-    assert any("deadline_ms passed while it" in what for what in told)
+    assert any("deadline_ms passed while the request" in what for what in told)
     without = [record for record in records if not isinstance(record, DeadlinesPassed)]
     assert replay(iter(without)).difference is not None, "the deadlines made no difference"
 
 
-def test_recorded_traffic_ends_where_it_was_late(tmp_path):
+def test_recorded_traffic_ends_at_its_deadlines(tmp_path):
     recorder = Recorder(CONFIG, str(tmp_path / "r"), 2**30)
     recorder.submit(ask("a", deadline=4.0), 0.0)
     recorder.submit(ask("b", reply=3), 0.0)
@@ -201,10 +201,10 @@ def test_recorded_traffic_ends_where_it_was_late(tmp_path):
         step(recorder, now)
     recorder.flush()
     traffic = read_traffic(read_records(tmp_path / "r"))
-    a, b = traffic.asked
+    a, b = traffic.requests
     assert (a.finish, a.ended, len(a.tokens), a.submit.deadline) == ("deadline", 4.0, 3, None)
     assert (b.finish, len(b.tokens)) == (None, 3)
-    replies = simulate(traffic.asked, traffic.config, lambda size, at: 100.0, depth=1).replies
+    replies = simulate(traffic.requests, traffic.config, lambda size, at: 100.0, depth=1).replies
     assert [len(reply.times) for reply in replies] == [3, 3]
 
 
@@ -222,10 +222,10 @@ def a_first_token_is_forgotten(monkeypatch):
         def __getattr__(self, name):
             return getattr(self.right, name)
 
-    right = deadlines_module._found
+    right = deadlines_module._open_sequence
     monkeypatch.setattr(
         deadlines_module,
-        "_found",
+        "_open_sequence",
         lambda entry, open: None if right(entry, open) is None else Unstarted(right(entry, open)),
     )
     monkeypatch.setattr(Scheduler, "_end", lambda self, s, finish, right=Scheduler._end: right(self, s.right, finish)
@@ -247,7 +247,7 @@ def blocks_are_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("plant", [never_late, a_first_token_is_forgotten, blocks_are_kept], ids=lambda f: f.__name__)
-def test_a_planted_fault_is_caught(plant, monkeypatch):
+def test_injected_fault_is_detected(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         for seed in range(3):

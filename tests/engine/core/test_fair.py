@@ -102,7 +102,7 @@ def flood(policy, seed, config=CONFIG):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_owners_that_always_wait_are_served_alike(seed):
+def test_backlogged_owners_get_equal_service(seed):
     _, apart = flood("fair", seed)
     assert apart <= BOUND
     _, first_come = flood("fcfs", seed)
@@ -130,7 +130,7 @@ def test_a_flood_does_not_delay_the_first_tokens_of_others(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_nothing_is_held_back_while_others_are_idle(seed):
+def test_single_owner_uses_the_whole_engine(seed):
     """All work is done in the same number of steps as first come, first served, and as long as it lasts the batch is as
     full."""
     times = []
@@ -155,7 +155,7 @@ def test_nothing_is_held_back_while_others_are_idle(seed):
     assert mixed["fair"] == pytest.approx(mixed["fcfs"], rel=0.05)
 
 
-def test_an_idle_owner_saves_up_nothing():
+def test_idle_owner_gains_no_credit():
     """It comes back to a flood, and gets half from then on, not all of it until it has caught up."""
     rng = random.Random(3)
     bench = Bench(Scheduler(CONFIG))
@@ -174,7 +174,7 @@ def test_an_idle_owner_saves_up_nothing():
     assert min(gained.values()) > BOUND, "the workload shows nothing"
 
 
-def test_many_owners_share_alike():
+def test_many_owners_get_equal_shares():
     rng = random.Random(8)
     bench = Bench(Scheduler(CONFIG))
     asked = {f"o{number}": 8 * (1 + number) for number in range(5)}
@@ -188,7 +188,7 @@ def test_many_owners_share_alike():
         assert max(counts) - min(counts) <= BOUND
 
 
-def test_shares_are_kept():
+def test_weighted_shares_are_respected():
     """Counts divided by shares differ by no more than counts do with equal shares."""
     rng = random.Random(9)
     bench = Bench(Scheduler(CONFIG))
@@ -227,7 +227,7 @@ class Oracle:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_order_is_that_of_the_paper(seed):
+def test_order_equals_the_paper(seed):
     rng, oracle, fair = random.Random(seed), Oracle(), FairPolicy()
     sequences = {}
     for number in range(300):
@@ -253,7 +253,7 @@ def test_the_order_is_that_of_the_paper(seed):
         assert len(fair.waiting) == len(oracle.queue)
 
 
-def test_those_ahead_are_ones_own_and_one_of_each_who_had_less():
+def test_requests_ahead_include_owners_with_less_service():
     told = []
     bench = Bench(Scheduler(CONFIG, lambda id, now, event: told.append((id, event))))
     for _ in range(9):
@@ -286,7 +286,7 @@ class FairLoadScheduler(Scheduler):
 
 @pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
 @pytest.mark.parametrize("seed", range(4))
-def test_every_stream_is_the_undisturbed_one_under_fair_shares(windows, seed):
+def test_fair_scheduling_does_not_change_outputs(windows, seed):
     """With a cache that is far too small every request ends, and the first in order is never preempted."""
     rng = random.Random(seed)
     load = Load(
@@ -299,7 +299,7 @@ def test_every_stream_is_the_undisturbed_one_under_fair_shares(windows, seed):
     assert set(outcome.scheduler._policy.served) == {"a", "b", "c"}
 
 
-def test_the_owner_that_had_most_gives_its_blocks_first():
+def test_owner_with_most_service_is_preempted_first():
     preempted = []
     config = replace(CONFIG, blocks=24, max_running=6)
     scheduler = Scheduler(config, lambda id, now, event: preempted.append((id, event)))
@@ -362,18 +362,18 @@ def ranks_stand_still(monkeypatch):
 
 
 FAULTS = {
-    without_lift: [test_an_idle_owner_saves_up_nothing],
-    prompts_for_nothing: [lambda: [test_owners_that_always_wait_are_served_alike(seed) for seed in range(5)],
+    without_lift: [test_idle_owner_gains_no_credit],
+    prompts_for_nothing: [lambda: [test_backlogged_owners_get_equal_service(seed) for seed in range(5)],
                           test_what_is_cached_or_computed_again_is_free],
-    in_order_of_arrival: [lambda: test_owners_that_always_wait_are_served_alike(0)],
+    in_order_of_arrival: [lambda: test_backlogged_owners_get_equal_service(0)],
     most_served_first: [lambda: test_a_flood_does_not_delay_the_first_tokens_of_others(0)],
     charged_again: [test_what_is_cached_or_computed_again_is_free],
-    ranks_stand_still: [test_the_owner_that_had_most_gives_its_blocks_first],
+    ranks_stand_still: [test_owner_with_most_service_is_preempted_first],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_is_caught(plant, monkeypatch):
+def test_injected_fault_is_detected(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         for check in FAULTS[plant]:

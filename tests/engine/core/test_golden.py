@@ -53,7 +53,7 @@ class Device:
         self.plans.append(plan)
         for new in plan.new:
             self._ids[new.slot], self._tables[new.slot] = list(new.ids), [[] for _ in self.layout.groups]
-        sampled, digests = [], {}
+        sampled, fingerprints = [], {}
         for index, row in enumerate(plan.rows):
             ids, tables = self._ids[row.slot], self._tables[row.slot]
             for table, added in zip(tables, row.blocks, strict=True):
@@ -68,10 +68,10 @@ class Device:
             token = int(logits.argmax()) if row.sample else -1
             if row.sample:
                 ids.append(token)
-                if plan.digested:
-                    digests[index] = logit_fingerprint(logits)
+                if plan.fingerprinted:
+                    fingerprints[index] = logit_fingerprint(logits)
             sampled.append(token)
-        result = StepResult(plan.step, tuple(sampled), digests=digests)
+        result = StepResult(plan.step, tuple(sampled), fingerprints=fingerprints)
 
         class Handle:
             def result(self):
@@ -104,7 +104,7 @@ def watched(device, **changes):
 
 def recorded(device):
     watch, _ = watched(device)
-    return Recorded(EXACT, tuple(watch.kept.values()))
+    return Recorded(EXACT, tuple(watch.references.values()))
 
 
 def steps(run):
@@ -113,7 +113,7 @@ def steps(run):
     while (plan := run.plan()) is not None:
         found.append(plan)
         token = 1 if plan.rows[0].sample else -1
-        run.take(StepResult(0, (token,), digests={0: logit_fingerprint(np.ones(3, np.float32))}))
+        run.apply(StepResult(0, (token,), fingerprints={0: logit_fingerprint(np.ones(3, np.float32))}))
     return found
 
 
@@ -126,7 +126,7 @@ def test_a_prompt_is_computed_in_chunks_and_its_reply_token_by_token(length, ste
     computed = 0
     for plan in steps(run):
         (row,) = plan.rows
-        assert row.slot == SLOT and row.first == computed and 1 <= row.count <= step_tokens and plan.digested
+        assert row.slot == SLOT and row.first == computed and 1 <= row.count <= step_tokens and plan.fingerprinted
         computed += row.count
         assert row.sample == (computed >= length)
         taken += [block for blocks in row.blocks for block in blocks]
@@ -134,22 +134,22 @@ def test_a_prompt_is_computed_in_chunks_and_its_reply_token_by_token(length, ste
         assert len(filled) == 1
     assert computed == length + REPLY_TOKENS - 1
     assert len(set(taken)) == len(taken) == 2 * -(-computed // layout.block_tokens)
-    assert len(run.golden.reply) == len(run.golden.digests) == REPLY_TOKENS
+    assert len(run.golden.reply) == len(run.golden.fingerprints) == REPLY_TOKENS
 
 
-def test_a_probe_is_one_step_that_writes_to_no_block():
+def test_health_check_is_one_step_without_writes():
     (plan,) = [HealthCheck(make_layout((None, 8))).plan()]
-    assert [row.blocks for row in plan.rows] == [((NULL_BLOCK,), (NULL_BLOCK,))] and not plan.digested
+    assert [row.blocks for row in plan.rows] == [((NULL_BLOCK,), (NULL_BLOCK,))] and not plan.fingerprinted
 
 
-def test_a_start_without_a_lock_keeps_what_it_gave_and_says_so():
+def test_start_without_a_lock_records_its_own_reference():
     device = Device()
     watch, tested = watched(device)
     assert (tested.prompts, tested.skipped, tested.against, tested.band) == (3, 0, "itself", "bit for bit")
-    assert set(watch.kept) == {"short", "long", "short-2"} and watch.counts.runs == 3
+    assert set(watch.references) == {"short", "long", "short-2"} and watch.counts.runs == 3
 
 
-def test_a_start_with_another_weight_than_the_lock_s_is_refused_naming_prompt_and_numbers():
+def test_start_with_changed_weights_fails_the_self_test():
     locked = recorded(Device())
     assert watched(Device(), locked=locked)[1].against == "lock"
     broken = Device()
@@ -160,7 +160,7 @@ def test_a_start_with_another_weight_than_the_lock_s_is_refused_naming_prompt_an
     assert tested.prompts == 3 and "golden prompt short" in tested.differs and "golden prompt long" in tested.differs
 
 
-def test_another_kind_of_engine_is_held_to_the_lock_within_its_band():
+def test_other_engine_type_is_compared_within_its_band():
     locked = recorded(Device())
     other = Device()
     other.arithmetic = Arithmetic(
@@ -176,7 +176,7 @@ def test_another_kind_of_engine_is_held_to_the_lock_within_its_band():
     assert watched(other, locked=locked)[1].against == "itself", "weights that were rounded otherwise are others"
 
 
-def test_the_lock_s_prompts_are_taken_though_blocks_have_another_size():
+def test_prompts_of_the_lock_are_used_with_another_block_size():
     locked = recorded(Device())
     config = configured(locked=locked, prompts=4)
     device = Device()
@@ -185,7 +185,7 @@ def test_the_lock_s_prompts_are_taken_though_blocks_have_another_size():
     assert list(found)[:3] == [one.prompt for one in locked.goldens] and len(found) == 4
 
 
-def test_a_budget_ends_the_self_test_of_a_start_but_not_before_its_first_prompt():
+def test_budget_ends_the_self_test_after_at_least_one_prompt():
     device, clock = Device(), Clock()
 
     def slow(plan):
@@ -251,21 +251,21 @@ def later(seconds):
 
 
 def golden_plans(device):
-    return [plan for plan in device.plans if plan.digested]
+    return [plan for plan in device.plans if plan.fingerprinted]
 
 
-def test_a_golden_prompt_runs_when_it_is_time_and_only_after_a_quiet_while():
+def test_golden_prompt_runs_when_due_and_idle():
     device, clock = Device(), Clock()
     service = Service(device, clock, script(later(9.0), later(2.0), later(1.0), later(11.0)))
     service.run()
     turns = [plan.new[0].prompt_tokens for plan in golden_plans(device) if plan.new]
     prompts = [len(prompt.ids) for prompt in service.watch.prompts]
     assert turns == prompts[:2], "one a turn, each in turn"
-    assert len([plan for plan in device.plans if not plan.digested]) == 2, "and else a probe"
+    assert len([plan for plan in device.plans if not plan.fingerprinted]) == 2, "and else a probe"
     assert service.watch.counts.runs == 3 + 2
 
 
-def test_a_pause_between_two_requests_is_too_short_for_one_that_is_long_overdue():
+def test_short_pause_does_not_start_a_golden_prompt():
     device, clock = Device(), Clock()
 
     def work(service):
@@ -274,16 +274,16 @@ def test_a_pause_between_two_requests_is_too_short_for_one_that_is_long_overdue(
 
     service = Service(device, clock, script(work, later(1.0), later(0.5), later(1.0)))
     service.run()
-    assert [plan.digested for plan in device.plans if plan.new] == [False, False, False, True]
+    assert [plan.fingerprinted for plan in device.plans if plan.new] == [False, False, False, True]
 
 
-def test_every_0_never_runs_one():
+def test_every_0_disables_golden_prompts():
     device, clock = Device(), Clock()
     Service(device, clock, script(*[later(1000.0)] * 5), every_s=0.0).run()
     assert golden_plans(device) == [] and len(device.plans) == 5
 
 
-def test_an_engine_with_requests_never_runs_one():
+def test_busy_engine_runs_no_golden_prompt():
     """However often it is asked to, and though it is long overdue"""
     device, clock = Device(), Clock()
 
@@ -299,7 +299,7 @@ def test_an_engine_with_requests_never_runs_one():
     assert all(len(service.reply(str(number))) == 20 for number in range(4))
 
 
-def test_a_request_that_comes_meanwhile_goes_first_and_the_prompt_begins_anew_later():
+def test_request_cancels_a_running_golden_prompt():
     device, clock = Device(), Clock()
     alone = Service(Device(), Clock(), script(lambda service: service.ask("a", range(7))))
     alone.run()
@@ -308,7 +308,7 @@ def test_a_request_that_comes_meanwhile_goes_first_and_the_prompt_begins_anew_la
         later(100.0)(service)
 
         def before_step(plan):
-            if plan.digested and plan.rows[0].first > 0:
+            if plan.fingerprinted and plan.rows[0].first > 0:
                 device.before_step = lambda plan: None
                 service.ask("a", range(7))
 
@@ -316,14 +316,14 @@ def test_a_request_that_comes_meanwhile_goes_first_and_the_prompt_begins_anew_la
 
     service = Service(device, clock, script(interrupt, later(100.0)))
     service.run()
-    kinds = [plan.digested for plan in device.plans]
+    kinds = [plan.fingerprinted for plan in device.plans]
     first_user = kinds.index(False)
     assert first_user == 2, "the step in flight ends, and no further one of the golden prompt begins"
     assert service.reply("a") == alone.reply("a") and len(service.reply("a")) == 5
     assert service.watch.counts.yields == 1 and service.watch.counts.runs == 3 + 1
 
 
-def test_golden_prompts_leave_the_prefix_cache_and_all_counts_of_requests_alone():
+def test_golden_prompts_do_not_affect_cache_and_counters():
     device, clock = Device(), Clock()
     prompt = list(range(1, 34))
     service = Service(
@@ -342,7 +342,7 @@ def test_golden_prompts_leave_the_prefix_cache_and_all_counts_of_requests_alone(
     assert written and min(written) >= BLOCKS, "no block of the pool"
 
 
-def test_drift_ends_the_loop_before_another_step_of_a_request():
+def test_drift_stops_the_loop_before_the_next_request_step():
     device, clock = Device(), Clock()
 
     def drifted(service):
@@ -350,7 +350,7 @@ def test_drift_ends_the_loop_before_another_step_of_a_request():
         later(100.0)(service)
 
         def before_step(plan):
-            if plan.digested and plan.rows[0].first + plan.rows[0].count >= 5 + REPLY_TOKENS - 1:
+            if plan.fingerprinted and plan.rows[0].first + plan.rows[0].count >= 5 + REPLY_TOKENS - 1:
                 service.ask("late", range(9))
 
         device.before_step = before_step
@@ -358,11 +358,11 @@ def test_drift_ends_the_loop_before_another_step_of_a_request():
     service = Service(device, clock, script(drifted))
     with pytest.raises(Drift, match="golden prompt short .* with this engine's first result"):
         service.run()
-    assert all(plan.digested for plan in device.plans), "the request that had just come was not computed"
+    assert all(plan.fingerprinted for plan in device.plans), "the request that had just come was not computed"
     assert service.reply("late") == []
 
 
-def test_without_a_self_test_at_start_the_first_idle_runs_are_what_later_ones_are_compared_with():
+def test_first_idle_runs_become_the_reference():
     device, clock = Device(), Clock()
 
     def break_it(service):

@@ -169,7 +169,7 @@ def ask(id, prompt=(1, 2, 3), max_tokens=4, **changes):
     return Submit(id, prompt, Sampling(), max_tokens, **changes)
 
 
-def test_the_next_step_is_started_before_the_last_one_is_waited_for():
+def test_next_step_starts_before_the_last_one_is_awaited():
     ahead, behind = Device(), Device()
     run([ask("a", max_tokens=5)], device=ahead)
     run([ask("a", max_tokens=5)], device=behind, overlap=False)
@@ -177,7 +177,7 @@ def test_the_next_step_is_started_before_the_last_one_is_waited_for():
     assert behind.waited == [(step, step) for step in range(1, 6)]
 
 
-def test_a_grammar_steers_its_request_and_ends_it_where_only_an_end_may_follow():
+def test_grammar_constrains_and_ends_its_request():
     word = ask("a", max_tokens=9, grammar=Grammar("regex", "304"), eos_token_ids=(5,))
     ids, ends = streams(run([word, ask("b")]))
     assert ids == {"a": (3, 0, 4), "b": (1,) * 4}
@@ -185,7 +185,7 @@ def test_a_grammar_steers_its_request_and_ends_it_where_only_an_end_may_follow()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_others_get_a_token_every_step_while_a_grammar_is_compiled(overlap):
+def test_compilation_does_not_delay_other_requests(overlap):
     """SO-06 the compilation ends only after four steps of the other request, and loses it none of its own"""
     gate = threading.Event()
 
@@ -248,7 +248,7 @@ def test_a_thinking_budget_is_exact_wherever_a_request_is_resumed(overlap):
         assert ids["b"] == (1,) * 4, "others are free"
 
 
-def test_steps_wait_for_masks_where_tokens_decide_what_is_forced_and_nowhere_else():
+def test_steps_wait_for_masks_only_if_needed():
     """Three tokens of reasoning, a marker of two, then content: steps 4 and 5 draw the marker, and step 6 may draw
     anything once the marker is known to be complete. All start before the step ahead of them has ended."""
     limit = Thinking(3, (3, 4), ("<",), (".!",), begun=True, open=True)
@@ -259,7 +259,7 @@ def test_steps_wait_for_masks_where_tokens_decide_what_is_forced_and_nowhere_els
     assert device.waited == [*((step, step + 1) for step in range(1, 9)), (9, 9)]
 
 
-def test_a_budget_that_is_not_used_up_costs_no_wait():
+def test_unused_thinking_budget_causes_no_wait():
     free, limited = Device(), Device()
     run([ask("a", max_tokens=9)], device=free)
     for limit in (
@@ -279,7 +279,7 @@ def test_a_budget_that_is_not_used_up_costs_no_wait():
     assert limited.waited == free.waited and limited.late == []
 
 
-def test_a_grammar_behind_the_reasoning_makes_a_mask_of_each_token():
+def test_grammar_after_reasoning_masks_each_token():
     """It holds within the reasoning as well: there it knows what may not occur in it."""
 
     class Both(Thoughts):
@@ -349,7 +349,7 @@ def thought_through(submit):
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_budgets_are_exact_in_a_crowd_that_is_preempted_and_resumed_and_replays(tmp_path, overlap):
+def test_budgets_are_exact_under_preemption_and_replay(tmp_path, overlap):
     """C.9: several choices of a prompt, each with its seed, resumed anywhere; a cache too small for all."""
 
     class Lettered(Thoughts):
@@ -379,7 +379,7 @@ def test_budgets_are_exact_in_a_crowd_that_is_preempted_and_resumed_and_replays(
 
 
 @pytest.mark.parametrize("text, words, ids", [("bad", "no grammar", ()), ("3!", "nothing may follow", (3,))])
-def test_a_grammar_that_fails_fails_its_request_alone(text, words, ids):
+def test_grammar_error_fails_only_its_request(text, words, ids):
     sent = run([ask("a", grammar=Grammar("regex", text)), ask("b")])
     (failed,) = [message for message in sent if isinstance(message, Failed)]
     assert (failed.id, failed.code, failed.message) == ("a", "request", words)
@@ -387,13 +387,13 @@ def test_a_grammar_that_fails_fails_its_request_alone(text, words, ids):
     assert streams(sent)[1]["b"] == "length"
 
 
-def test_wrong_requests_are_refused_and_aborted_ones_end_whatever_their_state():
+def test_invalid_requests_are_rejected_and_aborts_work_in_any_state():
     sent = run([ask("a"), ask("a"), ask("c", ()), ask("d", grammar=Grammar("regex", "3")), Abort(("a", "d", "none"))])
     assert [(f.id, f.param) for f in sent if isinstance(f, Failed)] == [("a", "id"), ("c", "prompt")]
     assert streams(sent)[1] == {"a": "abort", "d": "abort"}
 
 
-def test_an_engine_at_rest_has_told_its_counters():
+def test_idle_engine_has_reported_its_counters():
     sent = run([ask("a", tuple(range(5)), 3), ask("b", tuple(range(5)), 3)], max_running=1)
     last = [message for message in sent if isinstance(message, Stats)][-1]
     assert (last.running, last.waiting, last.kv_blocks_used, last.kv_blocks_total) == (0, 0, 0, 39)
@@ -457,7 +457,7 @@ def test_a_request_can_be_explained(tmp_path, capsys):
     said = capsys.readouterr().out
     for words in (
         "0.0 ms: queued with 7 prompt",
-        "runs from step 1 on",
+        "scheduled in step 1",
         "preempted at",
         "needs",
         "ends (length) with 30 tokens",
@@ -543,7 +543,7 @@ def test_requests_that_are_refused_fill_no_disk(tmp_path):
     assert LIMIT // 4 < sum(file.stat().st_size for file in tmp_path.iterdir()) <= LIMIT
 
 
-def test_a_request_that_leaves_gives_up_its_compilation():
+def test_abort_cancels_the_compilation():
     """SO-06: a compilation that has not started is cancelled; costs are counted, and cached grammars cost nothing."""
     waiting = Future()
 

@@ -32,7 +32,7 @@ def word(id, text, **changes):
     return ask(id, max_tokens=20, grammar=Grammar("regex", text), eos_token_ids=(5,), **changes)
 
 
-def test_a_constrained_row_costs_the_others_no_step_and_itself_none():
+def test_constrained_row_delays_no_step():
     """A batch with a grammar takes as many steps as one without.
 
     Every row gets a token in every step, each step starts before the previous result is awaited, and the masks arrive
@@ -47,14 +47,14 @@ def test_a_constrained_row_costs_the_others_no_step_and_itself_none():
     assert device.masked_at == {step: step - 1 for step in range(2, 10)}, "as soon as the token before them is known"
 
 
-def test_a_batch_of_constrained_rows_alone_keeps_the_device_busy():
+def test_batch_of_constrained_rows_keeps_the_device_busy():
     device = Watched()
     sent = run([word("a", "304"), word("b", "403"), word("c", "0")], device=device)
     assert streams(sent)[0] == {"a": (3, 0, 4), "b": (4, 0, 3), "c": (0,)}
     assert device.waited == [(1, 2), (2, 3), (3, 4), (4, 4)]
 
 
-def test_without_overlap_masks_are_there_when_a_step_starts():
+def test_masks_are_ready_at_the_start_without_overlap():
     device = Watched()
     ids, _ = streams(run([word("a", "304"), ask("b")], device=device, overlap=False))
     assert ids == {"a": (3, 0, 4), "b": (1,) * 4}
@@ -70,7 +70,7 @@ def test_a_prompt_in_chunks_beside_a_constrained_row_delays_nobody():
     assert len(device.steps) == 11
 
 
-def test_a_dead_state_found_behind_a_started_step_fails_its_request_alone():
+def test_dead_end_in_a_started_step_fails_only_its_request():
     device = Watched()
     sent = run([word("a", "30!"), ask("b", max_tokens=8), word("c", "404")], device=device)
     (failed,) = [message for message in sent if isinstance(message, Failed)]
@@ -82,7 +82,7 @@ def test_a_dead_state_found_behind_a_started_step_fails_its_request_alone():
 
 @pytest.mark.parametrize("blocks", [9, 13, 40])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_words_stay_whole_while_requests_are_preempted_and_slots_change_hands(blocks, overlap):
+def test_grammar_holds_under_preemption_and_slot_reuse(blocks, overlap):
     texts = {str(n): "3040"[n % 4 :] * (1 + n % 3) + "34"[n % 2] for n in range(12)}
     asked = [word(id, text, prompt=(int(id) % 7, 1, 2)) for id, text in texts.items()]
     asked += [ask(f"free {n}", max_tokens=5 + n) for n in range(4)]
@@ -133,7 +133,7 @@ def ended(device):
     return not any(thread.is_alive() for thread in device.threads)
 
 
-def test_a_step_that_fails_leaves_no_worker_waiting_for_masks():
+def test_failed_step_leaves_no_worker_waiting():
     device = Worker(dies=3)
     with pytest.raises(AssertionError, match="the device is broken"):
         loop_over(device, [word("a", "304304")], []).run()
@@ -141,7 +141,7 @@ def test_a_step_that_fails_leaves_no_worker_waiting_for_masks():
     assert device.given[-1] == (4, {}), "the step behind it was let go without any"
 
 
-def test_a_loop_that_is_stopped_leaves_no_worker_waiting_for_masks():
+def test_stopped_loop_leaves_no_worker_waiting():
     device, sent = Worker(), []
     loop = loop_over(device, [word("a", "304" * 6)], sent)
     loop._send = lambda messages: (sent.extend(messages), len(device.started) > 4 and loop.stop())

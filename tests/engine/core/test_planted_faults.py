@@ -66,33 +66,33 @@ def hit_not_cut(monkeypatch):
     wrap(
         monkeypatch,
         Cache,
-        "look",
+        "lookup",
         lambda right: lambda self, tables, ids: Hit((hit := right(self, tables, ids)).cached, hit.cached),
     )
 
 
 def freed_twice(monkeypatch):
     def make(right):
-        def drop(self, block):
+        def release(self, block):
             right(self, block)
-            if self.holders[block] == 0 and self._blank:
-                self._blank.append(block)
+            if self.holders[block] == 0 and self._uncached:
+                self._uncached.append(block)
 
-        return drop
+        return release
 
-    wrap(monkeypatch, Pool, "drop", make)
+    wrap(monkeypatch, Pool, "release", make)
 
 
 def held_without_counting(monkeypatch):
     def make(right):
-        def hold(self, block):
+        def acquire(self, block):
             right(self, block)
             if self.holders[block] > 1:
                 self.holders[block] -= 1
 
-        return hold
+        return acquire
 
-    wrap(monkeypatch, Pool, "hold", make)
+    wrap(monkeypatch, Pool, "acquire", make)
 
 
 def never_freed(monkeypatch):
@@ -181,13 +181,13 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_is_caught(plant, monkeypatch):
+def test_injected_fault_is_detected(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         for load in LOADS:
             simulate(load)
 
 
-def test_the_same_workloads_pass_without_a_fault():
+def test_workloads_pass_without_injected_fault():
     for load in LOADS:
         simulate(load)

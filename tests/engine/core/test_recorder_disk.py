@@ -64,6 +64,6 @@ def test_a_full_disk_pauses_the_recording_and_what_is_kept_replays(
     assert after.difference is None and before.steps + 20 <= after.steps < 75
 
 
-def test_a_recording_that_cannot_be_begun_is_a_mistake_of_the_manifest(tmp_path: Path) -> None:
+def test_unwritable_recording_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="set it to a writable file"):
         Recorder(CONFIG, str(tmp_path / "nowhere" / "flight"), 2**20)

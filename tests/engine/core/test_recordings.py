@@ -237,5 +237,5 @@ def test_a_recording_is_a_regular_file(program: Any, tmp_path: Path, capsys: pyt
 
 
 def test_a_state_of_another_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match="policy"):
+    with pytest.raises(ValueError, match="different scheduling policies"):
         restore(Scheduler(replace(CONFIG, policy="fair")), snapshot(Scheduler(CONFIG)))

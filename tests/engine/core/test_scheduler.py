@@ -53,7 +53,7 @@ def finish(scheduler, token=1):
 
 @pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_every_stream_is_the_undisturbed_one_and_every_read_is_right(windows, policy):
+def test_outputs_and_cache_reads_are_correct_under_load(windows, policy):
     preemptions = cached = 0
     for seed in range(3):
         rng = random.Random(seed)
@@ -72,7 +72,7 @@ def test_every_stream_is_the_undisturbed_one_and_every_read_is_right(windows, po
     assert cached, "no prefix was ever found: the workload shows nothing"
 
 
-def test_planning_ahead_changes_no_token_under_stops_aborts_and_preemption():
+def test_overlap_does_not_change_tokens():
     outcomes = [
         run(Load(11, (None, 9), blocks=44, abort=0.0, overlap=overlap, max_running=8, replies=(30,)))
         for overlap in (False, True)
@@ -84,7 +84,7 @@ def test_planning_ahead_changes_no_token_under_stops_aborts_and_preemption():
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
-def test_a_source_is_read_whole_in_the_first_step_however_often_its_request_is_preempted(policy, overlap):
+def test_encoder_input_is_read_in_the_first_step_after_each_preemption(policy, overlap):
     preemptions = refused = 0
     for seed, budget in product(range(4), (16, 40)):
         sources = EncoderLimits(longest=10, reply=24)
@@ -110,13 +110,13 @@ def source_request(source, prompt=(1, 2, 3, 4), tokens=5, **more):
         (
             source_request(3, (1, 2, 3)),
             "decoder_prompt",
-            "begins with 0 tokens of the prompt; it must begin with 1 to 3",
+            "decoder prompt has 0 tokens; it must have 1 to 3",
         ),
-        (source_request(1, (1, 2, 3, 4, 5)), "decoder_prompt", "begins with 4 tokens"),
+        (source_request(1, (1, 2, 3, 4, 5)), "decoder_prompt", "decoder prompt has 4 tokens"),
         (source_request(2, prompt_logprobs=1), "prompt_logprobs", "not available for encoder-decoder"),
     ],
 )
-def test_what_is_no_source_and_the_beginning_of_a_reply_is_refused(submit, param, says):
+def test_invalid_encoder_and_decoder_prompts_are_rejected(submit, param, says):
     config = SchedulerConfig(
         layout=make_layout((None,)), blocks=20, max_context=12, sources=EncoderLimits(longest=3, reply=4),
         max_step_tokens=8, max_running=4,
@@ -126,7 +126,7 @@ def test_what_is_no_source_and_the_beginning_of_a_reply_is_refused(submit, param
     assert refused.value.param == param
 
 
-def test_a_step_must_have_room_for_a_source_beside_a_token_of_everybody():
+def test_encoder_input_must_fit_next_to_all_running_requests():
     config = SchedulerConfig(
         layout=make_layout((None,)), blocks=20, max_context=12, sources=EncoderLimits(longest=9, reply=4),
         max_step_tokens=8, max_running=4,
@@ -136,14 +136,14 @@ def test_a_step_must_have_room_for_a_source_beside_a_token_of_everybody():
     Scheduler(config).submit(source_request(4, (1, 2, 3, 4, 5)), 0.0)
 
 
-def test_a_model_without_an_encoder_in_front_reads_no_source():
+def test_model_without_encoder_rejects_encoder_input():
     config = SchedulerConfig(layout=make_layout((None,)), blocks=20, max_context=12)
     with pytest.raises(RequestError, match="no encoder") as refused:
         Scheduler(config).submit(source_request(2), 0.0)
     assert refused.value.param == "source"
 
 
-def test_32_requests_with_far_too_few_blocks_give_what_a_large_cache_gives():
+def test_small_cache_gives_the_same_outputs_as_a_large_one():
     load = Load(5, (None,), requests=32, max_running=32, max_step_tokens=64, abort=0.0, same_prompts=32, replies=(30,))
     small = simulate(replace(load, blocks=26))
     large = simulate(replace(load, blocks=2000))
@@ -152,7 +152,7 @@ def test_32_requests_with_far_too_few_blocks_give_what_a_large_cache_gives():
     assert small.streams == large.streams
 
 
-def test_a_preempted_request_comes_back_with_all_its_ids():
+def test_preempted_request_keeps_its_tokens():
     s = scheduler(blocks=11, max_step_tokens=40)  # ten blocks of four
     s.submit(submit("a", [1] * 15, 20), 0.0)
     s.submit(submit("b", [2] * 15, 20), 0.0)
@@ -169,7 +169,7 @@ def test_a_preempted_request_comes_back_with_all_its_ids():
     assert resumed[0].prompt_tokens == 15
 
 
-def test_the_last_to_arrive_is_preempted_or_the_one_of_worst_priority():
+def test_last_or_lowest_priority_request_is_preempted():
     for policy, victim in (("fcfs", "b"), ("priority", "a")):
         s = scheduler(blocks=11, max_step_tokens=40, policy=policy)
         s.submit(submit("a", [1] * 15, 20, priority=9), 0.0)
@@ -192,7 +192,7 @@ def test_waiting_requests_are_admitted_in_the_order_of_the_policy(policy, first)
     assert ended == first
 
 
-def test_a_step_holds_decodes_first_and_a_chunk_of_a_prompt_in_what_is_left():
+def test_decode_rows_come_before_prompt_chunks():
     s = scheduler(max_step_tokens=7)
     s.submit(submit("a", [1, 2, 3], 9), 0.0)
     step(s)
@@ -208,7 +208,7 @@ def test_a_step_holds_decodes_first_and_a_chunk_of_a_prompt_in_what_is_left():
     ]
 
 
-def test_no_more_run_than_get_a_token_each_step():
+def test_running_requests_are_limited_by_step_tokens():
     s = scheduler(max_step_tokens=3, max_running=9)
     for id in range(5):
         s.submit(submit(str(id), [id], 5), 0.0)
@@ -397,7 +397,7 @@ def test_a_prompt_that_is_preempted_half_way_and_forgotten_is_written_once():
     cache = scheduler().cache
     ids, tables = list(range(20)), Tables(b"", 1, 5)
     for end in (8, 20):  # tokens that it gets to
-        cache.start(tables, cache.look(tables, ids))
+        cache.start(tables, cache.lookup(tables, ids))
         cache.grow(tables, ids, 0, end)
         cache.publish(tables, ids, end)
         cache.end(tables)
@@ -422,7 +422,7 @@ def test_tokens_of_a_reply_that_goes_on_do_not_count_as_its_prompt():
     assert timings(s)["a"].written_tokens == 4
 
 
-def test_requests_side_by_side_write_what_they_share_once():
+def test_concurrent_requests_write_shared_blocks_once():
     s = scheduler(max_step_tokens=64)
     for id in "abc":
         s.submit(submit(id, range(10), 2), 0.0)
@@ -430,7 +430,7 @@ def test_requests_side_by_side_write_what_they_share_once():
 
 
 @pytest.mark.parametrize("changes", [{"prefix_cache": False}, {"layout": make_layout(())}])
-def test_nothing_is_written_where_nothing_is_kept(changes):
+def test_no_tokens_are_counted_without_a_prefix_cache(changes):
     s = scheduler(**changes)
     s.submit(submit("a", range(10), 2), 0.0)
     assert timings(s)["a"].written_tokens == 0
@@ -452,7 +452,7 @@ def test_the_same_salt_hits_and_another_or_none_does_not():
         assert step(s)[1].deltas[0].timing.cached_tokens == hit
 
 
-def test_a_row_that_failed_ends_its_request_alone_and_its_blocks_are_not_found_again():
+def test_failed_row_ends_only_its_request_and_leaves_the_cache():
     s = scheduler()
     s.submit(submit("a", range(9)), 0.0)
     s.submit(submit("b", range(20, 25)), 0.0)
@@ -466,7 +466,7 @@ def test_a_row_that_failed_ends_its_request_alone_and_its_blocks_are_not_found_a
     assert finish(s).keys() == {"b", "c"}
 
 
-def test_wishes_that_leave_nothing_are_the_requests_own_error():
+def test_contradictory_sampling_options_fail_the_request():
     s = scheduler()
     s.submit(submit("a", range(9)), 0.0)
     _, settled = step(s, failed={0: NOTHING_LEFT})
@@ -512,7 +512,7 @@ def test_rotations_that_depend_on_the_prompt_share_no_blocks():
         assert step(s)[1].deltas[0].timing.cached_tokens == hit, id
 
 
-def test_times_are_those_of_the_events_and_in_order():
+def test_timings_are_ordered_and_match_the_events():
     s = scheduler(max_step_tokens=2)
     s.submit(submit("a", [1, 2, 3], 2), 1.0)
     deltas = [delta for now in (2.0, 3.0, 4.0) for delta in step(s, now=now)[1].deltas]
@@ -521,7 +521,7 @@ def test_times_are_those_of_the_events_and_in_order():
     assert deltas[0].timing is not None, "the first delta has the time to it"
 
 
-def test_forgetting_the_prefix_cache_leaves_what_runs_alone():
+def test_cache_reset_does_not_affect_running_requests():
     s = scheduler()
     s.submit(submit("a", range(9), 6), 0.0)
     step(s)
@@ -533,7 +533,7 @@ def test_forgetting_the_prefix_cache_leaves_what_runs_alone():
     assert s.cache.pool.free == 40
 
 
-def test_the_oracle_knows_the_first_token():
+def test_simulation_predicts_the_first_token():
     request = submit("a", [1, 2, 3], 1)
     assert expected(request, 100) == ([next_token([1, 2, 3])], "length", None)
 
@@ -541,7 +541,7 @@ def test_the_oracle_knows_the_first_token():
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_runs_at_once_is_told_so_and_what_the_cache_gave():
+def test_admission_event_reports_cached_tokens():
     told_to, told = telling()
     told_to.submit(submit("a", range(9)), 1.0)
     step(told_to, now=2.0)
@@ -553,7 +553,7 @@ def test_a_request_that_runs_at_once_is_told_so_and_what_the_cache_gave():
     assert told[3:] == [("b", 3.0, Queued(9, 0, 0)), ("b", 4.0, Admitted(5, 9, 8))]
 
 
-def test_the_first_that_waits_is_told_once_what_it_lacks_and_who_has_it():
+def test_blocked_event_reports_missing_blocks_and_holders_once():
     told_to, told = telling(blocks=9, prefix_cache=False)  # of 4 tokens, one of them the null block
     for number, (id, length) in enumerate((("big", 15), ("small", 3), ("next", 11), ("last", 3))):
         told_to.submit(submit(id, range(length), 9), float(number))
@@ -563,11 +563,11 @@ def test_the_first_that_waits_is_told_once_what_it_lacks_and_who_has_it():
     assert blocked == [("next", 11.0, Blocked("blocks", 3, 1, (("big", 4), ("small", 1))))]
     assert [happened[2].ahead for happened in told if isinstance(happened[2], Queued)] == [0, 1, 2, 3]
     assert str(blocked[0][2]) == (
-        "first to wait: KV cache full, 3 blocks needed and 1 free; most are held by big (4), small (1)"
+        "first in the queue: KV cache full, 3 blocks needed and 1 free; the largest users are big (4), small (1)"
     )
 
 
-def test_a_full_batch_is_told_by_the_key_that_bounds_it():
+def test_blocked_event_names_the_limiting_key():
     told_to, told = telling(max_running=2)
     for id in "abc":
         told_to.submit(submit(id, (1, 2)), 0.0)
@@ -579,7 +579,7 @@ def test_a_full_batch_is_told_by_the_key_that_bounds_it():
     assert [happened[2].step for happened in told if isinstance(happened[2], Admitted)] == [1, 1, 5]
 
 
-def test_a_preemption_is_told_with_the_one_that_needed_the_blocks_and_told_again_when_it_blocks_again():
+def test_preemption_event_names_the_cause():
     told_to, told = telling(blocks=9, prefix_cache=False)
     told_to.submit(submit("first", range(13), 16), 0.0)
     told_to.submit(submit("second", range(6), 16), 0.0)

@@ -77,14 +77,14 @@ def near(found, expected, share):
     return abs(found - expected) <= share * expected + 1e-9
 
 
-def test_what_was_measured_is_read_from_the_recording(tmp_path):
+def test_measurements_are_read_from_the_recording(tmp_path):
     asks = traffic_of()
     replies = measured(tmp_path / "r", asks, aborts=("3", "17"))
     traffic = read_traffic(read_records(tmp_path / "r"))
-    assert [asked.submit for asked in traffic.asked] == [submit for _, submit in asks]
-    assert [(asked.at, asked.times) for asked in traffic.asked] == [(reply.at, reply.times) for reply in replies]
-    assert {asked.submit.id for asked in traffic.asked if asked.finish} == {"3", "17"}
-    assert traffic.left_out == 0
+    assert [asked.submit for asked in traffic.requests] == [submit for _, submit in asks]
+    assert [(asked.at, asked.times) for asked in traffic.requests] == [(reply.at, reply.times) for reply in replies]
+    assert {asked.submit.id for asked in traffic.requests if asked.finish} == {"3", "17"}
+    assert traffic.num_ignored == 0
     steps = replay(read_records(tmp_path / "r")).steps
     assert len(traffic.steps) == steps
     assert all(near(step.ended - step.started, truth(step.size), 1e-6) for step in traffic.steps)
@@ -94,14 +94,14 @@ def test_what_was_measured_is_read_from_the_recording(tmp_path):
     {}, {"max_running": 2}, {"max_running": 3, "max_step_tokens": 64}, {"blocks": 60},
     {"max_step_tokens": 9},
 ], ids=str)  # fmt: skip
-def test_other_settings_are_predicted_as_the_device_would_have_been(tmp_path, changes):
+def test_predictions_for_other_settings_match_a_simulated_device(tmp_path, changes):
     asks = traffic_of()
     measured(tmp_path / "r", asks)
     expected = figures(measured(tmp_path / "other", asks, **changes))
     traffic = read_traffic(read_records(tmp_path / "r"))
     times = fit(traffic.steps)
     assert times.error < 0.02
-    found = figures(simulate(traffic.asked, SchedulerConfig(**{**CONFIG, **changes}), times.seconds).replies)
+    found = figures(simulate(traffic.requests, SchedulerConfig(**{**CONFIG, **changes}), times.seconds).replies)
     assert (found.requests, found.tokens) == (expected.requests, expected.tokens)
     for name in ("span", "throughput", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95"):
         assert near(getattr(found, name), getattr(expected, name), 0.05), name
@@ -152,7 +152,7 @@ def test_traffic_that_comes_faster_is_predicted(tmp_path):
     expected = figures(measured(tmp_path / "other", faster))
     traffic = read_traffic(read_records(tmp_path / "r"))
     found = figures(
-        simulate(traffic.asked, traffic.config, fit(traffic.steps, traffic.asked[0].at).seconds, rate=3.0).replies
+        simulate(traffic.requests, traffic.config, fit(traffic.steps, traffic.requests[0].at).seconds, rate=3.0).replies
     )
     assert near(found.throughput, expected.throughput, 0.05) and near(found.ttft_p95, expected.ttft_p95, 0.1)
 
@@ -163,11 +163,11 @@ def test_aborted_requests_and_grammars_end_where_they_did(tmp_path):
     asks[5] = (at, Submit("5", submit.prompt, Sampling(), 50, grammar=Grammar("regex", "a*"), salt="5"))
     replies = measured(tmp_path / "r", asks, aborts=("5", "9"))
     traffic = read_traffic(read_records(tmp_path / "r"))
-    found = simulate(traffic.asked, traffic.config, mean_times(traffic))
+    found = simulate(traffic.requests, traffic.config, mean_times(traffic))
     assert [len(reply.times) for reply in found.replies] == [len(reply.times) for reply in replies]
 
 
-def test_a_client_that_left_while_it_waited_leaves_there_too(tmp_path):
+def test_client_that_disconnects_in_the_queue_is_reproduced(tmp_path):
     scheduler = Recorder(SchedulerConfig(**{**CONFIG, "max_running": 1}), str(tmp_path / "r"), 2**30)
     for number in range(2):
         scheduler.submit(Submit(str(number), (1, 2, 3), Sampling(), 9), 1.0)
@@ -178,11 +178,11 @@ def test_a_client_that_left_while_it_waited_leaves_there_too(tmp_path):
             scheduler.end("1", "abort")
     scheduler.flush()
     traffic = read_traffic(read_records(tmp_path / "r"))
-    found = simulate(traffic.asked, traffic.config, mean_times(traffic), depth=1)
+    found = simulate(traffic.requests, traffic.config, mean_times(traffic), depth=1)
     assert [len(reply.times) for reply in found.replies] == [9, 0]
 
 
-def test_noise_keeps_its_mean_and_comes_at_the_time_it_was_recorded():
+def test_timing_noise_keeps_its_mean_and_its_time():
     rng = random.Random(5)
     steps, at = [], 0.0
     for _ in range(3000):
@@ -201,7 +201,7 @@ def test_noise_keeps_its_mean_and_comes_at_the_time_it_was_recorded():
     assert all(coefficient >= 0 for coefficient in times.coefficients)
 
 
-def test_a_machine_that_is_slow_for_a_while_is_slow_then_in_the_model_too():
+def test_slow_phases_are_reproduced():
     size, steps, at = Size(8, 8, 400), [], 50.0
     for number in range(600):
         seconds = 0.01 * (3.0 if 200 <= number < 300 else 1.0)
@@ -230,13 +230,13 @@ def test_each_size_of_step_keeps_its_recorded_time():
 
 @pytest.mark.parametrize(("assignment", "words"), [
     ("engine.cache.block_tokens=0", "not a whole number of at least 1"),
-    ("engine.cache.prefix=yes", "neither true nor false"),
+    ("engine.cache.prefix=yes", "must be true or false"),
     ("engine.scheduling.policy=lifo", "not one of fcfs, priority and fair"),
     ("hardware.kv_cache_memory=many", "not a size"),
-    ("hardware.kv_cache_memory=1B", "would have no block"), ("model.path=x", "a key among"),
+    ("hardware.kv_cache_memory=1B", "would have no block"), ("model.path=x", "must be KEY=VALUE"),
     ("model.max_context", "KEY=VALUE"),
 ])  # fmt: skip
-def test_settings_that_are_none_are_told(assignment, words):
+def test_invalid_settings_are_reported(assignment, words):
     with pytest.raises(ConfigError, match=words):
         changed(Settings(SchedulerConfig(**CONFIG)), [assignment])
 
@@ -265,13 +265,13 @@ def test_the_command_prints_a_table_and_json(tmp_path, capsys):
     assert "--rate 0" in capsys.readouterr().err
 
 
-def test_an_empty_recording_is_told(tmp_path, capsys):
+def test_empty_recording_is_reported(tmp_path, capsys):
     Recorder(SchedulerConfig(**CONFIG), str(tmp_path / "r"), 2**30).flush()
     assert main([str(tmp_path / "r")]) == 1
-    assert "no request that arrived and ended" in capsys.readouterr().err
+    assert "no complete request" in capsys.readouterr().err
 
 
-def test_changes_read_as_shares_or_as_times():
+def test_changes_are_formatted_as_shares_or_factors():
     one = figures([Reply(0.0, [1.0, 2.0])])
     many = figures([Reply(0.0, [100.0, 102.0])])
     lines = table(one, one, many).splitlines()

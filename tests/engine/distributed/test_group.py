@@ -17,7 +17,7 @@ def groups(tmp_path):
     number = iter(range(100))
 
     def run(size, work):
-        store, results, errors = tmp_path / f"meeting{next(number)}", [None] * size, []
+        store, results, errors = tmp_path / f"store{next(number)}", [None] * size, []
 
         def one(rank):
             try:
@@ -42,7 +42,7 @@ def brought(rank, *shape):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_row_comes_out_the_same_alone_and_among_others(size, groups):
+def test_row_does_not_depend_on_other_rows(size, groups):
     """Bit for bit, which gloo's own sum does not: it cuts a message by its size and begins each piece elsewhere."""
 
     def work(world):
@@ -62,7 +62,7 @@ def test_bf16_is_summed_in_float32():
     assert in_order(shares).tolist() == [258.0]  # in bf16 each 1 would be lost
 
 
-def test_gathered_are_the_ranks_in_their_order_of_any_type_and_shape(groups):
+def test_gather_returns_ranks_in_order_for_any_type_and_shape(groups):
     def work(world):
         whole = world.all_gather(torch.full((2, 3), world.rank, dtype=torch.int64).t())
         return whole, least(world, 100 - world.rank, CPU)

@@ -38,7 +38,7 @@ def write(path: Path, *, alignment: int | None = None) -> Path:
 
 
 @pytest.mark.parametrize("alignment", [None, 64])
-def test_keys_and_tensors_are_those_of_the_package(tmp_path: Path, alignment: int | None) -> None:
+def test_keys_and_tensors_equal_the_gguf_package(tmp_path: Path, alignment: int | None) -> None:
     path = write(tmp_path / "m.gguf", alignment=alignment)
     ours, theirs = read_gguf(path), gguf.GGUFReader(path)
     wanted = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
@@ -52,12 +52,12 @@ def test_keys_and_tensors_are_those_of_the_package(tmp_path: Path, alignment: in
         assert (one.offset, one.bytes) == (other.data_offset, other.n_bytes)
 
 
-def test_types_are_those_of_the_package() -> None:
+def test_types_equal_the_gguf_package() -> None:
     theirs = {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
     assert theirs == TYPES
 
 
-def test_any_part_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_truncated_file_is_rejected(tmp_path: Path) -> None:
     whole = write(tmp_path / "m.gguf").read_bytes()
     path = tmp_path / "part.gguf"
 
@@ -71,7 +71,7 @@ def test_any_part_of_a_file_is_refused(tmp_path: Path) -> None:
     refused()
 
 
-def test_changed_bytes_end_in_no_other_error(tmp_path: Path) -> None:
+def test_corrupted_bytes_raise_only_checkpoint_errors(tmp_path: Path) -> None:
     whole = write(tmp_path / "m.gguf").read_bytes()
     path = tmp_path / "changed.gguf"
 
@@ -125,7 +125,7 @@ def test_a_hostile_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
         read_gguf(path)
 
 
-def test_a_file_is_found_by_its_name_or_alone_in_its_folder(tmp_path: Path) -> None:
+def test_file_is_found_by_name_or_as_the_only_one(tmp_path: Path) -> None:
     first = write(tmp_path / "a.gguf")
     assert find_gguf(tmp_path) == find_gguf(first) == first
     second = write(tmp_path / "b.gguf")

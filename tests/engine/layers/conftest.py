@@ -26,8 +26,8 @@ from engine.models.kv_scales import KVScales
 from engine.weights.packed import PackedFile
 from engine.worker.batch import build_batch
 from kernels.cpu.library import usable
-from kernels.cpu.meeting import Abandoned, Meeting
 from kernels.cpu.program import Team
+from kernels.cpu.shm_collective import CollectiveAborted, ShmCollective
 from kernels.fp8 import Fp8Products
 from kernels.step_inputs import STEP_INPUTS
 
@@ -357,7 +357,7 @@ class Driver:
         counts = [count for _, count in rows]
         slot, query_start = integers([*slots, 0]), integers(np.cumsum([0, *counts, 0]))
         table = torch.stack([integers(one) for one in tables])
-        ids, positions, turned, lengths, places = STEP_INPUTS(
+        ids, positions, token_rope_lengths, lengths, slot_mapping = STEP_INPUTS(
             integers(tokens),
             integers([request.rope_length for request in self.requests]),
             table,
@@ -370,8 +370,8 @@ class Driver:
         step = DeviceStep(
             ids=ids,
             positions=positions,
-            rope_lengths=turned,
-            places=places,
+            rope_lengths=token_rope_lengths,
+            slot_mapping=slot_mapping,
             slot=slot,
             query_start=query_start,
             lengths=lengths,
@@ -439,7 +439,7 @@ def shared_worlds(size: int, variant: str) -> list[Shared]:
     """Return worlds for ranks in threads that use shared memory like processes, each with its own mapping."""
     file = os.memfd_create("ranks")
     try:
-        return [Shared(Meeting(variant, file, rank, size, ROOM)) for rank in range(size)]
+        return [Shared(ShmCollective(variant, file, rank, size, ROOM)) for rank in range(size)]
     finally:
         os.close(file)
 
@@ -460,14 +460,14 @@ def on_ranks() -> Iterator[Callable[..., list[Tensor]]]:
                 errors.append(error)
                 threads.barrier.abort()
                 for world in shared:
-                    world.meeting.abandon()
+                    world.collective.abort()
 
         workers = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError | Abandoned)]
+        real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError | CollectiveAborted)]
         if real:
             raise real[0]
         assert not errors

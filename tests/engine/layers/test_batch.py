@@ -22,7 +22,7 @@ def test_each_token_of_each_row_has_its_id_position_length_and_slot():
     assert batch.ids.tolist() == [int(TOKENS[place]) for place in places]
     assert batch.positions.tolist() == [position for _, position in places]
     assert batch.rope_lengths.tolist() == [max(int(ROPE[slot]), position + 1) for slot, position in places]
-    for table, slots in zip(TABLES, batch.slots, strict=True):
+    for table, slots in zip(TABLES, batch.slot_mapping, strict=True):
         assert slots.tolist() == [int(table[slot, p // 5]) * 5 + p % 5 for slot, p in places]
     assert batch.query_start.tolist() == [0, 6, 7, 9] and batch.last.tolist() == [5, 6, 8]
     assert batch.lengths.tolist() == [10, 1, 13]
@@ -38,4 +38,4 @@ def test_a_step_without_rows_is_empty():
     none = np.zeros(0, np.int64)
     batch = build_batch(none, none, none, tokens=TOKENS, rope_lengths=ROPE, tables=TABLES, block_tokens=5)
     assert (batch.rows, batch.tokens, batch.query_start.tolist()) == (0, 0, [0])
-    assert all(tensor.dtype == torch.int64 for tensor in (batch.ids, batch.positions, *batch.slots))
+    assert all(tensor.dtype == torch.int64 for tensor in (batch.ids, batch.positions, *batch.slot_mapping))

@@ -18,7 +18,7 @@ from engine.api.messages import Pooling
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import layout
 from engine.layers.model import TextModel, make_pages
-from engine.layers.pooler import Gathered
+from engine.layers.pooler import PoolingState
 from engine.models.checkpoint import read_checkpoint
 from engine.models.families import POOLED
 from engine.worker.batch import build_batch
@@ -105,7 +105,7 @@ class Runner:
         """cuts: where the states are given in pieces."""
         found = []
         for hidden in self.hidden(prompts):
-            gathered = Gathered()
+            gathered = PoolingState()
             for piece in hidden.tensor_split(cuts):
                 if len(piece):
                     self.model.pooler.gather(gathered, piece, pooling)
@@ -164,7 +164,7 @@ def test_segments_have_rows_of_their_own(name, kernels, saved):
     hidden = runner.hidden([other, ids], [[0] * 9, numbers])[1]
     got = hidden
     if name == "bert-score":
-        gathered, pooling = Gathered(), Pooling("classify", activate=False)
+        gathered, pooling = PoolingState(), Pooling("classify", activate=False)
         runner.model.pooler.gather(gathered, hidden, pooling)
         got = runner.model.pooler.finish(gathered, pooling)
     close(got, saved(name).output(ids, numbers))

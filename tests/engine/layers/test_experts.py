@@ -92,9 +92,9 @@ def test_layers_of_several_sizes_share_the_working_memory(compiled):
 
 
 @pytest.mark.parametrize("block", [0, 1])
-def test_torch_adds_what_the_chosen_experts_give_and_the_shared_one(block):
+def test_torch_experts_sum_routed_and_shared_outputs(block):
     model = filled("torch")
-    layer = next(body for body in model.branches[2 * block + 1].bodies if isinstance(body, ExpertsLayer))
+    layer = next(body for body in model.residual_blocks[2 * block + 1].bodies if isinstance(body, ExpertsLayer))
     x = torch.randn(30, HIDDEN, generator=torch.Generator().manual_seed(1))
     act = {"gelu": torch.nn.functional.gelu, "relu": torch.relu}[layer.part.act]
 
@@ -157,7 +157,7 @@ GATED = Experts(
 @fused
 @pytest.mark.parametrize("part", [SMALL, LARGE, GATED], ids=["many", "one", "gated"])
 @pytest.mark.parametrize("tokens", [1, 2, 30, 131])
-def test_fused_kernels_add_what_torch_adds(part, tokens):
+def test_fused_experts_equal_torch(part, tokens):
     """Test few tokens, so that most experts have none, and more tokens than a tile."""
     layer = layer_of(part)
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
@@ -165,7 +165,7 @@ def test_fused_kernels_add_what_torch_adds(part, tokens):
 
 
 @fused
-def test_an_expert_that_takes_every_token_and_those_that_take_none():
+def test_extreme_routing():
     layer = layer_of(GATED)
     layer.router.weight[3] = 4 * layer.router.weight[:6].abs().sum(0)
     x = torch.rand(90, HIDDEN, generator=torch.Generator().manual_seed(1))
@@ -187,7 +187,7 @@ def test_a_row_of_experts_is_the_same_in_tiles_of_any_size_bit_for_bit(part):
 
 @fused
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 2e-3)])
-def test_ranks_bring_shares_of_one_sum_in_float32(dtype, tolerance):
+def test_ranks_sum_expert_outputs_in_float32(dtype, tolerance):
     x = torch.randn(11, HIDDEN, generator=torch.Generator().manual_seed(3)).to(dtype)
     ranks = [Rank(number, 2) for number in range(2)]
     for world in ranks:
@@ -198,7 +198,7 @@ def test_ranks_bring_shares_of_one_sum_in_float32(dtype, tolerance):
     torch.testing.assert_close(first + second, whole, atol=tolerance, rtol=tolerance)
 
 
-def test_the_matrices_of_experts_are_held_once_in_one_piece():
+def test_expert_matrices_are_stored_once_and_stacked():
     layer = layer_of(SMALL)
     for stack, linears in (
         (layer.ups.whole, [expert.up for expert in layer.experts]),
@@ -207,7 +207,7 @@ def test_the_matrices_of_experts_are_held_once_in_one_piece():
         assert len(stack) == len(linears) == SMALL.num_experts and stack.is_contiguous()
         for number, linear in enumerate(linears):
             assert linear.weight.data_ptr() == stack[number].data_ptr() and linear.weight.shape == stack[number].shape
-    assert filled("torch").branches[1].bodies[0].ups.whole is None, "torch has each by itself"
+    assert filled("torch").residual_blocks[1].bodies[0].ups.whole is None, "torch has each by itself"
 
 
 class Live(TorchDispatchMode):

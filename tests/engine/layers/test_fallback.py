@@ -71,7 +71,7 @@ def test_an_activation_without_compiled_body_equals_transformers(own_checkpoint,
 
 
 @pytest.mark.parametrize("acts", [("relu2",), ("silu", "relu2"), ("gelu", "silu")])
-def test_what_the_plan_names_is_what_torch_computes(house, acts, compiled):
+def test_torch_computes_the_parts_named_in_the_plan(house, acts, compiled):
     model = loaded(house(*acts), compiled)
     assert model.compiled is not None
     regions = model.compiled.regions
@@ -83,7 +83,7 @@ def test_what_the_plan_names_is_what_torch_computes(house, acts, compiled):
     assert all(isinstance(region, Program) for region in regions[::2])
 
 
-def test_an_activation_that_nothing_has_is_refused_before_anything_is_loaded(house):
+def test_unknown_activation_is_rejected_before_loading(house):
     with pytest.raises(CheckpointError, match=r"an MLP with act='mish'; there are gelu, gelu_tanh, relu, relu2, silu"):
         read_checkpoint(house("mish"), trust_remote_code=True)
 

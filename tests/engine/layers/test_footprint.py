@@ -169,7 +169,7 @@ def test_each_rank_holds_its_planned_share(tmp_path, name, more, size):
         compare(checkpoint, "torch", world=FakeWorld(rank, size))
 
 
-def test_what_a_cache_of_rounded_weights_brings_is_held_once(bf16_checkpoint, tmp_path):
+def test_cached_quantized_weights_are_stored_once(bf16_checkpoint, tmp_path):
     checkpoint = read_checkpoint(bf16_checkpoint("llama").path)
     form = layout(checkpoint.model, block_tokens=16, element_bytes=4)
     files = {info.file for info in checkpoint.tensors.values()}

@@ -148,7 +148,7 @@ def test_experts_are_restored_beside_what_stays_in_fp8(kind, tmp_path, driver, i
     made, prompt = write_experts(tmp_path, kind), ids(9, 4)
     engine = driver(made.path, kernels="triton", fp8=WIDENED)
     torch.testing.assert_close(engine.run(prompt, 4), made.logits(prompt), atol=1e-4, rtol=0)
-    attention, experts = (branch.bodies[0] for branch in engine.model.branches[:2])
+    attention, experts = (branch.bodies[0] for branch in engine.model.residual_blocks[:2])
     assert isinstance(attention.qkv.weight, Fp8Weight)
     assert all(expert.up.weight.dtype == torch.float32 for expert in experts.experts)
     got, plain = driver(made.path, kernels="triton").run(prompt, 4), made.logits(prompt)
@@ -178,7 +178,7 @@ def test_each_projection_multiplies_by_its_own_scales(kind, more, written, drive
 
 @needs_triton
 @pytest.mark.parametrize("kind", ["tensor-static", "autofp8-static"])
-def test_of_static_scales_of_one_matrix_the_largest_is_taken(kind, own, driver):
+def test_largest_static_scale_of_a_matrix_is_used(kind, own, driver):
     """Activations that saturate with a smaller scale do not with the largest; the MLP keeps its own scale."""
     made = own(kind)
     scales = {"q": 0.01, "k": 0.08, "v": 0.02}
@@ -187,11 +187,11 @@ def test_of_static_scales_of_one_matrix_the_largest_is_taken(kind, own, driver):
         made.change(**{path: torch.full_like(made.tensors()[path.replace("__", ".")], scale)})
     engine = driver(made.path, kernels="triton")
     first, _, up, *_ = linears(engine.model)
-    assert first.weight.given.item() == pytest.approx(0.08, rel=4e-3) and up.weight.given.item() == pytest.approx(
-        0.02, rel=4e-3
-    )
+    assert first.weight.static_scale.item() == pytest.approx(
+        0.08, rel=4e-3
+    ) and up.weight.static_scale.item() == pytest.approx(0.02, rel=4e-3)
     x = torch.tensor([0.01, 30.0, -30.0, 100.0]).repeat(1, 32)
-    taken = (x / first.weight.given).clamp(-448, 448).to(E4M3).float() * first.weight.given
+    taken = (x / first.weight.static_scale).clamp(-448, 448).to(E4M3).float() * first.weight.static_scale
     want = taken @ first.weight.restored().T
     assert (first(x) - want).abs().max() <= 1e-5 * want.abs().max()
 
@@ -226,7 +226,7 @@ def test_a_row_is_the_same_beside_others_bit_for_bit(kind, written, driver, ids)
         ("Gemma2", {"head_dim": 32}),
     ],
 )
-def test_branches_of_every_kind_read_rows_as_they_want_them(architecture, more, tmp_path, driver, ids):
+def test_every_block_type_reads_rows_in_its_format(architecture, more, tmp_path, driver, ids):
     """Cases: biases; one tensor with several slices; two sub-layers after one LayerNorm; no norm before a sub-layer;
     LayerNorm and an MLP without a gate; norms after sub-layers."""
     made, prompt = write(tmp_path, FP8_KINDS["autofp8-dynamic"], architecture, **more), ids(5, 2)
@@ -238,9 +238,9 @@ def test_branches_of_every_kind_read_rows_as_they_want_them(architecture, more, 
     assert not torch.equal(got, widened)
 
 
-def test_rows_are_rounded_once_where_all_bodies_want_them_alike(written, driver, own):
+def test_rows_are_quantized_once_if_all_bodies_share_the_format(written, driver, own):
     def bodies(made):
-        return [branch.bodies[0] for branch in driver(made.path, kernels="triton").model.branches]
+        return [branch.bodies[0] for branch in driver(made.path, kernels="triton").model.residual_blocks]
 
     attention, mlp, *_ = bodies(written("channel-dynamic"))
     blocks, *_ = bodies(written("blocks"))
@@ -249,13 +249,13 @@ def test_rows_are_rounded_once_where_all_bodies_want_them_alike(written, driver,
     plain_made.leave_out("model.layers.0.self_attn.q_proj")
     plain, *_ = bodies(plain_made)
     both = rounding_of((attention, mlp))
-    assert (both.group, both.given) == (128, None)
+    assert (both.group, both.static_scale) == (128, None)
     assert rounding_of((plain,)) is None
     assert rounding_of((attention, plain)) is None and rounding_of((plain, attention)) is None
     narrow = written("channel-dynamic", **RAGGED)
     assert rounding_of((attention, bodies(narrow)[0])) is None
     assert rounding_of((blocks,)).group == 128
-    assert rounding_of((static,)).given is static.qkv.weight.given
+    assert rounding_of((static,)).static_scale is static.qkv.weight.static_scale
     assert rounding_of((static, static_mlp)) is None
 
 
@@ -291,7 +291,7 @@ def test_norms_and_activations_round_where_all_their_readers_are_in_fp8(written,
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_librarys_product_means_the_same(bias):
+def test_library_product_gives_the_same_logits(bias):
     """torch has it for a CPU too, with the arguments that a GPU gets."""
     draw = torch.Generator().manual_seed(1)
     weight = Fp8Weight(torch.randn(3 * ALIGNED, 64, generator=draw).to(E4M3), torch.rand(48, 1, generator=draw) + 0.1)
@@ -303,7 +303,7 @@ def test_the_librarys_product_means_the_same(bias):
     assert (got.float() - own).abs().max() <= own.abs().max() / 128
 
 
-def test_the_library_gets_what_it_can_multiply(monkeypatch):
+def test_library_is_used_for_supported_products(monkeypatch):
     from kernels import fp8
 
     asked = []
@@ -328,7 +328,7 @@ def test_the_library_gets_what_it_can_multiply(monkeypatch):
     assert not multiplied(made(), capability=(8, 9)) and not multiplied(made(), capability=(12, 0))
 
 
-def test_what_multiplies_no_e4m3_widens():
+def test_devices_without_e4m3_products_widen_weights():
     assert products_of((8, 0), invariant=False) == products_of(None, invariant=False) == Fp8Products(rounded=False)
     assert products_of((8, 9), invariant=False).rounded and products_of((10, 0), invariant=True).rounded
 
@@ -360,7 +360,7 @@ def load_all(folder):
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
-def test_only_what_multiplies_fp8_rounds_to_it(bf16_checkpoint):
+def test_only_kernels_with_fp8_products_quantize_to_fp8(bf16_checkpoint):
     checkpoint = read_checkpoint(bf16_checkpoint("llama").path)
     form = layout(checkpoint.model, block_tokens=4, element_bytes=4)
     with pytest.raises(ValueError, match="torch cannot multiply by fp8 weights"):
@@ -422,7 +422,7 @@ def test_a_missing_scale_is_named(kind, missing, own):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight_scale_inv": torch.ones(1, 1)}, r"has shape \[1, 1\], but config.json makes it \[2, 1\]"),
+        ({"weight_scale_inv": torch.ones(1, 1)}, r"has shape \[1, 1\], but config.json implies \[2, 1\]"),
         ({"weight_scale_inv": torch.ones(2, 1).to(torch.float8_e8m0fnu)}, "is of type F8_E8M0; supported are F16"),
         ({"weight": torch.ones(256, 128).to(torch.float8_e5m2)}, "weight is of type F8_E5M2; supported are F8_E4M3"),
         ({"weight": torch.ones(256, 128)}, "weight is of type F32; supported are F8_E4M3"),

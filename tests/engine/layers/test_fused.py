@@ -7,8 +7,8 @@ import torch
 
 from engine.layers import fused
 from engine.models.kv_scales import KVScales
-from kernels.heads import HEADS
 from kernels.jit import installed
+from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="Triton is not installed"),
@@ -51,7 +51,7 @@ def test_a_row_is_the_same_beside_others_bit_for_bit(name, checkpoint, driver, i
 def test_pages_of_8_bits_cost_little(checkpoint, driver, ids, monkeypatch):
     """Also with scales, which spread small keys and values over what 8 bits can hold. Torch writes the pages here: the
     interpreter loses the carry of a rounded mantissa."""
-    monkeypatch.setattr(fused, "HEADS", HEADS.reference)
+    monkeypatch.setattr(fused, "QK_NORM_ROPE_KV", QK_NORM_ROPE_KV.reference)
     prompt = ids(13)
     wanted = checkpoint("llama").logits(prompt)
     for scales in (None, KVScales((0.25,) * 3, (0.5,) * 3)):

@@ -173,7 +173,7 @@ def test_blocks_are_held_as_they_are_and_others_restored(tmp_path, driver, compi
 
 
 def linears(engine):
-    for branch in engine.model.branches:
+    for branch in engine.model.residual_blocks:
         for body in branch.bodies:
             yield from (body.qkv, body.out) if hasattr(body, "qkv") else (body.up, body.down)
 
@@ -192,7 +192,7 @@ def test_the_numbers_of_blocks_are_bit_for_bit_those_of_the_package(kind, tmp_pa
         assert torch.equal(own.numbers(path).restored(), want) and torch.equal(own.read(f"{path}.weight"), want)
 
 
-def test_what_is_restored_may_be_rounded(tmp_path, driver, ids):
+def test_dequantized_weights_may_be_quantized(tmp_path, driver, ids):
     types, architecture, more = CASES["k-quants"]
     folder, prompt = write(tmp_path / "m", types, architecture, **more), ids(9, 1)
     engine = driver(folder, kernels=best(), bits="int8")
@@ -248,7 +248,7 @@ def test_a_file_of_another_model_is_refused(tmp_path):
     folder = write(tmp_path / "m", {}, "Qwen3", head_dim=32)
     config = folder / "config.json"
     config.write_text(config.read_text().replace("Qwen3ForCausalLM", "LlamaForCausalLM"))
-    with pytest.raises(CheckpointError, match="is of a 'qwen3', and config.json declares LlamaForCausalLM"):
+    with pytest.raises(CheckpointError, match="the architecture is 'qwen3', but config.json declares LlamaForCausalLM"):
         read_checkpoint(folder)
 
 
@@ -265,7 +265,9 @@ def test_a_family_that_is_not_read_from_gguf_needs_its_own_checkpoint(tmp_path):
     folder = write(tmp_path / "m", {}, config=False)
     file = folder / "model.gguf"
     file.write_bytes(file.read_bytes().replace(b"llama", b"mamba"))
-    with pytest.raises(CheckpointError, match="is of a 'mamba'; supported from GGUF are llama, qwen2, qwen3"):
+    with pytest.raises(
+        CheckpointError, match="the architecture is 'mamba'; supported from GGUF are llama, qwen2, qwen3"
+    ):
         read_checkpoint(folder)
 
 

@@ -3,7 +3,7 @@
 import torch
 
 
-def test_a_row_with_infinite_numbers_does_not_spoil_its_neighbours_or_the_next_owner(checkpoint, driver, ids):
+def test_nonfinite_row_does_not_affect_others_or_later_requests(checkpoint, driver, ids):
     prompt = ids(10)
     want = checkpoint("llama").logits(prompt)
     engine = driver(checkpoint("llama").path, block_tokens=16)

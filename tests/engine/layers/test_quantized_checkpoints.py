@@ -44,7 +44,7 @@ def own(tmp_path):
 
 
 def linears(model):
-    for branch in model.branches:
+    for branch in model.residual_blocks:
         for body in branch.bodies:
             yield from (body.qkv, body.out) if hasattr(body, "qkv") else (body.up, body.down)
 

@@ -136,7 +136,7 @@ def test_groups_and_head_are_quantized_as_the_manifest_says(group, head, bits, c
     assert part_bytes(predicted(engine.checkpoint, compiled, bits=bits, group=group, head=head)) == (
         engine.model.memory_usage.parts
     )
-    matrix, made = engine.model.branches[0].bodies[0].qkv.weight, engine.model.vocabulary.head
+    matrix, made = engine.model.residual_blocks[0].bodies[0].qkv.weight, engine.model.vocabulary.head
     kinds = {"stored": ("tiles_f32", 0), "int8": ("tiles_int8", group or 64), "int4": ("tiles_int4", group or 32)}
     assert (matrix.form, matrix.group) == kinds[bits]
     expected = head if head != "auto" else "stored" if bits == "stored" else "int8"
@@ -146,7 +146,7 @@ def test_groups_and_head_are_quantized_as_the_manifest_says(group, head, bits, c
 
 
 def experts_of(model):
-    return [body for branch in model.branches for body in branch.bodies if isinstance(body, ExpertsLayer)]
+    return [body for branch in model.residual_blocks for body in branch.bodies if isinstance(body, ExpertsLayer)]
 
 
 def test_experts_of_one_layer_in_several_types_are_refused_by_name(bf16_checkpoint, tmp_path, driver, compiled):

@@ -76,7 +76,7 @@ def test_sinks_matter(sunk, driver, ids):
     path, logits = sunk
     prompt = ids(29, 1)
     engine = driver(path)
-    for branch in engine.model.branches[::2]:
+    for branch in engine.model.residual_blocks[::2]:
         branch.bodies[0]._sinks.logits = torch.full((HEADS,), -1e9)
     assert (logits(prompt) - engine.run(prompt, 29)).abs().max() > 0.1
 

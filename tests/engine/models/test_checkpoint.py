@@ -83,7 +83,7 @@ def changed(folder: Path, change) -> None:
     write(folder / "model.safetensors.index.json", {"weight_map": kept | dict.fromkeys(tensors, shard.name)})
 
 
-def test_a_whole_checkpoint_is_read(folder):
+def test_complete_checkpoint_is_read(folder):
     read = read_checkpoint(folder)
     check_tensors(read.model, read.tensors)
     assert {name: info.shape for name, info in read.tensors.items()} == TENSORS
@@ -216,7 +216,7 @@ def test_unknown_tensors_are_named_with_their_file(folder):
 
 def test_a_misshapen_tensor_is_named_with_both_shapes(folder):
     changed(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(9)}))
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight has shape \[9\], but config\.json makes it \[8\]"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight has shape \[9\], but config\.json implies \[8\]"):
         checked(folder)
 
 
@@ -226,7 +226,7 @@ def test_integer_weights_are_refused(folder):
         checked(folder)
 
 
-def test_extras_that_say_nothing_new_are_ignored(folder):
+def test_redundant_tensors_are_ignored(folder):
     changed(folder, lambda tensors: tensors.update({"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(2)}))
     checked(folder)
     configured(folder, tie_word_embeddings=True)
@@ -261,7 +261,8 @@ def test_a_checkpoint_that_leaves_every_layer_unquantized_is_a_plain_one(folder)
     checked(folder)
     assert read_checkpoint(folder).model == want
     configured(folder, quantization_config={**settings, "ignore": ["lm_head", r"re:model\.layers\.0\..*"]})
-    with pytest.raises(CheckpointError, match=r"7 of 15 projections are, such as model\.layers\.1\.self_attn\.q_proj"):
+    message = r"7 of 15 projections are quantized, such as model\.layers\.1\.self_attn\.q_proj"
+    with pytest.raises(CheckpointError, match=message):
         read_checkpoint(folder)
 
 

@@ -89,7 +89,7 @@ def test_every_tensor_of_a_layer_with_a_shared_expert_is_named():
         (OTHERS[1], {"clip_qkv": 8.0}, "clip_qkv is set: clipping of queries, keys and values is not supported"),
     ],
 )
-def test_what_makes_no_experts_is_refused_with_the_key(name, keys, message):
+def test_invalid_expert_settings_are_rejected_with_the_key(name, keys, message):
     with pytest.raises(CheckpointError, match=f"config.json: {message}"):
         declared(name, **keys)
 

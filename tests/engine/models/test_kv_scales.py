@@ -118,7 +118,7 @@ def test_the_file_of_quark_is_read_and_wins(plain: Path) -> None:
 @pytest.mark.parametrize(
     ("factors", "message"),
     [
-        ({"0": {"0": 1.0}}, "has scales for layers [0]…, and the model has 0 to 1"),
+        ({"0": {"0": 1.0}}, "has scales for layers [0]…, but the model has 0 to 1"),
         ({"0": {"0": 1.0, "1": 0.0}}, "the scale of layer 1 is 0.0"),
         ({"0": {"0": 1.0, "1": "x"}}, "must have a number for each layer"),
         ({"0": {"0": 1.0, "1": 1.0}, "1": {}}, "has scales for 2 ranks"),
@@ -164,7 +164,7 @@ def test_a_kv_cache_alone_may_be_quantized(modelopt: Written, plain: Path) -> No
     assert read_checkpoint(plain).quantization is None
 
 
-def test_what_modelopt_stores_otherwise_is_refused(modelopt: Written) -> None:
+def test_unsupported_modelopt_formats_are_rejected(modelopt: Written) -> None:
     move_settings(modelopt, lambda settings: settings.update(quant_algo="NVFP4"))
     with pytest.raises(CheckpointError, match="quant_algo is 'NVFP4'; supported for modelopt is FP8"):
         read_checkpoint(modelopt.path)

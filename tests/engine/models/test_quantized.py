@@ -91,7 +91,7 @@ def test_other_methods_leave_out_what_transformers_leaves_out(key, skipped):
     assert list(quantized(quant_method="fp8", **{key: skipped})) == want
 
 
-def test_the_head_is_left_out_where_nothing_is_said():
+def test_head_is_not_quantized_by_default():
     assert quantized(quant_method="gptq", bits=4) == PATHS[:-1]
 
 
@@ -130,10 +130,10 @@ def test_the_refusal_names_method_count_and_both_kinds_of_layers():
     assert str(caught.value) == (
         "/m/config.json: the checkpoint is quantized (compressed-tensors), which is not supported: "
         "a.weights.strategy is None; supported are tensor, channel, block; 81 of 85 projections "
-        "are, such as model.layers.0.self_attn.q_proj, but not model.layers.0.mlp.gate_proj, "
+        "are quantized, such as model.layers.0.self_attn.q_proj, but not model.layers.0.mlp.gate_proj, "
         "model.layers.0.mlp.up_proj, model.layers.0.mlp.down_proj and 1 more; "
         "use a checkpoint in gptq or awq of 4 bits, fp8, compressed-tensors (pack-quantized, int-quantized or "
-        "float-quantized) or GGUF, or the float32, bfloat16 or float16 one of the same model"
+        "float-quantized) or GGUF, or the unquantized checkpoint (float32, bfloat16, float16)"
     )
 
 
@@ -163,7 +163,7 @@ def read(settings):
         (
             {**GPTQ, "group_size": -1, "sym": False, "desc_act": True, "checkpoint_format": "gptq_v2"},
             Scheme("gptq", 4, None, zeros=True, ordered=True),
-            "4 bits (gptq, a scale an output)",
+            "4 bits (gptq, one scale per output)",
         ),
         ({**GPTQ, "bits": 8, "group_size": 32}, Scheme("gptq", 8, 32, zero_offset=1), "8 bits (gptq, groups of 32)"),
         (AWQ, Scheme("awq", 4, 64, zeros=True), "4 bits (awq, groups of 64)"),
@@ -179,11 +179,11 @@ def read(settings):
                 format="int-quantized",
             ),
             Scheme("int8", 8, None),
-            "8 bits (compressed-tensors, a scale an output)",
+            "8 bits (compressed-tensors, one scale per output)",
         ),
     ],
 )
-def test_what_the_settings_say_of_each_projection(settings, scheme, words):
+def test_scheme_of_each_projection(settings, scheme, words):
     found = read(settings)
     assert set(found.schemes) == set(PATHS[:-1]) and set(found.schemes.values()) == {scheme}
     assert words in (None, str(found))
@@ -212,11 +212,11 @@ STATIC = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"
         (
             {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
             eight("tensor", "static"),
-            "fp8 (fp8, a scale a matrix)",
+            "fp8 (fp8, one scale per matrix)",
         ),
         ({**FP8, "weight_block_size": None}, eight("tensor", "dynamic"), None),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, eight("tensor", "static"), None),
-        (floats(), eight("channel", None), "fp8 (compressed-tensors, a scale an output)"),
+        (floats(), eight("channel", None), "fp8 (compressed-tensors, one scale per output)"),
         (floats({}, TOKEN), eight("channel", "dynamic"), None),
         (floats({"strategy": "tensor"}, STATIC), eight("tensor", "static"), None),
         (
@@ -226,7 +226,7 @@ STATIC = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"
         ),
     ],
 )
-def test_what_the_settings_say_of_fp8(settings, scheme, words):
+def test_scheme_of_fp8_settings(settings, scheme, words):
     found = read(settings)
     assert set(found.schemes) == set(PATHS[:-1]) and set(found.schemes.values()) == {scheme}
     assert words in (None, str(found))
@@ -254,7 +254,7 @@ def test_what_the_settings_say_of_fp8(settings, scheme, words):
         (floats({}, {**TOKEN, "type": "int"}), "with fp8 weights, supported are none, and symmetric float of 8 bits"),
     ],
 )
-def test_fp8_that_is_not_served_says_why(settings, words):
+def test_unsupported_fp8_settings_give_a_reason(settings, words):
     with pytest.raises(CheckpointError, match=words):
         read(settings)
 
@@ -281,7 +281,7 @@ def test_groups_of_several_kinds_and_a_quantized_head():
     found = read(settings)
     assert found.schemes["model.layers.3.mlp.up_proj"] == Scheme("int8", 8, None)
     assert found.schemes["model.layers.3.self_attn.q_proj"] == Scheme("packed", 4, 128)
-    assert str(found) == "compressed-tensors (4 bits, groups of 128; 8 bits, a scale an output)"
+    assert str(found) == "compressed-tensors (4 bits, groups of 128; 8 bits, one scale per output)"
     assert "lm_head" in read({**GPTQ, "lm_head": True}).schemes
 
 
@@ -317,6 +317,6 @@ def test_groups_of_several_kinds_and_a_quantized_head():
         (packed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config is .*; it must be left out"),
     ],
 )
-def test_what_is_not_served_says_why(settings, words):
+def test_unsupported_settings_give_a_reason(settings, words):
     with pytest.raises(CheckpointError, match=words):
         read(settings)

@@ -92,7 +92,7 @@ def built(declared, rank, size):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_can_be_shared_is_what_the_layers_can_load(name):
+def test_divisible_models_load_on_ranks(name):
     """For up to 13 ranks, the check and the layers agree on the sizes that can be split."""
     declared = CASES[name]
     for size in range(1, 14):
@@ -106,7 +106,7 @@ def test_what_can_be_shared_is_what_the_layers_can_load(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_share_of_a_rank_is_what_it_really_holds(name):
+def test_planned_share_of_a_rank_equals_its_memory(name):
     """Compare bytes exactly, for the first and the last rank, whose vocabulary shards differ.
 
     Weights that a checkpoint would memory-map are random here and allocated."""

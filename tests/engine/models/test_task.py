@@ -85,7 +85,7 @@ def test_words_of_several_tokens_or_none_are_refused(
         answers(tmp_path, config, plain_dirs[kind], "e", word)
 
 
-def test_one_token_answers_nothing(tmp_path: Path, config: bytes, plain_dirs: dict[str, Path]) -> None:
+def test_identical_score_tokens_are_rejected(tmp_path: Path, config: bytes, plain_dirs: dict[str, Path]) -> None:
     with pytest.raises(TaskError, match="'e' and 'e' are the same token"):
         answers(tmp_path, config, plain_dirs["ranks"], "e", "e")
 

@@ -110,7 +110,7 @@ def cut_top_p(x: np.ndarray, request: Request) -> np.ndarray:
     return _keep(x, order[: int(np.argmax(reached)) + 1] if reached.any() else order)
 
 
-EDITS = (
+LOGIT_PROCESSORS = (
     stage_allowed,
     stage_bias,
     stage_min_tokens,
@@ -119,7 +119,7 @@ EDITS = (
     stage_bad_words,
     stage_temperature,
 )
-CUTS = (cut_min_p, cut_top_k, cut_top_p)
+TRUNCATION = (cut_min_p, cut_top_k, cut_top_p)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def reference(logits: np.ndarray, request: Request) -> Reference:
     if request.mask is not None:
         x = np.where(request.mask, x, -np.inf)
     raw = x
-    stages = EDITS if request.sampling.temperature < 1e-5 else EDITS + CUTS
+    stages = LOGIT_PROCESSORS if request.sampling.temperature < 1e-5 else LOGIT_PROCESSORS + TRUNCATION
     for stage in stages:
         x = stage(x, request)
     return Reference(raw, x)

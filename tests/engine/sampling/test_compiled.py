@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api.messages import Sampling
-from engine.sampling.compiled import compiled_edits
-from engine.sampling.pipeline import EDITS, Prepared
+from engine.sampling.compiled import compiled_processors
+from engine.sampling.pipeline import LOGIT_PROCESSORS, Prepared
 from kernels.cpu.library import usable
 from kernels.cpu.program import Team
 from tests.engine.sampling.conftest import Bench, Request
@@ -74,7 +74,7 @@ def same(given, wanted) -> None:
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_tokens_of_every_combination_are_those_of_torch(team, part):
+def test_tokens_equal_torch_for_every_combination(team, part):
     asked = requests(1)[part::8]
     logits = shaped(part, asked)
     wanted = Bench(VOCAB, len(asked)).sample(logits, asked)
@@ -82,7 +82,7 @@ def test_tokens_of_every_combination_are_those_of_torch(team, part):
     assert len(set(wanted.ids)) > 20
 
 
-def test_a_row_is_the_same_alone(team):
+def test_row_does_not_depend_on_other_rows(team):
     asked = requests(2)[::64]
     logits = shaped(9, asked)
     together = Bench(VOCAB, 64, team).sample(logits, asked)
@@ -92,23 +92,23 @@ def test_a_row_is_the_same_alone(team):
         assert alone.logprobs.get(0) == together.logprobs.get(row)
 
 
-def test_edited_logits_are_those_of_torch_bit_for_bit(team):
+def test_processed_logits_equal_torch_bit_for_bit(team):
     asked = requests(3)[::2]
     rows = Bench(VOCAB, len(asked)).rows(asked)
     logits = torch.from_numpy(shaped(4, asked))
     wanted, given = logits.clone(), logits.clone()
-    for stage in EDITS:
+    for stage in LOGIT_PROCESSORS:
         edit = stage(rows)
         assert edit is not None
         edit(wanted)
-    for edit in compiled_edits(rows, team):
+    for edit in compiled_processors(rows, team):
         edit(given)
     assert torch.equal(given, wanted) and not torch.equal(given, logits)
 
 
-def test_what_nobody_uses_is_not_called(team):
+def test_unused_stages_are_not_called(team):
     rows = Bench(VOCAB, 4, team).rows([Request(Sampling()), Request(Sampling(temperature=0.0))])
-    assert compiled_edits(rows, team) == []
+    assert compiled_processors(rows, team) == []
 
 
 class Largest(TorchDispatchMode):
@@ -127,7 +127,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_torch_passes_over_no_vocabulary_and_copies_none(team, temperature):
+def test_torch_makes_no_vocabulary_sized_copy(team, temperature):
     """Use all logit processors, truncation and processed logprobs; 60 rows make vocabulary-sized tensors detectable."""
     asked = Request(
         Sampling(

@@ -149,7 +149,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_each_stage_alone_leaves_the_pipelines_distribution(name, both, request_of):
+def test_each_stage_keeps_the_distribution_of_the_pipeline(name, both, request_of):
     asking = msgspec.structs.replace(ALONE[name], logprobs=-1, logprobs_mode="processed")
     replies = ((), (3,), (3, 3), (5, 0, 5, 36), (5, 0, 5, 36, 3, 3))
     requests = [request_of(asking, (1, 2, 7), reply, (36, 5, 999)) for reply in replies]
@@ -177,11 +177,11 @@ def test_the_stages_come_in_the_pipelines_order(both, request_of):
     assert_same(wanted, found)
 
 
-def test_what_nobody_uses_is_not_launched(both, request_of):
+def test_unused_stages_are_not_launched(both, request_of):
     two = both(37)
     rows = two.table.rows([request_of(Sampling(), (1,), (2, 3)), request_of(Sampling(temperature=0.0, top_k=3))])
     step = two.sampler.prepare(rows)
-    assert step.mask is None and not step.edits and not step.logprob_groups and not step.cuts
+    assert step.mask is None and not step.processors and not step.logprob_groups and not step.truncated
 
 
 def test_more_rows_with_penalties_than_lines_of_counts(both, request_of):
@@ -195,7 +195,7 @@ def test_more_rows_with_penalties_than_lines_of_counts(both, request_of):
     assert_same(*two.sample(rng.normal(0, 1, (40, 11)), requests))
 
 
-def test_a_padded_row_changes_nothing(both, request_of):
+def test_padding_row_has_no_effect(both, request_of):
     requests = [request_of(Sampling(top_p=0.5, seed=3, logprobs=2)), request_of(Sampling(seed=4, presence_penalty=1.0))]
     two = both(97)
     logits = torch.randn(2, 97, generator=torch.Generator().manual_seed(0))
@@ -212,7 +212,7 @@ def test_a_padded_row_changes_nothing(both, request_of):
     assert (padded.ids, padded.failed, padded.logprobs) == (plain.ids, {}, plain.logprobs)
 
 
-def test_a_reused_slot_remembers_nothing(both, request_of):
+def test_reused_slot_keeps_no_state(both, request_of):
     two = both(97)
     logits = np.random.default_rng(0).normal(0, 1, (1, 97))
     first = Sampling(
@@ -229,7 +229,7 @@ def test_no_rows(both):
     assert found.ids == [] and found.failed == {} and found.logprobs == {}
 
 
-def test_the_noise_has_the_bits_of_the_hosts():
+def test_device_noise_equals_host_noise():
     rng = np.random.default_rng(1)
     seeds, positions = rng.integers(0, 1 << 63, 5).astype(np.uint64) * np.uint64(2) + np.uint64(1), np.arange(5) * 1000
     words = seeds.view(np.int32).reshape(-1, 2)

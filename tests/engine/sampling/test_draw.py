@@ -76,7 +76,7 @@ def random_requests(request_of, rng: np.random.Generator, count: int) -> list:
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, 1009])
-def test_a_row_draws_the_same_alone_and_in_any_batch(vocab, bench, request_of):
+def test_sampled_token_does_not_depend_on_the_batch(vocab, bench, request_of):
     rng = np.random.default_rng(vocab)
     requests = random_requests(request_of, rng, 40)
     logits = rng.normal(0, 2, (40, vocab)).astype(np.float32)
@@ -97,7 +97,7 @@ def test_seeds_and_positions_give_different_noise(bench, request_of):
     assert len(set(by_seed)) > 25 and len(set(by_position)) > 25
 
 
-def test_negative_and_huge_seeds_are_seeds(bench, request_of):
+def test_negative_and_large_seeds_are_accepted(bench, request_of):
     logits = np.zeros((3, 1009))
     ids = bench(1009).sample(logits, [request_of(Sampling(seed=s)) for s in (-1, -(2**63), 2**63 - 1)]).ids
     assert len(set(ids)) == 3
@@ -124,7 +124,7 @@ def test_noise_of_some_tokens_is_the_noise_of_all():
 
 
 @pytest.mark.parametrize("sampling", [Sampling(top_k=1), Sampling(top_p=1e-9), Sampling(min_p=1.0, top_k=1)])
-def test_the_narrowest_cuts_are_greedy_even_between_equal_logits(sampling, bench, request_of):
+def test_narrowest_truncation_equals_greedy(sampling, bench, request_of):
     logits = np.round(np.random.default_rng(2).normal(0, 1, (50, 2000)))  # the largest value is there many times
     assert bench(2000).sample(logits, [request_of(sampling)] * 50).ids == logits.argmax(1).tolist()
 
@@ -152,7 +152,7 @@ def test_top_k_past_the_vocabulary_changes_nothing(bench, request_of):
 )
 @pytest.mark.parametrize("spread", [0.3, 2.0, 6.0])
 @pytest.mark.parametrize("ties", [False, True])
-def test_cuts_are_exact_however_many_tokens_they_leave(sampling, spread, ties, bench, request_of, oracle):
+def test_truncation_is_exact_for_any_number_of_tokens(sampling, spread, ties, bench, request_of, oracle):
     rng = np.random.default_rng(8)
     logits = rng.normal(0, spread, (3, 3001)).astype(np.float32)
     if ties:
@@ -178,7 +178,7 @@ def test_a_temperature_of_a_thousandth_behaves_as_a_hundredth(bench, request_of)
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(), Sampling(top_k=3), Sampling(top_p=0.5)])
-def test_a_row_that_is_not_finite_fails_alone(bad, sampling, bench, request_of):
+def test_nonfinite_row_fails_alone(bad, sampling, bench, request_of):
     logits = np.random.default_rng(2).normal(0, 1, (3, 700))
     fine = bench(700).sample(logits, [request_of(sampling)] * 3)
     logits[1, 13] = bad

@@ -22,7 +22,7 @@ def logits() -> np.ndarray:
     return np.random.default_rng(4).normal(0, 2, (6, VOCAB)).astype(np.float32)
 
 
-def test_not_asked_none_and_some_are_three_things(logits, bench, request_of):
+def test_logprobs_none_zero_and_some(logits, bench, request_of):
     requests = [request_of(Sampling(logprobs=top)) for top in (None, 0, 1, 5, -1, 500)]
     found = bench(VOCAB).sample(logits, requests).logprobs
     assert set(found) == {1, 2, 3, 4, 5}
@@ -31,7 +31,7 @@ def test_not_asked_none_and_some_are_three_things(logits, bench, request_of):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.4, 1.0])
-def test_raw_logprobs_are_the_models_own_whatever_the_sampling(temperature, logits, bench, request_of):
+def test_raw_logprobs_ignore_sampling_options(temperature, logits, bench, request_of):
     sampling = Sampling(
         temperature=temperature, logprobs=-1, top_k=2, logit_bias={3: 5.0}, bad_words=((4,),), repetition_penalty=1.5
     )
@@ -54,7 +54,7 @@ def test_processed_logprobs_depend_on_the_temperature(logits, bench, request_of)
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
-def test_tokens_of_ones_own_choice_stand_in_place_of_the_most_likely(mode, logits, bench, request_of):
+def test_requested_tokens_replace_the_top_logprobs(mode, logits, bench, request_of):
     """Logprobs of chosen tokens keep the requested order and duplicates, and equal the values of logprobs=-1."""
     wanted = (99, 3, 50, 3, 0)
     given = {"temperature": 0.5, "top_k": 40, "logit_bias": {3: 2.0}, "seed": 5, "logprobs_mode": mode}
@@ -97,14 +97,14 @@ def test_the_most_likely_tokens_come_in_descending_order_and_equal_ones_by_id():
     assert found.top_ids == (5, 7, 2) and found.rank == 3
 
 
-def test_rows_may_ask_for_different_numbers_of_tokens():
+def test_rows_may_request_different_numbers_of_logprobs():
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     together = logprobs(logits, torch.tensor([1, 2, 3, 4]), [0, 7, -1, 2])
     alone = [logprobs(logits[i : i + 1], torch.tensor([i + 1]), [top])[0] for i, top in enumerate([0, 7, -1, 2])]
     assert together == alone
 
 
-def test_one_slot_of_several_asks_and_the_others_get_nothing(logits, bench, request_of):
+def test_only_requesting_rows_get_logprobs(logits, bench, request_of):
     requests = [
         request_of(Sampling()),
         request_of(Sampling(logprobs=2, logprobs_mode="processed")),

@@ -12,7 +12,7 @@ from engine.sampling.bias import logit_bias
 from engine.sampling.grammar import grammar
 from engine.sampling.min_tokens import min_tokens
 from engine.sampling.penalties import repetition_penalty, reply_penalties
-from engine.sampling.pipeline import CUTS, EDITS
+from engine.sampling.pipeline import LOGIT_PROCESSORS, TRUNCATION
 from engine.sampling.temperature import temperature
 
 VOCAB = 37  # prime, and not a multiple of a mask's 32 bits
@@ -104,7 +104,7 @@ def test_all_stages_together_equal_the_reference(seed, bench, request_of, oracle
             assert sampled.ids[row] == int(np.argmax(expected.astype(np.float32)))
 
 
-def test_a_greedy_row_ignores_cuts_but_not_edits(bench, request_of):
+def test_greedy_row_ignores_truncation_but_not_logit_processors(bench, request_of):
     logits = np.tile(np.linspace(3, 0, VOCAB), (5, 1))
     cuts = {"top_k": 1, "top_p": 0.01, "min_p": 1.0}
     greedy = {"temperature": 0.0}
@@ -137,7 +137,7 @@ def test_a_bad_word_needs_its_whole_prefix_in_the_reply(bench, request_of):
 
 
 @pytest.mark.parametrize("barred", ["mask", "allowed"])
-def test_min_tokens_gives_way_where_only_end_tokens_are_left(barred, bench, request_of):
+def test_min_tokens_is_ignored_if_only_end_tokens_are_possible(barred, bench, request_of):
     mask = np.zeros(VOCAB, bool)
     mask[[4, 8]] = True
     sampling = Sampling(temperature=0.0, min_tokens=9, allowed_token_ids=(4, 8) if barred == "allowed" else None)
@@ -148,18 +148,18 @@ def test_min_tokens_gives_way_where_only_end_tokens_are_left(barred, bench, requ
     assert bench(VOCAB).sample(logits, [request, other]).ids == [8, 4]
 
 
-def test_what_nobody_uses_is_not_launched(bench, request_of):
+def test_unused_stages_are_not_launched(bench, request_of):
     rows = bench(VOCAB).rows([request_of(Sampling(), (1,), (2, 3)), request_of(Sampling(temperature=0.0))])
     assert grammar(rows) is None
-    assert [stage(rows) for stage in EDITS] == [None] * len(EDITS)
-    assert [cut(rows, np.arange(2)) for cut in CUTS] == [None] * len(CUTS)
+    assert [stage(rows) for stage in LOGIT_PROCESSORS] == [None] * len(LOGIT_PROCESSORS)
+    assert [cut(rows, np.arange(2)) for cut in TRUNCATION] == [None] * len(TRUNCATION)
 
 
 @pytest.mark.parametrize(
     "stage",
     [allowed_token_ids, logit_bias, min_tokens, repetition_penalty, reply_penalties, bad_words, temperature],
 )
-def test_a_stage_leaves_other_rows_alone(stage, bench, request_of):
+def test_stage_does_not_affect_other_rows(stage, bench, request_of):
     everything = Sampling(
         temperature=0.5,
         allowed_token_ids=(3,),
@@ -179,7 +179,7 @@ def test_a_stage_leaves_other_rows_alone(stage, bench, request_of):
     assert not torch.equal(logits[1], before[1])
 
 
-def test_a_reused_slot_remembers_nothing(bench, request_of):
+def test_reused_slot_keeps_no_state(bench, request_of):
     table = bench(VOCAB)
     logits = np.random.default_rng(0).normal(0, 1, (1, VOCAB)).astype(np.float32)
     everything = Sampling(

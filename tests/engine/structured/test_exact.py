@@ -161,7 +161,7 @@ def members(mask: np.ndarray) -> set[int]:
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_masks_are_exact_wherever_a_reply_can_come(
+def test_masks_are_exact_in_every_reachable_state(
     vocabularies: dict[str, Path], vocabulary: str, language: str
 ) -> None:
     """SO-01, SO-03, STR-01. The logits are as wide as the tokenizer and one end token, or wider."""

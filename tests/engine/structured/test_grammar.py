@@ -209,7 +209,7 @@ def test_a_token_outside_the_language_is_refused(walk):
     matcher.advance(walker.tokenizer.token_to_id("a"))
 
 
-def test_a_place_that_no_token_leads_out_of_is_an_error(tmp_path, allowed):
+def test_dead_end_of_a_grammar_is_an_error(tmp_path, allowed):
     from tokenizers import decoders, models, pre_tokenizers
 
     alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {"z"})  # a vocabulary that cannot write a z
@@ -219,12 +219,12 @@ def test_a_place_that_no_token_leads_out_of_is_an_error(tmp_path, allowed):
     compiler = Compiler(tmp_path, len(alphabet))
     matcher = compiler.compile(Grammar("regex", "az"), [])
     matcher.advance(alphabet.index("a"))
-    with pytest.raises(RequestError, match=r"no token|cannot go on"):
+    with pytest.raises(RequestError, match=r"no token|cannot continue"):
         matcher.mask()
     compiler.close()
 
 
-def test_matchers_of_one_grammar_do_not_share_their_place(walk, allowed):
+def test_matchers_of_one_grammar_have_separate_states(walk, allowed):
     walker = walk("byte level")
     grammar = Grammar("regex", "ab|cd")
     one, two = (walker.compiler.compile(grammar, [walker.end]) for _ in range(2))
@@ -304,7 +304,7 @@ def test_masks_of_a_batch_are_those_of_each_row(walk, allowed):
     assert fill([]) == []
 
 
-def test_a_row_that_has_no_way_on_leaves_the_others_their_masks(walk):
+def test_dead_end_does_not_affect_other_rows(walk):
     walker = walk("byte level")
     dead, alive = (walker.compiler.compile(Grammar("regex", text), []) for text in ("a", "b+"))
     dead.advance(walker.tokenizer.token_to_id("a"))
@@ -325,7 +325,7 @@ def test_a_stop_token_that_the_language_needs_as_text_may_come_there(walk, allow
     assert allowed(other.mask()) == [b]
 
 
-def test_text_forced_over_billions_of_characters_costs_nothing(walk, allowed):
+def test_long_forced_text_is_fast(walk, allowed):
     walker = walk("byte level")
     a = walker.tokenizer.token_to_id("a")
     matcher = walker.compiler.compile(Grammar("regex", "ba{4000000000}"), [walker.end])

@@ -30,7 +30,7 @@ def test_the_masks_never_accept_what_is_invalid(suite: tuple[str, list[Result]])
     assert not wider
 
 
-def test_where_the_masks_are_narrower_the_page_says_how(suite: tuple[str, list[Result]]) -> None:
+def test_stricter_masks_are_documented(suite: tuple[str, list[Result]]) -> None:
     narrower = {each.keyword for each in suite[1] for _, how in each.outcomes if how == "narrower"}
     assert narrower <= NOTES.keys()
     assert len([1 for each in suite[1] for _, how in each.outcomes if how == "exact"]) > 800
@@ -67,7 +67,7 @@ def _walk(matcher: Any, rng: random.Random) -> str | None:
     return None
 
 
-def test_whatever_the_masks_let_through_is_valid(suite: tuple[str, list[Result]]) -> None:
+def test_accepted_replies_are_valid(suite: tuple[str, list[Result]]) -> None:
     """SO-01, by an independent validator"""
     draft, groups = suite
     rng, tried = random.Random(7), 0
@@ -99,14 +99,14 @@ CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"typ
 DOG = {"type": "object", "properties": {"kind": {"const": "dog"}, "tail": {"type": "boolean"}}, "required": ["kind"]}
 
 
-def test_one_of_told_apart_by_a_constant_is_enforced() -> None:
+def test_one_of_with_distinct_constants_is_enforced() -> None:
     schema = {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG}}
     assert takes(schema, {"kind": "cat", "lives": 9})
     assert takes(schema, {"kind": "dog", "tail": True})
     assert not takes(schema, {"kind": "dog", "tail": 9})
 
 
-def test_one_of_beside_any_of_binds_as_well() -> None:
+def test_one_of_is_enforced_together_with_any_of() -> None:
     schema = {"oneOf": [{"type": "integer"}, {"type": "string"}], "anyOf": [{"type": "integer"}, {"type": "null"}]}
     assert takes(schema, 3)
     assert not takes(schema, "a")
@@ -146,7 +146,7 @@ def test_branches_are_disjoint_only_where_that_is_known(one: Any, other: Any, ap
 
 
 @pytest.mark.parametrize("keyword", sorted(REFUSED))
-def test_strict_refuses_a_keyword_by_name_and_place_and_loose_leaves_it_out(keyword: str) -> None:
+def test_strict_rejects_and_lenient_drops_unsupported_keywords(keyword: str) -> None:
     values: dict[str, Any] = {
         "uniqueItems": True,
         "if": {"type": "null"},
@@ -191,20 +191,20 @@ def test_strict_refuses_a_keyword_by_name_and_place_and_loose_leaves_it_out(keyw
         ({"uniqueItems": False}, [[1, 1]], []),
     ],
 )
-def test_what_can_be_said_otherwise_is_enforced(schema: Any, right: list[Any], wrong: list[Any]) -> None:
+def test_rewritable_keywords_are_enforced(schema: Any, right: list[Any], wrong: list[Any]) -> None:
     for value in right:
         assert takes(schema, value), value
     for value in wrong:
         assert not takes(schema, value), value
 
 
-def test_up_to_draft_7_nothing_counts_beside_a_reference() -> None:
+def test_keywords_next_to_ref_are_ignored_up_to_draft_7() -> None:
     schema = {"definitions": {"list": {"type": "array"}}, "$ref": "#/definitions/list", "maxItems": 1}
     assert not takes(schema, [1, 2])
     assert takes({"$schema": DRAFTS["draft7"], **schema}, [1, 2])
 
 
-def test_telling_branches_apart_ends() -> None:
+def test_disjointness_check_terminates() -> None:
     """A schema made to be compared for ever."""
     many = {"oneOf": [{"type": "object", "properties": {"p": {"minimum": number}}} for number in range(3000)]}
     with pytest.raises(RequestError, match=r"oneOf at \$"):

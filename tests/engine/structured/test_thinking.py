@@ -39,7 +39,7 @@ def drawn(matcher: Budget, wanted: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 5])
-def test_the_end_comes_behind_so_many_tokens(tokens: int) -> None:
+def test_end_marker_is_forced_after_the_budget(tokens: int) -> None:
     free = [0, 1, 2, 3, 4, 5, 6, 7]
     assert drawn(budget(tokens), free) == [*free[:tokens], END, *free[tokens + 1 :]]
     asked = [START, *free]
@@ -51,13 +51,13 @@ def test_an_end_of_several_tokens_is_forced_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("end", [(END,), SPELLED, (TOKENS.index("g</"), TOKENS.index("thin"), TOKENS.index("k>"))])
-def test_reasoning_that_ended_by_itself_is_left_alone(end: tuple[int, ...]) -> None:
+def test_finished_reasoning_is_not_changed(end: tuple[int, ...]) -> None:
     """The marker counts however it was cut into tokens."""
     free = [0, 1, *end, *([2] * 30)]
     assert drawn(budget(8), free) == free
 
 
-def test_a_reply_without_reasoning_is_left_alone() -> None:
+def test_reply_without_reasoning_is_not_changed() -> None:
     for free in ([0] * 20, [TOKENS.index("\n"), 0, START, *([1] * 20)]):
         assert drawn(budget(3, begun=False), free) == free, "a marker behind the first content is content"
 
@@ -71,7 +71,7 @@ def test_a_start_that_the_model_repeats_does_not_count() -> None:
     assert drawn(budget(0, open=False), [0, 1]) == [END, 1]
 
 
-def test_channels_have_the_budget_each_time() -> None:
+def test_budget_applies_to_each_channel() -> None:
     limit = Thinking(1, (END,), ("<think>",), ("</think>",), again=True)
     free = [0, START, 1, 2, 3, START, 4, 5, 6]
     assert drawn(Budget(limit, bytes_of, VOCAB), free) == [0, START, 1, END, 3, START, 4, END, 6]
@@ -96,7 +96,7 @@ def test_what_is_forced_depends_on_the_emitted_tokens_alone() -> None:
         assert drawn(resumed, free[cut:]) == whole[cut:]
 
 
-def test_a_token_is_forced_exactly_where_none_is_free_and_what_was_free_once_stays_so() -> None:
+def test_free_tokens_never_decrease() -> None:
     chance = random.Random(4)
     forced = 0
     for _ in range(400):

@@ -248,7 +248,9 @@ def test_a_tokenizer_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     ):
         Ours(path)
     path.write_bytes(path.read_bytes().replace(b"gpt2", b"t5v1"))
-    with pytest.raises(CheckpointError, match=r"m\.gguf: tokenizer\.ggml\.model is 't5v1'; read are gpt2 and llama"):
+    with pytest.raises(
+        CheckpointError, match=r"m\.gguf: tokenizer\.ggml\.model is 't5v1'; supported are gpt2 and llama"
+    ):
         Ours(path)
 
 

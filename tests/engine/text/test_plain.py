@@ -200,7 +200,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, told
 
 
 def test_a_text_that_no_pattern_can_look_at_is_refused(loaded: dict[str, Tokenizer]) -> None:
-    with pytest.raises(RequestError, match="cannot be cut into tokens"):
+    with pytest.raises(RequestError, match="cannot be tokenized"):
         loaded["ranks"].encode(" " * 3_000_000)
 
 

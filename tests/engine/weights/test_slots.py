@@ -75,7 +75,7 @@ def test_kv_heads_fewer_than_ranks_are_held_by_the_ranks_of_their_query_heads():
         assert torch.equal(k, tensors["k_proj.weight"][3 * head : 3 * head + 3])
 
 
-def test_gate_and_up_are_divided_each_for_itself():
+def test_gate_and_up_are_divided_separately():
     up, _ = mlp_linears(MLP(hidden=2, intermediate_size=4))
     tensors = numbered(up)
     gate, half = matrix(up, tensors, Rank(1, 2)).split([2, 2])
@@ -84,7 +84,7 @@ def test_gate_and_up_are_divided_each_for_itself():
 
 
 @pytest.mark.parametrize(("units", "size"), [(7, 2), (6, 4), (2, 3), (8, 12)])
-def test_what_ranks_cannot_share_is_refused_with_the_sizes_that_work(units, size):
+def test_indivisible_sizes_are_rejected_with_valid_ones(units, size):
     fitting = [n for n in range(1, units + 1) if units % n == 0]
     with pytest.raises(
         ConfigError, match=rf"{size} ranks cannot share {units} heads; use one of {fitting[0]}, .*{units}"

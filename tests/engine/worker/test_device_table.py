@@ -12,7 +12,7 @@ from engine.sampling.columns import Columns
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.rows import plan_rows
 from engine.worker.table import RequestTable
-from kernels.sampling.columns import FIELDS, joined
+from kernels.sampling.columns import FIELDS, join_float64
 
 VOCAB, SLOTS, CONTEXT = 40, 5, 90
 FORM = Layout((Group("full", (0,), None), Group("window", (1,), 8)), 4, 1, 1, 8, 4)
@@ -65,8 +65,8 @@ def test_tokens_blocks_and_columns_arrive(pair):
     pair.check(1, 2)
     columns = pair.device.columns
     assert (columns.temperature[3], columns.top_k[3]) == (0.5, 7)
-    assert joined(columns.top_p_low, columns.top_p_high)[3] == 0.25
-    assert joined(columns.log_min_p_low, columns.log_min_p_high)[1] == np.log(0.125)
+    assert join_float64(columns.top_p_low, columns.top_p_high)[3] == 0.25
+    assert join_float64(columns.log_min_p_low, columns.log_min_p_high)[1] == np.log(0.125)
     assert (int(columns.seed_low[3]) % 2**32) + (int(columns.seed_high[3]) % 2**32 << 32) == 2**63 + 5
     assert pair.upload.slot[:2].tolist() == [3, 1] and pair.upload.first[:2].tolist() == [0, 0]
     assert pair.upload.query_start[:4].tolist() == [0, 9, 11, 11]
@@ -82,7 +82,7 @@ def test_blocks_are_appended_and_a_new_request_starts_over(pair):
     pair.check(0, 5)
 
 
-def test_nothing_is_there_before_it_is_staged(pair):
+def test_unstaged_data_is_not_visible(pair):
     plan = StepPlan(1, (new(2, 6),), (), (row(2, 0, 6, (1, 2), (3, 4)),))
     pair.host.apply(plan)
     assert not pair.device.memory.any()
@@ -90,7 +90,7 @@ def test_nothing_is_there_before_it_is_staged(pair):
         pair.upload.check(plan)
 
 
-def test_more_than_an_upload_holds_goes_in_several(pair):
+def test_large_changes_use_several_uploads(pair):
     plan = StepPlan(1, tuple(new(slot, CONTEXT, draw=slot) for slot in range(SLOTS)), (), ())
     pair.upload._capacity = pair.upload._head + CONTEXT + 20
     pair.run(plan)
@@ -98,13 +98,13 @@ def test_more_than_an_upload_holds_goes_in_several(pair):
         assert pair.device.tokens[slot, :CONTEXT].tolist() == pair.host.tokens[slot, :CONTEXT].tolist()
 
 
-def test_columns_of_other_slots_stay(pair):
+def test_columns_of_other_slots_are_unchanged(pair):
     pair.run(StepPlan(1, (new(0, 3, temperature=0.75),), (), ()))
     pair.run(StepPlan(2, (new(4, 3, temperature=0.25),), (), ()))
     assert pair.device.columns.temperature[[0, 4]].tolist() == [0.75, 0.25]
 
 
-def test_segments_begin_where_a_prompt_says_and_nowhere_where_it_says_nothing():
+def test_segment_starts_are_staged():
     table = DeviceTable(slots=SLOTS, max_context=CONTEXT, layout=FORM, device=torch.device("cpu"), segments=3)
     upload = StepUpload(table, SLOTS)
     for step, (segments, begins) in enumerate(

@@ -16,7 +16,7 @@ from engine.kv.layout import layout
 from engine.models.checkpoint import read_checkpoint
 from engine.worker.build import build_worker
 from engine.worker.warm import warm_steps
-from kernels.experts.work import tile_rows
+from kernels.experts.schedule import tile_rows
 from kernels.jit import interpreted
 from tests.engine.worker.generating import BLOCK, GREEDY, VOCAB, Requests, silent
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.golden import PLACES, WIDE, Victim, configured, differing, scale, swap
+from benchmarks.golden import PLACES, WIDE, EngineUnderTest, configured, differing, scale, swap
 from engine.api.golden import BANDS, Band, Recorded, band_between, distance
 from engine.golden import record
 from engine.worker.build import build_worker
@@ -55,7 +55,9 @@ def test_another_engine_of_the_same_arithmetic_gives_the_same_bits(locked, chang
 def test_every_kind_of_kernels_is_within_its_band_of_the_others(locked, kernels):
     found = recorded(kernels=kernels)
     assert differing(locked, found, band_between(locked.arithmetic, found.arithmetic)) == []
-    worst = max(distance(a.digests[0], b.digests[0]) for a, b in zip(locked.goldens, found.goldens, strict=True))
+    worst = max(
+        distance(a.fingerprints[0], b.fingerprints[0]) for a, b in zip(locked.goldens, found.goldens, strict=True)
+    )
     assert worst < BANDS["float32"] / 10, "the band leaves room for deeper models"
 
 
@@ -94,21 +96,21 @@ def test_ranks_that_share_the_model_compute_them_together(locked):
 
 @pytest.fixture(scope="module")
 def compiled():
-    victim = Victim(configured())
+    victim = EngineUnderTest(configured())
     yield victim
     victim.worker.close()
 
 
 @pytest.fixture(scope="module")
 def plain():
-    victim = Victim(configured(kernels="torch"))
+    victim = EngineUnderTest(configured(kernels="torch"))
     yield victim
     victim.worker.close()
 
 
 @pytest.mark.skipif(best() == "torch", reason="no compiled kernels here")
 @pytest.mark.parametrize("place", PLACES)
-def test_any_flipped_bit_of_a_weight_shows_bit_for_bit(compiled, place):
+def test_any_flipped_weight_bit_is_detected_bit_for_bit(compiled, place):
     rng = random.Random(f"bits {place}")
     for number in range(4):
         with compiled.bit(place, rng):
@@ -116,14 +118,14 @@ def test_any_flipped_bit_of_a_weight_shows_bit_for_bit(compiled, place):
     assert compiled.seen() == (False, False), "and what was mended agrees again"
 
 
-def test_a_flipped_exponent_shows_within_any_band(plain):
+def test_flipped_exponent_bit_is_detected_in_any_band(plain):
     rng = random.Random("band")
     for number in range(4):
         with plain.bit("highest of the exponent", rng):
             assert plain.seen()[1], f"fault {number}"
 
 
-def test_a_row_that_is_scaled_and_two_that_change_places_show_within_the_band(plain):
+def test_scaled_and_swapped_rows_are_detected(plain):
     rng = random.Random("rows")
     for change in (scale, swap):
         assert sum(_seen_of(plain, rng, change) for _ in range(4)) >= 3, change.__name__
@@ -135,17 +137,17 @@ def _seen_of(victim, rng, change):
         return victim.seen()[1]
 
 
-def test_a_page_that_lost_its_content_shows(compiled, plain):
+def test_zeroed_page_is_detected(compiled, plain):
     for victim in (compiled, plain):
         with victim.zeroed_page():
             assert victim.seen() == (True, True)
         assert victim.seen()[1] is False
 
 
-def test_weights_of_another_checkpoint_show_within_the_widest_band(locked):
+def test_other_checkpoint_is_detected_in_the_widest_band(locked):
     """A norm scaled by 1.1, a smaller change than any wrong file of the same shape, is detected."""
-    victim = Victim(configured())
-    norm = victim.model.branches[0].loadables[0].weight
+    victim = EngineUnderTest(configured())
+    norm = victim.model.residual_blocks[0].loadables[0].weight
     with victim.changed(norm, lambda weight: weight.mul_(1.1)):
         assert differing(victim.good, victim.record(), Band(BANDS["half"], "")) != []
     victim.worker.close()

@@ -137,7 +137,7 @@ def test_weights_in_fp8_take_a_byte_a_number_and_cost_little(config: EngineConfi
         asked = msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype, weights=weights)
         made = build_worker(asked, silent)
         found.append(Requests(made, [60], GREEDY).prefill().result().logprobs[0].logprob)
-        held.append(made.held["mlp"])
+        held.append(made.memory_usage["mlp"])
         made.close()
     assert found[0] == pytest.approx(found[1], abs=0.1)
     outputs, numbers = 3 * (2 * 512 + 256), 3 * 3 * 256 * 512

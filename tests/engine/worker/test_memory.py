@@ -19,7 +19,7 @@ import transformers
 from engine.api.client import EngineClient
 from engine.api.config import EngineConfig, write_config
 from engine.api.errors import OutOfMemory
-from engine.api.messages import Taken
+from engine.api.messages import PhaseMemory
 from engine.kv.layout import layout
 from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import Holder, footprint, loading_bytes
@@ -51,7 +51,7 @@ def block(device):
     return made
 
 
-def test_what_is_kept_is_reported_within_5_percent_and_names_the_device(device):
+def test_kept_memory_is_reported_within_5_percent(device):
     block(device)  # exclude one-time setup by the first allocation
     with Meter(device) as meter:
         kept = block(device)
@@ -60,7 +60,7 @@ def test_what_is_kept_is_reported_within_5_percent_and_names_the_device(device):
     assert device.type in repr(meter.taken)
 
 
-def test_what_is_given_back_within_shows_in_the_peak_alone(device):
+def test_released_memory_counts_only_in_the_peak(device):
     block(device)
     with Meter(device) as meter:
         block(device)
@@ -103,8 +103,8 @@ def config(tmp_path_factory):
     return EngineConfig(model=str(path), kv_bytes=50_000_000, max_context=40, weight_bytes=7, workspace_bytes=1 << 20)
 
 
-def test_a_start_tells_what_each_phase_took(config):
-    taken: dict[str, Taken] = {}
+def test_start_reports_the_memory_of_each_phase(config):
+    taken: dict[str, PhaseMemory] = {}
     worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__)
     assert list(taken) == ["starting", "reading", "loading", "allocating", "warming"]
     assert taken["allocating"].kept < 10_000_000 < worker.kv_bytes  # no page of the cache is written yet
@@ -125,7 +125,7 @@ async def told(socket):
     return memory
 
 
-def test_an_engine_process_tells_its_memory_and_logs_it_beside_the_plan(config, tmp_path):
+def test_engine_process_reports_and_logs_its_memory(config, tmp_path):
     path = tmp_path / "config.json"
     write_config(msgspec.structs.replace(config, socket=str(tmp_path / "e")), path)
     root = Path(__file__).resolve().parents[3]
@@ -150,7 +150,7 @@ def test_an_engine_process_tells_its_memory_and_logs_it_beside_the_plan(config, 
     assert process.returncode == 0, "".join(lines)
     line = next((line for line in lines if "memory" in line), "")
     found = re.fullmatch(
-        r"slipway engine: memory on cpu: weights ([\d.]+) MiB of 0\.0 planned, loading them at most ([\d.]+) MiB; "
+        r"slipway engine: memory on cpu: weights ([\d.]+) MiB of 0\.0 planned, peak while loading ([\d.]+) MiB; "
         r"KV cache ([\d.]+) MiB of 47\.7 planned \(its pages count once they are written\); "
         r"process and first steps ([\d,.]+) MiB of 1\.0 planned\n",
         line,

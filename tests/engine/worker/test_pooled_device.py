@@ -311,14 +311,14 @@ def attention(**changed: Any) -> Callable[[ResidualBlock], ResidualBlock]:
     ],
     ids=["softcap", "head norms without rope", "scaled sums that are normed", "scaled sums"],
 )
-def test_what_parts_can_say_and_no_published_encoder_does_is_what_torch_makes_of_it(name, change, saved):
+def test_unpublished_encoder_variants_equal_torch(name, change, saved):
     prompts = [prompt(length, length) for length in (7, 1)]
     ours, torchs = (Steps(saved(name).path, kernels=kernels, change=change) for kernels in ("triton", "torch"))
     for got, want in zip(ours.pool(prompts, TOKENS), torchs.pool(prompts, TOKENS), strict=True):
         close(got, want)
 
 
-def test_rows_of_a_step_may_want_different_things(saved):
+def test_rows_of_a_step_may_have_different_pooling_options(saved):
     steps, ids = Steps(saved("bert").path), [prompt(length, length) for length in (7, 4, 1, 9, 5)]
     asked = [EMBED, Pooling("token_embed"), Pooling("embed", activate=False), TOKENS, Pooling("embed", dimensions=9)]
     new = {slot: Prompt(one, pooling) for slot, (one, pooling) in enumerate(zip(ids, asked, strict=True))}

@@ -19,7 +19,7 @@ def restored() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("wanted", ["highest", "high", "medium"])
-def test_a_worker_sets_what_the_configuration_says(config, wanted):  # noqa: F811
+def test_worker_sets_the_configured_precision(config, wanted):  # noqa: F811
     torch.set_float32_matmul_precision("high" if wanted != "high" else "medium")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -28,7 +28,7 @@ def test_a_worker_sets_what_the_configuration_says(config, wanted):  # noqa: F81
     assert torch.get_float32_matmul_precision() == wanted
 
 
-def test_highest_is_what_a_worker_sets_unasked(config):  # noqa: F811
+def test_default_matmul_precision_is_highest(config):  # noqa: F811
     torch.set_float32_matmul_precision("medium")
     build_worker(config, silent).close()
     assert torch.get_float32_matmul_precision() == "highest"

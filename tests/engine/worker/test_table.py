@@ -39,7 +39,7 @@ def test_a_slot_dropped_and_taken_in_one_plan_belongs_to_the_new_request(table):
     assert not (columns.bias or columns.allowed or columns.bad_words or columns.logprobs or columns.prompt_logprobs)
 
 
-def test_drawn_tokens_stand_where_the_next_step_reads_them(table):
+def test_sampled_tokens_are_written_for_the_next_step(table):
     table.apply(StepPlan(1, (new(0, (1,)), new(2, (1,) * 18)), (), ()))
     table.write(np.array([2, 0]), np.array([18, 1]), np.array([10, 3]))  # one past the longest context is room enough
     assert table.tokens[2, 18] == 10 and table.tokens[0, 1] == 3

@@ -22,20 +22,20 @@ def serving(size):
     return watch
 
 
-def test_ranks_that_are_heard_of_and_have_nothing_to_do_are_well():
+def test_idle_ranks_with_messages_are_healthy():
     assert pass_time(serving(3), 10 * STEP_S, 1, 2) is None
 
 
-def test_a_silent_rank_is_named_and_rank_0_never_is():
+def test_silent_rank_is_reported_except_rank_0():
     assert "rank 2 has sent no message for 5 s" in pass_time(serving(3), SILENT_S + 1, 1)
 
 
-def test_a_rank_that_loads_may_be_silent_for_longer():
+def test_loading_rank_may_be_silent_for_longer():
     assert pass_time(RankWatchdog(2), LOADING_SILENT_S) is None
     assert "rank 1 has sent no message" in pass_time(RankWatchdog(2), LOADING_SILENT_S + 1)
 
 
-def test_a_rank_that_lives_and_does_not_finish_what_others_finished_is_named_with_the_step():
+def test_rank_that_falls_behind_is_reported_with_the_step():
     watch = serving(3)
     for _ in range(2):
         watch.step_sent()
@@ -46,7 +46,7 @@ def test_a_rank_that_lives_and_does_not_finish_what_others_finished_is_named_wit
     assert wrong == "rank 2 has not finished step 2, which others finished 30 s ago"
 
 
-def test_a_rank_that_catches_up_is_well_again():
+def test_rank_that_catches_up_is_healthy():
     watch = serving(2)
     for _ in range(3):
         watch.step_sent()
@@ -57,7 +57,7 @@ def test_a_rank_that_catches_up_is_well_again():
     assert pass_time(watch, 2 * BEHIND_S, 1) is None
 
 
-def test_a_step_that_nobody_finishes_ends_the_engine_at_last():
+def test_step_that_no_rank_finishes_is_reported():
     watch = serving(2)
     watch.step_sent()
     assert pass_time(watch, STEP_S, 1) is None
@@ -65,7 +65,7 @@ def test_a_step_that_nobody_finishes_ends_the_engine_at_last():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
-def test_ranks_that_draw_other_tokens_are_found_whoever_finishes_first(order):
+def test_diverged_ranks_are_detected_in_any_order(order):
     watch = serving(3)
     for rank in order:
         assert watch.step_finished(rank, 11) is None

@@ -12,7 +12,7 @@ import transformers
 from engine.api.config import EngineConfig
 from engine.api.errors import CheckpointError, ConfigError, OutOfMemory
 from engine.api.messages import Sampling
-from engine.core.plan import Late, NewRow, Row, StepPlan
+from engine.core.plan import NewRow, PendingMasks, Row, StepPlan
 from engine.worker.build import build_worker
 from engine.worker.warm import warm_steps
 from engine.worker.worker import Worker
@@ -94,12 +94,12 @@ def test_rows_that_draw_nothing_give_minus_one(worker, best):
     assert result.sampled == (-1, best((7, 8))) and set(result.logprobs) == {1}
 
 
-def test_an_empty_step_is_a_step(worker):
+def test_empty_step_runs(worker):
     assert worker.start(StepPlan(7, (), (0,), ()), {}).result().sampled == ()
 
 
 @pytest.mark.parametrize("draws", [True, False])
-def test_a_request_that_is_not_finite_fails_and_its_neighbours_and_heirs_do_not(draws, worker, best):
+def test_nonfinite_request_fails_without_effect_on_others(draws, worker, best):
     rows = (Row(0, 0, 2, True, ((1,),)), Row(1, 0, 3, draws, ((2,),)), Row(2, 0, 2, True, ((3,),)))
     plan = StepPlan(1, (new(0, (1, 2)), new(1, (3, POISON, 4)), new(2, (5, 6))), (), rows)
     result = worker.start(plan, {}).result()
@@ -120,7 +120,7 @@ def test_a_mask_holds_for_its_row_alone(worker, best):
 def test_masks_that_come_after_the_start_hold_for_the_step_that_waits_for_them(worker, best):
     mask = np.zeros(2, np.uint32)
     mask[0] = 1 << 7
-    late = Late()
+    late = PendingMasks()
     enters = StepPlan(
         1, (new(0, (1, 2)), new(1, (5, 6))), (), (Row(0, 0, 2, True, ((1,),)), Row(1, 0, 2, True, ((2,),)))
     )
@@ -167,7 +167,7 @@ def test_a_prompt_in_pieces_draws_after_its_last(worker, best):
     assert [result.sampled for result in results] == [(-1,), (-1,), (best(ids),)]
 
 
-def test_what_a_start_tells_is_what_was_allocated(worker, config, model):
+def test_reported_sizes_equal_the_allocations(worker, config, model):
     assert worker.blocks == config.kv_bytes // worker.layout.block_bytes
     assert worker.kv_bytes == worker.blocks * worker.layout.block_bytes <= config.kv_bytes
     # on a CPU the embedding is memory-mapped from the checkpoint file
@@ -194,12 +194,12 @@ def test_a_cache_too_small_for_one_request_states_the_size_it_takes(kv_bytes, co
         build_worker(msgspec.structs.replace(config, kv_bytes=needed - 1), silent)
 
 
-def test_a_cache_that_no_machine_has_is_out_of_memory(config):
+def test_huge_cache_is_out_of_memory(config):
     with pytest.raises(OutOfMemory, match="kv_cache_memory"):
         build_worker(msgspec.structs.replace(config, kv_bytes=1 << 50), silent)
 
 
-def test_a_missing_checkpoint_and_a_missing_device_are_told_apart(config, tmp_path):
+def test_missing_checkpoint_and_missing_device_have_different_errors(config, tmp_path):
     with pytest.raises(CheckpointError):
         build_worker(msgspec.structs.replace(config, model=str(tmp_path / "none")), silent)
     if not torch.cuda.is_available():

@@ -59,7 +59,7 @@ export async function stream(body, signal, take) {
   let buffer = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new Refused(reply.status, { message: "The connection ended before the reply did." });
+    if (done) throw new Refused(reply.status, { message: "The connection closed before the reply was complete." });
     const { records, rest } = cut(buffer + value);
     buffer = rest;
     for (const record of records) {

@@ -6,7 +6,7 @@ import { markdown } from "./markdown.js";
 import { count, seconds } from "./numbers.js";
 import { messageOf, newReply, pretty, take } from "./reply.js";
 import { bodyOf, curlOf, EXAMPLE_SCHEMA, EXAMPLE_TOOLS, Mistake } from "./request.js";
-import { showWhy } from "./story.js";
+import { showWhy } from "./timeline.js";
 
 const EXAMPLES = ["What is 17 + 25?", "Reverse the list: red, green, blue", "What is the weather in Oslo?"];
 
@@ -94,7 +94,7 @@ function paint(seen, reply) {
   seen.content.replaceChildren(...markdown(reply.content));
   seen.calls.replaceChildren(...reply.calls.map((call) =>
     el("section", { class: "call", "aria-label": `Call of ${call.name}` },
-      el("h3", {}, el("span", { class: "tag" }, "calls"), el("code", {}, call.name)),
+      el("h3", {}, el("span", { class: "tag" }, "call"), el("code", {}, call.name)),
       el("pre", { class: "code" }, pretty(call.arguments)))));
   scroll();
 }
@@ -109,9 +109,9 @@ function facts(seen, reply, times) {
     const span = (times.end - times.first) / 1000;
     if (tokens > 1 && span > 0) told.push(`${count((tokens - 1) / span)} tokens/s`);
   }
-  if (reply.finish && reply.finish !== "stop") told.push(`ended by ${reply.finish.replace("_", " ")}`);
+  if (reply.finish && reply.finish !== "stop") told.push(`finish reason: ${reply.finish.replace("_", " ")}`);
   seen.foot.replaceChildren(...told.map((each) => el("span", {}, each)));
-  if (reply.id) seen.foot.append(el("button", { type: "button", class: "link", onclick: () => showWhy(reply.id) }, "why?"));
+  if (reply.id) seen.foot.append(el("button", { type: "button", class: "link", onclick: () => showWhy(reply.id) }, "timeline"));
   if (reply.content) seen.foot.append(copyButton(() => reply.content, "Copy reply"));
   seen.foot.append(el("button", { type: "button", class: "link retry", onclick: () => retry(seen) }, "retry"));
 }
@@ -177,20 +177,20 @@ function ended(error, reply) {
   if (reply.content || reply.reasoning) messages.push({ role: "assistant", content: reply.content });
   else if (messages[messages.length - 1]?.role === "user") $("prompt").value ||= messages.pop().content;
   grow();
-  if (error.name === "AbortError") reply.finish ||= "stopping it";
+  if (error.name === "AbortError") reply.finish ||= "stopped";
   else failed(error);
 }
 
 function failed(error) {
   const id = error instanceof Refused && error.requestId ? ` Request ${error.requestId}.` : "";
-  add(el("div", { class: "fault", role: "alert" }, el("strong", {}, "That did not work. "), error.message, id));
+  add(el("div", { class: "fault", role: "alert" }, el("strong", {}, "The request failed. "), error.message, id));
   if (error.status === 401) document.dispatchEvent(new Event("wants-key"));
 }
 
 // Fields for what the called functions give back.
 function results(calls) {
   const fields = calls.map((call) => el("label", {}, `Result of ${call.name}`,
-    el("textarea", { rows: 2, class: "code", spellcheck: "false", placeholder: "what the function returned" },
+    el("textarea", { rows: 2, class: "code", spellcheck: "false", placeholder: "return value of the function" },
       call.name === EXAMPLE_TOOLS[0].function.name ? '{"temperature": 7, "sky": "rain"}' : "")));
   const form = el("form", { class: "results", onsubmit: (event) => {
     event.preventDefault();
@@ -202,7 +202,7 @@ function results(calls) {
     });
     form.remove();
     ask();
-  } }, ...fields, el("button", { class: "main small", type: "submit" }, calls.length > 1 ? "Give results" : "Give result"));
+  } }, ...fields, el("button", { class: "main small", type: "submit" }, calls.length > 1 ? "Send results" : "Send result"));
   add(form);
 }
 

@@ -50,7 +50,7 @@ async function findModel() {
   try {
     const { data } = await json(ROUTES.models);
     $("model").textContent = data[0].id;
-    $("model").title = `window of ${data[0].max_model_len} tokens`;
+    $("model").title = `context length: ${data[0].max_model_len} tokens`;
     document.title = `${data[0].id} – Slipway`;
     setModel(data[0].id);
     notice(null);

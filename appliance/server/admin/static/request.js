@@ -29,7 +29,7 @@ function parsed(field, text, what) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Mistake(field, `${what} is no JSON: ${error.message}`);
+    throw new Mistake(field, `${what} is not valid JSON: ${error.message}`);
   }
 }
 
@@ -41,7 +41,7 @@ export function bodyOf(settings, messages, model) {
   for (const [name, read] of Object.entries(NUMBERS)) {
     if (settings[name].trim() === "") continue;
     const value = read(settings[name]);
-    if (!Number.isFinite(value)) throw new Mistake(name, `${name} is no number.`);
+    if (!Number.isFinite(value)) throw new Mistake(name, `${name} is not a number.`);
     body[name] = value;
   }
   if (settings.thinking !== "auto") body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };

@@ -1,25 +1,25 @@
-// The live view: what the service does, read again and again while it is looked at.
+// Status view: polls metrics while it is visible.
 
 import { json, ROUTES, text, told } from "./api.js";
 import { $, el, sparkline } from "./dom.js";
 import { between, buckets, by, count, percent, quantileText, rate, read, seconds, sum } from "./numbers.js";
-import { showWhy } from "./story.js";
+import { showWhy } from "./timeline.js";
 
 const PAUSE_MS = 2000;
-const KEPT = 90; // looks, three minutes
+const KEPT = 90; // samples, three minutes
 const LATENCIES = [
   ["Time to first token", "slipway_time_to_first_token_seconds"],
-  ["Between tokens", "slipway_inter_token_latency_seconds"],
-  ["In the queue", "slipway_request_queue_time_seconds"],
-  ["Whole reply", "slipway_request_duration_seconds"],
+  ["Inter-token latency", "slipway_inter_token_latency_seconds"],
+  ["Time in the queue", "slipway_request_queue_time_seconds"],
+  ["Request duration", "slipway_request_duration_seconds"],
 ];
 const SHARES = [0.5, 0.9, 0.99];
 const STATES = {
-  gateway: "arrived", held: "held", queued: "queued", blocked: "first to wait", preempted: "preempted",
-  prefill: "prompt", decode: "giving tokens", over: "over",
+  gateway: "arrived", held: "queued in the gateway", queued: "queued", blocked: "first in the queue", preempted: "preempted",
+  prefill: "prefill", decode: "decode", over: "finished",
 };
 
-const looks = []; // {at, metrics, tokens, prompt, running, waiting, kv}; metrics are null in those before the page was opened
+const samples = []; // {at, metrics, tokens, prompt, running, waiting, kv}; metrics are null in those before the page was opened
 let timer = 0;
 
 export function watch(is, onFault) {
@@ -27,7 +27,7 @@ export function watch(is, onFault) {
   if (!is) return;
   const again = async () => {
     try {
-      await look();
+      await poll();
       onFault(null);
     } catch (error) {
       onFault(error);
@@ -37,7 +37,7 @@ export function watch(is, onFault) {
   again();
 }
 
-// What the gateway recorded before the page was opened, as looks.
+// Convert the load history of the gateway to samples.
 function before(history, now) {
   const { interval_s: interval, generated_tokens: tokens, prompt_tokens: prompt } = history;
   return tokens.map((_, at) => ({
@@ -48,14 +48,14 @@ function before(history, now) {
   }));
 }
 
-async function look() {
-  if (!looks.length) looks.push(...before(await json(ROUTES.history), performance.now() / 1000));
+async function poll() {
+  if (!samples.length) samples.push(...before(await json(ROUTES.history), performance.now() / 1000));
   const [ready, exposition, load] = await Promise.all([told(ROUTES.ready), text(ROUTES.metrics), json(ROUTES.load)]);
-  const metrics = read(exposition), last = looks[looks.length - 1];
+  const metrics = read(exposition), last = samples[samples.length - 1];
   const at = performance.now() / 1000;
   const tokens = sum(metrics, "slipway_generation_tokens_total"), prompt = sum(metrics, "slipway_prompt_tokens_total");
   const kv = metrics.get("slipway_kv_cache_usage_ratio") || [];
-  looks.push({
+  samples.push({
     at, metrics, tokens, prompt, open: load.server_load,
     speed: last ? rate(last.tokens, tokens, at - last.at) : 0,
     reading: last ? rate(last.prompt, prompt, at - last.at) : 0,
@@ -63,7 +63,7 @@ async function look() {
     waiting: sum(metrics, "slipway_requests_waiting") + sum(metrics, "slipway_requests_held"),
     kv: kv.length ? kv.reduce((total, sample) => total + sample.value, 0) / kv.length : 0,
   });
-  if (looks.length > KEPT) looks.shift();
+  if (samples.length > KEPT) samples.shift();
   paintEngines(ready);
   paintTiles();
   paintLatency();
@@ -74,7 +74,7 @@ async function look() {
 function paintEngines({ phase, engines, reason }) {
   const cards = engines.map((engine) => {
     const bytes = (engine.memory || []).flatMap((rank) => Object.values(rank.parts)).reduce((total, part) => total + (part.real ?? part.planned ?? 0), 0);
-    const facts = [engine.detail, bytes ? `${(bytes / 2 ** 20).toFixed(0)} MiB held` : null].filter(Boolean);
+    const facts = [engine.detail, bytes ? `${(bytes / 2 ** 20).toFixed(0)} MiB used` : null].filter(Boolean);
     return el("section", { class: "engine" },
       el("span", { class: `dot ${engine.phase === "ready" ? "good" : "busy"}`, "aria-hidden": "true" }),
       el("strong", {}, engine.name), el("span", {}, engine.phase), facts.map((fact) => el("span", { class: "hint" }, fact)),
@@ -86,15 +86,15 @@ function paintEngines({ phase, engines, reason }) {
 }
 
 function paintTiles() {
-  const last = looks[looks.length - 1];
-  const line = (name) => looks.map((each) => each[name]);
+  const last = samples[samples.length - 1];
+  const line = (name) => samples.map((each) => each[name]);
   const asked = sum(last.metrics, "slipway_prefix_cache_query_tokens_total");
   const hits = sum(last.metrics, "slipway_prefix_cache_hit_tokens_total");
   $("tiles").replaceChildren(
     tile("Tokens/s", count(last.speed), "generated", sparkline(line("speed"))),
-    tile("Prompt tokens/s", count(last.reading), "read", sparkline(line("reading"))),
+    tile("Prompt tokens/s", count(last.reading), "prefilled", sparkline(line("reading"))),
     tile("Running", count(last.running), `${count(last.open)} open connections`, sparkline(line("running"), 1)),
-    tile("Waiting", count(last.waiting), last.waiting ? waitsFor(last.metrics) : "nobody", sparkline(line("waiting"), 1)),
+    tile("Waiting", count(last.waiting), last.waiting ? waitsFor(last.metrics) : "none", sparkline(line("waiting"), 1)),
     tile("KV cache", percent(last.kv), "used", sparkline(line("kv"), 1)),
     tile("Prefix cache", asked ? percent(hits / asked) : "–", `of ${count(asked)} prompt tokens`, null),
   );
@@ -110,7 +110,7 @@ function tile(name, value, under, line) {
 }
 
 function paintLatency() {
-  const first = looks.find((each) => each.metrics), last = looks[looks.length - 1];
+  const first = samples.find((each) => each.metrics), last = samples[samples.length - 1];
   const rows = LATENCIES.map(([name, metric]) => {
     const all = buckets(last.metrics, metric), lately = between(buckets(first.metrics, metric), all);
     const some = lately.length && lately[lately.length - 1][1] > 0;
@@ -125,7 +125,7 @@ function paintLatency() {
 function paintEnds(metrics) {
   const ends = { ...by(metrics, "slipway_requests_total", "finished_reason") };
   const refused = sum(metrics, "slipway_admission_rejections_total");
-  const rows = [...Object.entries(ends), ["refused", refused],
+  const rows = [...Object.entries(ends), ["rejected", refused],
     ["engine restarts", sum(metrics, "slipway_engine_restarts_total")], ["preemptions", sum(metrics, "slipway_preemptions_total")]];
   $("ends").replaceChildren(el("dl", { class: "ends" }, rows.map(([name, value]) =>
     el("div", { class: value ? "" : "none" }, el("dt", {}, name), el("dd", {}, count(value))))));
@@ -141,7 +141,7 @@ function paintRecent(list) {
     el("td", { class: "number" }, one.tokens ?? "…"),
     el("td", { class: "number" }, one.ttft_ms === null ? "–" : seconds(one.ttft_ms / 1000)),
     el("td", { class: "number" }, seconds((one.duration_ms ?? one.age_ms) / 1000)),
-    el("td", {}, el("button", { type: "button", class: "link", "data-id": one.id, "aria-label": `why of ${one.id}`, onclick: () => showWhy(one.id) }, "why?")),
+    el("td", {}, el("button", { type: "button", class: "link", "data-id": one.id, "aria-label": `timeline of ${one.id}`, onclick: () => showWhy(one.id) }, "timeline")),
   ])));
   if (focused) [...$("recent").querySelectorAll("button")].find((each) => each.dataset.id === focused)?.focus();
 }

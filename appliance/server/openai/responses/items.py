@@ -11,7 +11,7 @@ from appliance.server.schema.responses import PromptRequest
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _PREFIXES |= {"custom_tool_call": "ctc", "custom_tool_call_output": "ctco"}
-NO_STORE = "This server keeps no responses (endpoints.responses.keep is 0s)"
+NO_STORE = "This server does not store responses (endpoints.responses.keep is 0s)"
 
 
 def context(store: ResponseStore | None, owner: str, previous: str | None) -> tuple[Fields, ...]:
@@ -24,9 +24,9 @@ def context(store: ResponseStore | None, owner: str, previous: str | None) -> tu
         raise NotFound(f"Response with id '{previous[:200]}' not found.{why}", "previous_response_id")
     document = found.document()
     if document is None:
-        message = f"Response '{previous[:200]}' is not finished; wait for it, or cancel it."
+        message = f"Response '{previous[:200]}' is not finished. Wait for it or cancel it."
         raise InvalidRequest(message, "previous_response_id")
-    return (*found.asked.items, *document["output"])
+    return (*found.parsed.items, *document["output"])
 
 
 def own_items(
@@ -54,7 +54,7 @@ def _resolved(store: ResponseStore | None, owner: str, item: Fields, at: int) ->
         return item
     found = store.item(owner, str(item.get("id"))) if store is not None else None
     if found is None:
-        raise InvalidRequest(f"input[{at}]: no item with id {str(item.get('id'))[:200]!r} is kept.", "input")
+        raise InvalidRequest(f"input[{at}]: no item with id {str(item.get('id'))[:200]!r} is stored.", "input")
     return found
 
 

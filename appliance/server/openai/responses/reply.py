@@ -11,9 +11,9 @@ import orjson
 from appliance.observability.log import Subject
 from appliance.output_formats.events import Content
 from appliance.server.chat.prompt import ChatPlan
-from appliance.server.chat.stream import ChatChoice, Scored
+from appliance.server.chat.stream import ChatChoice, ScoredToken
 from appliance.server.errors.api import Unavailable, api_error
-from appliance.server.http.reply import Ending, Source, finite
+from appliance.server.http.reply import CompletionLog, Source, finite
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from appliance.server.openai.responses.events import Fields, Output
 from appliance.server.openai.responses.request import custom_tools
@@ -33,7 +33,7 @@ _CODES = {422: "invalid_prompt", 400: "invalid_prompt"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedResponse:
     """The request behind one response."""
 
     body: ResponsesRequest
@@ -69,7 +69,7 @@ def tokens_of(delta: Delta) -> Iterator[Delta]:
         )
 
 
-def _logprob(token: Scored, count: int) -> Fields:
+def _logprob(token: ScoredToken, count: int) -> Fields:
     def fields(text: str, value: float) -> Fields:
         return {"token": text, "logprob": finite(value), "bytes": list(text.encode())}
 
@@ -80,23 +80,25 @@ def _logprob(token: Scored, count: int) -> Fields:
 class ResponseReply:
     """One response, generated from a source of deltas."""
 
-    def __init__(self, service: Service, subject: Subject, asked: Asked, plan: ChatPlan, source: Source) -> None:
+    def __init__(
+        self, service: Service, subject: Subject, parsed: ParsedResponse, plan: ChatPlan, source: Source
+    ) -> None:
         self.service = service
-        self.asked = asked
+        self.parsed = parsed
         self.source = source
-        self.state: State = "queued" if asked.background else "in_progress"
+        self.state: State = "queued" if parsed.background else "in_progress"
         self.failure: Exception | None = None
         self.subject = subject
         self._plan = plan
         self._choice = ChatChoice(service.text.tokenizer, plan)
-        body = asked.body
-        self._output = Output(asked.identity.salt, custom_tools(body.tools), shows_reasoning=body.include_reasoning)
+        body = parsed.body
+        self._output = Output(parsed.identity.salt, custom_tools(body.tools), shows_reasoning=body.include_reasoning)
         hidden = not body.include_reasoning and plan.output_format.reasoning is not None
         self._scored = LOGPROBS in (body.include or ()) and not hidden
         self._finish: str | None = None
         self._text = ""
         self._completed_at: int | None = None
-        self._ending_log = Ending(service, subject, len(plan.prompts[0].ids))
+        self._completion_log = CompletionLog(service, subject, len(plan.prompts[0].ids))
 
     # Generating
 
@@ -104,7 +106,7 @@ class ResponseReply:
         """Yield the events of each token, up to the end of the last item."""
         try:
             async for _, delta in self.source.deltas():
-                self._ending_log.take(delta)
+                self._completion_log.take(delta)
                 for token in tokens_of(delta):
                     if token.ids or token.finish is not None:
                         yield list(self._take(token))
@@ -122,9 +124,9 @@ class ResponseReply:
             yield {"type": "response.in_progress", "response": self.document()}
         thought = self._choice.is_reasoning
         taken = self._choice.take(token)
-        count = self.asked.body.top_logprobs or 0
-        scored = self._scored and (not thought or any(isinstance(each, Content) for each in taken.events))
-        logprobs = [_logprob(each, count) for each in taken.piece.logprobs] if scored else []
+        count = self.parsed.body.top_logprobs or 0
+        shows_logprobs = self._scored and (not thought or any(isinstance(each, Content) for each in taken.events))
+        logprobs = [_logprob(each, count) for each in taken.piece.logprobs] if shows_logprobs else []
         yield from self._output.take(taken.events, logprobs)
         self._finish = taken.piece.finish
         if self._finish in ("stop", "length"):
@@ -141,10 +143,10 @@ class ResponseReply:
 
     def _count(self) -> None:
         self.service.metrics.request_done(1, self._choice.choice.tokens)
-        self._ending_log.log([self._choice.choice])
+        self._completion_log.log([self._choice.choice])
         if self._plan.tools.calls is not None:
             found = self._output.calls > self._output.broken_calls
-            self.service.metrics.tool_calls(bool(self.asked.body.stream), found)
+            self.service.metrics.tool_calls(bool(self.parsed.body.stream), found)
 
     # The final object
 
@@ -171,20 +173,20 @@ class ResponseReply:
 
     def document(self) -> Fields:
         """Return the current response object."""
-        body, defaults = self.asked.body, self.service.config.sampling
+        body, defaults = self.parsed.body, self.service.config.sampling
         over = self.state in TERMINAL
 
         def chosen(value: float | None, default: float) -> float:
             return default if value is None else value
 
         fields: Fields = {
-            "id": self.asked.id,
+            "id": self.parsed.id,
             "object": "response",
-            "created_at": self.asked.identity.created,
+            "created_at": self.parsed.identity.created,
             "completed_at": self._completed_at,
             "status": self.state,
-            "background": self.asked.background,
-            "error": None if self.failure is None else _told(self.failure),
+            "background": self.parsed.background,
+            "error": None if self.failure is None else _error_fields(self.failure),
             "incomplete_details": {"reason": "max_output_tokens"} if self.state == "incomplete" else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
@@ -198,7 +200,7 @@ class ResponseReply:
             "reasoning": _reasoning(body),
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",  # the only tier
-            "store": self.asked.stored,
+            "store": self.parsed.stored,
             "temperature": chosen(body.temperature, defaults.temperature),
             "text": _text(body),
             "tool_choice": _tool_choice(body),
@@ -217,18 +219,18 @@ class ResponseReply:
     def _usage(self) -> Fields:
         timing = self._choice.choice.timing
         cached, written = (timing.cached_tokens, timing.written_tokens) if timing else (0, 0)
-        prompt, output = len(self._plan.prompts[0].ids), self._choice.choice.tokens
+        prompt, shown = len(self._plan.prompts[0].ids), self._choice.choice.tokens
         return {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
-            "output_tokens": output,
+            "output_tokens": shown,
             "output_tokens_details": {"reasoning_tokens": self._choice.reasoning_tokens},
-            "total_tokens": prompt + output,
+            "total_tokens": prompt + shown,
         }
 
     def openings(self) -> list[Fields]:
         """Return the events before the first token."""
-        kinds = ["response.created", "response.queued" if self.asked.background else "response.in_progress"]
+        kinds = ["response.created", "response.queued" if self.parsed.background else "response.in_progress"]
         return [{"type": kind, "response": self.document()} for kind in kinds]
 
 
@@ -237,9 +239,9 @@ def with_prompt(plan: ChatPlan, ids: tuple[int, ...]) -> ChatPlan:
     return replace(plan, prompts=(replace(plan.prompts[0], ids=ids),))
 
 
-def _told(error: Exception) -> Fields:
-    told = api_error(error)
-    return {"code": _CODES.get(told.status, "server_error"), "message": told.message}
+def _error_fields(error: Exception) -> Fields:
+    shown = api_error(error)
+    return {"code": _CODES.get(shown.status, "server_error"), "message": shown.message}
 
 
 def _reasoning(body: ResponsesRequest) -> Fields:

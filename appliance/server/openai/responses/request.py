@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from appliance.server.chat.custom_tools import custom_parameters
 from appliance.server.chat.prompt import ChatPlan, Served, plan_chat
-from appliance.server.openai.responses.request_items import Message, goes_on, messages_of
+from appliance.server.openai.responses.request_items import Message, continues_last_item, messages_of
 from appliance.server.schema.chat import ChatRequest
 from appliance.server.schema.responses import INCLUDABLE, LOGPROBS, PromptRequest, ResponsesRequest
 from engine.api.errors import RequestError
@@ -35,10 +35,10 @@ _WORDS = {
 }
 _WORD = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in sorted(_WORDS, key=len, reverse=True)))
 _REFUSED = {
-    "conversation": "conversations are not kept; use previous_response_id, or send the items in input.",
-    "prompt": "prompt templates are not kept; send instructions and input.",
-    "context_management": "contexts are not compacted; use truncation.",
-    "moderation": "nothing is moderated here.",
+    "conversation": "conversations are not stored. Use previous_response_id, or send the items in input.",
+    "prompt": "prompt templates are not stored. Send instructions and input.",
+    "context_management": "the context is not compacted. Use truncation.",
+    "moderation": "this server does not moderate content.",
     "previous_input_messages": "send earlier messages as items in input.",
 }
 
@@ -51,9 +51,7 @@ def _check(body: PromptRequest) -> None:
         return
     for name in body.include or ():
         if name not in INCLUDABLE:
-            raise RequestError(
-                f"include: {name[:100]!r} is not known; possible are {', '.join(INCLUDABLE)}.", "include"
-            )
+            raise RequestError(f"include: {name[:100]!r} is unknown. Allowed: {', '.join(INCLUDABLE)}.", "include")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options can only be set when stream is true.", "stream_options")
 
@@ -65,8 +63,8 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind, name = tool.get("type"), tool.get("name")
     if kind not in ("function", "custom"):
         raise RequestError(
-            f"{where}: tools of type {str(kind)[:100]!r} are not possible: this server runs no tools itself; "
-            "possible are function and custom.",
+            f"{where}: tools of type {str(kind)[:100]!r} are not supported, because this server does not run tools. "
+            "Allowed: function and custom.",
             "tools",
         )
     if not isinstance(name, str) or not name:
@@ -98,7 +96,7 @@ def _tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
         return {"type": "function", "function": {"name": _known(choice, tools)}}
     if kind != "allowed_tools":
         raise RequestError(
-            f"tool_choice of type {str(kind)[:100]!r} is not possible; possible are none, auto, required, and objects "
+            f"tool_choice of type {str(kind)[:100]!r} is not supported. Allowed: none, auto, required, and objects "
             "of type function, custom and allowed_tools.",
             "tool_choice",
         )
@@ -112,7 +110,7 @@ def _tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
 def _known(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
     name = choice.get("name")
     if not isinstance(name, str) or not name:
-        raise RequestError("tool_choice: a tool needs its name, a non-empty string.", "tool_choice")
+        raise RequestError("tool_choice: each tool must have a name, a non-empty string.", "tool_choice")
     if not any(tool.get("name") == name and tool.get("type") == choice.get("type") for tool in tools):
         raise RequestError(
             "The tool specified in tool_choice does not match any of the specified tools.", "tool_choice"
@@ -149,7 +147,7 @@ def chat_request(body: PromptRequest, items: Sequence[Any], served: Served) -> C
     tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.tools or ())]
     fields |= {"messages": messages, "tools": tools or None, **_text_fields(body)}
     fields["tool_choice"] = _tool_choice(body.tool_choice, body.tools or ())
-    fields["continue_final_message"] = goes_on(items)
+    fields["continue_final_message"] = continues_last_item(items)
     variables = dict(body.chat_template_kwargs or {})
     if body.text is not None and body.text.verbosity is not None:
         variables.setdefault("verbosity", body.text.verbosity)

@@ -41,13 +41,13 @@ def _part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     known = ", ".join(_TEXT_PARTS)
     if not isinstance(kind, str):
-        raise _refused(f"{where} must be an object with a string in 'type'; possible are {known}.")
+        raise _refused(f"{where} must be an object with a string in 'type'. Allowed: {known}.")
     if kind in ("input_image", "input_file", "input_audio"):
         raise _refused(
-            f"{where}: parts of type {kind!r} are not possible: the model takes text only; possible are {known}."
+            f"{where}: parts of type {kind!r} are not supported; the model accepts only text. Allowed: {known}."
         )
     if kind not in _TEXT_PARTS:
-        raise _refused(f"{where}: unknown content part type {kind[:100]!r}; possible are {known}.")
+        raise _refused(f"{where}: unknown content part type {kind[:100]!r}. Allowed: {known}.")
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise _refused(f"{where}: a part of type {kind!r} needs a string in {_TEXT_PARTS[kind]!r}.")
@@ -64,9 +64,7 @@ def _string(item: Item, name: str, where: str) -> str:
 def reasoning_text(item: Item, where: str) -> str:
     """Return the text of a reasoning item, or its summary if it has no text."""
     if item.get("encrypted_content") is not None:
-        raise _refused(
-            f"{where}.encrypted_content: this server encrypts no reasoning and reads none; send the item's content."
-        )
+        raise _refused(f"{where}.encrypted_content: encrypted reasoning is not supported. Send the item's content.")
     for name in ("content", "summary"):
         parts = item.get(name) or []
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
@@ -93,7 +91,7 @@ class Turns:
         if take is None:
             known = ", ".join(self._kinds())
             given = item.get("type") if isinstance(item, dict) else item
-            raise _refused(f"{where}: items of type {str(given)[:100]!r} are not possible; possible are {known}.")
+            raise _refused(f"{where}: items of type {str(given)[:100]!r} are not supported. Allowed: {known}.")
         take(item, where)
 
     def close(self) -> None:
@@ -137,7 +135,7 @@ class Turns:
     def _function_call(self, item: Item, where: str) -> None:
         arguments = item.get("arguments")
         if not isinstance(arguments, str):
-            raise _refused(f"{where}.arguments must be a string of JSON.")
+            raise _refused(f"{where}.arguments must be a string with JSON.")
         self._call(item, where, arguments)
 
     def _custom_call(self, item: Item, where: str) -> None:
@@ -162,7 +160,7 @@ class Turns:
         return self._turn
 
 
-def goes_on(items: Sequence[Any]) -> bool:
+def continues_last_item(items: Sequence[Any]) -> bool:
     """Return if the reply continues the last item: an unfinished message or reasoning item of the assistant."""
     last = items[-1] if items else None
     if not isinstance(last, dict) or last.get("status") not in UNFINISHED:
@@ -181,11 +179,11 @@ def messages_of(items: Sequence[Any], reasoning: Reasoning | None) -> list[Messa
     for at, item in enumerate(items):
         turns.take(item, f"input[{at}]")
     turns.close()
-    if goes_on(items) and kind_of(items[-1]) == "reasoning":
+    if continues_last_item(items) and kind_of(items[-1]) == "reasoning":
         if reasoning is None:
-            raise _refused("input: the last item is unfinished reasoning, and this model marks no reasoning.")
+            raise _refused("input: the last item is unfinished reasoning, but this model has no reasoning format.")
         if not turns.messages or "reasoning" not in turns.messages[-1]:
-            raise _refused("input: the last item is unfinished reasoning without a text to continue.")
+            raise _refused("input: the last item is unfinished reasoning but has no text to continue.")
         last = turns.messages[-1]
         last["content"] = f"{reasoning.start}{reasoning.trim[:1]}{last.pop('reasoning')}"
     return turns.messages

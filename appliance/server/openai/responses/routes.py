@@ -17,14 +17,14 @@ from appliance.server.errors.api import BadRequest, NotFound, Unavailable, Unpro
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.durable import KEY, LAST, REPLAYED, RETRY_AFTER_S, VALID_KEY, digest
-from appliance.server.http.reply import Race, describe_error, load_header, placement, served
+from appliance.server.http.reply import ChoiceStream, describe_error, load_header, placement, served
 from appliance.server.http.service import Service, service_of
 from appliance.server.http.sse import EventStream
 from appliance.server.openai.responses.items import NO_STORE, context, own_items
-from appliance.server.openai.responses.reply import PREFIX, Asked, ResponseReply
+from appliance.server.openai.responses.reply import PREFIX, ParsedResponse, ResponseReply
 from appliance.server.openai.responses.request import plan_response
 from appliance.server.openai.responses.store import InvalidRequest, ResponseStore, Stored
-from appliance.server.openai.responses.stream import Live, Told, closed, listed, records, whole
+from appliance.server.openai.responses.stream import DirectResponse, ResponseOutput, closed, listed, records, whole
 from appliance.server.reply_store.records import Identity
 from appliance.server.reply_store.store import JournalFull
 from appliance.server.routing.router import Placement
@@ -39,7 +39,7 @@ _HIDDEN = {"input", "instructions", "tools", "text", "metadata", "chat_template"
 
 
 @dataclass(frozen=True)
-class Wish:
+class IdempotencyOptions:
     """Idempotency options of a request."""
 
     request_id: str
@@ -47,7 +47,9 @@ class Wish:
     after: int  # number of the last event that the client has
 
 
-def _read_wish(request: Request, body: ResponsesRequest, store: ResponseStore | None) -> Wish | None:
+def _read_idempotency_options(
+    request: Request, body: ResponsesRequest, store: ResponseStore | None
+) -> IdempotencyOptions | None:
     """Return the idempotency options, or None without an Idempotency-Key.
 
     The response's ID is derived from the key and its owner.
@@ -55,26 +57,32 @@ def _read_wish(request: Request, body: ResponsesRequest, store: ResponseStore | 
     key, after = request.headers.get(KEY), request.headers.get(LAST, "")
     if key is None or store is None:
         if after and store is not None:
-            raise BadRequest(f"{LAST} goes on with the request of an {KEY}: send the same one with it.", LAST)
+            raise BadRequest(f"{LAST} requires the {KEY} of the request that is resumed.", LAST)
         return None
     if not VALID_KEY.fullmatch(key):
         raise BadRequest(f"{KEY} must have 1 to 255 visible ASCII characters.", KEY)
     if after and not (after.isascii() and after.isdigit() and len(after) < 10 and body.stream):
         raise BadRequest(f"{LAST} must be the sequence_number of an event, with stream=true.", LAST)
-    asked = body.model_dump(mode="json", exclude={"stream", "stream_options"}, exclude_unset=True)
-    content = digest(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS).decode())
-    return Wish(digest("responses key", request.state.owner, key).hex(), content, int(after) if after else -1)
+    fields = body.model_dump(mode="json", exclude={"stream", "stream_options"}, exclude_unset=True)
+    content = digest(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS).decode())
+    return IdempotencyOptions(
+        digest("responses key", request.state.owner, key).hex(), content, int(after) if after else -1
+    )
 
 
-def _identity(request: Request, body: ResponsesRequest, store: ResponseStore | None, wish: Wish | None) -> Identity:
+def _identity(
+    request: Request, body: ResponsesRequest, store: ResponseStore | None, options: IdempotencyOptions | None
+) -> Identity:
     """Return the response's identity. A client's ID is used if it is valid in a URL path and not taken."""
     given = (body.request_id or request.state.request_id).removeprefix(PREFIX)
     name = given if _ID.fullmatch(given) else uuid.uuid4().hex
-    if wish is not None:
-        name = wish.request_id
+    if options is not None:
+        name = options.request_id
     elif store is not None and store.find_any(request.state.owner, name) is not None:
         if body.request_id is not None:
-            raise InvalidRequest(f"request_id: a response {body.request_id[:200]!r} exists.", "request_id")
+            raise InvalidRequest(
+                f"request_id: a response with the ID {body.request_id[:200]!r} already exists.", "request_id"
+            )
         name = uuid.uuid4().hex
     return Identity(name, int(time.time()), uuid.uuid4().hex)
 
@@ -82,10 +90,10 @@ def _identity(request: Request, body: ResponsesRequest, store: ResponseStore | N
 # Creating
 
 
-async def _planned(service: Service, request: Request, asked: Asked) -> ChatPlan:
-    on = served(service, request, asked.identity.request_id)
+async def _planned(service: Service, request: Request, parsed: ParsedResponse) -> ChatPlan:
+    on = served(service, request, parsed.identity.request_id)
     try:
-        plan = await asyncio.to_thread(plan_response, asked.body, asked.items, on)
+        plan = await asyncio.to_thread(plan_response, parsed.body, parsed.items, on)
         if plan.grammar is not None:
             await until_disconnect(request, service.check_grammar(plan.grammar, plan.bound_by))
         return plan
@@ -98,14 +106,14 @@ def _check_json(body: ResponsesRequest) -> None:
     try:
         orjson.dumps(body.model_dump(mode="json", by_alias=True, exclude_unset=True))
     except TypeError as error:
-        raise InvalidRequest(f"The body has a value that cannot be kept: {error}.") from None
+        raise InvalidRequest(f"The body has a value that cannot be stored: {error}.") from None
 
 
 def _check_background(body: ResponsesRequest, store: ResponseStore | None) -> None:
     if body.background and store is None:
-        raise InvalidRequest(f"background needs the store. {NO_STORE}.", "background")
+        raise InvalidRequest(f"background requires stored responses. {NO_STORE}.", "background")
     if body.background and body.store is False:
-        raise InvalidRequest("background needs store: its response is asked for later.", "background")
+        raise InvalidRequest("background requires store=true, because the response is retrieved later.", "background")
 
 
 def _where(request: Request, body: ResponsesRequest) -> Placement:
@@ -113,9 +121,9 @@ def _where(request: Request, body: ResponsesRequest) -> Placement:
 
     Requests of one session or prompt_cache_key run on the same engine and share its prefix cache.
     """
-    asked = placement(request)
-    session = asked.session or body.session_id or body.prompt_cache_key or ""
-    return Placement(asked.rank, session)
+    target = placement(request)
+    session = target.session or body.session_id or body.prompt_cache_key or ""
+    return Placement(target.engine_index, session)
 
 
 async def create_response(service: Service, request: Request, body: ResponsesRequest) -> Response:
@@ -123,62 +131,62 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
     await asyncio.to_thread(_check_json, body)
     store, owner = _store_if_any(request), request.state.owner
     _check_background(body, store)
-    wish = _read_wish(request, body, store)
-    joined = None if wish is None or store is None else _joined(store, owner, wish)
+    options = _read_idempotency_options(request, body, store)
+    joined = None if options is None or store is None else _joined(store, owner, options)
     if joined is not None:
-        assert store is not None and wish is not None, "what is joined is kept"
-        return await _reply_of_key(service, request, body, joined, wish)
-    if wish is not None and wish.after >= 0:
-        raise NotFound(f"Nothing is kept of a request with this {KEY}; repeat it without {LAST}.", LAST)
-    identity = _identity(request, body, store, wish)
+        assert store is not None and options is not None, "what is joined is kept"
+        return await _reply_of_key(service, request, body, joined, options)
+    if options is not None and options.after >= 0:
+        raise NotFound(f"No reply is stored for this {KEY}. Repeat the request without {LAST}.", LAST)
+    identity = _identity(request, body, store, options)
     before = context(store, owner, body.previous_response_id)
     items = (*before, *own_items(store, owner, body, identity.salt, before))
     stored = store is not None and body.store is not False
-    asked = Asked(body, identity, items, len(before), owner, stored)
-    plan = await _planned(service, request, asked)
-    if wish is not None and store is not None and (joined := _joined(store, owner, wish)) is not None:
+    parsed = ParsedResponse(body, identity, items, len(before), owner, stored)
+    plan = await _planned(service, request, parsed)
+    if options is not None and store is not None and (joined := _joined(store, owner, options)) is not None:
         # another request with this key arrived in the meantime
-        return await _reply_of_key(service, request, body, joined, wish)
-    if store is not None and wish is None and store.find_any(owner, identity.request_id) is not None:
+        return await _reply_of_key(service, request, body, joined, options)
+    if store is not None and options is None and store.find_any(owner, identity.request_id) is not None:
         # another request with its ID arrived in the meantime
         identity = Identity(uuid.uuid4().hex, identity.created, identity.salt)
-        asked = replace(asked, identity=identity)
+        parsed = replace(parsed, identity=identity)
     _log_request(service, request, body)
-    if store is None or not (stored or wish is not None):
-        return await _direct(service, request, asked, plan)
+    if store is None or not (stored or options is not None):
+        return await _direct(service, request, parsed, plan)
     try:
-        content = b"" if wish is None else wish.body
-        safe = asked.background or wish is not None
-        opened = await store.open(asked, content, plan, request.state.subject, _where(request, body), safe=safe)
+        content = b"" if options is None else options.body
+        safe = parsed.background or options is not None
+        opened = await store.open(parsed, content, plan, request.state.subject, _where(request, body), safe=safe)
     except JournalFull:
         if safe:
-            message = "The store of responses is full of such that are under way; repeat the request later."
+            message = "The response store is full of responses in progress. Repeat the request later."
             raise Unavailable(message, RETRY_AFTER_S) from None
-        return await _direct(service, request, replace(asked, stored=False), plan)
-    return await _reply(service, request, body, opened, named=wish is not None)
+        return await _direct(service, request, replace(parsed, stored=False), plan)
+    return await _reply(service, request, body, opened, named=options is not None)
 
 
-def _joined(store: ResponseStore, owner: str, wish: Wish) -> Stored | None:
+def _joined(store: ResponseStore, owner: str, options: IdempotencyOptions) -> Stored | None:
     """Return the existing response for an idempotency key, unless it failed. Raise Unprocessable."""
-    found = store.find_any(owner, wish.request_id)
+    found = store.find_any(owner, options.request_id)
     if found is None:
         return None
-    if found.entry.opened.body != wish.body:
-        raise Unprocessable(f"{KEY}: this key was used for another request; take a new key for a new request.", KEY)
-    if (found.document() or {}).get("status") == "failed" or not store.ledger.goes_on(found.entry):
-        store.ledger.drop(found.entry)
+    if found.entry.opened.body != options.body:
+        raise Unprocessable(f"{KEY}: this key was already used for a different request. Use a new key.", KEY)
+    if (found.document() or {}).get("status") == "failed" or not store.reply_store.is_resumable(found.entry):
+        store.reply_store.drop(found.entry)
         return None
     return found
 
 
 async def _reply_of_key(
-    service: Service, request: Request, body: ResponsesRequest, stored: Stored, wish: Wish
+    service: Service, request: Request, body: ResponsesRequest, stored: Stored, options: IdempotencyOptions
 ) -> Response:
     store = _store_if_any(request)
     assert store is not None, "it is kept there"
     service.metrics.add("requests_joined", 1)
     await store.resume(stored)
-    return await _reply(service, request, body, stored, named=True, after=wish.after, headers=REPLAYED)
+    return await _reply(service, request, body, stored, named=True, after=options.after, headers=REPLAYED)
 
 
 async def _reply(
@@ -197,25 +205,25 @@ async def _reply(
     """
     store, headers = _store_if_any(request), headers or {}
     assert store is not None, "it is kept there"
-    if stored.asked.background:
+    if stored.parsed.background:
         linger_s = None
     else:
         linger_s = service.config.linger_s if named else 0.0
-    told = await store.follow(stored, linger_s)
-    if stored.asked.background and not body.stream:
-        return JSONResponse(await store.snapshot(stored) if headers else told.reply.document(), headers=headers)
+    output = await store.subscribe(stored, linger_s)
+    if stored.parsed.background and not body.stream:
+        return JSONResponse(await store.snapshot(stored) if headers else output.reply.document(), headers=headers)
     if body.stream:
-        return _stream(service, request, told, after, headers, with_ids=named)
-    return await _wait(service, request, told, headers)
+        return _stream(service, request, output, after, headers, with_ids=named)
+    return await _wait(service, request, output, headers)
 
 
-async def _direct(service: Service, request: Request, asked: Asked, plan: ChatPlan) -> Response:
-    race = Race(service.router.generate_all(plan.prompts[0].submits, _where(request, asked.body)))
-    reply = ResponseReply(service, request.state.subject, asked, plan, race)
-    told = Live(reply, partial(_log_unexpected, service, request))
-    if asked.body.stream:
-        return _stream(service, request, told, -1, {})
-    return await _wait(service, request, told, {})
+async def _direct(service: Service, request: Request, parsed: ParsedResponse, plan: ChatPlan) -> Response:
+    stream = ChoiceStream(service.router.generate_all(plan.prompts[0].submits, _where(request, parsed.body)))
+    reply = ResponseReply(service, request.state.subject, parsed, plan, stream)
+    output = DirectResponse(reply, partial(_log_unexpected, service, request))
+    if parsed.body.stream:
+        return _stream(service, request, output, -1, {})
+    return await _wait(service, request, output, {})
 
 
 def _log_unexpected(service: Service, request: Request, error: Exception) -> None:
@@ -230,14 +238,20 @@ def _log_request(service: Service, request: Request, body: ResponsesRequest) -> 
 
 
 def _stream(
-    service: Service, request: Request, told: Told, after: int, headers: dict[str, str], *, with_ids: bool = False
+    service: Service,
+    request: Request,
+    output: ResponseOutput,
+    after: int,
+    headers: dict[str, str],
+    *,
+    with_ids: bool = False,
 ) -> EventStream:
-    events = closed(records(told, after, with_ids=with_ids), describe_error(service, request))
-    return EventStream(events, told.reply.source, headers, pause_s=service.config.stream_keep_alive_s)
+    events = closed(records(output, after, with_ids=with_ids), describe_error(service, request))
+    return EventStream(events, output.reply.source, headers, pause_s=service.config.stream_keep_alive_s)
 
 
-async def _wait(service: Service, request: Request, told: Told, headers: dict[str, str]) -> Response:
-    document = await until_disconnect(request, whole(told))
+async def _wait(service: Service, request: Request, output: ResponseOutput, headers: dict[str, str]) -> Response:
+    document = await until_disconnect(request, whole(output))
     return JSONResponse(document, headers={**headers, **load_header(service, request)})
 
 
@@ -252,7 +266,7 @@ def _store_if_any(request: Request) -> ResponseStore | None:
 def _store(request: Request) -> ResponseStore:
     store = _store_if_any(request)
     if store is None:
-        raise NotFound(f"{NO_STORE}, so none is found.", "response_id")
+        raise NotFound(f"{NO_STORE}.", "response_id")
     return store
 
 
@@ -265,7 +279,7 @@ def _number(request: Request, name: str, default: int, low: int, high: int) -> i
     return int(given)
 
 
-@router.post("/v1/responses", openapi_extra=json_body(ResponsesRequest), summary="A response of the model")
+@router.post("/v1/responses", openapi_extra=json_body(ResponsesRequest), summary="Create a response")
 async def responses(request: Request) -> Response:
     return await create_response(service_of(request), request, await read_body(request, ResponsesRequest))
 
@@ -273,7 +287,7 @@ async def responses(request: Request) -> Response:
 @router.post(
     "/v1/responses/input_tokens",
     openapi_extra=json_body(InputTokensRequest),
-    summary="Tokens that the input of a response has",
+    summary="Count the input tokens of a response",
 )
 async def input_tokens(request: Request) -> dict[str, Any]:
     service, body = service_of(request), await read_body(request, InputTokensRequest)
@@ -282,12 +296,12 @@ async def input_tokens(request: Request) -> dict[str, Any]:
     before = context(_store_if_any(request), request.state.owner, body.previous_response_id)
     items = (*before, *own_items(_store_if_any(request), request.state.owner, body, "", before))
     fields = body.model_dump(by_alias=True, exclude_unset=True) | {"input": []}
-    asked = Asked(ResponsesRequest.model_validate(fields), identity, items, 0, request.state.owner, False)
-    plan = await _planned(service, request, asked)
+    parsed = ParsedResponse(ResponsesRequest.model_validate(fields), identity, items, 0, request.state.owner, False)
+    plan = await _planned(service, request, parsed)
     return {"object": "response.input_tokens", "input_tokens": len(plan.prompts[0].ids)}
 
 
-@router.get("/v1/responses/{response_id}", summary="A response as it stands, or its events")
+@router.get("/v1/responses/{response_id}", summary="Retrieve a response or its events")
 async def retrieve(request: Request, response_id: str) -> Response:
     """Return a response. `stream=true` returns its events, after number `starting_after`.
 
@@ -297,39 +311,39 @@ async def retrieve(request: Request, response_id: str) -> Response:
     stored = store.get(request.state.owner, response_id)
     after = _number(request, "starting_after", -1, 0, 10**9)
     streams = request.query_params.get("stream", "").lower() in ("true", "1")
-    if streams and not store.ledger.goes_on(stored.entry):
-        message = "The events of this response are not kept: the model's configuration was changed since."
+    if streams and not store.reply_store.is_resumable(stored.entry):
+        message = "The events of this response are no longer available, because the model's configuration has changed."
         raise InvalidRequest(f"{message} Retrieve it without stream.", "stream")
     if after >= 0 and not streams:
-        raise InvalidRequest("starting_after goes on with a stream: send it with stream=true.", "starting_after")
+        raise InvalidRequest("starting_after resumes a stream and requires stream=true.", "starting_after")
     await store.resume(stored)
-    background = stored.asked.background
+    background = stored.parsed.background
     if streams:
-        told = await store.follow(stored, None if background else 0.0)
-        return _stream(service, request, told, after, {})
+        output = await store.subscribe(stored, None if background else 0.0)
+        return _stream(service, request, output, after, {})
     if not background and stored.entry.state == "running":
-        async with (await store.follow(stored, service.config.linger_s)).reply.source:
+        async with (await store.subscribe(stored, service.config.linger_s)).reply.source:
             pass  # keep it running for a while, because this client waits for its end
     return JSONResponse(await store.snapshot(stored))
 
 
-@router.delete("/v1/responses/{response_id}", summary="Forgets a response")
+@router.delete("/v1/responses/{response_id}", summary="Delete a response")
 async def delete(request: Request, response_id: str) -> JSONResponse:
     store = _store(request)
     await store.delete(store.get(request.state.owner, response_id))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.post("/v1/responses/{response_id}/cancel", summary="Stops a response in the background")
+@router.post("/v1/responses/{response_id}/cancel", summary="Cancel a background response")
 async def cancel(request: Request, response_id: str) -> JSONResponse:
     store = _store(request)
     stored = store.get(request.state.owner, response_id)
-    if not stored.asked.background:
+    if not stored.parsed.background:
         raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
     return JSONResponse(await store.cancel(stored))
 
 
-@router.get("/v1/responses/{response_id}/input_items", summary="The items that a response was made from")
+@router.get("/v1/responses/{response_id}/input_items", summary="List the input items of a response")
 async def input_items(request: Request, response_id: str) -> JSONResponse:
     """Return the input items of a response, including those of previous responses.
 
@@ -341,7 +355,7 @@ async def input_items(request: Request, response_id: str) -> JSONResponse:
         raise InvalidRequest(f"order must be asc or desc, got {order[:100]!r}.", "order")
     limit = _number(request, "limit", 20, 1, 100)
     try:
-        page = listed(stored.asked.items, after=after, limit=limit, newest_first=order == "desc")
+        page = listed(stored.parsed.items, after=after, limit=limit, newest_first=order == "desc")
     except KeyError:
         raise InvalidRequest(f"after: this response has no item {str(after)[:200]!r}.", "after") from None
     return JSONResponse(page)

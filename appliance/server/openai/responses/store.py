@@ -1,7 +1,7 @@
 """Stored responses: found by ID and API key, resumed on request, cancelled and deleted, also after a gateway restart.
 
-Background responses are generated without a client. One store entry is one response: its request (`Asked`), its deltas
-and its final object.
+Background responses are generated without a client. One store entry is one response: its request
+(`ParsedResponse`), its deltas and its final object.
 """
 
 import asyncio
@@ -15,23 +15,23 @@ import orjson
 from appliance.observability.log import Subject
 from appliance.server.chat.prompt import ChatPlan, Served
 from appliance.server.errors.api import BadRequest, EngineFailed, NotFound, Unavailable, is_unexpected
-from appliance.server.http.durable import DISK_S, Follower, Recorder, digest
-from appliance.server.http.reply import Race
+from appliance.server.http.durable import DISK_S, Subscriber, Writer, digest
+from appliance.server.http.reply import ChoiceStream
 from appliance.server.http.service import Service
 from appliance.server.openai.responses.events import Fields
-from appliance.server.openai.responses.reply import PREFIX, Asked, ResponseReply, with_prompt
+from appliance.server.openai.responses.reply import PREFIX, ParsedResponse, ResponseReply, with_prompt
 from appliance.server.openai.responses.request import plan_response
-from appliance.server.openai.responses.stream import Kept
+from appliance.server.openai.responses.stream import StoredResponse
 from appliance.server.reply_store.entry import Entry, Suspended
-from appliance.server.reply_store.store import JournalFull, Ledger
-from appliance.server.routing.generation import Past
+from appliance.server.reply_store.store import JournalFull, ReplyStore
+from appliance.server.routing.generation import EarlierOutput
 from appliance.server.routing.router import ANYWHERE, Placement
 from appliance.server.schema.responses import ResponsesRequest
 from engine.api.messages import Submit
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # interval between two searches for responses that have to be resumed
+POLL_S = 0.5  # interval between two searches for responses that have to be resumed
 
 
 class InvalidRequest(BadRequest):
@@ -45,51 +45,57 @@ class Stored:
     """A stored response."""
 
     entry: Entry
-    asked: Asked
+    parsed: ParsedResponse
 
     def document(self) -> Fields | None:
         """Return the final object, or None while the response is unfinished."""
         return orjson.loads(self.entry.document) if self.entry.state == "ended" else None
 
 
-def _written(asked: Asked) -> bytes:
-    request = asked.body.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    about = {"request": request, "items": asked.items, "own": asked.own, "owner": asked.owner, "stored": asked.stored}
+def _encoded(parsed: ParsedResponse) -> bytes:
+    request = parsed.body.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    about = {
+        "request": request,
+        "items": parsed.items,
+        "own": parsed.own,
+        "owner": parsed.owner,
+        "stored": parsed.stored,
+    }
     return orjson.dumps(about)
 
 
-def _read(entry: Entry) -> Asked:
+def _read(entry: Entry) -> ParsedResponse:
     about = orjson.loads(entry.opened.about)
     body = ResponsesRequest.model_validate(about["request"])
     items = tuple(about["items"])
-    return Asked(body, entry.opened.identity, items, about["own"], about["owner"], about["stored"])
+    return ParsedResponse(body, entry.opened.identity, items, about["own"], about["owner"], about["stored"])
 
 
 class ResponseStore:
     """The stored responses of a gateway."""
 
-    def __init__(self, service: Service, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, service: Service, reply_store: ReplyStore) -> None:
+        self.reply_store = reply_store
         self._service = service
-        self._asked: dict[int, Asked] = {}
+        self._parsed: dict[int, ParsedResponse] = {}
         self._live: dict[int, ResponseReply] = {}  # replies that are being generated, by entry
         self._plans: dict[int, ChatPlan] = {}
         self._items: dict[tuple[str, str], bytes] = {}  # owner and id of an item → key of a response that has it
-        for entry in ledger.entries():
+        for entry in reply_store.entries():
             if entry.state == "ended":
-                self._index(Stored(entry, self._about(entry)), orjson.loads(entry.document))
+                self._index(Stored(entry, self._parsed_of(entry)), orjson.loads(entry.document))
 
     # Finding
 
     def find(self, owner: str, id: str) -> Stored | None:
         """Return a response, or None if it does not exist or has another owner."""
         stored = self.find_any(owner, id)
-        return stored if stored is not None and stored.asked.stored else None
+        return stored if stored is not None and stored.parsed.stored else None
 
     def find_any(self, owner: str, id: str) -> Stored | None:
         """Return a response, also if it is only kept for an Idempotency-Key."""
-        entry = self.ledger.find(digest("responses", owner, id.removeprefix(PREFIX)))
-        return None if entry is None else Stored(entry, self._about(entry))
+        entry = self.reply_store.find(digest("responses", owner, id.removeprefix(PREFIX)))
+        return None if entry is None else Stored(entry, self._parsed_of(entry))
 
     def get(self, owner: str, id: str) -> Stored:
         """Return a response. Raise NotFound."""
@@ -101,62 +107,64 @@ class ResponseStore:
     def item(self, owner: str, id: str) -> Fields | None:
         """Return an input or output item of a stored response."""
         key = self._items.get((owner, id))
-        entry = None if key is None else self.ledger.find(key)
+        entry = None if key is None else self.reply_store.find(key)
         if entry is None:
             self._items.pop((owner, id), None)
             return None
-        stored = Stored(entry, self._about(entry))
+        stored = Stored(entry, self._parsed_of(entry))
         made = (stored.document() or {}).get("output", ())
-        return next((item for item in (*stored.asked.items, *made) if item["id"] == id), None)
+        return next((item for item in (*stored.parsed.items, *made) if item["id"] == id), None)
 
-    def _about(self, entry: Entry) -> Asked:
+    def _parsed_of(self, entry: Entry) -> ParsedResponse:
         number = entry.opened.entry
-        if number not in self._asked:
-            self._asked[number] = _read(entry)
-        return self._asked[number]
+        if number not in self._parsed:
+            self._parsed[number] = _read(entry)
+        return self._parsed[number]
 
     def _index(self, stored: Stored, document: Fields) -> None:
-        if stored.asked.stored:
-            for item in (*stored.asked.items[stored.asked.own :], *document["output"]):
-                self._items[stored.asked.owner, item["id"]] = stored.entry.opened.key
+        if stored.parsed.stored:
+            for item in (*stored.parsed.items[stored.parsed.own :], *document["output"]):
+                self._items[stored.parsed.owner, item["id"]] = stored.entry.opened.key
 
     # Generating
 
     async def open(
-        self, asked: Asked, body: bytes, plan: ChatPlan, subject: Subject, where: Placement, *, safe: bool
+        self, parsed: ParsedResponse, body: bytes, plan: ChatPlan, subject: Subject, where: Placement, *, safe: bool
     ) -> Stored:
         """Start a response. Raise JournalFull, and the router's admission errors.
 
         With `safe`, wait until the entry is on disk, because the client was promised that it is durable.
         """
         submit = plan.prompts[0].submits[0]
-        race = Race(self._service.router.generate_all([submit], where))
+        stream = ChoiceStream(self._service.router.generate_all([submit], where))
         kept = msgspec.structs.replace(submit, ttft_deadline=None, deadline=None)  # deadlines are on this boot's clock
-        key = digest("responses", asked.owner, asked.identity.request_id)
+        key = digest("responses", parsed.owner, parsed.identity.request_id)
         try:
-            entry = self.ledger.open(key, body, asked.identity, (kept,), _written(asked))
+            entry = self.reply_store.open(key, body, parsed.identity, (kept,), _encoded(parsed))
         except JournalFull:
-            await race.__aexit__(None, None, None)
+            await stream.__aexit__(None, None, None)
             raise
-        self._asked[entry.opened.entry] = asked
-        self._run(Stored(entry, asked), plan, race, subject, where)
+        self._parsed[entry.opened.entry] = parsed
+        self._run(Stored(entry, parsed), plan, stream, subject, where)
         if safe:
-            await asyncio.wait([asyncio.ensure_future(self.ledger.flushed())], timeout=DISK_S)
-        return Stored(entry, asked)
+            await asyncio.wait([asyncio.ensure_future(self.reply_store.flushed())], timeout=DISK_S)
+        return Stored(entry, parsed)
 
     def _run(
-        self, stored: Stored, plan: ChatPlan, race: Race | None, subject: Subject, where: Placement = ANYWHERE
+        self, stored: Stored, plan: ChatPlan, stream: ChoiceStream | None, subject: Subject, where: Placement = ANYWHERE
     ) -> None:
         entry, number = stored.entry, stored.entry.opened.entry
 
-        def begin(past: dict[int, Past]) -> Race:
+        def begin(earlier: dict[int, EarlierOutput]) -> ChoiceStream:
             submits: list[Submit] = list(entry.opened.submits)
-            return Race(self._service.router.generate_all(submits, where, list(past.values())), list(past))
+            return ChoiceStream(
+                self._service.router.generate_all(submits, where, list(earlier.values())), list(earlier)
+            )
 
-        recorder = Recorder(entry, race, begin, counts_pause=not stored.asked.background and not entry.opened.body)  # type: ignore[arg-type]
-        reply = ResponseReply(self._service, subject, stored.asked, plan, recorder)
+        writer = Writer(entry, stream, begin, counts_pause=not stored.parsed.background and not entry.opened.body)  # type: ignore[arg-type]
+        reply = ResponseReply(self._service, subject, stored.parsed, plan, writer)
         self._live[number], self._plans[number] = reply, plan
-        entry.run(self._generate(stored, reply), self.ledger.over)
+        entry.run(self._generate(stored, reply), self.reply_store.record_end)
 
     async def _generate(self, stored: Stored, reply: ResponseReply) -> None:
         """Generate the reply to its end and store the result.
@@ -177,80 +185,88 @@ class ResponseStore:
         finally:
             self._live.pop(entry.opened.entry, None)
             self._plans.pop(entry.opened.entry, None)
-        self._settle(stored, document)
+        self._store_document(stored, document)
 
-    def _settle(self, stored: Stored, document: Fields) -> None:
-        stored.entry.settle(orjson.dumps(document))
+    def _store_document(self, stored: Stored, document: Fields) -> None:
+        stored.entry.set_document(orjson.dumps(document))
         self._index(stored, document)
 
     async def resume(self, stored: Stored) -> None:
         """Resume an unfinished response that is not being generated. Raise the router's admission errors."""
         if stored.entry.state != "paused":
             return
-        if not self.ledger.goes_on(stored.entry):
+        if not self.reply_store.is_resumable(stored.entry):
             plan = await self._planned(stored)
-            document = ResponseReply(self._service, _nobody(stored), stored.asked, plan, Race([])).fail(
-                EngineFailed("The configuration of the model was changed under this response; repeat the request.")
+            document = ResponseReply(
+                self._service, _anonymous_subject(stored), stored.parsed, plan, ChoiceStream([])
+            ).fail(
+                EngineFailed("The model's configuration changed while this response was generated. Repeat the request.")
             )
             self._end(stored, document)
             return
         self._service.router.admit()
         plan = await self._planned(stored)
         if stored.entry.state == "paused":  # check again, because building the plan took time
-            self._run(stored, plan, None, _nobody(stored))
+            self._run(stored, plan, None, _anonymous_subject(stored))
 
     async def _planned(self, stored: Stored) -> ChatPlan:
         """Return the parsed request of a stored response, with its original prompt."""
         known = self._plans.get(stored.entry.opened.entry)
         if known is not None:
             return known
-        asked, service = stored.asked, self._service
+        parsed, service = stored.parsed, self._service
         served = Served(
-            service.text, service.config, asked.identity.request_id, owner=asked.owner, share=service.share(asked.owner)
+            service.text,
+            service.config,
+            parsed.identity.request_id,
+            owner=parsed.owner,
+            share=service.share(parsed.owner),
         )
-        plan = await asyncio.to_thread(plan_response, asked.body, asked.items, served)
+        plan = await asyncio.to_thread(plan_response, parsed.body, parsed.items, served)
         return with_prompt(plan, stored.entry.opened.submits[0].prompt)
 
-    async def keep_going(self) -> None:
+    async def resume_in_background(self) -> None:
         """Resume paused background responses, for example after a restart. Runs forever."""
         while True:
             service = self._service
             if service.has_text and service.router.accepts and not service.draining:
                 await self._resume_all()
             self._forget()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def _forget(self) -> None:
         """Drop the state of entries that the store no longer has."""
-        entries = self.ledger.entries()
-        if len(self._asked) > len(entries):
+        entries = self.reply_store.entries()
+        if len(self._parsed) > len(entries):
             numbers = {entry.opened.entry for entry in entries}
             keys = {entry.opened.key for entry in entries}
-            self._asked = {number: asked for number, asked in self._asked.items() if number in numbers}
+            self._parsed = {number: parsed for number, parsed in self._parsed.items() if number in numbers}
             self._items = {name: key for name, key in self._items.items() if key in keys}
 
     async def _resume_all(self) -> None:
-        for entry in self.ledger.entries():
+        for entry in self.reply_store.entries():
             if entry.state != "paused" or entry.abandoned:
                 continue
-            stored = Stored(entry, self._about(entry))
-            if not stored.asked.background:
+            stored = Stored(entry, self._parsed_of(entry))
+            if not stored.parsed.background:
                 continue
             try:
                 await self.resume(stored)
             except Unavailable:
                 return  # later
             except Exception as error:  # it can never be resumed: store the error as its end
-                log.warning("response %s cannot go on: %s", stored.asked.id, error)
-                self._end(stored, (await self._at(stored)).fail(error))
+                log.warning("response %s cannot be resumed: %s", stored.parsed.id, error)
+                self._end(stored, (await self._replayed(stored)).fail(error))
 
     # Reading
 
-    async def follow(self, stored: Stored, linger_s: float | None) -> Kept:
+    async def subscribe(self, stored: Stored, linger_s: float | None) -> StoredResponse:
         """Return the response from its start. It is paused `linger_s` after its last reader has left."""
         plan = await self._planned(stored)
-        source = Follower(stored.entry, None, linger_s)
-        return Kept(ResponseReply(self._service, _nobody(stored), stored.asked, plan, source), stored.entry)
+        source = Subscriber(stored.entry, None, linger_s)
+        return StoredResponse(
+            ResponseReply(self._service, _anonymous_subject(stored), stored.parsed, plan, source), stored.entry
+        )
 
     async def snapshot(self, stored: Stored) -> Fields:
         """Return the current response object."""
@@ -258,19 +274,21 @@ class ResponseStore:
         if document is not None:
             return document
         live = self._live.get(stored.entry.opened.entry)
-        return (await self._at(stored) if live is None else live).document()
+        return (await self._replayed(stored) if live is None else live).document()
 
-    async def _at(self, stored: Stored) -> ResponseReply:
+    async def _replayed(self, stored: Stored) -> ResponseReply:
         """Return a reply that has read all stored deltas."""
         return await self._read(stored, await self._planned(stored))
 
     async def _read(self, stored: Stored, plan: ChatPlan) -> ResponseReply:
-        reply = ResponseReply(self._service, _nobody(stored), stored.asked, plan, _Written(stored.entry))
+        reply = ResponseReply(
+            self._service, _anonymous_subject(stored), stored.parsed, plan, _StoredDeltas(stored.entry)
+        )
         async for _ in reply.pieces():
             pass
         return reply
 
-    # Ending
+    # CompletionLog
 
     async def cancel(self, stored: Stored) -> Fields:
         """Cancel a response. A finished one does not change."""
@@ -286,18 +304,18 @@ class ResponseStore:
     async def delete(self, stored: Stored) -> None:
         entry = stored.entry
         if entry.state != "ended":
-            entry.failure = NotFound(f"Response with id '{stored.asked.id}' was deleted.", "response_id")
+            entry.failure = NotFound(f"Response with id '{stored.parsed.id}' was deleted.", "response_id")
             await entry.abandon()
-        self.ledger.drop(entry)
-        for item in stored.asked.items[stored.asked.own :]:
-            self._items.pop((stored.asked.owner, item["id"]), None)
+        self.reply_store.drop(entry)
+        for item in stored.parsed.items[stored.parsed.own :]:
+            self._items.pop((stored.parsed.owner, item["id"]), None)
 
     def _end(self, stored: Stored, document: Fields) -> None:
-        self._settle(stored, document)
-        stored.entry.end(self.ledger.over)
+        self._store_document(stored, document)
+        stored.entry.end(self.reply_store.record_end)
 
 
-class _Written:
+class _StoredDeltas:
     """Source of only those deltas of a response that are already stored."""
 
     seen = counts = skips_opening = skips_usage = False
@@ -305,7 +323,7 @@ class _Written:
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
 
-    async def __aenter__(self) -> "_Written":
+    async def __aenter__(self) -> "_StoredDeltas":
         return self
 
     async def __aexit__(self, *error: Any) -> None:
@@ -322,6 +340,6 @@ class _Written:
             yield self._entry.delta(number)
 
 
-def _nobody(stored: Stored) -> Subject:
+def _anonymous_subject(stored: Stored) -> Subject:
     """Return a log subject for a response without a request of its own."""
-    return Subject(stored.asked.identity.request_id)
+    return Subject(stored.parsed.identity.request_id)

@@ -17,10 +17,10 @@ from appliance.server.openai.responses.events import Fields
 from appliance.server.openai.responses.reply import TERMINAL, ResponseReply
 from appliance.server.reply_store.entry import Entry
 
-LET_GO = "The service lets go of this response; ask for the rest of it with starting_after."
+PAUSED = "The service is shutting down. Retrieve the rest of this response with starting_after."
 
 
-class Told(Protocol):
+class ResponseOutput(Protocol):
     """A reply together with access to its end."""
 
     reply: ResponseReply
@@ -35,7 +35,7 @@ class Told(Protocol):
     def failed(self, error: Exception) -> Fields: ...
 
 
-class Live:
+class DirectResponse:
     """A response that is not stored. It ends with its client's connection."""
 
     def __init__(self, reply: ResponseReply, on_error: Callable[[Exception], None]) -> None:
@@ -59,7 +59,7 @@ class Live:
         return self.reply.fail(error)
 
 
-class Kept:
+class StoredResponse:
     """A stored response that is read while it is generated."""
 
     def __init__(self, reply: ResponseReply, entry: Entry) -> None:
@@ -79,7 +79,7 @@ class Kept:
         while entry.state == "running" or (entry.abandoned and entry.state != "ended" and entry.failure is None):
             await entry.change()
         if entry.state != "ended":
-            raise entry.failure or Unavailable(LET_GO, RETRY_AFTER_S)
+            raise entry.failure or Unavailable(PAUSED, RETRY_AFTER_S)
         document: Fields = orjson.loads(self._entry.document)
         return document
 
@@ -91,38 +91,38 @@ class Kept:
         return document
 
 
-async def _events(told: Told) -> AsyncIterator[Fields]:
-    reply = told.reply
+async def _events(output: ResponseOutput) -> AsyncIterator[Fields]:
+    reply = output.reply
     for opening in reply.openings():
         yield opening
     try:
         async for events in reply.pieces():
             for event in events:
                 yield event
-        closings, document = reply.closings(), await told.end()
+        closings, document = reply.closings(), await output.end()
     except Exception as error:  # outermost handler of the stream: any failure becomes the response's end
-        closings, document = reply.closings(), told.failed(error)
+        closings, document = reply.closings(), output.failed(error)
     for event in closings:
         yield event
     yield {"type": TERMINAL[document["status"]], "response": document}
 
 
-async def records(told: Told, after: int = -1, *, with_ids: bool = False) -> AsyncIterator[bytes]:
+async def records(output: ResponseOutput, after: int = -1, *, with_ids: bool = False) -> AsyncIterator[bytes]:
     """Yield the events after number `after`. Raise errors that end the stream but not the response."""
     numbers = itertools.count()
-    async for event in _events(told):
+    async for event in _events(output):
         number = next(numbers)
         if number > after:
             fields = {"type": event["type"], "sequence_number": number, **event}
             yield named_record(event["type"], fields, str(number) if with_ids else "")
 
 
-async def whole(told: Told) -> Fields:
+async def whole(output: ResponseOutput) -> Fields:
     """Return the final object of a response that the client waits for. Raise the error that it failed with."""
-    async with told.reply.source:  # until it is stored: leaving a stored response earlier stops it
-        document = await told.whole()
-    if told.cause is not None:
-        raise told.cause
+    async with output.reply.source:  # until it is stored: leaving a stored response earlier stops it
+        document = await output.whole()
+    if output.cause is not None:
+        raise output.cause
     return document
 
 

@@ -40,10 +40,10 @@ SAMPLERS: Final[Table] = {
     "samplers": refused("the order of samplers is fixed (docs/http.md, Sampling); leave the field out.", [], ""),
     "sampler_order": refused("the order of samplers is fixed (docs/http.md, Sampling); leave the field out.", []),
     "sampler_priority": refused("the order of samplers is fixed (docs/http.md, Sampling); leave the field out.", []),
-    "logits_processors": refused("requests cannot bring logits processors.", []),
-    "custom_logit_processor": refused("requests cannot bring logits processors.", ""),
-    "custom_params": refused("requests cannot bring logits processors.", {}),
-    "vllm_xargs": refused("there are no custom logits processors that could read it.", {}),
+    "logits_processors": refused("custom logits processors are not supported.", []),
+    "custom_logit_processor": refused("custom logits processors are not supported.", ""),
+    "custom_params": refused("custom logits processors are not supported.", {}),
+    "vllm_xargs": refused("custom logits processors are not supported.", {}),
     "stop_regex": refused("use stop with fixed strings.", [], ""),
     "no_stop_trim": refused("use include_stop_str_in_output.", False),
     "spaces_between_special_tokens": refused("special tokens are always separated by spaces.", True),
@@ -82,12 +82,12 @@ STRUCTURED: Final[Table] = {
 }
 
 ADAPTERS: Final[Table] = {
-    name: refused("this server serves one set of weights and no LoRA adapters.", "", [])
+    name: refused("this server does not load LoRA adapters.", "", [])
     for name in ("lora_path", "lora_name", "lora_request", "adapter_id", "adapter_name", "lora")
 }
 
 TRANSFER: Final[Table] = {
-    name: refused("KV caches are not moved between servers.", {})
+    name: refused("KV caches are not transferred between servers.", {})
     for name in ("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 }
 
@@ -107,7 +107,7 @@ LABELS: Final[Table] = dict.fromkeys(
     LABEL,
 )
 
-BEST_OF: Final = Field("the server draws as many choices as it returns; use n.", (1,), same_as="n")
+BEST_OF: Final = Field("the server generates exactly the choices that it returns. Use n.", (1,), same_as="n")
 
 
 def thinking_switch(value: Any) -> dict[str, Any]:

@@ -33,17 +33,17 @@ from appliance.server.schema.responses import InputTokensRequest, ResponsesReque
 from appliance.server.schema.scoring import RerankRequest, ScoreRequest
 
 _THREADS: Final = (
-    "this server keeps no message threads. Send the full conversation without thread; the SDK does so by itself."
+    "this server keeps no message threads. Send the full conversation without thread; The SDK does that by itself."
 )
-_TEXT_ONLY: Final = "the model writes text only."
-_OLLAMA: Final = "fields of Ollama's own API are not read here; use the fields of this route."
+_TEXT_ONLY: Final = "the model generates only text."
+_OLLAMA: Final = "it is a field of Ollama's API. Use the fields of this route."
 
 _MEDIA: Final[Table] = {
     "modalities": refused(_TEXT_ONLY, ["text"], []),
     "audio": refused(_TEXT_ONLY),
-    "web_search_options": refused("this server searches nothing; give a tool of your own."),
-    "prediction": refused("predicted outputs are not used; leave the field out, the reply is the same."),
-    "mm_payload": refused("the model takes text only."),
+    "web_search_options": refused("this server has no web search. Send a tool of your own."),
+    "prediction": refused("predicted outputs are not used. Leave the field out; the reply is the same."),
+    "mm_payload": refused("the model accepts only text."),
 }
 _GENERATION: Final[Table] = {**LABELS, **SAMPLERS, **ADAPTERS, **TRANSFER, **_MEDIA, "best_of": BEST_OF}
 _MANY_STOPS: Final = refused("use stop.", [])
@@ -52,13 +52,13 @@ CHAT: Final[Table] = {
     **_GENERATION,
     **STRUCTURED,
     **LENGTHS,
-    "store": refused("chat completions are not kept; use /v1/responses.", False),
+    "store": refused("chat completions are not stored. Use /v1/responses.", False),
     "reasoning": Field(convert=reasoning_options),
     "enable_thinking": Field(convert=thinking_switch),
     "thinking_budget": read_as("thinking_token_budget"),
     "verbosity": Field(convert=verbosity),
-    "separate_reasoning": refused("reasoning is always apart from content.", True),
-    "stream_reasoning": refused("reasoning is streamed as it is written.", True),
+    "separate_reasoning": refused("reasoning is always separate from content.", True),
+    "stream_reasoning": refused("reasoning is always streamed.", True),
     "think": refused("use reasoning_effort.", False),
     "options": refused(_OLLAMA, {}),
     "format": refused("use response_format.", ""),
@@ -71,15 +71,15 @@ COMPLETION: Final[Table] = {
     **_GENERATION,
     **STRUCTURED,
     **LENGTHS,
-    "store": refused("completions are not kept; use /v1/responses.", False),
+    "store": refused("completions are not stored. Use /v1/responses.", False),
     "max_completion_tokens": refused("use max_tokens."),
     "max_output_tokens": refused("use max_tokens."),
     "stop_sequences": _MANY_STOPS,
-    "tools": refused("tools need a conversation; use /v1/chat/completions.", []),
-    "functions": refused("tools need a conversation; use /v1/chat/completions.", []),
-    "top_logprobs": refused("logprobs is the number of likely tokens here.", 0),
+    "tools": refused("tools require chat messages. Use /v1/chat/completions.", []),
+    "functions": refused("tools require chat messages. Use /v1/chat/completions.", []),
+    "top_logprobs": refused("on this route, logprobs is the number of alternatives.", 0),
     **{
-        name: refused("a prompt has no chat template; use /v1/chat/completions.")
+        name: refused("a chat template requires chat messages. Use /v1/chat/completions.")
         for name in ("enable_thinking", "reasoning", "reasoning_effort", "chat_template_kwargs", "verbosity")
     },
 }
@@ -111,9 +111,9 @@ RESPONSES: Final[Table] = {
     "functions": refused("use tools.", []),
     "function_call": refused("use tool_choice.", "none"),
     "logprobs": refused('use include: ["message.output_text.logprobs"].', False),
-    "enable_response_messages": refused("input and output messages are not shown.", False),
-    "media_io_kwargs": refused("the model takes text only.", {}),
-    "mm_processor_kwargs": refused("the model takes text only.", {}),
+    "enable_response_messages": refused("input and output messages are not returned.", False),
+    "media_io_kwargs": refused("the model accepts only text.", {}),
+    "mm_processor_kwargs": refused("the model accepts only text.", {}),
 }
 MESSAGES: Final[Table] = {
     **_GENERATION,
@@ -121,11 +121,11 @@ MESSAGES: Final[Table] = {
     **{name: refused("use output_config.format.", *field.neutral) for name, field in STRUCTURED.items()},
     **dict.fromkeys(("cache_control", "diagnostics", "betas", "user_profile_id"), LABEL),
     "thread": Field(_THREADS, error_code="thread_unsupported_request"),
-    "container": refused("this server runs no code and has no containers.", {}),
+    "container": refused("this server does not run code.", {}),
     "context_management": refused(
-        "this server edits no contexts; shorten the conversation in the client.", {}, {"edits": []}
+        "the context is not edited. Shorten the conversation in the client.", {}, {"edits": []}
     ),
-    "speed": refused("there is one speed; leave the field out.", "standard"),
+    "speed": refused("the speed cannot be selected. Leave the field out.", "standard"),
     "stop": refused("use stop_sequences.", [], ""),
     "max_completion_tokens": refused("use max_tokens."),
     "max_new_tokens": refused("use max_tokens."),
@@ -143,7 +143,7 @@ POOLING: Final[Table] = {
     "activation": refused("use use_activation."),
     "truncate": refused("use truncate_prompt_tokens.", False, "NONE"),
 }
-_CUT: Final = refused("the numbers of this route have no dimensions to cut.")
+_CUT: Final = refused("the results of this route have no dimensions.")
 
 _BY_SCHEMA: Final[tuple[tuple[type[BaseModel], Table], ...]] = (
     (ChatRequest, CHAT),

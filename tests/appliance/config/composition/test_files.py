@@ -8,7 +8,7 @@ import pytest
 from appliance.config.composition.files import MAX_FILES
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Settings, load
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 
 Load = Callable[..., Settings]
 Refuse = Callable[..., list[str]]
@@ -26,7 +26,7 @@ def test_a_value_of_a_base_keeps_its_place_there(loaded: Load) -> None:
     assert found.files == (Path("m.yaml"), Path("base.yaml")) and found.layers == ("extends base.yaml",)
 
 
-def test_a_problem_in_a_base_says_through_which_extends_it_came(refused: Refuse) -> None:
+def test_a_problem_in_a_base_shows_the_extends_chain(refused: Refuse) -> None:
     files = {"a/base.yaml": "extends:\n  - ../b/root.yaml\n" + MODEL, "b/root.yaml": "endpoints:\n  port: abc\n"}
     assert refused(HEAD + "extends: [a/base.yaml]\n", files=files) == [
         'b/root.yaml:2:9: endpoints.port: "abc"; must be a whole number from 0 to 65535; '
@@ -34,7 +34,7 @@ def test_a_problem_in_a_base_says_through_which_extends_it_came(refused: Refuse)
     ]
 
 
-def test_problems_of_the_manifest_come_before_those_of_its_bases(refused: Refuse) -> None:
+def test_problems_of_the_manifest_are_listed_before_problems_of_its_bases(refused: Refuse) -> None:
     problems = refused(HEAD + "extends: a.yaml\nzzz: 1\n", "limits.max_stop=0", files={"a.yaml": MODEL + "yyy: 1\n"})
     assert [problem.split(" ")[0] for problem in problems] == ["m.yaml:3:1:", "a.yaml:2:1:", "--set"]
 
@@ -63,12 +63,12 @@ def test_a_wrong_value_of_a_base_that_is_replaced_is_no_problem(loaded: Load) ->
         (
             "${var.x}.yaml",
             {},
-            "m.yaml:2:10: extends: ${var.x}.yaml: variables are not known yet where files are put together; "
+            "m.yaml:2:10: extends: ${var.x}.yaml: variables cannot be used in extends; "
             "use an environment variable: ${NAME}",
         ),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_extended_is_refused_at_its_name(
+def test_an_invalid_base_is_reported_at_extends(
     refused: Refuse, extends: str, files: dict[str, str], problem: str
 ) -> None:
     """There are no follow-up messages: values of the missing file are not reported as missing."""
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_extended_is_refused_at_its_name(
     assert not [one for one in problems if "missing" in one]
 
 
-def test_a_manifest_that_is_not_there_is_refused_with_the_file_that_may_be_meant(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_reported_with_a_similar_file(tmp_path: Path) -> None:
     (tmp_path / "service.yaml").write_text(HEAD)
     with pytest.raises(Refused, match=r"servce.yaml: no such file; did you mean .*/service.yaml\?$"):
         load(Given(tmp_path / "servce.yaml"))
@@ -149,7 +149,7 @@ def test_a_link_to_a_manifest_means_the_folder_of_the_manifest(loaded: Load, tmp
     assert found.file(("model", "source", "path")) == tmp_path / "data/demo"
 
 
-def test_the_whole_plan_takes_the_files_of_a_base_from_the_folder_of_the_base(loaded: Load, tmp_path: Path) -> None:
+def test_relative_paths_in_a_base_start_at_its_folder(loaded: Load, tmp_path: Path) -> None:
     """With the real demo model: checkpoint, template, secret and recording resolve to the paths that the base
     intends."""
     demo = Path(__file__).resolve().parents[4] / "manifests/demo"
@@ -161,7 +161,7 @@ def test_the_whole_plan_takes_the_files_of_a_base_from_the_folder_of_the_base(lo
         "model: {source: {path: demo}, chat_template: t.jinja}\nendpoints: {api_keys: k}\nsecrets: {k: {file: keys}}\n"
     )
     loaded(HEAD + "extends: shared/base.yaml\n", files={"shared/base.yaml": base + "engine: {record: r.log}\n"})
-    found = prove(Given(tmp_path / "m.yaml"))
+    found = validate(Given(tmp_path / "m.yaml"))
     assert found.engines[0].model == str(demo) and found.engines[0].record == str(tmp_path / "shared/r.log")
     assert found.gateway.chat_template == str(tmp_path / "shared/t.jinja")
     assert found.gateway.api_keys is not None and found.gateway.api_keys.file == str(tmp_path / "shared/keys")

@@ -41,20 +41,20 @@ def test_a_text_becomes(text: str, value: Any) -> None:
     [
         ("⟪${", "has no closing }", "write ${NAME}"),
         ("a ⟪${A", "${A has no closing }", "write ${A}"),
-        ("$$ ⟪${}", "there is no name in it", "${NAME} for an environment variable"),
-        ("⟪${a b}", "'a b' is no name", "${var.name}"),
-        ("⟪${ A }", "' A ' is no name", "write ${A}"),
-        ("${A} ⟪${1}", "'1' is no name", ""),
-        ("⟪${env.A}", "'env.A' is no name", "write ${A}"),
-        ("⟪${vars.n}", "'vars.n' is no name", "write ${var.n}"),
-        ("⟪${var.}", "'var.' is no name", ""),
-        ("⟪${var.N}", "'var.N' is no name", ""),
-        ("⟪${A-d}", "'A-d' is no name", "write ${A:-d}"),
-        ("⟪${A:d}", "${A:… is no interpolation", "write ${A:-default}"),
-        ("⟪${A$}", "${A$… is no interpolation", ""),
+        ("$$ ⟪${}", "the name is missing", "${NAME} for an environment variable"),
+        ("⟪${a b}", "'a b' is not a valid name", "${var.name}"),
+        ("⟪${ A }", "' A ' is not a valid name", "write ${A}"),
+        ("${A} ⟪${1}", "'1' is not a valid name", ""),
+        ("⟪${env.A}", "'env.A' is not a valid name", "write ${A}"),
+        ("⟪${vars.n}", "'vars.n' is not a valid name", "write ${var.n}"),
+        ("⟪${var.}", "'var.' is not a valid name", ""),
+        ("⟪${var.N}", "'var.N' is not a valid name", ""),
+        ("⟪${A-d}", "'A-d' is not a valid name", "write ${A:-d}"),
+        ("⟪${A:d}", "${A:… is not a valid interpolation", "write ${A:-default}"),
+        ("⟪${A$}", "${A$… is not a valid interpolation", ""),
         ("$$A ⟪$A", "$A", "write ${A}, or $$A for the text $A"),
         ("⟪$HOME/models", "$HOME", "write ${HOME}"),
-        ("${NO:-x ⟪${}}", "there is no name in it", ""),
+        ("${NO:-x ⟪${}}", "the name is missing", ""),
         ("${NO:-⟪${NO2}}", "${NO2} is not set", "write ${NO2:-default}"),
         ("⟪${NO:-a", "${NO:-a has no closing }", "write ${NO}"),
         ("⟪${PROT}", "${PROT} is not set", "did you mean ${PORT}?"),
@@ -64,11 +64,11 @@ def test_a_text_becomes(text: str, value: Any) -> None:
         ("⟪${var.txt}", "${var.txt} is not set", "did you mean ${var.text}?"),
         ("⟪${var.zzzz}", "${var.zzzz} is not set", "variables has n, text, yes, none, share"),
         ("⟪${QQQQ}", "${QQQQ} is not set", "set it, or write ${QQQQ:-default}"),
-        ("x ⟪${HF_TOKEN:-secret}", "${HF_TOKEN} is called like a secret", "secrets: {name: {env: HF_TOKEN}}"),
-        ("⟪${APIKEY}", "called like a secret", ""), ("⟪${db_password}", "called like a secret", ""),
-        ("⟪${MY_SECRET}", "called like a secret", ""), ("⟪${API_KEYS}", "called like a secret", ""),
-        ("⟪${var.api_key}", "${var.api_key} is called like a secret", "secrets: {name: {env: NAME}}"),
-        ("${NO:-${NO2:-⟪${A_TOKEN}}}", "called like a secret", ""),
+        ("x ⟪${HF_TOKEN:-secret}", "${HF_TOKEN} has the name of a secret", "secrets: {name: {env: HF_TOKEN}}"),
+        ("⟪${APIKEY}", "has the name of a secret", ""), ("⟪${db_password}", "has the name of a secret", ""),
+        ("⟪${MY_SECRET}", "has the name of a secret", ""), ("⟪${API_KEYS}", "has the name of a secret", ""),
+        ("⟪${var.api_key}", "${var.api_key} has the name of a secret", "secrets: {name: {env: NAME}}"),
+        ("${NO:-${NO2:-⟪${A_TOKEN}}}", "has the name of a secret", ""),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["", '"', "'", "|\n  some\n\n  ", ">-\n  one two\n  three "])
@@ -85,13 +85,13 @@ def test_a_mistake_is_at_its_dollar_whatever_the_style_of_the_text(
     assert message in fault.message and hint in fault.hint and "hush" not in fault.message + fault.hint
 
 
-def test_where_escapes_hide_the_dollars_the_place_is_that_of_the_text() -> None:
+def test_escaped_dollars_are_reported_at_the_start_of_the_text() -> None:
     tree = interpolate(read_yaml(b'a: "\\x24{NO}"\n', "m"), Names({}, {}))
     assert [(fault.message, fault.place) for fault in tree.faults] == [("${NO} is not set", Place("m", 1, 4))]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_texts_are_what_a_shell_would_make_of_them(seed: int) -> None:
+def test_interpolation_matches_a_shell_on_random_texts(seed: int) -> None:
     """The oracle evaluates from inside out with a regular expression, because no default contains a brace."""
     source = random.Random(seed)
     environ = {name: source.choice(("", "x", "7", "a b")) for name in "ABC"}
@@ -132,7 +132,7 @@ def test_random_texts_are_what_a_shell_would_make_of_them(seed: int) -> None:
         ("endpoints.host", "${H}", {"H": "${X}$$"}, "${X}$$"),
     ],
 )
-def test_a_value_that_is_one_interpolation_has_the_type_that_its_key_takes(
+def test_an_interpolated_value_gets_the_type_of_its_key(
     loaded: Load, key: str, text: str, environ: dict[str, str], value: Any
 ) -> None:
     section, name = key.split(".")
@@ -182,7 +182,7 @@ def test_variables_of_higher_layers_reach_the_texts_of_lower_ones(loaded: Load) 
 
 def test_a_circle_of_variables_is_refused_once_and_uses_of_it_are_not_judged(refused: Refuse) -> None:
     text = HEAD + "variables:\n  a: x${var.b}\n  b: ${var.c}\n  c: ${var.a:-1}\nlimits: {max_stop: '${var.a}'}\n"
-    assert refused(text) == ["m.yaml:6:6: variables.c: ${var.a:-1} needs its own value: a → b → c → a"]
+    assert refused(text) == ["m.yaml:6:6: variables.c: ${var.a:-1} refers to itself: a → b → c → a"]
 
 
 @pytest.mark.parametrize(
@@ -234,23 +234,23 @@ def test_a_wrong_variable_is_refused_at_its_place(refused: Refuse, variables: st
         (
             "endpoints: {api_keys: '${WHICH}'}\nsecrets: {k: {env: K}}\n",
             {"WHICH": "q"},
-            "m.yaml:3:23: endpoints.api_keys: the value given (not shown) (from ${WHICH}) is no name in secrets; "
+            "m.yaml:3:23: endpoints.api_keys: the value given (not shown) (from ${WHICH}) is not a name in secrets; "
             "secrets has k",
         ),
     ],
 )
-def test_a_wrong_value_says_what_it_comes_from(
+def test_a_wrong_interpolated_value_shows_its_origin(
     refused: Refuse, text: str, environ: dict[str, str], problem: str
 ) -> None:
     assert refused(HEAD + text, **environ) == [problem]
 
 
-def test_what_looks_like_a_token_is_not_repeated_with_its_text(refused: Refuse) -> None:
+def test_values_that_look_like_tokens_are_not_quoted(refused: Refuse) -> None:
     (problem,) = refused(HEAD + "endpoints:\n  docs: ${DOCS:-ghp_16C7e42F292c6912E7710c838347Ae178B4a}\n")
     assert problem.startswith("m.yaml:4:9: endpoints.docs: ") and "ghp_" not in problem
 
 
-def test_within_braces_interpolation_needs_quotes_and_the_message_says_so(refused: Refuse) -> None:
+def test_interpolation_within_braces_requires_quotes(refused: Refuse) -> None:
     (problem,) = refused(HEAD + "endpoints: {port: ${PORT:-1}}\n")
     assert problem.startswith("m.yaml:3:19: not valid YAML: ")
     assert problem.endswith('within { } and [ ] interpolation needs quotes: "${PORT:-1}"')
@@ -267,7 +267,7 @@ def test_the_origin_of_a_value_names_its_interpolation(loaded: Load) -> None:
     assert found.origin(("endpoints", "host")) == "m.yaml:5:9"
 
 
-def test_options_and_environment_are_taken_as_they_stand(loaded: Load) -> None:
+def test_options_and_environment_are_not_interpolated(loaded: Load) -> None:
     found = loaded(HEAD, "endpoints.host=${A}$$", SLIPWAY__MODEL__SOURCE__PATH="/${A}", A="a").manifest
     assert (found.endpoints.host, found.model.source.path) == ("${A}$$", "/${A}")
 
@@ -298,12 +298,12 @@ def test_a_secret_cannot_become_a_value_even_below_secrets(refused: Refuse) -> N
         "zzz: {q: '${HF_TOKEN}'}\n",
     ):
         problems = refused(HEAD + text, HF_TOKEN="hunter2")
-        assert any("${HF_TOKEN} is called like a secret" in one for one in problems)
+        assert any("${HF_TOKEN} has the name of a secret" in one for one in problems)
         assert not [one for one in problems if "hunter2" in one]
 
 
 @pytest.mark.parametrize("name", ["MAX_TOKENS", "KEYBOARD", "TOKEN_FILE", "SECRETS_DIR"])
-def test_names_that_only_contain_such_a_word_are_plain(name: str) -> None:
+def test_names_that_only_contain_a_secret_word_are_allowed(name: str) -> None:
     assert join(parse(f"${{{name}}}"), Names({name: "x"}, {})) == "x"
 
 

@@ -2,51 +2,51 @@
 
 import pytest
 
-from appliance.config.composition.fix import mended_where_written
+from appliance.config.composition.fix import fix_at_definition
 from appliance.config.fix import Remove, Replace, Write
 from appliance.config.keys import takes
 from appliance.config.problems import Problem
-from appliance.config.yaml_loader import Place, Spelled, Tree
+from appliance.config.yaml_loader import Interpolated, Place, Tree
 
 HERE, THERE = Place("m", 3, 9), Place("m", 1, 12)
 KEY = ("model", "path")
 
 
-def mended(text: str, spelled: Spelled, hint: str = "") -> Problem:
-    tree = Tree(value={}, spelled={KEY: spelled})
+def mended(text: str, interpolated: Interpolated, hint: str = "") -> Problem:
+    tree = Tree(value={}, interpolated={KEY: interpolated})
     message = f"wrong; {hint}" if hint else "wrong"
-    return mended_where_written(Problem(HERE, "model.path", message, hint=hint, remedy=Write(text)), tree)
+    return fix_at_definition(Problem(HERE, "model.path", message, hint=hint, fix=Write(text)), tree)
 
 
 @pytest.mark.parametrize("text", ['"a: b"', "a}b", "$a", "a\nb"])
-def test_a_default_takes_no_text_that_would_mean_something_else_in_it(text: str) -> None:
-    assert mended(text, Spelled("${A:-x}", HERE, "x")).remedy is None
-    assert mended("y", Spelled("${A:-x}", HERE, "x")).remedy == Replace(":-x}", ":-y}")
+def test_a_default_is_not_fixed_with_text_that_needs_escaping(text: str) -> None:
+    assert mended(text, Interpolated("${A:-x}", HERE, "x")).fix is None
+    assert mended("y", Interpolated("${A:-x}", HERE, "x")).fix == Replace(":-x}", ":-y}")
 
 
 def test_where_several_gave_a_part_nothing_is_to_be_written() -> None:
-    found = mended("y", Spelled("${A}/${B}"), "write y")
-    assert (found.remedy, found.hint, found.message) == (None, "", "wrong; the value is that of ${A}/${B}")
+    found = mended("y", Interpolated("${A}/${B}"), "write y")
+    assert (found.fix, found.hint, found.message) == (None, "", "wrong; the value comes from ${A}/${B}")
 
 
 def test_advice_for_the_file_makes_way_for_advice_of_the_variable() -> None:
-    found = mended("y", Spelled("${A}", Place("A")), "write y")
-    assert (found.mend_at, found.hint) == (Place("A"), "set A=y")
-    assert found.message == "wrong; the value is that of ${A}; set A=y"
-    found = mended("y", Spelled("${A}", Place("--set variables.a")), "did you mean y?")
-    assert found.message == "wrong; did you mean y? the value is that of ${A}; give --set variables.a=y"
+    found = mended("y", Interpolated("${A}", Place("A")), "write y")
+    assert (found.fix_at, found.hint) == (Place("A"), "set A=y")
+    assert found.message == "wrong; the value comes from ${A}; set A=y"
+    found = mended("y", Interpolated("${A}", Place("--set variables.a")), "did you mean y?")
+    assert found.message == "wrong; did you mean y? the value comes from ${A}; pass --set variables.a=y"
 
 
 def test_an_empty_variable_does_not_take_the_key_away() -> None:
-    tree = Tree(value={}, spelled={KEY: Spelled("${A}", Place("A"))})
+    tree = Tree(value={}, interpolated={KEY: Interpolated("${A}", Place("A"))})
     hint = "leave the key out, or write a value"
-    problem = Problem(HERE, "model.path", f"empty (from ${{A}}); {hint}", hint=hint, remedy=Remove())
-    found = mended_where_written(problem, tree)
-    assert (found.remedy, found.hint, found.message) == (None, "", "empty (from ${A})")
+    problem = Problem(HERE, "model.path", f"empty (from ${{A}}); {hint}", hint=hint, fix=Remove())
+    found = fix_at_definition(problem, tree)
+    assert (found.fix, found.hint, found.message) == (None, "", "empty (from ${A})")
 
 
 def test_a_text_that_looks_like_a_secret_is_not_repeated() -> None:
-    assert "ghp_" not in mended("y", Spelled("${A:-ghp_16C7e42F292c6912E7710c838347Ae178B4a}")).message
+    assert "ghp_" not in mended("y", Interpolated("${A:-ghp_16C7e42F292c6912E7710c838347Ae178B4a}")).message
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_a_text_that_looks_like_a_secret_is_not_repeated() -> None:
         (("match", "device"), "cuda", True), (("name",), "A b", False), (("set",), {}, True), (("set",), 5, False),
     ],
 )  # fmt: skip
-def test_what_the_keys_of_a_profile_take_is_known(key: tuple[str, ...], value: object, fits: bool) -> None:
+def test_keys_of_profiles_have_known_types(key: tuple[str, ...], value: object, fits: bool) -> None:
     assert takes(("hardware", "profiles", "*", *key), value) == fits

@@ -76,7 +76,7 @@ def check_places(tree: Tree, texts: dict[str, str]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_trees_are_merged_as_mappings_are_and_every_value_stands_where_it_says(seed: int) -> None:
+def test_merged_trees_match_merged_mappings_with_correct_places(seed: int) -> None:
     source = random.Random(seed)
     values = [random_mapping(source, f"layer {number}") for number in range(source.randrange(1, 5))]
     texts = {f"f{number}": written(source, value) for number, value in enumerate(values)}
@@ -120,7 +120,7 @@ def test_files_that_extend_one_another_are_merged_left_to_right_and_the_file_win
         assert len(place.via) == len(Path(place.source).parent.name) - 1, "one hop for each letter of the folder"
 
 
-def test_no_place_is_left_of_what_a_higher_layer_replaces() -> None:
+def test_places_of_replaced_values_are_removed() -> None:
     low = read_yaml(b"a: {b: {c: 1, d: $x}, e: [1, 2]}\n", "low")
     for high in (b"a: 5\n", b"a: {b: 5, e: []}\n", b"a: {b: , e: x}\n"):
         tree = merged(low, read_yaml(high, "high"))
@@ -139,7 +139,7 @@ def test_a_part_of_a_tree_keeps_its_places_and_names_its_layer() -> None:
     assert (rest.value, rest.faults, set(rest.values)) == ({"a": {"b": 1}}, [], {(), ("a",), ("a", "b")})
 
 
-def test_notes_are_left_out_wherever_they_stand_and_names_of_choice_are_no_notes() -> None:
+def test_notes_are_ignored_everywhere_but_user_names_are_not_notes() -> None:
     text = b"x-a: [no, &b 1]\nlimits: {x-why: 010, max_stop: 1}\nl: [{x-c: 1, d: 2}]\n"
     text += b"secrets: {x-key: {env: A}}\noverlays: {x-large: {x-d: 1, secrets: {x-e: {env: B}}}}\n"
     tree = without_notes(read_yaml(text, "m"))

@@ -81,8 +81,8 @@ def test_interpolation_works_under_an_old_name(loaded: Load, refused: Refuse) ->
 def test_both_names_in_one_overlay_are_refused_at_the_old_one(refused: Refuse) -> None:
     text = HEAD + "overlays: {dev: {endpoints: {port: 80}, server: {tcp_port: 81}}}\n"
     assert refused(text) == [
-        "m.yaml:3:50: server.tcp_port: stands beside endpoints.port, which is its name since 0.2; "
-        "leave the old one out; in overlay dev"
+        "m.yaml:3:50: server.tcp_port: is set together with endpoints.port, its name since 0.2; "
+        "remove the old one; in overlay dev"
     ]
 
 

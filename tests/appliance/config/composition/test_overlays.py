@@ -48,7 +48,7 @@ def test_overlays_are_chosen_by_name_or_file_and_the_later_wins(
     assert limits(loaded(TEXT, *words, files=files, **environ)) == want
 
 
-def test_values_of_an_overlay_say_so_and_the_settings_tell_what_was_chosen(loaded: Load) -> None:
+def test_overlay_values_and_settings_name_the_overlay(loaded: Load) -> None:
     files = {"x.yaml": "extends: y.yaml\n", "y.yaml": "limits: {max_prompts: 4}\n"}
     found = loaded(TEXT, files=files, SLIPWAY_OVERLAY="dev,x.yaml")
     assert found.origin(("limits", "max_stop")) == "m.yaml:5:28 (overlay dev)"
@@ -76,13 +76,13 @@ def test_overlays_of_a_base_and_of_the_file_are_merged_and_win_over_both(loaded:
         ((), {"SLIPWAY_OVERLAY": "n.yaml"}, "SLIPWAY_OVERLAY: n.yaml: no such file; did you mean m.yaml?"),
     ],
 )  # fmt: skip
-def test_an_overlay_that_is_not_there_is_refused_with_what_there_is(
+def test_a_missing_overlay_is_reported_with_existing_ones(
     refused: Refuse, words: tuple[str, ...], environ: dict[str, str], problem: str
 ) -> None:
     assert refused(TEXT, *words, **environ) == [problem]
 
 
-def test_without_overlays_a_name_may_be_meant_as_a_file(refused: Refuse) -> None:
+def test_an_overlay_name_without_overlays_suggests_a_file(refused: Refuse) -> None:
     (problem,) = refused(HEAD, "--overlay dev")
     assert problem == "--overlay dev: no such overlay; the manifest has no overlays; a file ends with .yaml"
 
@@ -104,7 +104,7 @@ def test_mistakes_of_overlays_are_reported_once_whether_selected_or_not(
     ]
 
 
-def test_what_an_overlay_wants_of_the_environment_is_wanted_where_it_is_chosen(loaded: Load, refused: Refuse) -> None:
+def test_variables_of_an_overlay_are_required_only_if_it_is_selected(loaded: Load, refused: Refuse) -> None:
     text = HEAD + "overlays:\n  prod:\n    endpoints: {host: '${HOST}'}\n  dev: {limits: {max_stop: 2}}\n"
     assert limits(loaded(text, "--overlay dev"))[0] == 2
     (problem,) = refused(text, "--overlay prod")
@@ -123,14 +123,14 @@ def test_a_mistake_in_a_profile_of_an_overlay_names_both(refused: Refuse) -> Non
 def test_an_overlay_that_fits_badly_to_the_file_is_refused_though_not_chosen(loaded: Load, refused: Refuse) -> None:
     text = HEAD + "overlays:\n  closed:\n    endpoints: {api_keys: k}\n"
     assert refused(text) == [
-        "m.yaml:5:27: endpoints.api_keys: the value given (not shown) is no name in secrets; "
-        "secrets has no names at all; put a secret into a file or a variable: secrets: {NAME: {file: PATH}} or "
+        "m.yaml:5:27: endpoints.api_keys: the value given (not shown) is not a name in secrets; "
+        "secrets has no names; put a secret into a file or a variable: secrets: {NAME: {file: PATH}} or "
         "{env: VARIABLE}, and write NAME; in overlay closed"
     ]
     assert loaded(text + "secrets: {k: {env: K}}\n").manifest.endpoints.api_keys is None
 
 
-def test_an_overlay_may_count_on_what_environment_and_options_give(loaded: Load) -> None:
+def test_an_overlay_can_rely_on_environment_and_options(loaded: Load) -> None:
     text = HEAD + "overlays: {a: {endpoints: {api_keys: k}}, b: {endpoints: {api_keys: e}}}\n"
     assert loaded(text, "secrets.k.env=K", SLIPWAY__SECRETS__E__ENV="E").manifest.endpoints.api_keys is None
 
@@ -141,7 +141,7 @@ def test_mistakes_of_the_file_are_not_repeated_for_each_overlay(refused: Refuse)
     assert [problem.split(" ")[0] for problem in refused(text)] == ["m.yaml:3:1:", "m.yaml:4:19:", "m.yaml:4:28:"]
 
 
-def test_what_an_overlay_lacks_is_not_missing_in_it(loaded: Load, refused: Refuse) -> None:
+def test_required_keys_may_be_missing_in_an_overlay(loaded: Load, refused: Refuse) -> None:
     text = "apiVersion: slipway/v2\noverlays:\n  a: {model: {source: {path: /a}}}\n  b: {model: {max_context: 9}}\n"
     assert loaded(text, "--overlay a").manifest.model.source.path == "/a"
     assert loaded(text, "--overlay a", "--overlay b").manifest.model.max_context == 9
@@ -176,7 +176,7 @@ def test_an_overlay_file_cannot_have_overlays(refused: Refuse) -> None:
 
 
 def test_extends_and_overlays_come_from_files_only(refused: Refuse) -> None:
-    hint = "can only be written in a file; lay another file over it with --overlay FILE"
+    hint = "can only be written in a file; apply another file with --overlay FILE"
     assert refused(HEAD, "extends=a.yaml", "overlays={dev: {}}") == [
         f"--set extends: {hint}",
         f"--set overlays: {hint}",

@@ -33,7 +33,7 @@ def choosing(*reasons: str) -> Callable[[str, tuple[Profile, ...]], tuple[str, .
     return lambda device, profiles: reasons
 
 
-def test_the_profile_that_matches_gives_what_nothing_else_does(loaded: Load) -> None:
+def test_the_matching_profile_sets_otherwise_unset_keys(loaded: Load) -> None:
     found = loaded(TEXT, choose=choosing(""))
     limits, hardware = found.manifest.limits, found.manifest.hardware
     assert (limits.max_stop, limits.max_choices, hardware.memory_share, hardware.threads) == (1, 2, 0.5, 3)
@@ -43,7 +43,7 @@ def test_the_profile_that_matches_gives_what_nothing_else_does(loaded: Load) -> 
     assert found.layers == ("profile big (m.yaml:7:7)",)
 
 
-def test_the_profiles_before_it_are_told_with_why_they_do_not_match(loaded: Load) -> None:
+def test_skipped_profiles_are_reported_with_reasons(loaded: Load) -> None:
     found = loaded(TEXT, choose=choosing("gpu: none", ""))
     assert found.manifest.limits.max_choices == 3
     assert found.origin(("limits", "max_choices")) == "m.yaml:14:24 (profile small)"
@@ -87,7 +87,7 @@ def test_profiles_are_a_list_so_a_higher_layer_replaces_all(loaded: Load) -> Non
         ("", (), {"SLIPWAY__HARDWARE__DEVICE": "cpu"}, "cpu"),
     ],
 )
-def test_who_chooses_is_told_the_device_that_the_higher_layers_ask_for(
+def test_profile_selection_gets_the_device_of_higher_layers(
     loaded: Load, text: str, words: tuple[str, ...], environ: dict[str, str], device: str
 ) -> None:
     asked: list[str] = []
@@ -101,7 +101,7 @@ def test_who_chooses_is_told_the_device_that_the_higher_layers_ask_for(
     assert asked == [device]
 
 
-def test_nobody_is_asked_where_there_is_no_profile(loaded: Load) -> None:
+def test_profile_selection_is_skipped_without_profiles(loaded: Load) -> None:
     def choose(device: str, profiles: tuple[Profile, ...]) -> tuple[str, ...]:
         raise AssertionError("the machine is read only for a profile")
 
@@ -157,7 +157,7 @@ MISTAKES = [
     ("[⟪{match: {}, set: {}}]", "hardware.profiles[0].name: missing; must be text such as h200"),
     ("[{name: ⟪P, match: {}, set: {}}]", 'hardware.profiles[0].name: "P"; must be text such as h200'),
     ("[{name: p, match: {}, set: {}}, {name: ⟪p, match: {}, set: {}}]",
-     "hardware.profiles[1].name: a second profile is called p"),
+     "hardware.profiles[1].name: duplicate profile name p"),
     ("[{name: p, match: {}, set: {}, ⟪when: 1}]", "hardware.profiles[0].when: unknown key"),
     ("[⟪p]", 'hardware.profiles[0]: "p"; must be a mapping with name, match, set'),
     ("⟪{p: {}}", "hardware.profiles: a mapping with p; must be a list of mappings"),
@@ -167,7 +167,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("profiles", "problem"), MISTAKES)
 @pytest.mark.parametrize("choose", [None, choosing("")])
-def test_a_wrong_profile_is_refused_at_its_place_taken_or_not(
+def test_an_invalid_profile_is_an_error_even_if_not_selected(
     refused: Refuse, profiles: str, problem: str, choose: object
 ) -> None:
     before, _, after = f"hardware: {{graphs: true, profiles: {profiles}}}\n".partition("⟪")
@@ -176,7 +176,7 @@ def test_a_wrong_profile_is_refused_at_its_place_taken_or_not(
     assert problems[0].startswith(f"m.yaml:3:{len(before) + 1}: "), problems
 
 
-def test_mistakes_in_what_profiles_match_and_in_what_they_set_come_together(refused: Refuse) -> None:
+def test_mistakes_in_match_and_set_of_profiles_are_reported_together(refused: Refuse) -> None:
     text = HEAD + "hardware:\n  profiles:\n  - {name: a, match: {cores: x}, set: {limits: {max_stop: 0}}}\n"
     text += "  - {name: b, match: {}, set: {limits: {max_stop: 0}}}\n  threads: x\n"
     assert [problem.split(" ")[0] for problem in refused(text)] == [
@@ -198,7 +198,7 @@ def test_profiles_of_an_overlay_that_is_not_chosen_are_judged(refused: Refuse) -
     assert [problem.split(": ")[1] for problem in refused(text)] == ["hardware.profiles[0].match.cores", "zzz"]
 
 
-def test_what_a_profile_wants_of_the_environment_is_wanted_where_it_is_taken(loaded: Load, refused: Refuse) -> None:
+def test_variables_of_a_profile_are_required_only_if_it_is_selected(loaded: Load, refused: Refuse) -> None:
     text = HEAD + "hardware:\n  profiles:\n    - {name: p, match: {}, set: {endpoints: {host: '${HOST}'}}}\n"
     assert loaded(text, choose=lambda device, profiles: ("no",)).manifest.endpoints.host == "0.0.0.0"
     (problem,) = refused(text, choose=lambda device, profiles: ("",))

@@ -53,7 +53,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("text", LEGAL)
-def test_what_the_loader_takes_is_legal_in_editors(loaded: Load, text: str) -> None:
+def test_values_accepted_by_the_loader_are_valid_in_the_schema(loaded: Load, text: str) -> None:
     environ = {"A": "9", "B": "true", "C": "5s", "D": "auto", "G": "1GiB", "DIR": "/d"}
     if "compat" in text:
         environ["D"] = "openai"
@@ -62,13 +62,13 @@ def test_what_the_loader_takes_is_legal_in_editors(loaded: Load, text: str) -> N
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_the_loader_refuses_is_underlined_in_editors(loaded: Load, text: str) -> None:
+def test_values_rejected_by_the_loader_are_invalid_in_the_schema(loaded: Load, text: str) -> None:
     with pytest.raises(Refused):
         loaded(HEAD + text + "\n", A="1")
     assert not VALIDATOR.is_valid(yaml.safe_load(HEAD + text))
 
 
-def test_every_key_but_the_version_takes_interpolation_in_editors() -> None:
+def test_the_schema_allows_interpolation_except_in_the_version() -> None:
     for key in leaves():
         if "*" in key.path or key.name == "apiVersion":
             continue
@@ -90,7 +90,7 @@ def test_every_key_but_the_version_takes_interpolation_in_editors() -> None:
         (HEAD, True),
     ],
 )
-def test_what_must_be_given_is_wanted_of_whole_manifests_only(text: str, legal: bool) -> None:
+def test_required_keys_are_required_only_in_complete_manifests(text: str, legal: bool) -> None:
     """A file that extends others inherits missing keys; a file without a version is a part of another."""
     assert VALIDATOR.is_valid(yaml.safe_load(text)) is legal
 

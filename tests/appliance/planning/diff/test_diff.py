@@ -20,11 +20,11 @@ from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
 from appliance.hardware.machine import Machine
 from appliance.planning.diff.clients import limit
-from appliance.planning.diff.config_snapshot import read_side
+from appliance.planning.diff.config_snapshot import read_snapshot
 from appliance.planning.diff.diff import Diff, compare
 from appliance.planning.diff.numbers import Number
 from appliance.planning.diff.text import as_json, as_text, spell_share
-from appliance.planning.validate import prove
+from appliance.planning.validate import validate
 
 ROOT = Path(__file__).resolve().parents[4]
 MACHINE = Machine(cores=4, cores_from="affinity", memory_free=8 * 2**30, memory_from="MemAvailable", kernels=("avx2",))
@@ -46,7 +46,7 @@ def given(folder: Path, *sets: str, name: str = "a.yaml") -> Given:
 
 
 def differing(folder: Path, *sets: str, machine: Machine = MACHINE) -> Diff:
-    return compare(read_side(given(folder), machine), read_side(given(folder, *sets), machine))
+    return compare(read_snapshot(given(folder), machine), read_snapshot(given(folder, *sets), machine))
 
 
 def other_values(key: Key) -> Iterator[str]:
@@ -58,7 +58,7 @@ def other_values(key: Key) -> Iterator[str]:
 
 def configs(folder: Path, *sets: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the configurations of engines and gateway, without fingerprints over all values, which always differ."""
-    found = prove(given(folder, *sets), MACHINE)
+    found = validate(given(folder, *sets), MACHINE)
     gateway = {name: value for name, value in msgspec.to_builtins(found.gateway).items() if "sha256" not in name}
     return [msgspec.to_builtins(engine) for engine in found.engines], gateway
 
@@ -87,7 +87,7 @@ def test_programs_restart_if_their_configuration_changes(folder: Path, key: Key)
             assert msgspec.convert(now[1], GatewayConfig) == reloaded, f"{key.name}={value}"
         assert [change.key for change in found.changes if change.key == key.name], "the key itself is told"
         acting = [EFFECTS[change.key] for change in found.changes if change.acts]
-        marks = [(side.outputs_sha256, side.graphs_sha256) for side in (found.before, found.after)]
+        marks = [(snapshot.outputs_sha256, snapshot.graphs_sha256) for snapshot in (found.before, found.after)]
         assert (marks[0][0] != marks[1][0]) == any(one.outputs != "no" for one in acting), f"{key.name}={value}"
         assert (marks[0][1] != marks[1][1]) == any(one.graphs for one in acting), f"{key.name}={value}"
 
@@ -115,27 +115,27 @@ def test_a_difference_ends_with_1_and_a_wrong_manifest_with_2(folder: Path, caps
     assert main(["diff", a, str(folder / "c.yaml")]) == 2
 
 
-def test_both_places_are_told(folder: Path) -> None:
+def test_both_places_are_shown(folder: Path) -> None:
     (folder / "b.yaml").write_text((folder / "a.yaml").read_text() + "limits:\n  max_stop: 3\n")
-    found = compare(read_side(given(folder), MACHINE), read_side(given(folder, name="b.yaml"), MACHINE))
+    found = compare(read_snapshot(given(folder), MACHINE), read_snapshot(given(folder, name="b.yaml"), MACHINE))
     (change,) = found.changes
     assert change.before is not None and change.after is not None
     assert (change.before.origin, change.after.origin) == ("default", f"{folder / 'b.yaml'}:6:13")
     assert "16 → 3" in as_text(found)
 
 
-def test_what_comes_to_the_same_is_told_and_has_no_consequence(folder: Path) -> None:
+def test_equal_resolved_values_are_shown_without_effects(folder: Path) -> None:
     found = differing(folder, "model.dtype=float32")
     assert [(change.key, change.acts) for change in found.changes] == [("model.dtype", False)]
     assert (found.restart, found.outputs, found.caches) == ((), (), ())
-    assert "the same in effect" in as_text(found) and "restart   nothing" in as_text(found)
+    assert "with the same resolved value" in as_text(found) and "restart   nothing" in as_text(found)
 
 
-def test_the_numbers_are_those_of_both_plans(folder: Path) -> None:
+def test_numbers_of_both_plans_are_compared(folder: Path) -> None:
     found = differing(folder, "quantization.kv_cache=int8", "hardware.kv_cache_memory=64MiB")
     before, after = (
-        prove(given(folder), MACHINE),
-        prove(given(folder, "quantization.kv_cache=int8", "hardware.kv_cache_memory=64MiB"), MACHINE),
+        validate(given(folder), MACHINE),
+        validate(given(folder, "quantization.kv_cache=int8", "hardware.kv_cache_memory=64MiB"), MACHINE),
     )
     numbers = {one.name: one for one in found.numbers}
     assert (numbers["KV blocks"].before, numbers["KV blocks"].after) == (before.memory.blocks, after.memory.blocks)
@@ -163,19 +163,19 @@ def test_a_share_is_spelt(before: int, after: int, text: str) -> None:
     ("change", "said"),
     [
         ("model.names=[demo]", ["requests for old get 404"]),
-        ("model.names=[new, demo, old]", ["new can be asked for", "replies call the model new, no longer demo"]),
+        ("model.names=[new, demo, old]", ["new can be requested", "`model` in replies is new instead of demo"]),
         ("limits.max_output_tokens=5", ["none → 5, tighter: longer replies are cut"]),
         ("limits.max_logprobs=-1", ["20 → -1, wider"]),
-        ("limits.max_logprobs=2", ["20 → 2, tighter: asking for more gets 400"]),
+        ("limits.max_logprobs=2", ["20 → 2, tighter: requests for more get 400"]),
         ("limits.max_body=1MiB", ["32MiB → 1MiB, tighter: larger bodies get 413"]),
         ("model.max_context=512", ["2048 → 512, tighter"]),
         ("endpoints.docs=false", ["/docs and /openapi.json get 404"]),
         ("endpoints.port=9000", ["8000 → 9000; the service is reached on another port"]),
-        ("engine.sampling.temperature=0.5", ["0.1 → 0.5 for requests that name no temperature"]),
+        ("engine.sampling.temperature=0.5", ["0.1 → 0.5 for requests without temperature"]),
         ("engine.cache.prefix=false", []),
     ],
 )
-def test_clients_are_told_what_they_notice(folder: Path, change: str, said: list[str]) -> None:
+def test_effects_on_clients_are_listed(folder: Path, change: str, said: list[str]) -> None:
     found = differing(folder, change)
     key = change.partition("=")[0]
     marks = [line for line in found.clients if line.startswith("system_fingerprint of replies: slipway-")]
@@ -185,15 +185,15 @@ def test_clients_are_told_what_they_notice(folder: Path, change: str, said: list
     assert all(text in line for text, line in zip(said, found.clients, strict=False))
 
 
-def test_keys_of_the_api_are_told_and_their_places_are_not(folder: Path) -> None:
+def test_changes_of_api_keys_are_listed_without_their_places(folder: Path) -> None:
     (folder / "keys").write_text("k\n")
     (folder / "more").write_text("k\n")
     text = (folder / "a.yaml").read_text() + "endpoints: {api_keys: team}\nsecrets: {team: {file: keys}}\n"
     (folder / "b.yaml").write_text(text)
     (folder / "c.yaml").write_text(text.replace("file: keys", "file: more"))
-    a, b, c = (read_side(given(folder, name=name), MACHINE) for name in ("a.yaml", "b.yaml", "c.yaml"))
+    a, b, c = (read_snapshot(given(folder, name=name), MACHINE) for name in ("a.yaml", "b.yaml", "c.yaml"))
     assert compare(a, b).clients == ("endpoints.api_keys: requests without a key get 401",)
-    assert compare(b, a).clients == ("endpoints.api_keys: nobody is asked for a key any more",)
+    assert compare(b, a).clients == ("endpoints.api_keys: no key is required any more",)
     moved = compare(b, c)
     assert moved.clients == ("endpoints.api_keys: the keys of team are read from another place",)
     assert "more" not in as_text(moved).replace("more keys", "") and "/more" not in as_json(moved)
@@ -207,7 +207,7 @@ def test_the_same_relative_path_in_another_folder_is_another_checkpoint(folder: 
     (folder / "inner").mkdir()
     shutil.copytree(folder / "demo", folder / "inner" / "demo")
     shutil.copy(folder / "a.yaml", folder / "inner" / "a.yaml")
-    found = compare(read_side(given(folder), MACHINE), read_side(given(folder / "inner"), MACHINE))
+    found = compare(read_snapshot(given(folder), MACHINE), read_snapshot(given(folder / "inner"), MACHINE))
     assert [change.key for change in found.changes] == ["model.source.path"]
     assert "model.source.path" in found.outputs and set(found.restart) == {"gateway", "engines"}
 
@@ -223,8 +223,8 @@ def test_keys_are_compared_where_no_plan_can_be_made(folder: Path, capsys: pytes
 
 def test_a_plan_that_only_one_side_has_is_no_difference_of_keys(folder: Path) -> None:
     poor = replace(MACHINE, memory_free=600 * 2**20)
-    before = read_side(given(folder), MACHINE)
-    after = read_side(given(folder, "hardware.kv_cache_memory=4GiB"), poor)
+    before = read_snapshot(given(folder), MACHINE)
+    after = read_snapshot(given(folder, "hardware.kv_cache_memory=4GiB"), poor)
     assert after.refused is not None
     found = compare(before, after)
     assert [change.key for change in found.changes] == ["hardware.kv_cache_memory"]
@@ -233,16 +233,16 @@ def test_a_plan_that_only_one_side_has_is_no_difference_of_keys(folder: Path) ->
 
 def test_ranks_share_the_memory_and_change_sums(folder: Path) -> None:
     found = differing(folder, "parallelism.tensor=2", "hardware.kv_cache_memory=64MiB")
-    (plan,) = [side.plan for side in (found.after,) if side.plan]
+    (plan,) = [snapshot.plan for snapshot in (found.after,) if snapshot.plan]
     numbers = {one.name: one for one in found.numbers}
     assert 0.5 < numbers["weights"].after / numbers["weights"].before < 0.51
     assert numbers["of all processes"].after == 2 * plan.memory.total
     assert numbers["of all processes"].before == numbers["together"].before
-    assert (numbers["ranks of an engine"].before, numbers["ranks of an engine"].after) == (1, 2)
+    assert (numbers["ranks per engine"].before, numbers["ranks per engine"].after) == (1, 2)
     assert "parallelism.tensor" in found.outputs and set(found.restart) == {"gateway", "engines"}
 
 
-def test_what_follows_is_told_with_its_reason(folder: Path) -> None:
+def test_derived_changes_are_shown_with_their_reason(folder: Path) -> None:
     text = as_text(differing(folder, "parallelism.data=2"))
     (line,) = [line for line in text.splitlines() if line.startswith("hardware.threads")]
     assert line.endswith("follows: 4 cores by affinity for 2 engines")
@@ -260,17 +260,17 @@ def test_json_has_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert {one["name"] for one in found["memory"]} >= {"weights", "KV cache", "KV blocks", "context"}
 
 
-def test_rounded_weights_are_told_where_they_are_kept(folder: Path) -> None:
+def test_cached_quantized_weights_are_mentioned(folder: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(folder / "cache")}
-    before = read_side(replace(given(folder), environ=environ), MACHINE)
-    kept = read_side(replace(given(folder, "quantization.weights=int8"), environ=environ), MACHINE)
+    before = read_snapshot(replace(given(folder), environ=environ), MACHINE)
+    kept = read_snapshot(replace(given(folder, "quantization.weights=int8"), environ=environ), MACHINE)
     assert any(
-        line == "rounded weights: they are rounded at the next start, which takes longer, and kept"
+        line == "quantized weights: they are quantized at the next start, which takes longer, and cached"
         for line in compare(before, kept).caches
     )
-    other = read_side(replace(given(folder, "quantization.weights=int4"), environ=environ), MACHINE)
-    assert any("a kept file no longer fits" in line for line in compare(kept, other).caches)
-    assert not any("rounded weights" in line for line in compare(kept, before).caches)
+    other = read_snapshot(replace(given(folder, "quantization.weights=int4"), environ=environ), MACHINE)
+    assert any("the cached file no longer matches" in line for line in compare(kept, other).caches)
+    assert not any("quantized weights" in line for line in compare(kept, before).caches)
 
 
 def test_an_overlay_and_a_profile_have_consequences(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +280,7 @@ def test_an_overlay_and_a_profile_have_consequences(folder: Path, capsys: pytest
         f"apiVersion: {API_VERSION}\nextends: parts/base.yaml\noverlays: {{public: {{limits: {{max_stop: 2}}}}}}\n"
         "hardware: {profiles: [{name: cpu, match: {device: cpu}, set: {engine: {scheduling: {max_running: 8}}}}]}\n"
     )
-    found = compare(read_side(given(folder), MACHINE), read_side(given(folder, name="b.yaml"), MACHINE))
+    found = compare(read_snapshot(given(folder), MACHINE), read_snapshot(given(folder, name="b.yaml"), MACHINE))
     acting = {change.key: change for change in found.changes if change.acts}
     assert "model.source.path" not in acting, "a path of a file in another folder is the same in effect"
     running = acting["engine.scheduling.max_running"]

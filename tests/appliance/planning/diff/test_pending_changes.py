@@ -7,7 +7,7 @@ import pytest
 from appliance.config.gateway import GatewayConfig
 from appliance.config.settings import Given
 from appliance.hardware.machine import Machine, read_machine
-from appliance.planning.diff.config_snapshot import Side, read_side
+from appliance.planning.diff.config_snapshot import ConfigSnapshot, read_snapshot
 from appliance.planning.diff.pending_changes import Step, step
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -22,16 +22,16 @@ class Running:
         self.file = folder / "m.yaml"
         for name in ("one", "two"):
             (folder / f"{name}.txt").write_text(name)
-        self.side = self.read(text)
-        self.gateway: GatewayConfig = self.side.plan.gateway
+        self.snapshot = self.read(text)
+        self.gateway: GatewayConfig = self.snapshot.plan.gateway
 
-    def read(self, text: str) -> Side:
+    def read(self, text: str) -> ConfigSnapshot:
         self.file.write_text(HEAD + text)
-        return read_side(Given(self.file, (), {"KEYS": "three"}), MACHINE)
+        return read_snapshot(Given(self.file, (), {"KEYS": "three"}), MACHINE)
 
     def reload(self, text: str) -> Step:
-        found = step(self.side, self.gateway, self.read(text))
-        self.side, self.gateway = found.running, found.gateway
+        found = step(self.snapshot, self.gateway, self.read(text))
+        self.snapshot, self.gateway = found.running, found.gateway
         return found
 
 
@@ -39,7 +39,7 @@ def keys(changes) -> list[str]:
     return [change.key for change in changes]
 
 
-def test_live_keys_act_and_the_others_wait_until_they_are_taken_back(tmp_path: Path) -> None:
+def test_live_keys_apply_and_others_wait_until_reverted(tmp_path: Path) -> None:
     running = Running(tmp_path, "")
     both = "limits: {max_stop: 3}\nengine: {scheduling: {max_running: 4}}\n"
     before = running.gateway
@@ -59,7 +59,7 @@ def test_live_keys_act_and_the_others_wait_until_they_are_taken_back(tmp_path: P
 def test_with_swapped_engines_all_of_it_is_that_manifest(tmp_path: Path) -> None:
     running = Running(tmp_path, "")
     wanted = running.read("limits: {max_stop: 3}\nhardware: {batch_invariant: true}\nquantization: {weights: int8}\n")
-    found = step(running.side, running.gateway, wanted).whole(wanted)
+    found = step(running.snapshot, running.gateway, wanted).whole(wanted)
     assert not found.waiting and "quantization.weights" in keys(found.swapped)
     assert wanted.plan is not None
     assert found.gateway == wanted.plan.gateway, "what a start would have told it"
@@ -80,7 +80,7 @@ def test_the_largest_restart_is_the_cost(tmp_path: Path, text: str, cost: str) -
     assert Running(tmp_path, "").reload(text).cost == cost
 
 
-def test_api_keys_of_a_file_act_and_those_of_a_new_variable_wait_with_it(tmp_path: Path) -> None:
+def test_api_keys_of_a_file_apply_and_new_variables_wait(tmp_path: Path) -> None:
     running = Running(tmp_path, "")
     named = "endpoints: {api_keys: clients}\nsecrets: {clients: {%s}}\n"
     one = running.reload(named % "file: one.txt")
@@ -99,4 +99,4 @@ def test_sampling_follows_one_by_one(tmp_path: Path) -> None:
     found = running.reload("engine: {sampling: {temperature: 0.25, top_k: 3, min_p: 0.1}}\n")
     assert found.gateway.sampling.temperature == 0.25 and found.gateway.sampling.min_p == 0.1
     assert found.gateway.sampling.top_k == 3
-    assert found.gateway.outputs_sha256 == read_side(Given(running.file), MACHINE).outputs_sha256
+    assert found.gateway.outputs_sha256 == read_snapshot(Given(running.file), MACHINE).outputs_sha256

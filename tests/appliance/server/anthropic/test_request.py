@@ -26,14 +26,12 @@ def asked(**fields: Any) -> MessagesRequest:
         ({"type": "between_tools"}, None, None),
     ],
 )
-def test_thinking_is_told_to_the_template_and_its_budget_to_the_engine(
-    thinking: Any, budget: int | None, variables: Any
-) -> None:
+def test_thinking_sets_template_variables_and_engine_budget(thinking: Any, budget: int | None, variables: Any) -> None:
     chat = chat_request(asked(thinking=thinking))
     assert (chat.thinking_token_budget, chat.chat_template_kwargs) == (budget, variables)
 
 
-def test_effort_stands_for_itself_and_a_requests_own_variables_win() -> None:
+def test_effort_is_passed_through_and_request_variables_win() -> None:
     chat = chat_request(asked(output_config={"effort": "xhigh"}))
     assert chat.chat_template_kwargs == {"reasoning_effort": "xhigh"}
     own = {"enable_thinking": False, "x": 1}
@@ -103,7 +101,7 @@ def test_a_signature_does_not_unfold_without_end() -> None:
         thinking_of(bomb, "messages.1.content.0")
 
 
-def test_faults_of_a_chat_are_told_with_the_names_of_a_message() -> None:
+def test_chat_errors_use_the_field_names_of_messages() -> None:
     """ER-10"""
     error = renamed(RequestError("stop has 20 strings; the server's limits.max_stop allows 16.", "stop"))
     assert str(error) == "stop_sequences has 20 strings; the server's limits.max_stop allows 16."

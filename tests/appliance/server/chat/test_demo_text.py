@@ -31,7 +31,7 @@ def text() -> Text:
     return Text(tokenizer, load_template(tokenizer, None))
 
 
-def test_its_template_tells_reasoning_and_hermes_calls(text: Text) -> None:
+def test_its_template_is_recognised_as_reasoning_with_hermes_calls(text: Text) -> None:
     assert (text.output_format.reasoning, text.output_format.calls) == (THINK, HERMES)
 
 

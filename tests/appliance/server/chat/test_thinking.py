@@ -51,7 +51,7 @@ def test_switched_off_all_is_content(name: str, off: dict[str, bool]) -> None:
     assert read(name, "<|assistant|>", "a</think>b", thinking=True) == [ReasoningText("a"), Content("b")]
 
 
-def test_the_prompt_says_more_than_a_switch() -> None:
+def test_the_prompt_has_precedence_over_a_switch() -> None:
     opened = Thinking(begun=True, open=True, end="</think>")
     assert thinking_of("…<think>", False, BY_NAME["deepseek_v3"], {}) == opened
     assert thinking_of("…<think></think>", False, BY_NAME["glm45"], {}) == Thinking(closed=True)

@@ -272,7 +272,7 @@ def test_a_null_tool_choice_is_the_default(gateway: Any) -> None:
     assert reply["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_what_the_template_takes_is_served_and_what_it_refuses_is_an_error(gateway: Any) -> None:
+def test_template_errors_are_request_errors(gateway: Any) -> None:
     """CH-15"""
     turns = [
         {"role": "system", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "brief"}]},
@@ -491,7 +491,7 @@ def test_finish_reasons(gateway: Any, choice: Any, text: str, finish: str, expec
         ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     ],
 )
-def test_tool_choices_that_cannot_be_are_refused(gateway: Any, body: dict[str, Any], param: str) -> None:
+def test_invalid_tool_choices_are_rejected(gateway: Any, body: dict[str, Any], param: str) -> None:
     """D.2"""
     assert error(gateway, body)["param"] == param
 

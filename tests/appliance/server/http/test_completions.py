@@ -206,7 +206,7 @@ def test_truncation_to_the_window_leaves_room_for_the_reply(gateway: Any) -> Non
     assert (len(gateway.submits[0].prompt), gateway.submits[0].max_tokens) == (240, 16)
 
 
-def test_beam_search_is_refused_and_says_so_in_a_stream(gateway: Any) -> None:
+def test_beam_search_is_rejected_also_in_a_stream(gateway: Any) -> None:
     """CO-12"""
     fault = error(gateway, {"stream": True, "use_beam_search": True})
     assert fault["message"] == "Streaming is not currently supported with beam search"
@@ -231,7 +231,7 @@ def test_the_last_chunk_of_a_choice_has_its_finish_and_its_last_text(gateway: An
         assert own[-1]["text"] or finish == "stop"
 
 
-def test_held_back_text_is_never_taken_back(gateway: Any) -> None:
+def test_buffered_text_is_never_withdrawn(gateway: Any) -> None:
     """CO-22: the text ends exactly before the stop string."""
     gateway.says("one EN two END three", finish="length")
     records = gateway.stream(PATH, {"prompt": "a", "stop": "END"})

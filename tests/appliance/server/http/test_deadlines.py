@@ -88,8 +88,8 @@ def test_a_late_reply_is_an_error_that_is_not_to_be_repeated(
     eventually("all is let go", lambda: gateway.service.router.open == gateway.service.open_requests == 0)
     assert gateway.metric("slipway_requests_total", finished_reason="deadline") == 1
     assert gateway.metric("vllm:request_success_total", finished_reason="deadline") == 1
-    story = gateway.client.get("/v1/requests/late/why").json()["choices"][0]
-    assert story["events"][-1]["text"] == "over (deadline) with 2 tokens"
+    timeline = gateway.client.get("/v1/requests/late/why").json()["choices"][0]
+    assert timeline["events"][-1]["text"] == "finished (deadline) with 2 tokens"
 
 
 def test_a_late_whole_reply_is_504(start: Callable[..., Gateway], engine: FakeEngine, eventually: Any) -> None:
@@ -114,12 +114,12 @@ def test_one_that_waits_for_an_engine_is_late_too(
     assert (short.status, first.status) == (504, 504)
     texts = {}
     for name in ("short", "first"):
-        story = gateway.client.get(f"/v1/requests/{name}/why").json()["choices"][0]
-        texts[name] = [event["text"] for event in story["events"]][-2:]
-    over = "over (deadline) with 0 tokens"
-    assert texts["short"] == ["its deadline_ms passed while it waited", over]
-    assert texts["first"] == ["its ttft_deadline_ms passed while it waited", over]
-    assert gateway.service.router.held == 1
+        timeline = gateway.client.get(f"/v1/requests/{name}/why").json()["choices"][0]
+        texts[name] = [event["text"] for event in timeline["events"]][-2:]
+    over = "finished (deadline) with 0 tokens"
+    assert texts["short"] == ["deadline_ms passed while the request was queued", over]
+    assert texts["first"] == ["ttft_deadline_ms passed while the request was queued", over]
+    assert gateway.service.router.pending == 1
     engine.start()
     eventually("the third goes on", lambda: len(engine.open) == 1)
     engine.give(12)
@@ -150,7 +150,7 @@ def test_an_engine_that_does_not_answer_does_not_delay_a_deadline(
     assert gateway.metric("slipway_requests_total", finished_reason="deadline") == fields.get("n", 1)
     events = gateway.client.get("/v1/requests/hung/why").json()["choices"][0]["events"]
     name = "ttft_deadline_ms" if "ttft_deadline_ms" in fields else "deadline_ms"
-    assert events[-2]["text"] == f"its {name} passed while it ran"
+    assert events[-2]["text"] == f"{name} passed while the request was running"
 
 
 def test_a_stream_of_an_engine_that_hangs_after_two_tokens_ends_at_its_deadline(
@@ -191,7 +191,7 @@ def queue(engine: FakeEngine, gateway: Gateway, eventually: Any) -> list[Reader]
     return readers
 
 
-def test_what_cannot_be_in_time_is_refused_with_the_time_to_come_back(
+def test_impossible_deadlines_are_rejected_with_retry_after(
     start: Callable[..., Gateway], engine: FakeEngine, eventually: Any
 ) -> None:
     gateway = start(engine)
@@ -201,7 +201,7 @@ def test_what_cannot_be_in_time_is_refused_with_the_time_to_come_back(
     # Six requests ahead at two a second take 3 s, and a moment has already passed.
     message = refused.json()["error"]["message"]
     assert message.startswith("This request cannot meet its ttft_deadline_ms: about 2,") or "about 3,0" in message
-    assert "6 requests with 18 prompt tokens wait before it. Retry later, or give it more time." in message
+    assert "6 requests with 18 prompt tokens are queued before it. Retry later or increase the deadline." in message
     assert 2 <= int(refused.headers["retry-after"]) <= 3
     assert post(gateway, {"X-Deadline-Ms": "200"}).status_code == 503
     for field in ("ttft_deadline_ms", "deadline_ms"):
@@ -219,7 +219,7 @@ def test_what_cannot_be_in_time_is_refused_with_the_time_to_come_back(
     [("fair", "k1", 0, 503), ("fair", "k2", 0, None), ("fcfs", "k2", -1, 503), ("priority", "k1", 0, 503),
      ("priority", "k1", -1, None), ("priority", "k1", 1, 503)],
 )  # fmt: skip
-def test_only_what_goes_before_it_makes_a_request_late(
+def test_only_earlier_requests_count_for_a_deadline(
     start_gateway: Callable[..., Gateway], start: Callable[..., Gateway], engine: FakeEngine, eventually: Any,
     policy: str, key: str, priority: int, status: int | None,
 ) -> None:  # fmt: skip
@@ -276,7 +276,7 @@ def test_a_durable_reply_resumes_with_the_deadline_of_the_new_request(
     one.leave()
     engine.give(1)
     eventually("it is left", lambda: not engine.open)
-    entry = next(iter(gateway.service.ledger._entries.values()))  # type: ignore[union-attr]
+    entry = next(iter(gateway.service.reply_store._entries.values()))  # type: ignore[union-attr]
     assert [submit.deadline for submit in entry.opened.submits] == [None]
     two = Reader(gateway, body, Idempotency_Key="k")
     eventually("it goes on", lambda: len(engine.open) == 1)

@@ -16,8 +16,8 @@ import pytest
 from appliance.observability.log import Subject
 from appliance.server.chat.prompt import Served, plan_completion
 from appliance.server.errors.api import BadRequest, Unavailable
-from appliance.server.http.durable import Follower, read_position
-from appliance.server.http.reply import UsageWish
+from appliance.server.http.durable import Subscriber, read_position
+from appliance.server.http.reply import UsageOptions
 from appliance.server.openai.completions import Completion
 from appliance.server.process import load_text
 from appliance.server.reply_store.entry import Entry
@@ -186,14 +186,14 @@ def test_without_a_key_nothing_is_kept_and_events_have_no_ids(
 @pytest.mark.parametrize(
     ("headers", "change", "status", "words"),
     [
-        ({"Last_Event_ID": "1.1"}, {}, 400, "send the same one with it"),
+        ({"Last_Event_ID": "1.1"}, {}, 400, "requires the Idempotency-Key"),
         ({"Idempotency_Key": "k" * 256}, {}, 400, "1 to 255 visible ASCII"),
         ({"Idempotency_Key": "a b"}, {}, 400, "1 to 255 visible ASCII"),
-        ({"Idempotency_Key": "k", "Last_Event_ID": "x"}, {}, 400, "not the id of an event"),
-        ({"Idempotency_Key": "k", "Last_Event_ID": "1.1.1"}, {}, 400, "3 choices, this one has 2"),
+        ({"Idempotency_Key": "k", "Last_Event_ID": "x"}, {}, 400, "not an event ID"),
+        ({"Idempotency_Key": "k", "Last_Event_ID": "1.1.1"}, {}, 400, "3 choices, but this one has 2"),
         ({"Idempotency_Key": "k", "Last_Event_ID": "1.1"}, WHOLE, 400, "stream=true"),
-        ({"Idempotency_Key": "k"}, {"max_tokens": 11}, 422, "was used for another request"),
-        ({"Idempotency_Key": "new", "Last_Event_ID": "1.1"}, {}, 404, "Nothing is kept"),
+        ({"Idempotency_Key": "k"}, {"max_tokens": 11}, 422, "was already used for a different request"),
+        ({"Idempotency_Key": "new", "Last_Event_ID": "1.1"}, {}, 404, "No reply is stored"),
     ],
 )  # fmt: skip
 def test_mistakes_are_reported(
@@ -227,9 +227,7 @@ def test_a_key_is_its_owners(start: Callable[..., Gateway], engine: FakeEngine) 
     assert len(engine.submits) == 5
 
 
-def test_what_nobody_reads_is_left_and_gone_on_with_when_somebody_asks(
-    start: Callable[..., Gateway], engine: FakeEngine
-) -> None:
+def test_an_abandoned_reply_pauses_and_resumes_on_request(start: Callable[..., Gateway], engine: FakeEngine) -> None:
     engine.holding, engine.cached = True, 2
     gateway = start(engine, linger_s=0.05)
     one = Reader(gateway, Idempotency_Key="k")
@@ -258,7 +256,7 @@ def test_what_nobody_reads_is_left_and_gone_on_with_when_somebody_asks(
     assert gateway.metric("slipway_request_generation_tokens_sum") == 24
 
 
-def test_another_gateway_goes_on_with_what_the_journal_of_a_killed_one_says(
+def test_another_gateway_resumes_from_the_journal_of_a_killed_one(
     start: Callable[..., Gateway], new_engine: Callable[[], FakeEngine], tmp_path: Path
 ) -> None:
     """The file as it was at an earlier moment, with a torn end; the client has received more than the file contains."""
@@ -287,7 +285,7 @@ def test_another_gateway_goes_on_with_what_the_journal_of_a_killed_one_says(
     one.all()
 
 
-def test_a_gateway_that_ends_lets_go_and_the_next_one_has_the_rest(
+def test_a_gateway_that_shuts_down_pauses_and_the_next_one_resumes(
     start: Callable[..., Gateway], engine: FakeEngine, tmp_path: Path
 ) -> None:
     engine.holding = True
@@ -298,14 +296,14 @@ def test_a_gateway_that_ends_lets_go_and_the_next_one_has_the_rest(
     until("tokens", lambda: count(reader) >= 6)
     gateway.service.router.abort_all()  # the last action of a drain
     seen = reader.all()
-    assert "repeat it with its Idempotency-Key" in seen[-2][1]["error"]["message"] and seen[-2][0] == ""
+    assert "Repeat the request with its Idempotency-Key" in seen[-2][1]["error"]["message"] and seen[-2][0] == ""
     again = Reader(gateway, Idempotency_Key="k", Last_Event_ID=seen[-3][0])
     until("it runs again", lambda: len(engine.open) == 2)
     engine.give(9)
     assert token_ids(seen[:-2] + again.all()) == ALL
 
 
-def test_what_engines_cannot_take_now_is_kept(start: Callable[..., Gateway], engine: FakeEngine) -> None:
+def test_replies_are_kept_while_engines_are_unavailable(start: Callable[..., Gateway], engine: FakeEngine) -> None:
     engine.holding = True
     gateway = start(engine, linger_s=0.0, hold_s=0.0)
     reader = Reader(gateway, Idempotency_Key="k")
@@ -390,13 +388,15 @@ def test_a_journal_full_of_running_replies_refuses_more(start: Callable[..., Gat
         refused = reader if reader.status == 503 else None
     assert refused is not None and 1 < len(readers) < 50
     refused.all()
-    assert "with an Idempotency-Key are under way" in refused.text
+    assert "with an Idempotency-Key are in progress" in refused.text
     until("it holds no engine", lambda: len(engine.open) == 2 * (len(readers) - 1))
     engine.give(12)
     assert all(token_ids(reader.all()) == ALL for reader in readers[:-1])
 
 
-def test_a_gateway_without_a_journal_takes_no_notice_of_keys(start: Callable[..., Gateway], engine: FakeEngine) -> None:
+def test_a_gateway_without_a_journal_ignores_idempotency_keys(
+    start: Callable[..., Gateway], engine: FakeEngine
+) -> None:
     gateway = start(engine, journal=None)
     for _ in range(2):
         assert token_ids(Reader(gateway, Idempotency_Key="k", Last_Event_ID="1").all()) == ALL
@@ -455,12 +455,12 @@ def read(gateway: Any, body: CompletionRequest, plan: Any, run: list[tuple[int, 
 
     async def collect() -> list[bytes]:
         for index, delta in run:
-            entry.gain(index, delta)
+            entry.append(index, delta)
         entry.state = "ended"
         position = None if after is None else read_position(after, len(submits))
-        source = Follower(entry, position, 1.0)
+        source = Subscriber(entry, position, 1.0)
         reply = Completion(gateway.service, Subject("r"), body, plan, entry.opened.identity, source)
-        return [record async for record in reply.records(UsageWish(True, False))]
+        return [record async for record in reply.records(UsageOptions(True, False))]
 
     records = []
     for raw in asyncio.run(collect()):

@@ -74,7 +74,7 @@ def test_each_choice_has_its_finish_reason(make_gateway: Callable[..., Gateway],
     assert [line["finish_reason"] for line in lines()] == ["length,length"]
 
 
-def test_a_generation_that_fails_says_so(make_gateway: Callable[..., Gateway], logged: Any) -> None:
+def test_a_failed_generation_reports_its_error(make_gateway: Callable[..., Gateway], logged: Any) -> None:
     gateway = make_gateway(log_format="json").says("hello", finish="error")
     lines = logged(gateway.config)
     assert gateway.post("/v1/chat/completions", CHAT)[0] == 500

@@ -160,7 +160,7 @@ def test_exceptions_have_one_translation(gateway, raised, status, type):
         assert secret not in reply.text
 
 
-def test_permanent_errors_say_that_a_retry_is_useless(gateway):
+def test_permanent_errors_forbid_a_retry(gateway):
     """H-7 the SDKs retry 5xx unless a header forbids it"""
     assert gateway.generate(raises="NotImplementedError").headers["x-should-retry"] == "false"
 
@@ -184,7 +184,7 @@ def test_an_engine_that_refuses_a_request_is_a_400_with_its_param(gateway, engin
     assert "12 blocks" in error["message"]
 
 
-def test_a_request_that_its_engine_gives_up_is_a_500_that_says_nothing_else(gateway, engine, eventually):
+def test_a_request_that_fails_in_the_engine_is_a_plain_500(gateway, engine, eventually):
     """ER-12 a failure of one request, such as logits with NaN"""
     import threading
 

@@ -93,7 +93,7 @@ def test_structured_output_under_other_names(gateway: Any, path: str, fields: An
 
 def test_two_names_of_one_field_are_refused(gateway: Any) -> None:
     status, reply = post(gateway, "/v1/completions", guided_regex="a", regex="b")
-    assert status == 400 and "both are given" in message(reply)
+    assert status == 400 and "are the same field" in message(reply)
     status, reply = post(gateway, "/v1/completions", guided_regex="a", structured_outputs={"choice": ["b"]})
     assert status == 400 and "one kind" in message(reply)
     status, reply = post(gateway, "/v1/completions", max_tokens=3, max_new_tokens=4)

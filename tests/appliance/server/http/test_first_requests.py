@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from appliance.config.gateway import SourceModel
+from appliance.config.gateway import EncoderLimits
 from appliance.security.keys import parse_keys
 from appliance.server.errors.api import EngineFailed, Unavailable
 from appliance.server.first_requests import Unanswered, answer_each, ask_each_kind, kinds
@@ -28,7 +28,7 @@ def test_a_chat_model_answers_a_completion_and_a_conversation_on_the_engine(gate
     assert [submit.sampling.temperature for submit in gateway.submits] == [1.0, 1.0]
     assert [submit.max_tokens for submit in gateway.submits] == [2, 2]
     assert gateway.tokenizer.decode(gateway.submits[1].prompt).startswith("user\nHello")
-    assert [each.rank for each in gateway.router.placements] == [3, 3]
+    assert [each.engine_index for each in gateway.router.placements] == [3, 3]
 
 
 def counted(gateway: Gateway) -> list[str]:
@@ -66,7 +66,7 @@ def test_a_model_may_refuse_the_conversation(
     (tmp_path / "own.jinja").write_text("{{ raise_exception('only tools') }}")
     gateway = make_gateway(chat_template=str(tmp_path / "own.jinja")).says("42")
     assert ask(gateway)
-    assert "refuses a POST /v1/chat/completions" in caplog.text and "only tools" in caplog.text
+    assert "test request to POST /v1/chat/completions" in caplog.text and "only tools" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_each_task_of_a_pooling_model_is_asked_for(make_pooling: Make, tasks: li
 
 
 def test_an_encoder_decoder_model_is_asked_for_a_completion_alone(make_gateway: Make) -> None:
-    gateway = make_gateway(sources=SourceModel(begins=(2,), longest=64, reply=64))
+    gateway = make_gateway(encoder=EncoderLimits(decoder_start_ids=(2,), max_input=64, reply=64))
     assert list(kinds(gateway.service)) == ["/v1/completions"]
 
 
@@ -97,7 +97,7 @@ def broken(message: str) -> EngineFailed:
     return error
 
 
-def test_what_every_request_meets_is_told(gateway: Gateway) -> None:
+def test_errors_of_every_request_are_reported(gateway: Gateway) -> None:
     gateway.router.failure = broken("the model computed NaN")
     with pytest.raises(Unanswered, match=r"POST /v1/completions failed: the model computed NaN"):
         ask(gateway)
@@ -107,7 +107,7 @@ def test_what_every_request_meets_is_told(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("failure", [EngineFailed(), EngineGone("gone"), Unavailable("busy", 1)])
-def test_what_passes_is_asked_again(gateway: Gateway, failure: Exception) -> None:
+def test_transient_errors_are_retried(gateway: Gateway, failure: Exception) -> None:
     gateway.router.failure = failure
     assert not ask(gateway)
 
@@ -120,11 +120,11 @@ class FakeEngine:
     label: str = field(default="0")
 
 
-def test_each_engine_is_asked_once_and_a_swapped_one_again(gateway: Gateway) -> None:
+def test_each_engine_gets_first_requests_once_and_again_after_a_restart(gateway: Gateway) -> None:
     engines = [FakeEngine(0), FakeEngine(1, serves=False)]
     gateway.router.engines = engines  # type: ignore[attr-defined]
     gateway.says("42")
-    ranks = lambda: [each.rank for each in gateway.router.placements]  # noqa: E731
+    ranks = lambda: [each.engine_index for each in gateway.router.placements]  # noqa: E731
 
     async def run() -> list[str]:
         failures: list[str] = []

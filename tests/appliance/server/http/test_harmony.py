@@ -127,7 +127,7 @@ def test_only_the_final_channel_is_content(gateway: Any, name: str, each: int) -
 
 
 @pytest.mark.parametrize("name", ["thought, aside, answer", "thought, aside, call", "a channel of its own"])
-def test_what_is_left_out_is_not_content_either(gateway: Any, name: str) -> None:
+def test_omitted_reasoning_is_not_content(gateway: Any, name: str) -> None:
     """No reasoning that the client did not request, and no calls in a request without tools."""
     text, expected = REPLIES[name]
     gateway.says(text)

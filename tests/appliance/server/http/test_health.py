@@ -5,7 +5,7 @@ import threading
 import msgspec
 import pytest
 
-from engine.api.messages import Failed, Loading, RankMemory, Taken
+from engine.api.messages import Failed, Loading, PhaseMemory, RankMemory
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_before_there_is_an_engine_the_service_is_starting(start_gateway, new_en
     assert (reply.status_code, reply.json()["status"], reply.json()["progress"]) == (503, "starting", 0.0)
 
 
-def test_requests_that_come_while_the_engine_loads_are_told_to_come_back(start_gateway, new_engine, eventually):
+def test_requests_during_loading_get_retry_after(start_gateway, new_engine, eventually):
     engine = new_engine()
     engine.first = [Loading("warming", 0.5)]
     gateway = start_gateway(engine.start(), ready=False)
@@ -138,7 +138,7 @@ def test_load_counts_open_requests_and_returns_to_zero(gateway, engine, eventual
     assert gateway.metric("slipway_open_requests") == 0
 
 
-def test_a_serving_engine_tells_its_memory_planned_and_real_side_by_side(start_gateway, new_engine, eventually):
+def test_a_ready_engine_reports_planned_and_real_memory(start_gateway, new_engine, eventually):
     engine = new_engine()
     engine.first = [Loading("loading", 0.5)]
     gateway = start_gateway(engine.start(), ready=False)
@@ -148,7 +148,7 @@ def test_a_serving_engine_tells_its_memory_planned_and_real_side_by_side(start_g
     engine.say(
         msgspec.structs.replace(
             engine.READY,
-            memory=(RankMemory(held, 77, planned, {"loading": Taken("cpu", 5, 9)}), RankMemory({"kv": 60}, 0)),
+            memory=(RankMemory(held, 77, planned, {"loading": PhaseMemory("cpu", 5, 9)}), RankMemory({"kv": 60}, 0)),
         )
     )
     eventually("ready", lambda: gateway.client.get("/ready").status_code == 200)

@@ -75,7 +75,7 @@ def test_tokens_of_ones_own_choice_need_logprobs_and_a_vocabulary(gateway: Any, 
         status, reply = gateway.post(path, fields)
         assert (status, reply["error"]["param"]) == (400, "logprob_token_ids")
     status, reply = gateway.post(path, {**without, "logprob_token_ids": [3]})
-    assert status == 400 and "needs logprobs" in reply["error"]["message"]
+    assert status == 400 and "requires logprobs" in reply["error"]["message"]
     gateway.says("x").post(path, {**body, "logprob_token_ids": [3, 1]})
     assert gateway.submits[-1].sampling.logprob_ids == (3, 1)
 

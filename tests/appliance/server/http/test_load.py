@@ -162,7 +162,7 @@ def test_a_background_response_counts_as_load_while_a_client_reads_it(
     assert generating.metric("slipway_open_requests") == 0
 
 
-def test_what_is_refused_and_what_does_not_hold_the_service_leaves_no_load(generating: Gateway) -> None:
+def test_rejected_requests_leave_no_load(generating: Gateway) -> None:
     """API-05"""
     assert generating.client.post("/v1/chat/completions", json={"messages": []}).status_code == 400
     assert generating.client.post("/v1/chat/completions", content=b"{").status_code == 400

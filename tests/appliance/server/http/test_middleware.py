@@ -79,7 +79,7 @@ def test_probes_want_no_key(guarded, path):
     assert guarded.client.get(path).status_code == 200
 
 
-def test_options_wants_no_key_and_allowed_origins_are_told(guarded):
+def test_options_requires_no_key_and_returns_allowed_origins(guarded):
     """RT-01 OPTIONS exempt: a browser's preflight carries no key"""
     preflight = {"origin": "https://app.example", "access-control-request-method": "POST"}
     reply = guarded.client.options("/v1/models", headers=preflight)

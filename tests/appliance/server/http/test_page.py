@@ -79,7 +79,7 @@ def test_nothing_is_fetched_from_elsewhere_and_nothing_is_inline() -> None:
     assert "url(" not in TEXTS["style.css"] and "@import" not in TEXTS["style.css"]
 
 
-def test_the_files_are_those_that_are_served_and_each_is_used() -> None:
+def test_every_page_file_is_served_and_used() -> None:
     assert {*page.FILES, page.INDEX} == set(TEXTS)
     used = set(re.findall(r'(?:src|href)="page/([^"]+)"', TEXTS["index.html"]))
     used |= {name for text in SCRIPTS.values() for name in re.findall(r'from "\./([^"]+)"', text)}
@@ -107,7 +107,7 @@ def test_the_key_is_never_part_of_an_address() -> None:
     assert SCRIPTS["api.js"].count("key()}") == 1 and "authorization: `Bearer ${key()}`" in SCRIPTS["api.js"]
 
 
-def test_what_the_page_calls_is_there(live: LiveGateway) -> None:
+def test_routes_called_by_the_page_exist(live: LiveGateway) -> None:
     """Every path of its table is a route, every metric that it reads a family."""
     block = re.search(r"export const ROUTES = \{(.*?)\n\};", SCRIPTS["api.js"], re.DOTALL)
     assert block is not None
@@ -334,17 +334,17 @@ def test_requests_of_late_are_listed_newest_first(live: LiveGateway) -> None:
 
 
 def test_a_summary_has_state_tokens_and_times() -> None:
-    from appliance.server.routing.timeline import Arrived, FirstToken, Over, Placed, Stories
+    from appliance.server.routing.timeline import Arrived, Finished, FirstToken, Placed, Timelines
 
-    stories = Stories(3)
+    timelines = Timelines(3)
     for name, at in (("a", 10.0), ("b", 11.0), ("c", 12.0), ("d", 13.0)):
-        stories.begin(f"{name}-0#1")
-        stories.add(f"{name}-0#1", at, Arrived(7, 0, 0))
-    stories.add("c-0#1", 12.5, Placed("0", 0))
-    stories.add("d-0#1", 13.25, FirstToken())
-    stories.add("b-0#1", 11.5, FirstToken())
-    stories.add("b-0#1", 12.0, Over("length", 9))
-    told = {one["id"]: one for one in (story.summary(14.0) for story in stories.newest())}
+        timelines.begin(f"{name}-0#1")
+        timelines.add(f"{name}-0#1", at, Arrived(7, 0, 0))
+    timelines.add("c-0#1", 12.5, Placed("0", 0))
+    timelines.add("d-0#1", 13.25, FirstToken())
+    timelines.add("b-0#1", 11.5, FirstToken())
+    timelines.add("b-0#1", 12.0, Finished("length", 9))
+    told = {one["id"]: one for one in (timeline.summary(14.0) for timeline in timelines.newest())}
     assert list(told) == ["d-0", "c-0", "b-0"]
     assert told["b-0"] == {
         **{"id": "b-0", "state": "over", "prompt_tokens": 7, "tokens": 9, "finish": "length"},

@@ -71,7 +71,7 @@ def test_usage_of_completions(gateway: Any, compat: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/score"])
-def test_usage_of_what_pools(embedder: Any, compat: str, path: str) -> None:
+def test_usage_of_pooling_routes(embedder: Any, compat: str, path: str) -> None:
     body = {"text_1": "hello", "text_2": "world"} if path == "/score" else {"input": ["hello", "world"]}
     usage = embedder.post(path, body)[1]["usage"]
     assert usage["completion_tokens"] == 0 and "prompt_tokens_details" in usage

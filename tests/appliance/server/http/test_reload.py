@@ -19,7 +19,7 @@ from cryptography import x509
 from appliance.config.effects import EFFECTS
 from appliance.config.gateway import ConnectionLimits, SamplingDefaults, SecretRef, Tls
 from appliance.config.live_keys import FIELDS
-from appliance.runtime.gateway_control import Answer, Hamper, Take, ask
+from appliance.runtime.gateway_control import Answer, ApplyConfig, ThrottleJournal, send_message
 from appliance.security.keys import read_keys
 from appliance.server.process import load_text
 from tests.appliance.certificates import write_certificate
@@ -84,7 +84,7 @@ class World:
         statuses: list[int] = []
         thread = threading.Thread(target=lambda: statuses.append(self.complete().status_code))
         thread.start()
-        until("it is held, or refused", lambda: self.gateway.service.router.held == 1 or bool(statuses))
+        until("it is held, or refused", lambda: self.gateway.service.router.pending == 1 or bool(statuses))
         self.engine.start()
         thread.join()
         until("it is back", lambda: self.gateway.service.router.serves)
@@ -107,7 +107,7 @@ class World:
 
     def can_be_hampered(self) -> bool:
         """Return True if `slipway chaos` can slow down the disk."""
-        return asyncio.run(ask(str(self.folder / "c"), Hamper(0.0, 0.0), 30)).error == ""
+        return asyncio.run(send_message(str(self.folder / "c"), ThrottleJournal(0.0, 0.0), 30)).error == ""
 
     def aborts_without_client(self) -> bool:
         """Return True if a request with a key is aborted soon after its client disconnected."""
@@ -350,7 +350,7 @@ CASES: dict[str, Seen] = {
     ),
     "observability.log_requests": seen(lambda w: w.logged("parameters of completions"), False, True, log_requests=True),
     "observability.log_outputs": seen(lambda w: w.logged("choice 0 (length)"), False, True, log_outputs="final"),
-    "observability.stories": seen(World.remembered, 200, 404, stories=0),
+    "observability.stories": seen(World.remembered, 200, 404, timelines=0),
     "observability.vllm_metrics": seen(
         lambda w: "vllm:num_requests_running" in w.gateway.client.get("/metrics").text, True, False, vllm_metrics=False
     ),
@@ -403,7 +403,7 @@ def placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def tell(world: World, **values: Any) -> Answer:
     wanted = msgspec.structs.replace(world.gateway.service.config, **placed(values, world.folder))
-    return asyncio.run(ask(str(world.folder / "c"), Take(wanted), 30))
+    return asyncio.run(send_message(str(world.folder / "c"), ApplyConfig(wanted), 30))
 
 
 def test_every_live_key_is_tried_here() -> None:
@@ -422,7 +422,7 @@ def test_a_live_key_takes_effect_in_a_running_gateway(world: Callable[..., World
     assert case.look(there) == case.after
 
 
-def test_open_streams_keep_what_they_began_with(world: Callable[..., World]) -> None:
+def test_open_streams_keep_their_settings(world: Callable[..., World]) -> None:
     """Keys, limits, names and the template change under a stream"""
     there = world()
     there.engine.holding = True
@@ -445,15 +445,15 @@ def test_open_streams_keep_what_they_began_with(world: Callable[..., World]) -> 
     assert '"model":"tiny"' in lines[-2]
 
 
-def test_what_cannot_be_taken_changes_nothing(world: Callable[..., World]) -> None:
+def test_a_rejected_reload_changes_nothing(world: Callable[..., World]) -> None:
     there = world(api_keys=of_file("one.txt"))
     before = there.gateway.service.config
     (there.folder / "empty.txt").write_text("\n")
     for wrong, said in (
-        ({"api_keys": of_file("empty.txt")}, "holds no key"),
+        ({"api_keys": of_file("empty.txt")}, "contains no key"),
         ({"api_keys": of_file("absent.txt")}, "cannot be read"),
         ({"chat_template": "absent.jinja"}, "absent.jinja"),
-        ({"max_context": 32}, "max_context of a running gateway"),
+        ({"max_context": 32}, "max_context can only be changed by a restart"),
         ({"journal": "one.txt/j"}, "lifecycle.journal.folder"),
     ):
         assert said in tell(there, max_choices=1, names=("other",), **wrong).error

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.server.http.sse import DONE, KEEP_ALIVE, Envelope, EventStream, guarded, record
+from appliance.server.http.sse import DONE, KEEP_ALIVE, ChunkEncoder, EventStream, guarded, record
 
 
 def collected(records: AsyncIterator[bytes]) -> list[bytes]:
@@ -42,7 +42,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_an_envelope_renders_what_the_whole_object_would_be(text: str) -> None:
+def test_the_chunk_encoder_matches_a_full_serialization(text: str) -> None:
     """The bytes are equal for any text in the parts that are rendered once and in the parts that vary."""
     for head in ({"id": "cmpl-1", "model": "demo"}, {"id": text, "model": f"]}}{text}"}, {text: [[]]}):
         for more in ({}, {"usage": {"total_tokens": 3}}, {"system_fingerprint": text, "ids": [1, 2]}):
@@ -53,7 +53,7 @@ def test_an_envelope_renders_what_the_whole_object_would_be(text: str) -> None:
                     plain = plain.replace(raw, f"\\u{ord(raw):04x}")
                 event = f"id: {event_id}\n" if event_id else ""
                 wanted = f"{event}data: {plain}\n\n".encode()
-                assert Envelope(head, "choices").record(item, more, event_id) == wanted
+                assert ChunkEncoder(head, "choices").record(item, more, event_id) == wanted
                 assert record({**head, "choices": [item], **more}, event_id) == wanted
 
 
@@ -62,7 +62,7 @@ def test_half_a_character_is_no_json_in_an_envelope_either(text: str) -> None:
     with pytest.raises(TypeError):
         record({"choices": [text]})
     with pytest.raises(TypeError):
-        Envelope({}, "choices").record(text, {})
+        ChunkEncoder({}, "choices").record(text, {})
 
 
 class Client:
@@ -188,7 +188,7 @@ def test_an_error_is_the_last_record_before_the_terminator() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.001, 5.0])
-def test_a_stream_that_is_left_stops_what_it_waits_for(pause_s: float) -> None:
+def test_a_disconnected_stream_cancels_its_source(pause_s: float) -> None:
     ended: list[Any] = []
 
     async def endless() -> AsyncIterator[bytes]:

@@ -80,7 +80,7 @@ def takes(compiler: Compiler, gateway: Any, grammar: Any, text: str) -> bool:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_each_spelling_is_the_language_that_it_says(gateway: Any, compiler: Compiler, path: str) -> None:
+def test_each_form_selects_its_grammar(gateway: Any, compiler: Compiler, path: str) -> None:
     """SO-01, RE-05, STR-02: alone, and after reasoning where the model supports reasoning"""
     for name, (body, right, wrong) in CASES.items():
         status, reply = gateway.says("x").post(path, {**ROUTES[path], **body, "n": 2, "temperature": 1})
@@ -117,10 +117,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "grammar": (outputs(grammar="start: missing"), "missing"),
     "choice": (outputs(choice=[]), "empty"),
     "nesting": (form(json.loads('{"items":' * 150 + "{}" + "}" * 150)), "nested too deep"),
-    "backend": (outputs(regex="a", _backend="outlines"), "leave _backend out"),
-    "both kinds of white space": (outputs(json={}, disable_any_whitespace=True, whitespace_pattern=" "), "exclude"),
+    "backend": (outputs(regex="a", _backend="outlines"), "Leave _backend out"),
+    "both kinds of white space": (outputs(json={}, disable_any_whitespace=True, whitespace_pattern=" "), "combined"),
     "tag": ({"response_format": {"type": "structural_tag"}}, "format must be an object whose type"),
-    "tag as text": (outputs(structural_tag="[1"), "no JSON"),
+    "tag as text": (outputs(structural_tag="[1"), "not valid JSON"),
     "size": (outputs(choice=["x" * 5000]), "limits.grammar_size allows 4096"),
 }
 
@@ -190,7 +190,7 @@ def test_forced_call_wins_over_a_response_format(gateway: Any, compiler: Compile
     assert takes(compiler, gateway, grammar, call) and not takes(compiler, gateway, grammar, '{"age": 3}')
     several = {name: value for name, value in body.items() if name != "response_format"} | outputs(json=PERSON)
     status, reply = gateway.post("/v1/chat/completions", several)
-    assert status == 400 and "exclude each other" in reply["error"]["message"]
+    assert status == 400 and "cannot be combined" in reply["error"]["message"]
 
 
 def test_forced_call_wins_in_every_api(gateway: Any, compiler: Compiler) -> None:

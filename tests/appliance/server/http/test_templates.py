@@ -39,12 +39,10 @@ def test_a_template_of_the_checkpoint_that_fails_is_an_error_of_the_server(
     assert "fault of the served model, not of the request" in reply["error"]["message"]
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     failure = "its chat template fails (UndefinedError in line 2); correct it or set model.chat_template"
-    assert told == [f"the model is at fault: {failure}"]
+    assert told == [f"fault in a file of the model: {failure}"]
 
 
-def test_clients_do_not_retry_what_the_operator_has_to_correct(
-    tmp_path: Path, make_gateway: Callable[..., Gateway]
-) -> None:
+def test_clients_do_not_retry_operator_errors(tmp_path: Path, make_gateway: Callable[..., Gateway]) -> None:
     gateway = with_template(tmp_path, make_gateway, BROKEN)
 
     async def call() -> httpx.Response:
@@ -63,7 +61,7 @@ def test_clients_do_not_retry_what_the_operator_has_to_correct(
         ({"messages": [{**USER, "role": "forbidden"}]}, "messages"),
     ],
 )
-def test_what_the_request_brings_is_an_error_of_the_request(
+def test_errors_of_request_templates_are_request_errors(
     make_gateway: Callable[..., Gateway], fields: dict[str, Any], param: str
 ) -> None:
     gateway = make_gateway(trust_request_chat_template=True)
@@ -79,7 +77,7 @@ def test_what_the_request_brings_is_an_error_of_the_request(
         ({"documents": [{"title": "x"}]}, "documents"),
     ],
 )
-def test_a_request_that_is_unusual_is_told_what_the_template_may_fail_on(
+def test_template_errors_mention_unusual_request_parts(
     tmp_path: Path, make_gateway: Callable[..., Gateway], fields: dict[str, Any], param: str
 ) -> None:
     source = "{{ 'a' + (more or '') + (documents[0].text if documents else '') + messages[0].content }}"

@@ -185,7 +185,7 @@ def test_history_of_function_calls(gateway: Any) -> None:
     assert prompts[0] == prompts[1]
 
 
-def test_function_call_that_cannot_be(gateway: Any) -> None:
+def test_invalid_function_call_is_rejected(gateway: Any) -> None:
     assert fault(gateway, functions=[FUNCTION], tools=[TOOL])["param"] == "functions"
     assert fault(gateway, functions=[])["param"] == "functions"
     assert fault(gateway, functions=[FUNCTION], function_call={"name": "x"})["param"] == "function_call"
@@ -238,7 +238,7 @@ def test_history_of_custom_calls(gateway: Any) -> None:
     assert prompts[0] == prompts[1]
 
 
-def test_custom_tools_that_cannot_be(gateway: Any) -> None:
+def test_invalid_custom_tools_are_rejected(gateway: Any) -> None:
     lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"'}}
     for wrong in (lark, {"type": "text2"}, {"type": "grammar"}, {"type": "grammar", "grammar": {"syntax": ["regex"]}}):
         tool = {"type": "custom", "custom": {"name": "run", "format": wrong}}
@@ -304,7 +304,7 @@ def test_chunks_before_the_usage_say_null(make_gateway: Any, path: str) -> None:
     assert all(chunk["usage"] for chunk in make_gateway(compat="openai").says("hello").stream(path, body))
 
 
-def test_role_of_a_message_that_goes_on(make_gateway: Any) -> None:
+def test_role_of_a_continued_message(make_gateway: Any) -> None:
     for compat, role in (("openai", "assistant"), ("vllm", "user")):
         gateway = make_gateway(compat=compat).says("x")
         assert choice(gateway, continue_final_message=True)["message"]["role"] == role

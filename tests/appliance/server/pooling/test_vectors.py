@@ -75,7 +75,7 @@ def test_a_matrix_is_written_row_by_row():
     assert nested(pooled(range(6), (3, 2))) == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_similarities_are_those_of_torch():
+def test_similarities_match_torch():
     generator = torch.Generator().manual_seed(3)
     first, second = torch.randn(2, 64, generator=generator, dtype=torch.float64)
     left, right = first.tolist(), second.tolist()

@@ -20,7 +20,7 @@ def starts() -> list[int]:
     return found
 
 
-def test_what_was_written_is_read() -> None:
+def test_written_records_are_read() -> None:
     read = unframed(FILE)
     assert (read.records, read.skipped, read.torn) == (RECORDS, 0, False)
 
@@ -45,7 +45,7 @@ def test_one_flipped_bit_costs_one_record() -> None:
         assert (read.skipped, read.torn) == ((0, True) if hit == len(RECORDS) - 1 else (1, False)), at
 
 
-def test_a_hole_is_one_stretch_and_what_is_no_record_in_it_is_never_read() -> None:
+def test_a_damaged_range_is_skipped_once() -> None:
     edges = starts()
     data = FILE[: edges[10] + 3] + b"\0" * 5000 + MAGIC * 9 + FILE[edges[20] :]
     read = unframed(data)
@@ -66,7 +66,7 @@ class Written:
         return unframed(self.log.path.read_bytes()).records
 
 
-def test_records_are_on_the_disk_when_it_says_so_and_are_there_again(tmp_path: Path) -> None:
+def test_flushed_records_survive_a_reopen(tmp_path: Path) -> None:
     one = Written(tmp_path / "deep" / "j")
     for record in RECORDS:
         one.log.append(framed(record))
@@ -91,7 +91,7 @@ def test_one_process_writes_a_file(tmp_path: Path) -> None:
     one.log.stop()
 
 
-def test_a_file_is_written_anew_with_what_came_behind(tmp_path: Path) -> None:
+def test_a_rewritten_file_contains_later_records(tmp_path: Path) -> None:
     one = Written(tmp_path / "j")
     for record in RECORDS:
         one.log.append(framed(record))

@@ -9,9 +9,9 @@ from appliance.server.routing.admission import (
     UNKNOWN_S,
     WINDOW_S,
     Admission,
-    Ahead,
-    Drain,
-    Pace,
+    DrainRate,
+    LatencyEstimate,
+    QueueAhead,
     loading_retry_after_s,
     retry_after_s,
 )
@@ -42,7 +42,7 @@ def test_retry_after_is_whole_seconds_within_bounds(seconds, told):
 
 def drained(queue, starts, tokens=10):
     """Return a drain in which `queue` requests wait from 100 s on, and one starts each second after that."""
-    drain = Drain()
+    drain = DrainRate()
     for _ in range(queue):
         drain.enter(100.0)
     for number in range(starts):
@@ -51,7 +51,7 @@ def drained(queue, starts, tokens=10):
 
 
 def test_without_a_measured_start_nothing_is_known():
-    assert Drain().requests_s(7, 100.0) is None and Drain().tokens_s(7, 100.0) is None
+    assert DrainRate().requests_s(7, 100.0) is None and DrainRate().tokens_s(7, 100.0) is None
 
 
 def test_time_to_drain_follows_the_measured_rate():
@@ -63,7 +63,7 @@ def test_time_to_drain_follows_the_measured_rate():
 
 def test_a_burst_is_no_rate_of_thousands():
     """H-8 starts of the last moment count as starts within one second"""
-    drain = Drain()
+    drain = DrainRate()
     for _ in range(4):
         drain.enter(100.0)
     for _ in range(4):
@@ -74,7 +74,7 @@ def test_a_burst_is_no_rate_of_thousands():
 def test_time_in_which_nothing_waits_counts_for_nothing():
     """Ten requests, an hour apart, each with its first token after half a second: the rate is two a second, not ten
     an hour."""
-    drain = Drain()
+    drain = DrainRate()
     for hour in range(10):
         drain.enter(3600.0 * hour)
         drain.start(3600.0 * hour + 0.5, 7)
@@ -90,7 +90,7 @@ def test_a_queue_that_does_not_move_gets_longer():
     assert drain.requests_s(1, 145.5) == WINDOW_S
 
 
-def test_those_that_leave_are_no_starts():
+def test_cancelled_requests_do_not_count_as_starts():
     drain = drained(20, 0)
     for _ in range(20):
         drain.leave(110.0)
@@ -101,9 +101,9 @@ def test_those_that_leave_are_no_starts():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_rate_is_what_brute_force_counts(seed):
+def test_the_rate_matches_brute_force(seed):
     """Random events, compared with a brute-force list of all moments, searched second by second."""
-    rng, drain, now, inside = random.Random(seed), Drain(), 50.0, 0
+    rng, drain, now, inside = random.Random(seed), DrainRate(), 50.0, 0
     spans, starts, busy = [], [], 0.0
     for _ in range(400):
         pause = rng.choice((0.0, 0.25, 1.0, 8.0))
@@ -138,65 +138,65 @@ def ask(prompt=100, min_tokens=0, **deadlines):
 
 def paced():
     """At 110 s: one request of 100 tokens starts each second; prompts alone take 0.2 s, a token 0.05 s."""
-    pace = Pace(drained(100, 10, 100))
-    pace.measured(100, Timing(1.0, 2.0, 2.2, 2.2 + 9 * 0.05), 10)
-    return pace
+    latency = LatencyEstimate(drained(100, 10, 100))
+    latency.record(100, Timing(1.0, 2.0, 2.2, 2.2 + 9 * 0.05), 10)
+    return latency
 
 
 def test_a_request_that_the_queue_makes_late_is_refused_with_the_delay():
-    late = paced().late([ask(ttft_deadline=115.0)], Ahead(8, 800), 110.0)
+    late = paced().missed_deadline([ask(ttft_deadline=115.0)], QueueAhead(8, 800), 110.0)
     assert (late.field, late.given_s, late.expected_s) == ("ttft_deadline_ms", 5.0, pytest.approx(8.2))
     assert late.excess_s == pytest.approx(3.2)
     assert str(late) == (
         "This request cannot meet its ttft_deadline_ms: about 8,200 ms are expected and 5,000 ms are left; 8 requests "
-        "with 800 prompt tokens wait before it. Retry later, or give it more time."
+        "with 800 prompt tokens are queued before it. Retry later or increase the deadline."
     )
 
 
 @pytest.mark.parametrize(("left_s", "late"), [(8.1, True), (8.3, False)])
-def test_what_can_be_met_is_taken(left_s, late):
-    found = paced().late([ask(ttft_deadline=110.0 + left_s)], Ahead(8, 800), 110.0)
+def test_requests_with_feasible_deadlines_are_admitted(left_s, late):
+    found = paced().missed_deadline([ask(ttft_deadline=110.0 + left_s)], QueueAhead(8, 800), 110.0)
     assert (found is not None) == late
-    assert (paced().late([ask(deadline=110.0 + left_s)], Ahead(8, 800), 110.0) is not None) == late
+    assert (paced().missed_deadline([ask(deadline=110.0 + left_s)], QueueAhead(8, 800), 110.0) is not None) == late
 
 
 @pytest.mark.parametrize(("left_s", "late"), [(10.1, True), (10.3, False)])
 def test_the_least_reply_counts_for_the_end_and_not_for_the_first_token(left_s, late):
     asked = ask(min_tokens=41, ttft_deadline=118.5, deadline=110.0 + left_s)
-    found = paced().late([asked], Ahead(8, 800), 110.0)
+    found = paced().missed_deadline([asked], QueueAhead(8, 800), 110.0)
     assert found is None if not late else (found.field, found.expected_s) == ("deadline_ms", pytest.approx(10.2))
 
 
 def test_the_wait_uses_the_faster_of_request_and_token_rates():
     """After short prompts, one long prompt is not refused, and neither are many short ones after long ones."""
     asked = ask(ttft_deadline=115.0)
-    assert paced().late([asked], Ahead(2, 90_000), 110.0) is None
-    assert paced().late([asked], Ahead(2000, 90), 110.0) is None
-    assert paced().late([asked], Ahead(2000, 90_000), 110.0) is not None
+    assert paced().missed_deadline([asked], QueueAhead(2, 90_000), 110.0) is None
+    assert paced().missed_deadline([asked], QueueAhead(2000, 90), 110.0) is None
+    assert paced().missed_deadline([asked], QueueAhead(2000, 90_000), 110.0) is not None
 
 
 def test_while_nothing_waits_and_before_anything_is_known_nothing_is_late():
     asked = ask(ttft_deadline=110.01, min_tokens=50)
-    assert paced().late([asked], Ahead(0, 0), 110.0) is None
-    assert Pace(Drain()).late([asked], Ahead(9, 900), 110.0) is None
+    assert paced().missed_deadline([asked], QueueAhead(0, 0), 110.0) is None
+    assert LatencyEstimate(DrainRate()).missed_deadline([asked], QueueAhead(9, 900), 110.0) is None
 
 
-def test_what_was_computed_since_the_last_start_is_no_longer_ahead():
-    pace = Pace(drained(100, 10, 100))
+def test_progress_since_the_last_start_reduces_the_queue():
+    latency = LatencyEstimate(drained(100, 10, 100))
     waits = []
     for later in (0.0, 2.0, 4.0):
-        late = pace.late([ask(ttft_deadline=0.0)], Ahead(8, 800), 110.0 + later)
+        late = latency.missed_deadline([ask(ttft_deadline=0.0)], QueueAhead(8, 800), 110.0 + later)
         waits.append(late.expected_s)
     # 10 starts in 10 s, in 12 s, in 14 s: the rate falls, and 2 s and 4 s of the work are done
     assert waits == [pytest.approx(8.0), pytest.approx(9.6 - 2), pytest.approx(11.2 - 4)]
 
 
 def test_a_prompt_is_compared_with_prompts_that_are_not_much_shorter():
-    pace = Pace(drained(100, 10, 100))
-    pace.measured(4, Timing(1.0, 2.0, 2.1, 2.1), 1)  # 25 ms a token, nearly all of it the step's own
-    assert pace.late([ask(prompt=4000, ttft_deadline=119.0)], Ahead(8, 800), 110.0) is None
-    pace.measured(2000, Timing(1.0, 2.0, 3.0, 3.0), 1)
-    late = pace.late([ask(prompt=4000, ttft_deadline=119.0)], Ahead(8, 800), 110.0)
+    latency = LatencyEstimate(drained(100, 10, 100))
+    latency.record(4, Timing(1.0, 2.0, 2.1, 2.1), 1)  # 25 ms a token, nearly all of it the step's own
+    assert latency.missed_deadline([ask(prompt=4000, ttft_deadline=119.0)], QueueAhead(8, 800), 110.0) is None
+    latency.record(2000, Timing(1.0, 2.0, 3.0, 3.0), 1)
+    late = latency.missed_deadline([ask(prompt=4000, ttft_deadline=119.0)], QueueAhead(8, 800), 110.0)
     assert late.expected_s == pytest.approx(8 + 2)
 
 

@@ -90,26 +90,30 @@ def test_a_rank_pins_all_choices_to_its_engine_however_loaded(routed, new_engine
         engine.holding = True
 
     async def body(router):
-        pinned = router.generate_all([submit(str(number)) for number in range(4)], Placement(rank=2, session="s"))
+        pinned = router.generate_all(
+            [submit(str(number)) for number in range(4)], Placement(engine_index=2, session="s")
+        )
         assert [generation.engine.index for generation in pinned] == [2, 2, 2, 2]
         assert router.generate(submit("free")).engine.index == 0
 
     routed(engines, body)
 
 
-@pytest.mark.parametrize(("count", "rank", "possible"), [(2, 2, "0 to 1"), (2, -1, "0 to 1"), (1, 7, "0 only")])
-def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(routed, new_engine, count, rank, possible):
+@pytest.mark.parametrize(("count", "engine_index", "possible"), [(2, 2, "0 to 1"), (2, -1, "0 to 1"), (1, 7, "0 only")])
+def test_an_unknown_engine_index_is_rejected_with_valid_ones(routed, new_engine, count, engine_index, possible):
     """RT-06 out of range"""
 
     async def body(router):
-        with pytest.raises(RequestError, match=rf"{rank}: .*possible: {possible} \(parallelism.data is {count}\)"):
-            router.generate(submit(), Placement(rank))
+        with pytest.raises(
+            RequestError, match=rf"{engine_index}.*Possible: {possible} \(parallelism.data is {count}\)"
+        ):
+            router.generate(submit(), Placement(engine_index))
         assert router.open == 0
 
     routed([new_engine().start() for _ in range(count)], body)
 
 
-def test_a_rank_whose_engine_is_down_is_not_served_by_another(routed, new_engine):
+def test_a_selected_engine_that_is_down_is_not_replaced(routed, new_engine):
     """RT-06 a pinned request does not move"""
     first, second = new_engine().start(), new_engine().start()
 
@@ -117,9 +121,9 @@ def test_a_rank_whose_engine_is_down_is_not_served_by_another(routed, new_engine
         await asyncio.to_thread(first.die)
         await until(lambda: not router.engines[0].serves)
         with pytest.raises(Unavailable, match=r"Engine 0.*restarting.*Leave the header out") as refused:
-            router.generate(submit(), Placement(rank=0))
+            router.generate(submit(), Placement(engine_index=0))
         assert int(refused.value.headers["Retry-After"]) >= 1
-        await router.generate(submit(), Placement(rank=1)).aclose()
+        await router.generate(submit(), Placement(engine_index=1)).aclose()
 
     routed([first, second], body)
 
@@ -151,7 +155,7 @@ def test_a_session_stays_on_its_engine_and_leaves_it_only_while_it_is_down(route
     routed(engines, body)
 
 
-def test_the_load_is_that_of_all_engines_that_serve(routed, new_engine):
+def test_the_load_covers_all_ready_engines(routed, new_engine):
     """RT-06 what endpoint-load-metrics reports"""
     engines = [new_engine().start() for _ in range(2)]
 
@@ -378,7 +382,7 @@ async def collected(generation):
         return [id async for delta in generation for id in delta.ids]
 
 
-def test_requests_wait_for_the_next_engine_and_go_on_behind_their_last_token(routed, engine):
+def test_requests_resume_on_the_next_engine_after_their_last_token(routed, engine):
     """A crash is a pause: nothing is lost, repeated or changed"""
     engine.holding = True
 
@@ -392,13 +396,13 @@ def test_requests_wait_for_the_next_engine_and_go_on_behind_their_last_token(rou
             emitted += gain
             await until(lambda emitted=emitted: all(len(g.emitted) == emitted for g in router._generations()))
             await asyncio.to_thread(engine.die)
-            await until(lambda: router.held == 5)
+            await until(lambda: router.pending == 5)
             assert router.waiting == 0 and router.open == 5
             engine.start()
             await until(lambda: len(engine.open) == 5)
         await asyncio.to_thread(engine.give, 9)
         assert await asyncio.gather(*reading) == [list(range(100, 120 + number)) for number in range(5)]
-        assert router.open == router.held == 0
+        assert router.open == router.pending == 0
 
     routed([engine], body)
 
@@ -417,7 +421,7 @@ def test_tokens_from_before_an_engine_crash_are_delivered_first(routed, engine):
         await until(lambda: router.engines[0].client.stats.step == 4)
         await asyncio.to_thread(engine.die)
         rest = asyncio.ensure_future(collected(generation))
-        await until(lambda: router.held == 1)
+        await until(lambda: router.pending == 1)
         engine.start()
         await until(lambda: engine.open)
         assert engine.submits[-1].emitted == (100, 101, 102, 103)
@@ -435,10 +439,10 @@ def test_a_client_that_leaves_while_its_request_waits_is_forgotten(routed, engin
         reading = asyncio.ensure_future(collected(generation))
         await until(lambda: engine.open)
         await asyncio.to_thread(engine.die)
-        await until(lambda: router.held == 1)
+        await until(lambda: router.pending == 1)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        assert router.held == router.open == 0
+        assert router.pending == router.open == 0
         engine.start()
         await until(lambda: router.serves)
         assert len(engine.submits) == 1
@@ -457,11 +461,11 @@ def test_requests_that_wait_when_the_service_ends_are_aborted_or_fail(routed, en
         reading = [asyncio.ensure_future(last(each)) for each in router.generate_all([submit("a"), submit("b")])]
         await until(lambda: len(engine.open) == 2)
         await asyncio.to_thread(engine.die)
-        await until(lambda: router.held == 2)
+        await until(lambda: router.pending == 2)
         router.abort_all()
         assert await asyncio.gather(*reading) == ["abort", "abort"]
         left = asyncio.ensure_future(collected(router.generate(submit("c"))))
-        await until(lambda: router.held == 1)
+        await until(lambda: router.pending == 1)
         await router.stop()
         with pytest.raises(EngineFailed):
             await left
@@ -474,10 +478,10 @@ def test_a_pinned_request_waits_for_its_own_engine(routed, new_engine):
     first.holding = second.holding = True
 
     async def body(router):
-        reading = asyncio.ensure_future(collected(router.generate(submit(), Placement(rank=0))))
+        reading = asyncio.ensure_future(collected(router.generate(submit(), Placement(engine_index=0))))
         await until(lambda: first.open)
         await asyncio.to_thread(first.die)
-        await until(lambda: router.held == 1)
+        await until(lambda: router.pending == 1)
         assert not second.open
         first.start()
         await until(lambda: first.open)
@@ -490,13 +494,13 @@ def test_a_pinned_request_waits_for_its_own_engine(routed, new_engine):
 POISON = 666
 
 
-@pytest.mark.parametrize("begins", [(), (7, 8)])
-def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finish(routed, new_engine, caplog, begins):
+@pytest.mark.parametrize("decoder_start_ids", [(), (7, 8)])
+def test_a_poison_request_is_isolated_and_the_others_finish(routed, new_engine, caplog, decoder_start_ids):
     """Poison quarantine over real sockets: an engine that crashes on one prompt, restarted each time. Health checks
     of an encoder-decoder engine include an encoder input."""
     engine = new_engine().start()
     engine.holding, engine.poison = True, POISON
-    pardons = []
+    crash_exemptions = []
 
     async def life(router):
         """Gives tokens, and restarts after each crash on the poison token."""
@@ -513,26 +517,31 @@ def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finis
         living = asyncio.create_task(life(router))
         good = [asyncio.ensure_future(collected(router.generate(submit(f"g{n}", max_tokens=40)))) for n in range(9)]
         bad = asyncio.ensure_future(collected(router.generate(submit("bad", prompt=(1, POISON)))))
-        with pytest.raises(Quarantined, match="quarantined") as refused:
+        with pytest.raises(Quarantined, match="is isolated") as refused:
             await bad
         assert refused.value.status == 422
         with pytest.raises(Quarantined):
             router.generate(submit("again", prompt=(1, POISON)))
         assert await asyncio.gather(*good) == [list(range(100, 140))] * 9
         living.cancel()
-        assert router.open == router.held == 0 and not router.isolation.quarantine.on
+        assert router.open == router.pending == 0 and not router.isolation.quarantine.on
 
-    routed([engine], body, begins=begins, pardon=lambda program, crashes, kind: pardons.append((program, kind)))
+    routed(
+        [engine],
+        body,
+        decoder_start_ids=decoder_start_ids,
+        exempt=lambda program, crashes, kind: crash_exemptions.append((program, kind)),
+    )
     controls = {(one.prompt, one.source) for one in engine.submits if one.id.startswith("control#")}
-    assert controls == {((0, *begins), 1 if begins else 0)}
+    assert controls == {((0, *decoder_start_ids), 1 if decoder_start_ids else 0)}
     deaths = [[key.partition("#")[0] for key in keys] for keys in engine.deaths]
     assert deaths[-2:] == [["bad"], ["bad"]], "it crashed the engine alone"
     assert len(deaths) <= 8
-    kinds = [kind for program, kind in pardons if program == "engine-0"]
+    kinds = [kind for program, kind in crash_exemptions if program == "engine-0"]
     assert kinds.count("attributed") == 2, "the crashes before the tests"
     assert kinds.count("expected") - kinds.count("cancelled") == len(deaths) - 2, "each crash of a test was announced"
     assert "restored" not in kinds
-    assert "request bad is quarantined" in caplog.text
+    assert "request bad is isolated" in caplog.text
 
 
 def test_an_engine_swap_is_not_a_crash_and_requests_wait_until_it_is_over(routed, engine):
@@ -550,13 +559,13 @@ def test_an_engine_swap_is_not_a_crash_and_requests_wait_until_it_is_over(routed
             router.expect_end(0)
             assert not router.has_swapped(0)
             await asyncio.to_thread(engine.die)
-            await until(lambda: router.held)
+            await until(lambda: router.pending)
             assert router.accepts and not router.isolation.quarantine.on
             await asyncio.to_thread(engine.start)
             await until(lambda: router.has_swapped(0))
         router.expect_end(0)
         await asyncio.to_thread(engine.die)
-        await until(lambda: router.held)
+        await until(lambda: router.pending)
         new = asyncio.ensure_future(collect(router.generate(submit("new"))))
         await asyncio.to_thread(engine.start)
         await until(lambda: len(engine.open) == 2)
@@ -600,7 +609,7 @@ def test_requests_end_at_their_deadline_whatever_the_engine_does(routed, engine,
         if placed:
             await until(lambda: engine.open)
         assert [delta.finish for delta in await reading] == ["deadline"]
-        assert router.open == router.held == 0
+        assert router.open == router.pending == 0
         if placed:
             await until(lambda: engine.aborted)
 
@@ -623,7 +632,7 @@ def test_a_client_that_does_not_read_does_not_keep_its_request_out_of_a_resumed_
         await asyncio.to_thread(engine.give, 4)
         await first
         await asyncio.to_thread(engine.die)
-        await until(lambda: router.held == 1)
+        await until(lambda: router.pending == 1)
         engine.start()
         await until(lambda: engine.open)
         assert engine.submits[-1].emitted == (100, 101, 102, 103)

@@ -2,23 +2,23 @@
 
 import pytest
 
-from appliance.cli.why import spell_ms, story_lines
+from appliance.cli.why import format_ms, timeline_lines
 from appliance.server.routing.timeline import (
-    MOST_EVENTS,
+    MAX_EVENTS,
     Arrived,
+    Finished,
     FirstToken,
     Interrupted,
-    Over,
     Placed,
-    Stories,
-    Story,
+    Timeline,
+    Timelines,
 )
-from engine.api.events import Admitted, Blocked, Ended, Preempted, Queued, Told
+from engine.api.events import Admitted, Blocked, Ended, Preempted, Queued, TimelineEvents
 
 
-def story() -> Story:
-    found = Story("r-0")
-    for at, what in (
+def timeline() -> Timeline:
+    found = Timeline("r-0")
+    for at, event in (
         (5.0, Arrived(4096, 0, 3)),
         (5.0, Placed("0", 0)),
         (5.1, Queued(4096, 0, 2)),
@@ -32,14 +32,14 @@ def story() -> Story:
         (14.3, Queued(4096, 41, 0)),
         (14.3, Admitted(1, 4137, 0)),
         (15.3, Ended("stop", 80)),
-        (15.3, Over("stop", 80)),
+        (15.3, Finished("stop", 80)),
     ):
-        found.add(at, what)
+        found.add(at, event)
     return found
 
 
-def test_time_is_summed_up_by_what_it_was_spent_on() -> None:
-    told = story().told()
+def test_time_is_summed_by_state() -> None:
+    told = timeline().as_dict()
     assert told["spent_ms"] == {
         "gateway": 200.0, "queued": 500.0, "blocked": 300.0, "prefill": 500.0, "decode": 2100.0, "preempted": 500.0,
         "held": 6200.0,
@@ -49,58 +49,59 @@ def test_time_is_summed_up_by_what_it_was_spent_on() -> None:
 
 
 def test_it_reads_as_a_time_line() -> None:
-    assert list(story_lines(story().told())) == [
-        "r-0: 10.3 s (200 ms in the gateway, 500 ms queued, 300 ms first to wait, 500 ms computing the prompt, "
-        "2,100 ms giving tokens, 500 ms preempted, 6,200 ms held without an engine)",
-        "        0 ms  arrives with 4,096 prompt tokens; 3 others under way",
-        "        0 ms  engine 0 takes it",
+    assert list(timeline_lines(timeline().as_dict())) == [
+        "r-0: 10.3 s (200 ms in the gateway, 500 ms queued, 300 ms first in the queue, 500 ms prefill, "
+        "2,100 ms decode, 500 ms preempted, 6,200 ms waiting for an engine)",
+        "        0 ms  arrives with 4,096 prompt tokens; 3 others in progress",
+        "        0 ms  assigned to engine 0",
         "      100 ms  queued with 4,096 prompt tokens, behind 2 others",
-        "      600 ms  first to wait: KV cache full, 12 blocks needed and 3 free; most are held by a-0 (40), b-0 (22)",
-        "      900 ms  runs from step 17 on; 3,200 of 4,096 tokens were cached",
+        "      600 ms  first in the queue: KV cache full, 12 blocks needed and 3 free; "
+        "the largest users are a-0 (40), b-0 (22)",
+        "      900 ms  scheduled in step 17; 3,200 of 4,096 tokens were cached",
         "    1,400 ms  first token",
         "    2,000 ms  preempted at 4,130 tokens in step 60: d-0 needs its KV blocks",
-        "    2,500 ms  runs from step 66 on; 4,100 of 4,130 tokens were cached",
-        "    3,000 ms  engine 0 is gone behind token 41 (killed): it is held",
-        "    9,200 ms  engine 1 takes it, behind token 41",
-        "    9,300 ms  queued with 4,096 prompt tokens and 41 of its reply",
-        "    9,300 ms  runs from step 1 on; nothing of it was cached",
+        "    2,500 ms  scheduled in step 66; 4,100 of 4,130 tokens were cached",
+        "    3,000 ms  engine 0 exited after token 41 (killed): queued again",
+        "    9,200 ms  assigned to engine 1, after token 41",
+        "    9,300 ms  queued with 4,096 prompt tokens and 41 reply tokens",
+        "    9,300 ms  scheduled in step 1; no tokens were cached",
         "      10.3 s  ends (stop) with 80 tokens",
-        "      10.3 s  over (stop) with 80 tokens",
+        "      10.3 s  finished (stop) with 80 tokens",
     ]
-    assert spell_ms(10_000) == "10.0 s"
+    assert format_ms(10_000) == "10.0 s"
 
 
 def test_the_last_ones_are_remembered_and_each_with_its_beginning_and_end() -> None:
-    stories = Stories(3)
+    timelines = Timelines(3)
     for number in range(5):
-        stories.begin(f"r{number}-0#{number}")
-        stories.add(f"r{number}-0#{number}", 1.0, Arrived(1, 0, 0))
-    assert [bool(list(stories.of(f"r{number}"))) for number in range(5)] == [False, False, True, True, True]
-    for number in range(MOST_EVENTS * 2):
-        stories.add("r4-0#4", 2.0 + number, Preempted(number, number, ""))
-    (found,) = stories.of("r4-0")
-    told = found.told()
-    assert len(told["events"]) == MOST_EVENTS and told["left_out"] == MOST_EVENTS + 1
-    assert told["events"][0]["type"] == "arrived" and told["events"][-1]["step"] == MOST_EVENTS * 2 - 1
-    assert list(story_lines(told))[-1] == "  (201 events in the middle are not remembered)"
-    none = Stories(0)
+        timelines.begin(f"r{number}-0#{number}")
+        timelines.add(f"r{number}-0#{number}", 1.0, Arrived(1, 0, 0))
+    assert [bool(list(timelines.of(f"r{number}"))) for number in range(5)] == [False, False, True, True, True]
+    for number in range(MAX_EVENTS * 2):
+        timelines.add("r4-0#4", 2.0 + number, Preempted(number, number, ""))
+    (found,) = timelines.of("r4-0")
+    told = found.as_dict()
+    assert len(told["events"]) == MAX_EVENTS and told["left_out"] == MAX_EVENTS + 1
+    assert told["events"][0]["type"] == "arrived" and told["events"][-1]["step"] == MAX_EVENTS * 2 - 1
+    assert list(timeline_lines(told))[-1] == "  (201 events in the middle were dropped)"
+    none = Timelines(0)
     none.begin("a-0#1")
     none.add("a-0#1", 0.0, FirstToken())
     assert not list(none.of("a"))
 
 
 def test_engines_tell_by_the_routers_keys_and_clients_read_their_own_ids() -> None:
-    stories = Stories(9)
+    timelines = Timelines(9)
     for key in ("a-0#1", "b-0#2"):
-        stories.begin(key)
-    stories.told(Told((
+        timelines.begin(key)
+    timelines.add_reported(TimelineEvents((
         ("a-0#1", 1.0, Blocked("blocks", 2, 1, (("b-0#2", 7),))),
         ("a-0#1", 2.0, Preempted(3, 9, "b-0#2")),
         ("gone#7", 2.0, Queued(1, 0, 0)),
     )))  # fmt: skip
-    (found,) = stories.of("a")
-    assert [str(what) for _, what in found.events] == [
-        "first to wait: KV cache full, 2 blocks needed and 1 free; most are held by b-0 (7)",
+    (found,) = timelines.of("a")
+    assert [str(event) for _, event in found.events] == [
+        "first in the queue: KV cache full, 2 blocks needed and 1 free; the largest users are b-0 (7)",
         "preempted at 9 tokens in step 3: b-0 needs its KV blocks",
     ]
 

@@ -329,7 +329,7 @@ def test_digits_of_a_call_are_the_models_own(gateway: Any) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_thinking_that_is_omitted_comes_back_by_its_signature(gateway: Any, streamed: bool) -> None:
+def test_omitted_thinking_is_restored_from_its_signature(gateway: Any, streamed: bool) -> None:
     """AN-04: nothing of it is sent, and the next prompt has it."""
     gateway.says(f"{THOUGHT}hi", each=2)
     body = {**BASE, "thinking": {"type": "adaptive", "display": "omitted"}}
@@ -343,7 +343,7 @@ def test_thinking_that_is_omitted_comes_back_by_its_signature(gateway: Any, stre
     assert "<think>\nuser wants weather\n</think>\n\nhi<|im_end|>" in prompt_text(gateway)
 
 
-def test_thinking_that_is_disabled_is_not_asked_for_and_not_shown(gateway: Any) -> None:
+def test_disabled_thinking_is_neither_generated_nor_shown(gateway: Any) -> None:
     gateway.says(f"{THOUGHT}hi")
     body = {"thinking": {"type": "disabled"}}
     assert whole(gateway, body)["content"] == [{"type": "text", "text": "hi"}]
@@ -444,12 +444,12 @@ def test_system_prompts_and_turns_of_one_role_are_joined(gateway: Any) -> None:
         ({"max_tokens": 257}, "max_tokens=257 cannot be greater"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_its_place(gateway: Any, body: dict[str, Any], where: str) -> None:
+def test_invalid_requests_are_rejected_with_their_place(gateway: Any, body: dict[str, Any], where: str) -> None:
     """AN-07"""
     assert where in refusal(gateway, {**BASE, **body})
 
 
-def test_a_call_cannot_be_gone_on_with(gateway: Any) -> None:
+def test_a_call_cannot_be_continued(gateway: Any) -> None:
     call = {"type": "tool_use", "id": "t", "name": "get_weather", "input": {}}
     assert "tool_result" in refusal(
         gateway, {**TOOLS, "messages": [*BASE["messages"], {"role": "assistant", "content": [call]}]}
@@ -682,7 +682,7 @@ def test_the_official_client_raises_the_class_of_the_error(
 # Alternative routes
 
 
-def test_models_have_the_fields_of_both_apis_for_who_says_its_version(gateway: Any) -> None:
+def test_models_have_fields_of_both_apis_for_versioned_clients(gateway: Any) -> None:
     """AN-13"""
 
     async def listed(client: anthropic.AsyncAnthropic) -> Any:

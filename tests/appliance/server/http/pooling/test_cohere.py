@@ -87,7 +87,7 @@ def test_a_long_text_is_truncated_at_the_requested_side(gateway, extra, kept):
         ({"texts": ["x"], "input_type": "other"}, "input_type"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_its_field(gateway, body, param):
+def test_unsupported_requests_are_rejected_with_their_field(gateway, body, param):
     """B5.3 parameters outside of the supported range"""
     assert refusal(gateway, body)[1] == param
     assert not gateway.submits
@@ -118,7 +118,7 @@ def test_a_type_of_input_without_prompts_follows_the_profile(make_pooling):
     assert make_pooling("embed", compat="openai").post(URL, body)[0] == 200
 
 
-def test_coheres_client_raises_what_it_should(gateway):
+def test_the_cohere_client_raises_the_expected_errors(gateway):
     with pytest.raises(cohere.errors.BadRequestError, match="output_dimension"):
         client_of(
             gateway,

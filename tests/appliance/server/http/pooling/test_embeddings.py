@@ -62,7 +62,7 @@ def test_cached_tokens_are_reported_in_the_openai_profile(make_pooling):
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 9, "cache_write_tokens": 18}
 
 
-def test_a_batch_says_what_each_text_says_alone(embedder):
+def test_a_batch_has_the_same_results_as_single_texts(embedder):
     """EM-02 order"""
     together = [one["embedding"] for one in embedder.post(URL, {"input": TEXTS})[1]["data"]]
     alone = [embedder.post(URL, {"input": text})[1]["data"][0]["embedding"] for text in TEXTS]
@@ -79,7 +79,7 @@ def test_replies_that_come_out_of_order_are_put_in_order(embedder):
     assert [one["embedding"] for one in reply["data"]] == [vector(embedder, text) for text in TEXTS]
 
 
-def test_ids_are_what_their_text_is(embedder):
+def test_token_ids_have_the_same_result_as_their_text(embedder):
     """EM-03 ids and texts"""
     ids = [embedder.tokenizer.encode(text) for text in TEXTS]
     texts = embedder.post(URL, {"input": TEXTS})[1]
@@ -177,7 +177,7 @@ def test_ids_are_cut_as_they_are(embedder):
         ({"input": "hello", "deadline_ms": 0}, "deadline_ms"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_its_field(embedder, body, param):
+def test_unsupported_requests_are_rejected_with_their_field(embedder, body, param):
     """EM-06 empty inputs; B5.1 fields"""
     assert refusal(embedder, body)[1] == param
     assert not embedder.submits
@@ -249,7 +249,7 @@ def test_a_client_that_is_gone_ends_all_its_sequences(embedder):
     assert all(generation.closed for generation in embedder.router.generations)
 
 
-def test_a_gateway_that_ends_says_so(embedder):
+def test_a_gateway_that_shuts_down_reports_it(embedder):
     embedder.router.reply = lambda submit: [Delta(submit.id, finish="abort")]
     status, _ = embedder.post(URL, {"input": "hello"})
     assert status == 503
@@ -261,7 +261,7 @@ def test_a_passed_deadline_is_reported(embedder):
     assert status == 504 and embedder.submits[0].deadline is not None
 
 
-def test_what_the_engine_is_told(embedder):
+def test_the_engine_gets_the_request_options(embedder):
     """B5.1 priority, salt, owner of every sequence; B5.2 nothing is generated"""
     body = {"input": TEXTS, "priority": 4, "cache_salt": "pepper", "request_id": "mine"}
     _, reply = embedder.post(URL, body)
@@ -310,7 +310,7 @@ def test_a_text_longer_than_a_window_is_embedded_in_pieces(make_pooling):
     assert gateway.post("/v2/embed", {"texts": ["hello " * 12, "x"], "truncate": "NONE"})[0] == 200
 
 
-def test_the_length_that_vectors_have_may_be_asked_for(embedder):
+def test_the_native_vector_length_is_allowed_as_dimensions(embedder):
     """EM-05 the model's own length"""
     assert embedder.post(URL, {"input": "hello", "dimensions": WIDTH})[0] == 200
 
@@ -372,7 +372,7 @@ def test_a_type_of_input_puts_the_models_prompt_in_front(make_pooling, kind, pre
     assert list(gateway.submits[0].prompt) == gateway.tokenizer.encode(prefix + "world")
 
 
-def test_a_models_default_prompt_goes_without_being_asked_for(make_pooling):
+def test_the_default_prompt_is_applied_automatically(make_pooling):
     gateway = make_pooling("embed", prompts=PROMPTS, default_prompt="Classification")
     gateway.post(URL, {"input": ["world", "answer"]})
     assert [list(one.prompt) for one in gateway.submits] == [
@@ -399,7 +399,7 @@ TYPES = {"float32": "f4", "float16": "f2", "bfloat16": "u2", "fp8_e4m3": "u1", "
 
 @pytest.mark.parametrize("endianness", ["native", "little", "big"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_bytes_lie_where_the_header_says(embedder, dtype, endianness):
+def test_bytes_are_at_the_offsets_of_the_header(embedder, dtype, endianness):
     """B5.2 bytes and bytes_only"""
     body = {"input": TEXTS, "embed_dtype": dtype, "endianness": endianness}
     reply = raw(embedder, {**body, "encoding_format": "bytes"})
@@ -424,7 +424,7 @@ def test_bytes_lie_where_the_header_says(embedder, dtype, endianness):
 # Vectors of tokens
 
 
-def test_a_model_of_token_vectors_gives_matrices(make_pooling):
+def test_a_token_vector_model_returns_matrices(make_pooling):
     """B5.2 token_embed"""
     gateway = make_pooling("token_embed", "score")
     _, reply = gateway.post(URL, {"input": TEXTS[:2]})
@@ -433,7 +433,7 @@ def test_a_model_of_token_vectors_gives_matrices(make_pooling):
         assert np.allclose(one["embedding"], unit(tokens(submit.prompt)), atol=1e-6)
 
 
-def test_late_chunking_gives_a_vector_of_each_part(embedder):
+def test_late_chunking_returns_a_vector_per_chunk(embedder):
     """B5.2 late_chunking_params"""
     _, reply = embedder.post(URL, {"input": "the answer is 42", "late_chunking_params": {"chunk_size": 3}})
     (submit,) = embedder.submits
@@ -451,7 +451,7 @@ def test_late_chunking_needs_vectors_of_tokens(make_pooling):
 # /pooling and /classify
 
 
-def test_pooling_gives_what_the_task_gives(make_pooling):
+def test_pooling_returns_the_result_of_the_task(make_pooling):
     """B5.4 tasks"""
     gateway = make_pooling("embed", "token_embed", "token_classify")
     for task, asked in ((None, "embed"), ("token_embed", "token_embed"), ("token_classify", "token_classify")):
@@ -462,7 +462,7 @@ def test_pooling_gives_what_the_task_gives(make_pooling):
             assert np.allclose(one["data"], values(submit), atol=1e-6)
 
 
-def test_pooling_refuses_what_is_not_its_own(make_pooling):
+def test_pooling_rejects_fields_of_other_routes(make_pooling):
     """B5.4 task and dimensions"""
     gateway = make_pooling("classify")
     message, param = refusal(gateway, {"input": "x", "task": "embed"}, "/pooling")
@@ -504,8 +504,8 @@ def test_the_parameters_are_logged_without_the_texts(make_pooling, caplog):
     assert line.fields == {"encoding_format": "base64"}
 
 
-def test_the_official_client_raises_what_it_should(embedder):
-    with pytest.raises(openai.BadRequestError, match="dimensions=3 is not possible"):
+def test_the_official_client_raises_the_expected_errors(embedder):
+    with pytest.raises(openai.BadRequestError, match="dimensions=3 is not supported"):
         embedder.openai(lambda client: client.embeddings.create(model="qwen", input="hello", dimensions=3))
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         embedder.openai(lambda client: client.embeddings.create(model="absent", input="hello"))

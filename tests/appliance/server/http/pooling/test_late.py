@@ -68,7 +68,7 @@ def alike(query, document):
 
 
 @pytest.mark.parametrize("expands", [False, True])
-def test_scores_are_those_of_the_closest_tokens(make_late, colbert, expands):
+def test_scores_use_the_closest_tokens(make_late, colbert, expands):
     """SC-02"""
     gateway = make_late(expands=expands)
     status, reply = gateway.post("/score", {"text_1": QUERY, "text_2": DOCUMENTS})
@@ -119,12 +119,12 @@ def test_a_request_may_cut_further(make_late, colbert):
         ({"messages": [{"role": "user", "content": "x"}], "input_type": "query"}, "input"),
     ],
 )
-def test_a_text_whose_kind_is_not_known_is_refused(make_late, body, param):
+def test_a_text_without_input_type_is_rejected(make_late, body, param):
     gateway = make_late()
     status, reply = gateway.post("/v1/embeddings", body)
     assert (status, reply["error"]["param"]) == (400, param) and not gateway.submits
 
 
-def test_a_tokenizer_without_the_marker_says_so(make_late):
+def test_a_tokenizer_without_the_marker_is_an_error(make_late):
     status, reply = make_late(markers=("[X] ", "[D] ")).post("/score", {"text_1": "a", "text_2": "b"})
-    assert status == 400 and "no token '[X] '" in reply["error"]["message"]
+    assert status == 400 and "needs the token '[X] '" in reply["error"]["message"]

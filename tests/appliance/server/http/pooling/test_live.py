@@ -43,7 +43,7 @@ def test_a_full_queue_refuses_a_batch_whole(start_gateway, engine, eventually):
     assert vectors(replies[0]) == VECTORS and len(engine.submits) == 3
 
 
-def test_an_engine_that_dies_costs_nothing_but_time(start_gateway, engine, new_engine, eventually):
+def test_pooling_survives_an_engine_crash(start_gateway, engine, new_engine, eventually):
     engine.holding = True
     gateway = start_gateway(engine, **MODEL)
     replies = []

@@ -47,7 +47,7 @@ def test_a_model_serves_what_its_tasks_allow(make_pooling, tasks, compat):
     assert {path for path in BODIES if path in paths} == SERVED[tasks]
 
 
-def test_a_model_that_generates_says_that_it_does_not_pool(make_gateway):
+def test_a_generative_model_rejects_pooling(make_gateway):
     """H-7 no 5xx for a task that the model does not support"""
     gateway = make_gateway(compat="openai")
     for path, body in BODIES.items():
@@ -119,13 +119,13 @@ def test_invocations_name_the_bodies_that_the_model_takes(make_pooling, tasks):
 @pytest.mark.parametrize(
     ("tasks", "body", "told"),
     [
-        (("classify",), {"prompt": "hello"}, "`prompt` needs a model that serves generate; this one serves classify"),
-        (("classify",), {"query": "a", "documents": ["b"]}, "`query` and `documents` needs a model that serves score"),
-        (("generate",), {"text_1": "a", "text_2": "b"}, "needs a model that serves score; this one serves generate"),
-        (("token_classify",), {"texts": ["a"]}, "`texts` needs a model that serves embed; this one"),
+        (("classify",), {"prompt": "hello"}, "requires a model that serves generate; this one serves classify"),
+        (("classify",), {"query": "a", "documents": ["b"]}, "`query` and `documents` requires a model that serves"),
+        (("generate",), {"text_1": "a", "text_2": "b"}, "requires a model that serves score; this one serves generate"),
+        (("token_classify",), {"texts": ["a"]}, "`texts` requires a model that serves embed; this one"),
     ],
 )
-def test_invocations_of_another_model_say_which(make_pooling, tasks, body, told):
+def test_invocations_of_another_task_name_the_tasks(make_pooling, tasks, body, told):
     """H-7 no 5xx for a task that the model does not support"""
     status, reply = make_pooling(*tasks).post("/invocations", body)
     assert status == 400 and told in reply["error"]["message"]

@@ -178,7 +178,7 @@ def test_vectors_are_compared_by_their_angle(embedder):
     assert given == pytest.approx(torch.cosine_similarity(rows[:1], rows[1:]).tolist(), abs=1e-9)
 
 
-def test_vectors_are_compared_as_the_model_says(make_pooling):
+def test_vectors_are_compared_with_the_model_similarity(make_pooling):
     gateway = make_pooling("embed", "score", similarity="dot", activation="none")
     (given,) = scores(gateway, {"text_1": QUERY, "text_2": "stop", "use_activation": False})
     one, other = (values(submit).astype("f4").astype(float) for submit in gateway.submits)
@@ -226,7 +226,7 @@ def test_a_template_joins_the_pair(make_pooling, tmp_path):
     )
 
 
-def test_a_model_of_templates_without_one_says_so(make_pooling, bert, tmp_path):
+def test_a_reranker_without_its_template_is_an_error(make_pooling, bert, tmp_path):
     (tmp_path / "tokenizer.json").write_text((bert / "tokenizer.json").read_text())
     gateway = make_pooling("classify", "score", labels=1, pairs="template", model=str(tmp_path))
     message, _ = refusal(gateway, {"text_1": "a", "text_2": "b"})
@@ -269,7 +269,7 @@ def test_documents_come_from_the_best_on(crosser, url):
 
 
 @pytest.mark.parametrize(("top", "count"), [(None, 3), (0, 3), (2, 2), (9, 3)])
-def test_as_many_documents_come_as_are_wanted(crosser, top, count):
+def test_top_n_limits_the_documents(crosser, top, count):
     """B6 top_n"""
     assert len(crosser.post("/rerank", {**RANK, "top_n": top})[1]["results"]) == count
 

@@ -36,7 +36,7 @@ def test_the_string_is_decoded_however_it_is_cut(text, spaced, escaped):
     assert "".join(map(reader.feed, written)) == text
 
 
-def test_escapes_of_every_kind_in_any_order_are_what_json_says():
+def test_escapes_are_decoded_like_json():
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     pieces = ["\\ud83c\\udf89", "\\u00e9", "\\n", '\\"', "\\\\", "x", "\\/", "\\u005C", "\\uD83D\\uDE00", " "]
@@ -57,11 +57,11 @@ def test_escapes_of_every_kind_in_any_order_are_what_json_says():
         ("\\ud83d\\ud83d\\ude00", "?😀"),
     ],
 )
-def test_half_of_a_pair_cannot_be_sent_and_takes_nothing_with_it(inside, text):
+def test_half_of_a_surrogate_pair_is_dropped_alone(inside, text):
     reader = JsonString()
     assert "".join(map(reader.feed, f'{{"input": "{inside}"}}rest')) == text
 
 
 @pytest.mark.parametrize("written", ["", "{}", "[]", "17", '{"input": 3}', "{"])
-def test_what_has_no_string_gives_nothing(written):
+def test_input_without_a_string_yields_nothing(written):
     assert "".join(map(JsonString().feed, written)) == ""

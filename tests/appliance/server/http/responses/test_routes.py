@@ -283,7 +283,7 @@ def test_a_custom_tool_is_a_bound_function_of_one_text(gateway):
     assert grammar is not None and "[a-z]+" in grammar.text
     assert reply["tools"] == [{**NOTE, "format": form}]
     error = refused(gateway, tools=[{**NOTE, "format": {**form, "syntax": "lark"}}])
-    assert error["param"] == "tools" and "possible is regex" in error["message"]
+    assert error["param"] == "tools" and "Use regex" in error["message"]
 
 
 # Input
@@ -383,19 +383,19 @@ def test_an_unfinished_last_thought_is_continued(gateway):
 @pytest.mark.parametrize(
     ("item", "words"),
     [
-        ({"type": "mcp_call", "id": "x"}, "items of type 'mcp_call' are not possible; possible are message, reasoning"),
+        ({"type": "mcp_call", "id": "x"}, "items of type 'mcp_call' are not supported. Allowed: message, reasoning"),
         ({"type": "message", "role": "critic", "content": "x"}, "input[0].role must be user, assistant, system or"),
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "the model takes text only"),
-        ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "possible are input_text, output_text"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "the model accepts only text"),
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "Allowed: input_text, output_text"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "needs a string in 'text'"),
         ({"role": "user", "content": 3}, "must be a string or a list of parts"),
         ({"type": "function_call", "call_id": "c", "name": "f"}, "arguments must be a string"),
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "call_id must be a non-empty string"),
-        ({"type": "reasoning", "summary": [], "encrypted_content": "x"}, "encrypts no reasoning"),
-        ({"type": "item_reference", "id": "msg_1"}, "no item with id 'msg_1' is kept"),
+        ({"type": "reasoning", "summary": [], "encrypted_content": "x"}, "encrypted reasoning is not supported"),
+        ({"type": "item_reference", "id": "msg_1"}, "no item with id 'msg_1' is stored"),
     ],
 )  # fmt: skip
-def test_items_that_cannot_be_are_named(gateway, item, words):
+def test_unsupported_items_are_named(gateway, item, words):
     error = refused(gateway, input=[item])
     assert words in error["message"] and error["param"] == "input" and error["type"] == "invalid_request_error"
 
@@ -506,7 +506,7 @@ def test_effort_reaches_the_template(gateway):
     assert prompt(gateway).endswith("<|im_start|>assistant\n")
 
 
-def test_sampling_fields_act_and_are_told(gateway):
+def test_sampling_fields_apply_and_are_returned(gateway):
     gateway.says("hello")
     reply = whole(gateway, temperature=0.5, top_p=0.25, seed=7, top_k=3, presence_penalty=0.5, stop=["END"])
     sampling = gateway.submits[-1].sampling
@@ -519,7 +519,7 @@ def test_sampling_fields_act_and_are_told(gateway):
     assert gateway.router.generations[-1].stopped
 
 
-def test_what_is_told_back_is_what_was_asked(gateway):
+def test_the_response_repeats_the_request_fields(gateway):
     gateway.says("hello")
     told = {"metadata": {"a": "b"}, "user": "u", "safety_identifier": "s", "prompt_cache_key": "p", "max_tool_calls": 3,
             "max_output_tokens": 9, "instructions": "Be short", "parallel_tool_calls": False}  # fmt: skip

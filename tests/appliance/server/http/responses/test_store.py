@@ -128,7 +128,7 @@ def given(gateway: Gateway, id: str, tokens: int) -> None:
     until(f"{tokens} tokens of {id}", has)
 
 
-def test_a_response_is_retrieved_as_it_ended_and_its_events_behind_every_number(start, engine):
+def test_a_response_and_its_events_can_be_retrieved_after_every_number(start, engine):
     """RS-11"""
     gateway = start(engine)
     told = stream(gateway).all()
@@ -309,7 +309,7 @@ def test_a_chain_carries_items_and_no_instructions(start, engine):
     assert created(gateway, input="three", previous_response_id=second["id"]), "a chain has all of its items"
 
 
-def test_a_response_that_is_not_over_cannot_be_gone_on_from(start, engine):
+def test_an_unfinished_response_cannot_be_continued(start, engine):
     engine.holding = True
     gateway = start(engine)
     id = created(gateway, background=True)["id"]
@@ -379,7 +379,7 @@ def test_the_store_survives_gateways_and_other_models(start, engine):
     three = start(engine, outputs_sha256="another")
     assert get(three, final["id"]) == final
     refused = three.client.get(f"{PATH}/{final['id']}?stream=true")
-    assert refused.status_code == 400 and "was changed since" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "has changed" in refused.json()["error"]["message"]
     created(three, previous_response_id=final["id"])
 
 
@@ -416,7 +416,7 @@ def test_a_store_that_is_full_of_running_ones_keeps_no_more(start, engine):
     assert final["store"] is False and get(gateway, final["id"], 404)
 
 
-def test_a_client_that_leaves_frees_the_engine_and_may_come_back(start, engine):
+def test_a_disconnected_client_frees_the_engine_and_can_resume(start, engine):
     """RSP-01"""
     engine.holding = True
     gateway = start(engine)
@@ -546,7 +546,7 @@ def test_an_idempotency_key_is_one_response(start, engine):
     assert hidden["store"] is False and get(gateway, hidden["id"], 404)
 
 
-def test_ids_of_clients_are_taken_unless_they_are_taken_already(start, engine):
+def test_client_ids_are_used_unless_they_exist(start, engine):
     gateway = start(engine)
     reply = [gateway.client.post(PATH, json=BODY, headers={"X-Request-Id": "mine"}).json()["id"] for _ in range(2)]
     assert reply[0] == "resp_mine" and reply[1] != "resp_mine"
@@ -609,7 +609,7 @@ def test_many_at_once_keep_apart(start, engine):
     assert all(get(gateway, reply["id"]) == reply for reply in replies)
 
 
-def test_a_response_that_goes_on_has_the_prompt_that_it_had(start, engine, tmp_path):
+def test_a_resumed_response_keeps_its_prompt(start, engine, tmp_path):
     """A template that renders differently each time, like templates that insert the time"""
     template = tmp_path / "template"
     template.write_text("{{ 'hello ' * (range(1, 500) | random) }}{{ messages[0].content }}")
