@@ -2,8 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 import orjson
 from fastapi import APIRouter, Request
@@ -14,20 +14,20 @@ from appliance.observability.log import Subject
 from appliance.server.anthropic.blocks import Blocks, Thoughts
 from appliance.server.anthropic.request import chat_request, conversation, own_name, renamed
 from appliance.server.chat.conversation import conversation_ids, render
-from appliance.server.chat.prompt import ChatPlan, plan_chat
+from appliance.server.chat.prompt import ChatPlan, Served, plan_chat
 from appliance.server.chat.stream import ChatChoice, Piece
 from appliance.server.chat.window import check_text
 from appliance.server.errors.anthropic import REQUEST_ID, message_error
 from appliance.server.errors.api import Unavailable, is_unexpected
 from appliance.server.http.body import json_body, read_body
-from appliance.server.http.disconnect import until_disconnect
-from appliance.server.http.durable import start
-from appliance.server.http.reply import CompletionLog, Source, load_header, served
+from appliance.server.http.pipeline import admit, log_request, receive_durable, respond, route_durable
+from appliance.server.http.reply import Reply
 from appliance.server.http.service import Service, service_of
-from appliance.server.http.sse import EventStream, record
+from appliance.server.http.sse import record
 from appliance.server.reply_store.records import Identity
 from appliance.server.schema.messages import CountRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
 from engine.api.errors import RequestError
+from engine.api.messages import Delta
 
 router = APIRouter(tags=["messages"])
 
@@ -52,65 +52,50 @@ def _thoughts(body: MessagesRequest) -> Thoughts:
             return "dropped" if other.type == "disabled" else "shown"
 
 
-class MessageReply:
-    """One running request: its content blocks and the usage so far."""
+class MessageReply(Reply[list[dict[str, Any]]]):
+    """Formatter of one reply. A piece is the stream events of a delta."""
+
+    keep_alive: ClassVar[bytes] = PING
 
     def __init__(
-        self,
-        service: Service,
-        subject: Subject,
-        body: MessagesRequest,
-        plan: ChatPlan,
-        identity: Identity,
-        source: Source,
+        self, service: Service, subject: Subject, body: MessagesRequest, plan: ChatPlan, identity: Identity
     ) -> None:
-        self.service = service
-        self.subject = subject
         self.body = body
         self.plan = plan
-        self.id = f"msg_{identity.request_id}"
+        self.identity = identity
         self.blocks = Blocks(identity.salt, _thoughts(body))
         self.state = ChatChoice(service.text.tokenizer, plan)
-        self.source = source
         self.last: Piece | None = None
-        self._completion_log = CompletionLog(service, subject, len(plan.prompts[0].ids))
+        self._is_aborted = False
+        super().__init__(service, subject, body, len(plan.prompts[0].ids), [self.state.choice])
 
-    async def pieces(self) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yield the stream events of each delta and add them to the complete content."""
-        try:
-            async for _, delta in self.source.deltas():
-                self._completion_log.take(delta)
-                cut = delta.finish == "abort"
-                taken = self.state.take(replace(delta, finish=None) if cut else delta)
-                self.last = taken.piece
-                events = self.blocks.take(taken.events)
-                if taken.piece.finish is not None:
-                    events += self.blocks.end()
-                if self.state.choice.stopped:
-                    self.source.stop(0)
-                self._log()
-                yield events
-                if cut:  # this API has no stop_reason for an aborted reply
-                    raise Unavailable(
-                        "The service is shutting down and ended this reply early. Repeat the request.", RETRY_AFTER_S
-                    )
-        finally:
-            if self.source.counts:
-                self._count()
+    def fresh(self) -> "MessageReply":
+        return MessageReply(self.service, self.subject, self.body, self.plan, self.identity)
 
-    def _log(self) -> None:
-        if self.service.config.log_outputs == "off" or self.last is None or not self.source.counts:
-            return
-        self.service.log.delta(self.subject, 0, self.last.text)
-        if self.last.finish is not None:
-            whole = orjson.dumps(self.blocks.whole()).decode()
-            self.service.log.final(self.subject, 0, whole, self.last.finish)
+    def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+        self._is_aborted = delta.finish == "abort"
+        taken = self.state.take(replace(delta, finish=None) if self._is_aborted else delta)
+        self.last = taken.piece
+        events = self.blocks.take(taken.events)
+        if taken.piece.finish is not None:
+            events += self.blocks.end()
+        return events
 
-    def _count(self) -> None:
-        self.service.metrics.request_done(1, self.state.choice.tokens)
-        self._completion_log.log([self.state.choice])
-        if self.plan.tools.calls is not None:
-            self.service.metrics.tool_calls(bool(self.body.stream), self.blocks.has_calls(streamed=False))
+    def check(self) -> None:
+        if self._is_aborted:  # this API has no stop_reason for an aborted reply
+            raise Unavailable(
+                "The service is shutting down and ended this reply early. Repeat the request.", RETRY_AFTER_S
+            )
+
+    def logged(self, index: int) -> Iterable[tuple[str, str | None]]:
+        assert self.last is not None, "it took a delta"
+        return ((self.last.text, self.last.finish),)
+
+    def logged_whole(self, index: int) -> str:
+        return orjson.dumps(self.blocks.whole()).decode()
+
+    def calls_found(self) -> Sequence[bool]:
+        return () if self.plan.tools.calls is None else (self.blocks.has_calls(streamed=False),)
 
     def _ending(self, *, streamed: bool) -> dict[str, Any]:
         """Return stop_reason and stop_sequence.
@@ -148,66 +133,53 @@ class MessageReply:
         return usage
 
     def _message(self, content: list[dict[str, Any]], ending: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
-        head = {"id": self.id, "type": "message", "role": "assistant", "model": self.service.config.names[0]}
+        name = f"msg_{self.identity.request_id}"
+        head = {"id": name, "type": "message", "role": "assistant", "model": self.service.config.names[0]}
         return {**head, "content": content, **ending, "usage": usage | {"service_tier": "standard"}}
 
-    async def records(self) -> AsyncIterator[bytes]:
-        """Yield the stream records.
+    def opening(self, event_id: str) -> Iterable[bytes]:
+        usage = {"input_tokens": len(self.plan.prompts[0].ids), "output_tokens": 0}
+        message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
+        yield event({"type": "message_start", "message": message}, event_id) + PING
 
-        The events of one delta are sent in one piece and the last one has the ID, so that a client that resumes after
-        an event gets everything that follows it.
+    def record(self, piece: list[dict[str, Any]], event_id: str) -> bytes:
+        """Return the events of one delta in one piece.
+
+        The last one has the ID, so that a client that resumes after an event gets everything that follows it.
         """
-        if not self.source.skips_opening:
-            usage = {"input_tokens": len(self.plan.prompts[0].ids), "output_tokens": 0}
-            message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
-            yield event({"type": "message_start", "message": message}, self.source.event_id()) + PING
-        try:
-            async for events in self.pieces():
-                if not self.source.seen and events:
-                    yield b"".join(map(event, events[:-1])) + event(events[-1], self.source.event_id())
-        except Exception as error:  # outermost handler of the stream: report any failure and end the stream
-            if is_unexpected(error):
-                self.service.log.unexpected(self.subject, error)
-            failure = message_error(error, self.subject.request_id)
-            yield b"".join(map(event, [*self.blocks.close(), failure]))
-            return
-        if not self.source.skips_usage:
-            delta = {"type": "message_delta", "delta": self._ending(streamed=True), "usage": self._usage()}
-            yield event(delta) + event({"type": "message_stop"}, self.source.event_id(usage=True))
+        return b"".join(map(event, piece[:-1])) + event(piece[-1], event_id) if piece else b""
 
-    async def whole(self) -> dict[str, Any]:
-        async with self.source:
-            async for _ in self.pieces():
-                pass
+    def closing(self, event_id: str) -> Iterable[bytes]:
+        delta = {"type": "message_delta", "delta": self._ending(streamed=True), "usage": self._usage()}
+        yield event(delta) + event({"type": "message_stop"}, event_id)
+
+    def failure(self, error: Exception) -> bytes:
+        if is_unexpected(error):
+            self.service.log.unexpected(self.subject, error)
+        return b"".join(map(event, [*self.blocks.close(), message_error(error, self.subject.request_id)]))
+
+    def whole(self) -> dict[str, Any]:
         return self._message(self.blocks.whole(), self._ending(streamed=False), self._usage())
 
 
+def plan_message(body: MessagesRequest, served: Served) -> ChatPlan:
+    """Return the parsed request. Raise RequestError with the field names of the Messages API."""
+    chat = chat_request(body)
+    try:
+        planned = plan_chat(chat, served)
+    except RequestError as error:
+        raise renamed(error) from error
+    return dataclasses.replace(planned, bound_by=own_name(planned.bound_by))
+
+
 async def create_message(service: Service, request: Request, body: MessagesRequest) -> Response:
-    service.model_name(body.model)
-    subject = request.state.subject
-
-    def plan(request_id: str) -> ChatPlan:
-        chat = chat_request(body)
-        try:
-            planned = plan_chat(chat, served(service, request, request_id))
-        except RequestError as error:
-            raise renamed(error) from error
-        return dataclasses.replace(planned, bound_by=own_name(planned.bound_by))
-
-    def build(planned: ChatPlan, identity: Identity, source: Source) -> MessageReply:
-        return MessageReply(service, subject, body, planned, identity, source)
-
-    reply, headers = await start(service, request, body, "messages", plan, build)
-    headers = {**headers, REQUEST_ID: subject.request_id}
-    if service.config.log_requests:
-        hidden = {"messages", "system", "tools"}
-        service.log.request(subject, "messages", body.model_dump(exclude=hidden, exclude_unset=True, mode="json"))
-    if body.stream:
-        pause_s = service.config.stream_keep_alive_s
-        return EventStream(reply.records(), reply.source, headers, pause_s=pause_s, sign=PING)
-    whole = await until_disconnect(request, reply.whole())
-    headers = {**headers, **load_header(service, request)}
-    return Response(orjson.dumps(whole), headers=headers, media_type="application/json")
+    call = receive_durable(service, request, body, body.model, "messages")
+    plan = await asyncio.to_thread(plan_message, body, call.context)
+    await admit(call, plan)
+    routed = await route_durable(call, plan.submits)
+    log_request(call, body, {"messages", "system", "tools"})
+    reply = MessageReply(service, call.subject, body, plan, routed.identity)
+    return await respond(call, body, routed, reply, {REQUEST_ID: call.subject.request_id})
 
 
 def _counted(service: Service, body: CountRequest) -> int:

@@ -107,6 +107,10 @@ class Plan:
     bound_by: str = ""  # request field that the grammar of all choices comes from, or ""
 
     @property
+    def submits(self) -> tuple[Submit, ...]:
+        return tuple(submit for prompt in self.prompts for submit in prompt.submits)
+
+    @property
     def grammar(self) -> Grammar | None:
         return self.prompts[0].submits[0].grammar
 

@@ -1,6 +1,6 @@
 """POST /v2/embed of Cohere's API (docs/pooling.md)."""
 
-from functools import partial
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -8,15 +8,18 @@ from starlette.responses import Response
 
 from appliance.server.cohere.request import plan_embed, typed
 from appliance.server.http.body import json_body, read_body
+from appliance.server.http.pipeline import as_json
 from appliance.server.http.service import Service, service_of
-from appliance.server.pooling.pooled import as_json, pool
+from appliance.server.pooling.pooled import pool, receive_pooling
 from appliance.server.schema.cohere import EmbeddingType, EmbedRequest
 
 router = APIRouter()
 
 
 async def create_embed(service: Service, request: Request, body: EmbedRequest) -> Response:
-    outcome = await pool(service, request, body, "embed", partial(plan_embed, body))
+    call = receive_pooling(service, request, body, "embed")
+    plan = await asyncio.to_thread(plan_embed, body, call.context)
+    outcome = await pool(call, body, plan)
     tokens = outcome.plan.tokens
     kinds: list[EmbeddingType] = body.embedding_types or ["float"]
     reply: dict[str, Any] = {
@@ -26,7 +29,7 @@ async def create_embed(service: Service, request: Request, body: EmbedRequest) -
         "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}},
         "response_type": "embeddings_by_type",
     }
-    return as_json(service, request, reply)
+    return as_json(call, reply)
 
 
 @router.post("/v2/embed", openapi_extra=json_body(EmbedRequest), summary="Embed texts (Cohere API)")

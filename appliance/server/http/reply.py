@@ -1,163 +1,22 @@
-"""Shared parts of chat and text completions: merged choice streams, usage, logprobs and reply headers."""
+"""Formatters of generating routes, and what they share: usage, logprobs, and the log line."""
 
-import asyncio
-import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import orjson
-from msgspec.structs import replace
-from starlette.requests import Request
+from typing import Any, ClassVar, Generic, TypeVar
 
 from appliance.observability.log import Outcome, Subject
 from appliance.observability.metrics import now
-from appliance.server.chat.deadlines import Deadlines
-from appliance.server.chat.prompt import Served
 from appliance.server.chat.stream import Choice
-from appliance.server.errors.api import BadRequest, DeadlineExceeded, EngineFailed, error_object, is_unexpected
-from appliance.server.http.body import MAX_INPUT
+from appliance.server.errors.api import DeadlineExceeded, error_object, is_unexpected
 from appliance.server.http.service import Service
-from appliance.server.http.sse import ChunkEncoder
-from appliance.server.reply_store.records import Identity
-from appliance.server.routing.router import Placement
-from appliance.server.schema.common import GenerationRequest
-from engine.api.errors import RequestError
+from appliance.server.http.sse import KEEP_ALIVE
+from appliance.server.schema.common import Streamed
 from engine.api.messages import Delta, Logprob
 from engine.text import TokenText
 
-CUT = ("error", "deadline")  # finish reasons of a choice that fail its request
 LEAST_LOGPROB = -9999.0  # JSON cannot represent -inf
-_ONE_MODEL = "this server does not load LoRA adapters."
-_SAGEMAKER = {
-    "X-Amzn-SageMaker-Session-Id": "this server does not store sessions; send the whole conversation in each request.",
-    "X-Amzn-SageMaker-Adapter-Identifier": _ONE_MODEL,
-    "X-Amzn-SageMaker-Adapter-Alias": _ONE_MODEL,
-}
-_INTEGER = re.compile(r"-?[0-9]{1,100}")
-
-
-class Running(Protocol):
-    """Interface of a running sequence, implemented by the router's Generation."""
-
-    async def __aenter__(self) -> Any: ...
-    async def __aexit__(self, *error: Any) -> None: ...
-    def __aiter__(self) -> AsyncIterator[Delta]: ...
-    def stop(self) -> None: ...
-    def suspend(self) -> None: ...
-
-
-class Source(Protocol):
-    """Source of a reply's deltas, as (choice, delta) in order of arrival.
-
-    `event_id` names the position after the last delta; it is empty if streams cannot resume.
-    """
-
-    seen: bool  # the client already has the output of the last delta
-    counts: bool  # this reader counts as a request of its own in metrics and logs
-    skips_opening: bool
-    skips_usage: bool
-
-    async def __aenter__(self) -> Any: ...
-    async def __aexit__(self, *error: Any) -> None: ...
-    def deltas(self) -> AsyncIterator[tuple[int, Delta]]: ...
-    def stop(self, index: int) -> None: ...
-    def event_id(self, *, usage: bool = False) -> str: ...
-
-
-class ChoiceStream:
-    """Merged stream of the deltas of all choices, in order of arrival. Exiting it ends the choices that still run.
-
-    `indexes` are the choices of the generations; the default is to count from 0. An exception of one choice fails the
-    request, and `failed` is the index of that choice.
-    """
-
-    seen = skips_opening = skips_usage = False
-    counts = True
-    failed: int | None = None
-
-    def __init__(self, generations: Sequence[Running], indexes: Sequence[int] | None = None) -> None:
-        self._generations = dict(zip(range(len(generations)) if indexes is None else indexes, generations, strict=True))
-        self._queue: asyncio.Queue[tuple[int, Delta | None | Exception]] = asyncio.Queue()
-        self._pumps: dict[int, asyncio.Task[None]] = {}
-        self._open = set(self._generations)
-
-    async def __aenter__(self) -> "ChoiceStream":
-        if len(self._generations) > 1:
-            self._pumps = {at: asyncio.create_task(self._pump(at, each)) for at, each in self._generations.items()}
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        for pump in self._pumps.values():
-            pump.cancel()
-        await asyncio.gather(*self._pumps.values(), return_exceptions=True)
-        for generation in self._generations.values():
-            await generation.__aexit__(*error)
-
-    def event_id(self, *, usage: bool = False) -> str:
-        return ""
-
-    def suspend(self) -> None:
-        """Mark the remaining choices as ones that will be resumed, so that their end is not counted now."""
-        for generation in self._generations.values():
-            generation.suspend()
-
-    async def _pump(self, index: int, generation: Running) -> None:
-        try:
-            async for delta in generation:
-                self._queue.put_nowait((index, delta))
-        except Exception as error:  # handed to the reader, who raises it
-            self._queue.put_nowait((index, error))
-        else:
-            self._queue.put_nowait((index, None))
-
-    def stop(self, index: int) -> None:
-        """End a choice that met a stop string, so that the engine can release it."""
-        self._generations[index].stop()
-        if index in self._pumps:
-            self._pumps[index].cancel()
-        self._open.discard(index)
-
-    def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        return self._one() if len(self._generations) == 1 else self._many()
-
-    def _cut(self, index: int, delta: Delta) -> Iterator[tuple[int, Delta]]:
-        """Yield the remaining tokens of a choice that was cut off, then raise the reason."""
-        if delta.finish == "error":
-            self.failed = index
-            raise EngineFailed
-        if delta.ids:  # tokens that arrived together with the end, because the reader was slow
-            yield index, replace(delta, finish=None)
-        raise DeadlineExceeded
-
-    async def _one(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Yield the deltas of a single choice, without a queue."""
-        ((index, generation),) = self._generations.items()
-        async for delta in generation:
-            if delta.finish in CUT:
-                for part in self._cut(index, delta):
-                    yield part
-            yield index, delta
-            if index not in self._open:
-                return
-
-    async def _many(self) -> AsyncIterator[tuple[int, Delta]]:
-        while self._open:
-            index, delta = await self._queue.get()
-            if index not in self._open:
-                continue  # it follows a stop string
-            if delta is None:
-                self._open.discard(index)
-            elif isinstance(delta, Exception):
-                self.failed = index
-                raise delta
-            else:
-                if delta.finish in CUT:
-                    for part in self._cut(index, delta):
-                        yield part
-                yield index, delta
 
 
 class CompletionLog:
@@ -191,100 +50,96 @@ class CompletionLog:
         self._service.log.completed(self._subject, outcome)
 
 
-@contextmanager
-def count_when_done(source: Source, count: Callable[[], None]) -> Iterator[None]:
-    """Count a reply when its reader ends for any reason, if it is a request of its own."""
-    try:
-        yield
-    finally:
-        if source.counts:
-            count()
+Piece = TypeVar("Piece")
 
 
-@dataclass(frozen=True)
-class Header:
-    """Fields that are equal in all chunks of a reply."""
+class Formatter(ABC, Generic[Piece]):
+    """Formatter of one reply: takes deltas and returns pieces in the format of its route.
 
-    id: str
-    object: str
-    created: int
-    model: str
-    fingerprint: str
-
-    def fields(self) -> dict[str, Any]:
-        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
-
-    def chunk_encoder(self) -> ChunkEncoder:
-        """Return an envelope for chunks with one choice each."""
-        return ChunkEncoder(self.fields(), "choices")
-
-
-def header(service: Service, identity: Identity, prefix: str, kind: str, model: str) -> Header:
-    fingerprint = service.config.system_fingerprint
-    return Header(f"{prefix}-{identity.request_id}", kind, identity.created, model, fingerprint)
-
-
-def served(service: Service, request: Request, request_id: str) -> Served:
-    """Return the context in which a request is parsed.
-
-    Headers can set options for gateways that cannot change bodies.
+    It reads no source and writes only log lines and metrics. Streams, complete replies and generations without a client
+    (durable.py) therefore use the same formatter.
     """
-    _refuse_sagemaker(request)
-    priority = _integer(request, "X-Vllm-Priority", "priority")
-    return Served(
-        service.text,
-        service.config,
-        request_id,
-        request.headers.get("x-cache-salt"),
-        None if priority is None else max(-(2**63), min(2**63 - 1, priority)),
-        request.state.owner,
-        1.0 if request.state.key is None else request.state.key.share,
-        Deadlines(
-            _integer(request, "X-TTFT-Deadline-Ms", "ttft_deadline_ms"),
-            _integer(request, "X-Deadline-Ms", "deadline_ms"),
-        ),
-        now(),
-        request.state.key is None or request.state.key.priority,
-    )
+
+    def __init__(
+        self, service: Service, subject: Subject, body: Streamed, prompt_tokens: int, choices: Sequence[Choice]
+    ) -> None:
+        self.service = service
+        self.subject = subject
+        self.choices = choices
+        self.completion_log = CompletionLog(service, subject, prompt_tokens)
+        self._streamed = bool(body.stream)
+
+    @abstractmethod
+    def take(self, index: int, delta: Delta) -> Piece:
+        """Add a delta of choice `index` to the complete reply, and return what a stream sends for it."""
+
+    def check(self) -> None:
+        """Raise an error if the reply ended in a way that the API cannot represent. Called after the last delta."""
+
+    # Metrics and logs
+
+    def calls_found(self) -> Sequence[bool]:
+        """Return for each choice if it calls a tool. Empty if the request offers none."""
+        return ()
+
+    @abstractmethod
+    def logged(self, index: int) -> Iterable[tuple[str, str | None]]:
+        """Return the log lines of the last delta of a choice: text, and the finish reason or None."""
+
+    @abstractmethod
+    def logged_whole(self, index: int) -> str:
+        """Return the complete output of a choice as it is logged."""
+
+    def log_output(self, index: int) -> None:
+        """Log the last delta of a choice, and at its end the complete output, if outputs are logged."""
+        if self.service.config.log_outputs == "off":
+            return
+        for text, finish in self.logged(index):
+            self.service.log.delta(self.subject, index, text)
+            if finish:
+                self.service.log.final(self.subject, index, self.logged_whole(index), finish)
+
+    def count(self) -> None:
+        """Count the request in metrics and log its end. Also called while an exception is being handled."""
+        metrics = self.service.metrics
+        metrics.request_done(len(self.choices), max(choice.tokens for choice in self.choices))
+        self.completion_log.log(self.choices)
+        for found in self.calls_found():
+            metrics.tool_calls(self._streamed, found)
 
 
-def _refuse_sagemaker(request: Request) -> None:
-    """Raise BadRequest for a SageMaker header that requests an unsupported feature."""
-    for name, reason in _SAGEMAKER.items():
-        if request.headers.get(name):
-            raise BadRequest(f"{name} is not supported: {reason}", name)
+class Reply(Formatter[Piece]):
+    """Formatter that also renders a stream of records and the complete object."""
 
+    keep_alive: ClassVar[bytes] = KEEP_ALIVE
+    terminator: ClassVar[bytes] = b""
+    """Last record of every stream, also after an error."""
 
-def placement(request: Request) -> Placement:
-    """Return the engine placement that the request's headers ask for (RT-06)."""
-    rank = _integer(request, "X-data-parallel-rank", "X-data-parallel-rank")
-    return Placement(rank, request.headers.get("x-session-id", ""))
+    @abstractmethod
+    def fresh(self) -> "Reply[Piece]":
+        """Return a formatter of the same reply that has taken no delta."""
 
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """Return the complete reply."""
 
-def _integer(request: Request, name: str, param: str) -> int | None:
-    given = request.headers.get(name)
-    if given is None:
-        return None
-    if not _INTEGER.fullmatch(given):
-        raise RequestError(f"{name} must be an integer, got {given[:MAX_INPUT]!r}.", param)
-    return int(given)
+    # Records of a stream. The event ID is empty if the stream cannot be resumed.
 
+    def opening(self, event_id: str) -> Iterable[bytes]:
+        """Return the records before the first delta. The last one has the event ID."""
+        return ()
 
-def load_header(service: Service, request: Request) -> dict[str, str]:
-    """Return the `endpoint-load-metrics` header for load balancers that send `endpoint-load-metrics-format` (RT-06).
+    @abstractmethod
+    def record(self, piece: Piece, event_id: str) -> bytes:
+        """Return the record of a piece, or b"" if it has none."""
 
-    The value is an Open Request Cost Aggregation report in TEXT or JSON format. Other formats are ignored.
-    """
-    wanted = request.headers.get("endpoint-load-metrics-format", "").strip().upper()
-    if wanted not in ("TEXT", "JSON"):
-        return {}
-    load = service.router.load()
-    metrics = {"kv_cache_usage_perc": round(load.kv_cache_usage, 6), "num_requests_waiting": load.waiting}
-    if wanted == "JSON":
-        report = orjson.dumps({"named_metrics": metrics}).decode()
-    else:
-        report = ", ".join(f"named_metrics.{name}={value}" for name, value in metrics.items())
-    return {"endpoint-load-metrics": f"{wanted} {report}"}
+    @abstractmethod
+    def closing(self, event_id: str) -> Iterable[bytes]:
+        """Return the records after the last delta."""
+
+    @abstractmethod
+    def failure(self, error: Exception) -> bytes:
+        """Return the record that reports an error, and log an unexpected error."""
 
 
 @dataclass
@@ -312,23 +167,6 @@ class Usage:
             if self.reasoning is not None:
                 fields["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
         return fields
-
-
-@dataclass(frozen=True)
-class UsageOptions:
-    """Selects the chunks of a stream that carry usage."""
-
-    final: bool
-    every: bool
-    nulls: bool = False
-    """Chunks before the final one have `usage: null`, as in the OpenAI service."""
-
-
-def usage_options(body: GenerationRequest, compat: str) -> UsageOptions:
-    options = body.stream_options
-    final = bool(options and options.include_usage)
-    every = final and bool(options and options.continuous_usage_stats)
-    return UsageOptions(final, every, nulls=final and not every and compat == "openai")
 
 
 def finite(logprob: float) -> float:
@@ -369,13 +207,8 @@ def prompt_logprobs(
     return result
 
 
-def describe_error(service: Service, request: Request) -> Callable[[Exception], dict[str, Any]]:
-    """Return a function that builds the error record of a stream and logs unexpected errors with their traceback."""
-    subject = request.state.subject
-
-    def describe(error: Exception) -> dict[str, Any]:
-        if is_unexpected(error):
-            service.log.unexpected(subject, error)
-        return error_object(error, subject.request_id)
-
-    return describe
+def error_fields(service: Service, subject: Subject, error: Exception) -> dict[str, Any]:
+    """Return the error record of a stream, and log an unexpected error with its traceback."""
+    if is_unexpected(error):
+        service.log.unexpected(subject, error)
+    return error_object(error, subject.request_id)

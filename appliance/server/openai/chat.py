@@ -1,6 +1,7 @@
 """POST /v1/chat/completions (docs/http.md)."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
@@ -15,26 +16,11 @@ from appliance.server.chat.prompt import ChatPlan, plan_chat
 from appliance.server.chat.stream import ChatChoice, ChatPiece, ScoredToken
 from appliance.server.chat.tools import ToolUse
 from appliance.server.http.body import json_body, read_body
-from appliance.server.http.disconnect import until_disconnect
-from appliance.server.http.durable import start
-from appliance.server.http.reply import (
-    CompletionLog,
-    Source,
-    Usage,
-    UsageOptions,
-    count_when_done,
-    describe_error,
-    finite,
-    header,
-    load_header,
-    prompt_logprobs,
-    served,
-    token_name,
-    usage_options,
-)
+from appliance.server.http.pipeline import admit, log_request, receive_durable, respond, route_durable
+from appliance.server.http.reply import finite, prompt_logprobs, token_name
 from appliance.server.http.service import Service, service_of
-from appliance.server.http.sse import EventStream, guarded, record
 from appliance.server.openai.call_shapes import CustomCall, FunctionCall, joined
+from appliance.server.openai.chunks import ChunkReply, header
 from appliance.server.reply_store.records import Identity
 from appliance.server.schema.chat import ChatRequest
 from engine.api.messages import Delta
@@ -148,10 +134,6 @@ class ChoiceBuilder:
         self.ids: list[int] = []
         self.last: ChatPiece | None = None
 
-    @property
-    def tokens(self) -> int:
-        return self.state.choice.tokens
-
     def take(self, delta: Delta) -> dict[str, Any]:
         """Return the streamed choice for a delta and add it to the complete message."""
         taken = self.last = self.state.take(delta)
@@ -198,125 +180,79 @@ class ChoiceBuilder:
         return choice
 
 
-class ChatReply:
-    """One running request: its choices, their merged stream and the usage so far."""
+class ChatReply(ChunkReply):
+    """Formatter of one reply."""
 
     def __init__(
-        self,
-        service: Service,
-        subject: Subject,
-        body: ChatRequest,
-        plan: ChatPlan,
-        identity: Identity,
-        source: Source,
+        self, service: Service, subject: Subject, body: ChatRequest, plan: ChatPlan, identity: Identity
     ) -> None:
-        self.service = service
         self.body = body
         self.plan = plan
-        kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        self.head = header(service, identity, "chatcmpl", kind, service.model_name(body.model))
-        self.subject = subject
         self.prompt = plan.prompts[0]
+        self.identity = identity
         names = [f"{identity.salt}/{index}" for index in range(len(self.prompt.submits))]
         openai, tokenizer = service.config.compat == "openai", service.text.tokenizer
         self.builders = [ChoiceBuilder(at, body, tokenizer, plan, name, twice=openai) for at, name in enumerate(names)]
-        self.source = source
-        self.usage = Usage(len(self.prompt.ids), openai)
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        head = header(service, identity, "chatcmpl", kind, service.model_name(body.model))
+        choices = [builder.state.choice for builder in self.builders]
+        super().__init__(service, subject, body, head, len(self.prompt.ids), choices)
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
-        self._completion_log = CompletionLog(service, subject, self.usage.prompt)
-        self._chunk_encoder = self.head.chunk_encoder()
 
-    def _take(self, index: int, delta: Delta) -> dict[str, Any]:
-        """Return a delta as a streamed choice."""
-        builder = self.builders[index]
-        self._completion_log.take(delta)
-        choice = builder.take(delta)
-        if builder.state.choice.stopped:
-            self.source.stop(index)
+    def fresh(self) -> "ChatReply":
+        return ChatReply(self.service, self.subject, self.body, self.plan, self.identity)
+
+    def take(self, index: int, delta: Delta) -> dict[str, Any]:
+        choice = self.builders[index].take(delta)
         if delta.prompt_logprobs is not None and index == 0 and self.body.prompt_logprobs is not None:
             self.prompt_logprobs = prompt_logprobs(
                 delta.prompt_logprobs, self.body.prompt_logprobs, self.service.text.tokenizer, self.prompt.ids
             )
-        if self.service.config.log_outputs != "off" and self.source.counts:
-            self._log(builder)
         return choice
 
-    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the streamed choice for each delta, in order of arrival."""
-        with count_when_done(self.source, self._count):
-            async for index, delta in self.source.deltas():
-                yield self._take(index, delta)
-
-    def _log(self, builder: ChoiceBuilder) -> None:
+    def logged(self, index: int) -> Iterable[tuple[str, str | None]]:
+        builder = self.builders[index]
         assert builder.last is not None, "it took a delta"
-        self.service.log.delta(self.subject, builder.index, builder.last.piece.text)
-        if finish := builder.finish_reason():
-            whole = orjson.dumps(builder.message.whole(self.plan.role, self.plan.tools.mode)).decode()
-            self.service.log.final(self.subject, builder.index, whole, finish)
+        return ((builder.last.piece.text, builder.finish_reason()),)
 
-    def _count(self) -> None:
-        metrics = self.service.metrics
-        metrics.request_done(len(self.builders), max(builder.tokens for builder in self.builders))
-        self._completion_log.log([builder.state.choice for builder in self.builders])
-        if self.plan.tools.calls is not None:
-            for builder in self.builders:
-                found = bool(builder.message.calls.keys() - builder.message.broken)
-                metrics.tool_calls(bool(self.body.stream), found)
+    def logged_whole(self, index: int) -> str:
+        return orjson.dumps(self.builders[index].message.whole(self.plan.role, self.plan.tools.mode)).decode()
 
-    def usage_so_far(self) -> dict[str, Any]:
-        self.usage.completion = sum(builder.tokens for builder in self.builders)
-        return self.usage.plain()
+    def calls_found(self) -> Sequence[bool]:
+        if self.plan.tools.calls is None:
+            return ()
+        return [bool(builder.message.calls.keys() - builder.message.broken) for builder in self.builders]
 
     def final_usage(self) -> dict[str, Any]:
-        self.usage.completion = sum(builder.tokens for builder in self.builders)
-        timing = self.builders[0].state.choice.timing
-        self.usage.cached, self.usage.written = (timing.cached_tokens, timing.written_tokens) if timing else (0, 0)
+        usage, timing = self.count_tokens(), self.choices[0].timing
+        usage.cached, usage.written = (timing.cached_tokens, timing.written_tokens) if timing else (0, 0)
         if self.plan.output_format.reasoning is not None:
-            self.usage.reasoning = sum(builder.state.reasoning_tokens for builder in self.builders)
-        return self.usage.final()
+            usage.reasoning = sum(builder.state.reasoning_tokens for builder in self.builders)
+        return usage.final()
 
-    async def records(self, options: UsageOptions) -> AsyncIterator[bytes]:
-        openings = [] if self.source.skips_opening else self._openings()
-        for opening in openings:
-            yield self._record(opening, options, self.source.event_id() if opening is openings[-1] else "")
-        with count_when_done(self.source, self._count):
-            async for index, delta in self.source.deltas():
-                choice = self._take(index, delta)
-                if not self.source.seen:
-                    yield self._record(choice, options, self.source.event_id())
-        if options.final and not self.source.skips_usage:
-            fingerprint = {"system_fingerprint": self.head.fingerprint}
-            fields = {**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint}
-            yield record(fields, self.source.event_id(usage=True))
-
-    def _openings(self) -> list[dict[str, Any]]:
+    def opening(self, event_id: str) -> Iterable[bytes]:
         """Return the role chunks of all choices in order, followed by the echoed text.
 
         Clients store choices in a list in order of arrival.
         """
         closed = {"logprobs": None, "finish_reason": None}
-        roles = [
+        chunks = [
             {"index": index, "delta": {"role": self.plan.role, "content": ""}, **closed}
             for index in range(len(self.builders))
         ]
-        if not self.plan.echo:
-            return roles
-        return [*roles, *({**role, "delta": {"content": self.plan.echo}} for role in roles)]
+        if self.plan.echo:
+            chunks += [{**role, "delta": {"content": self.plan.echo}} for role in chunks]
+        return [*(self.record(chunk, "") for chunk in chunks[:-1]), self.record(chunks[-1], event_id)]
 
-    def _record(self, choice: dict[str, Any], options: UsageOptions, event_id: str) -> bytes:
+    def record(self, piece: dict[str, Any], event_id: str) -> bytes:
         more: dict[str, Any] = {}
-        if self.body.return_token_ids and "role" in choice["delta"]:
+        if self.body.return_token_ids and "role" in piece["delta"]:
             more["prompt_token_ids"] = list(self.prompt.ids)
-        if choice["finish_reason"] is not None and not options.final:
+        if piece["finish_reason"] is not None and not self.options.final:
             more["system_fingerprint"] = self.head.fingerprint
-        if options.every or options.nulls:
-            more["usage"] = self.usage_so_far() if options.every else None
-        return self._chunk_encoder.record(choice, more, event_id)
+        return self.chunk(piece, more, event_id)
 
-    async def whole(self) -> dict[str, Any]:
-        async with self.source:
-            async for _ in self.pieces():
-                pass
+    def whole(self) -> dict[str, Any]:
         return {
             **self.head.fields(),
             "choices": [builder.whole() for builder in self.builders],
@@ -330,26 +266,12 @@ class ChatReply:
 
 
 async def create_chat(service: Service, request: Request, body: ChatRequest) -> Response:
-    service.model_name(body.model)
-    subject = request.state.subject
-
-    def plan(request_id: str) -> ChatPlan:
-        return plan_chat(body, served(service, request, request_id))
-
-    def build(planned: ChatPlan, identity: Identity, source: Source) -> ChatReply:
-        return ChatReply(service, subject, body, planned, identity, source)
-
-    reply, headers = await start(service, request, body, "chat", plan, build)
-    if service.config.log_requests:
-        hidden = {"messages", "tools", "documents", "chat_template"}
-        shown = body.model_dump(exclude=hidden, exclude_unset=True, mode="json")
-        service.log.request(subject, "chat", shown)
-    if body.stream:
-        records = guarded(reply.records(usage_options(body, service.config.compat)), describe_error(service, request))
-        return EventStream(records, reply.source, headers, pause_s=service.config.stream_keep_alive_s)
-    whole = await until_disconnect(request, reply.whole())
-    headers = {**headers, **load_header(service, request)}
-    return Response(orjson.dumps(whole), headers=headers, media_type="application/json")
+    call = receive_durable(service, request, body, body.model, "chat")
+    plan = await asyncio.to_thread(plan_chat, body, call.context)
+    await admit(call, plan)
+    routed = await route_durable(call, plan.submits)
+    log_request(call, body, {"messages", "tools", "documents", "chat_template"})
+    return await respond(call, body, routed, ChatReply(service, call.subject, body, plan, routed.identity))
 
 
 @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest), summary="Chat completion")

@@ -1,11 +1,11 @@
 """POST /v1/completions (docs/http.md)."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -13,25 +13,10 @@ from appliance.observability.log import Subject
 from appliance.server.chat.prompt import Plan, Prompt, plan_completion
 from appliance.server.chat.stream import Choice, Piece, ScoredToken, scored_token
 from appliance.server.http.body import json_body, read_body
-from appliance.server.http.disconnect import until_disconnect
-from appliance.server.http.durable import start
-from appliance.server.http.reply import (
-    CompletionLog,
-    Source,
-    Usage,
-    UsageOptions,
-    count_when_done,
-    describe_error,
-    finite,
-    header,
-    load_header,
-    prompt_logprobs,
-    served,
-    token_name,
-    usage_options,
-)
+from appliance.server.http.pipeline import admit, log_request, receive_durable, respond, route_durable
+from appliance.server.http.reply import finite, prompt_logprobs, token_name
 from appliance.server.http.service import Service, service_of
-from appliance.server.http.sse import EventStream, guarded, record
+from appliance.server.openai.chunks import ChunkReply, header
 from appliance.server.reply_store.records import Identity
 from appliance.server.schema.completions import CompletionRequest
 from engine.api.messages import Delta, Logprob
@@ -145,99 +130,56 @@ class ChoiceBuilder:
         ]
 
 
-class Completion:
-    """One running request: its choices, their merged stream and the usage so far."""
+class Completion(ChunkReply):
+    """Formatter of one reply."""
 
     def __init__(
-        self,
-        service: Service,
-        subject: Subject,
-        body: CompletionRequest,
-        plan: Plan,
-        identity: Identity,
-        source: Source,
+        self, service: Service, subject: Subject, body: CompletionRequest, plan: Plan, identity: Identity
     ) -> None:
-        self.service = service
         self.body = body
-        self.head = header(service, identity, "cmpl", "text_completion", service.model_name(body.model))
-        self.subject = subject
+        self.plan = plan
+        self.identity = identity
         tokenizer = service.text.tokenizer
         prompts = [prompt for prompt in plan.prompts for _ in prompt.submits]
         self.builders = [ChoiceBuilder(index, body, tokenizer, prompt, plan) for index, prompt in enumerate(prompts)]
-        self.source = source
+        head = header(service, identity, "cmpl", "text_completion", service.model_name(body.model))
         prompt_tokens = sum(prompt.tokens for prompt in plan.prompts)
-        self.usage = Usage(prompt_tokens, service.config.compat == "openai")
-        self._texts = [StringIO() for _ in self.builders]
-        self._completion_log = CompletionLog(service, subject, prompt_tokens)
-        self._chunk_encoder = self.head.chunk_encoder()
+        super().__init__(service, subject, body, head, prompt_tokens, [each.choice for each in self.builders])
+        self._parts: list[list[dict[str, Any]]] = [[] for _ in self.builders]  # of a reply that is not streamed
+        self._texts = [StringIO() for _ in self.builders]  # so far, if outputs are logged
+        self._last: dict[str, Any] = {}
 
-    def _take(self, index: int, delta: Delta) -> dict[str, Any]:
-        """Return a delta as a streamed choice."""
-        builder = self.builders[index]
-        self._completion_log.take(delta)
-        choice = builder.take(delta)
-        if builder.choice.stopped:
-            self.source.stop(index)
-        if self.service.config.log_outputs != "off" and self.source.counts:
-            self._log(choice)
+    def fresh(self) -> "Completion":
+        return Completion(self.service, self.subject, self.body, self.plan, self.identity)
+
+    def take(self, index: int, delta: Delta) -> dict[str, Any]:
+        self._last = choice = self.builders[index].take(delta)
+        if not self.body.stream:
+            self._parts[index].append(choice)
         return choice
 
-    def _count(self) -> None:
-        self.service.metrics.request_done(len(self.builders), max(each.choice.tokens for each in self.builders))
-        self._completion_log.log([each.choice for each in self.builders])
+    def logged(self, index: int) -> Iterable[tuple[str, str | None]]:
+        self._texts[index].write(self._last["text"])
+        return ((self._last["text"], self._last["finish_reason"]),)
 
-    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the streamed choice for each delta, in order of arrival."""
-        with count_when_done(self.source, self._count):
-            async for index, delta in self.source.deltas():
-                yield self._take(index, delta)
-
-    def _log(self, choice: dict[str, Any]) -> None:
-        index, text = choice["index"], choice["text"]
-        self._texts[index].write(text)
-        self.service.log.delta(self.subject, index, text)
-        if choice["finish_reason"]:
-            self.service.log.final(self.subject, index, self._texts[index].getvalue(), choice["finish_reason"])
-
-    def usage_so_far(self) -> dict[str, Any]:
-        self.usage.completion = sum(builder.choice.tokens for builder in self.builders)
-        return self.usage.plain()
+    def logged_whole(self, index: int) -> str:
+        return self._texts[index].getvalue()
 
     def final_usage(self) -> dict[str, Any]:
-        self.usage.completion = sum(builder.choice.tokens for builder in self.builders)
-        timings = [builder.choice.timing for builder in self._first_of_prompts()]
-        self.usage.cached = sum(timing.cached_tokens for timing in timings if timing)
-        self.usage.written = sum(timing.written_tokens for timing in timings if timing)
-        return self.usage.final()
+        # One choice per prompt, so that (cached) prompt tokens are counted once for n choices.
+        timings = [choice.timing for choice in self.choices[:: self.body.n or 1]]
+        usage = self.count_tokens()
+        usage.cached = sum(timing.cached_tokens for timing in timings if timing)
+        usage.written = sum(timing.written_tokens for timing in timings if timing)
+        return usage.final()
 
-    def _first_of_prompts(self) -> list[ChoiceBuilder]:
-        """Return one choice per prompt, so that (cached) prompt tokens are counted once for n choices."""
-        return self.builders[:: self.body.n or 1]
+    def record(self, piece: dict[str, Any], event_id: str) -> bytes:
+        return self.chunk(piece, {}, event_id)
 
-    async def records(self, options: UsageOptions) -> AsyncIterator[bytes]:
-        with count_when_done(self.source, self._count):
-            async for index, delta in self.source.deltas():
-                choice = self._take(index, delta)
-                if not self.source.seen:
-                    more = (
-                        {"usage": self.usage_so_far() if options.every else None}
-                        if options.every or options.nulls
-                        else {}
-                    )
-                    yield self._chunk_encoder.record(choice, more, self.source.event_id())
-        if options.final and not self.source.skips_usage:
-            fingerprint = {"system_fingerprint": self.head.fingerprint}
-            chunk = {**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint}
-            yield record(chunk, self.source.event_id(usage=True))
-
-    async def whole(self) -> dict[str, Any]:
-        async with self.source:
-            parts: list[list[dict[str, Any]]] = [[] for _ in self.builders]
-            async for choice in self.pieces():
-                parts[choice["index"]].append(choice)
+    def whole(self) -> dict[str, Any]:
         return {
             **self.head.fields(),
-            "choices": [_joined(index, fields) for index, fields in enumerate(parts)],
+            "choices": [_joined(index, parts) for index, parts in enumerate(self._parts)],
             "service_tier": None,
             "system_fingerprint": self.head.fingerprint,
             "usage": self.final_usage(),
@@ -262,27 +204,12 @@ def _joined(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def create_completion(service: Service, request: Request, body: CompletionRequest) -> Response:
-    service.model_name(body.model)
-    subject = request.state.subject
-
-    def plan(request_id: str) -> Plan:
-        return plan_completion(body, served(service, request, request_id))
-
-    def build(planned: Plan, identity: Identity, source: Source) -> Completion:
-        return Completion(service, subject, body, planned, identity, source)
-
-    completion, headers = await start(service, request, body, "completions", plan, build)
-    if service.config.log_requests:
-        shown = body.model_dump(exclude={"prompt"}, exclude_unset=True, mode="json")
-        service.log.request(subject, "completions", shown)
-    if body.stream:
-        records = guarded(
-            completion.records(usage_options(body, service.config.compat)), describe_error(service, request)
-        )
-        return EventStream(records, completion.source, headers, pause_s=service.config.stream_keep_alive_s)
-    reply = await until_disconnect(request, completion.whole())
-    headers = {**headers, **load_header(service, request)}
-    return Response(orjson.dumps(reply), headers=headers, media_type="application/json")
+    call = receive_durable(service, request, body, body.model, "completions")
+    plan = await asyncio.to_thread(plan_completion, body, call.context)
+    await admit(call, plan)
+    routed = await route_durable(call, plan.submits)
+    log_request(call, body, {"prompt"})
+    return await respond(call, body, routed, Completion(service, call.subject, body, plan, routed.identity))
 
 
 @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest), summary="Text completion")

@@ -1,5 +1,6 @@
 """POST /v1/embeddings, /pooling and /classify (docs/pooling.md)."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,10 +12,11 @@ from starlette.responses import Response
 from appliance.config.gateway import GatewayConfig
 from appliance.server.chat.prompt import Served
 from appliance.server.http.body import json_body, read_body
+from appliance.server.http.pipeline import Call, as_json
 from appliance.server.http.service import Service, service_of
 from appliance.server.pooling.chunks import averaged
 from appliance.server.pooling.plan import PoolPlan, cut_dimensions, facts, naming, plan_prompts
-from appliance.server.pooling.pooled import Outcome, as_json, numbered, pool
+from appliance.server.pooling.pooled import Outcome, numbered, pool, receive_pooling
 from appliance.server.pooling.vectors import base64_text, encoded, floats, nested
 from appliance.server.schema.pooling import ClassifyRequest, EmbeddingRequest, Encoded, PoolingRequest
 from engine.api.errors import RequestError
@@ -33,19 +35,17 @@ def _written(pooled: Pooled, body: Encoded) -> Any:
     return nested(pooled)
 
 
-def encoded_reply(
-    service: Service, request: Request, outcome: Outcome[PoolPlan], body: Encoded, names: tuple[str, str, str]
-) -> Response:
+def encoded_reply(call: Call, outcome: Outcome[PoolPlan], body: Encoded, names: tuple[str, str, str]) -> Response:
     """Return the HTTP response for pooled vectors.
 
     `names` are the prefix of the ID, the kind of an entry and its field of numbers. Binary formats concatenate all
     inputs, and a header gives the range of each.
     """
     prefix, kind, field = names
-    head, usage = outcome.head(prefix, service), outcome.usage_fields()
+    head, usage = outcome.head(prefix, call.service), outcome.usage_fields()
     if body.encoding_format in ("float", "base64"):
         data = numbered(kind, field, [_written(each, body) for each in outcome.results])
-        return as_json(service, request, {**head, "data": data, "usage": usage})
+        return as_json(call, {**head, "data": data, "usage": usage})
     parts = [encoded(each, body.embed_dtype, body.endianness) for each in outcome.results]
     headers = {}
     if body.encoding_format == "bytes":
@@ -84,11 +84,13 @@ def _plan_embeddings(body: EmbeddingRequest, served: Served) -> PoolPlan:
 
 
 async def create_embeddings(service: Service, request: Request, body: EmbeddingRequest) -> Response:
-    outcome = await pool(service, request, body, "embeddings", partial(_plan_embeddings, body))
+    call = receive_pooling(service, request, body, "embeddings")
+    plan = await asyncio.to_thread(_plan_embeddings, body, call.context)
+    outcome = await pool(call, body, plan)
     if body.late_chunking_params is not None:
         unit = body.use_activation is not False and facts(service.config).activation == "normalize"
         outcome = outcome.mapped(partial(averaged, size=body.late_chunking_params.chunk_size, unit=unit))
-    return encoded_reply(service, request, outcome, body, ("embd", "embedding", "embedding"))
+    return encoded_reply(call, outcome, body, ("embd", "embedding", "embedding"))
 
 
 @embeddings.post("/v1/embeddings", openapi_extra=json_body(EmbeddingRequest), summary="Embed texts")
@@ -114,8 +116,10 @@ def _plan_pooling(body: PoolingRequest, served: Served) -> PoolPlan:
 
 
 async def create_pooling(service: Service, request: Request, body: PoolingRequest) -> Response:
-    outcome = await pool(service, request, body, "pooling", partial(_plan_pooling, body))
-    return encoded_reply(service, request, outcome, body, ("pooling", "pooling", "data"))
+    call = receive_pooling(service, request, body, "pooling")
+    plan = await asyncio.to_thread(_plan_pooling, body, call.context)
+    outcome = await pool(call, body, plan)
+    return encoded_reply(call, outcome, body, ("pooling", "pooling", "data"))
 
 
 @pooling.post("/pooling", openapi_extra=json_body(PoolingRequest), summary="Pool the hidden states of prompts")
@@ -145,15 +149,15 @@ def _label_of(labels: tuple[str, ...]) -> Callable[[list[float]], str | None]:
 
 
 async def create_classes(service: Service, request: Request, body: ClassifyRequest) -> Response:
-    outcome = await pool(service, request, body, "classify", partial(_plan_classes, body))
+    call = receive_pooling(service, request, body, "classify")
+    plan = await asyncio.to_thread(_plan_classes, body, call.context)
+    outcome = await pool(call, body, plan)
     label = _label_of(facts(service.config).labels)
     data = [
         {"index": index, "label": label(values), "probs": values, "num_classes": len(values)}
         for index, values in enumerate(map(floats, outcome.results))
     ]
-    return as_json(
-        service, request, {**outcome.head("classify", service), "data": data, "usage": outcome.usage_fields()}
-    )
+    return as_json(call, {**outcome.head("classify", service), "data": data, "usage": outcome.usage_fields()})
 
 
 @classification.post("/classify", openapi_extra=json_body(ClassifyRequest), summary="Classify texts")

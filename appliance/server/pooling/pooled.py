@@ -1,20 +1,18 @@
 """Shared parts of all pooling routes: running the sequences, usage, and the head of the reply."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-import orjson
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
 
-from appliance.server.chat.prompt import Served
 from appliance.server.errors.api import ApiError, EngineFailed, Unavailable
+from appliance.server.http.choices import ChoiceStream
 from appliance.server.http.disconnect import until_disconnect
-from appliance.server.http.reply import ChoiceStream, Usage, load_header, placement, served
+from appliance.server.http.pipeline import Call, log_request, receive, route
+from appliance.server.http.reply import Usage
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from appliance.server.pooling.plan import PoolPlan
 from engine.api.errors import RequestError
@@ -47,30 +45,30 @@ class Outcome(Generic[PlanT]):
         return {"prompt_tokens_details": None, **self.usage.final()}
 
 
-async def pool(
-    service: Service, request: Request, body: BaseModel, kind: str, plan: Callable[[Served], PlanT]
-) -> Outcome[PlanT]:
-    """Run a pooling request. A client that disconnects cancels all of its sequences.
+def receive_pooling(service: Service, request: Request, body: BaseModel, kind: str) -> Call:
+    """Parse the headers of a pooling request, and log it without its texts. `kind` names the route in the log."""
+    call = receive(service, request, getattr(body, "model", None), kind)
+    log_request(call, body, TEXTS)
+    return call
 
-    `kind` names the route in the log. Errors of a sequence name the index of its input if there are several.
+
+async def pool(call: Call, body: BaseModel, plan: PlanT) -> Outcome[PlanT]:
+    """Route the sequences of a pooling request and collect their vectors.
+
+    A client that disconnects cancels all of them. Errors of a sequence name the index of its input if there are
+    several.
     """
-    service.model_name(getattr(body, "model", None))
-    asked = served(service, request, request.state.request_id)
-    if service.config.log_requests:
-        shown = body.model_dump(exclude=TEXTS, exclude_unset=True, mode="json")
-        service.log.request(request.state.subject, kind, shown)
-    planned = await asyncio.to_thread(plan, asked)
-    stream = ChoiceStream(service.router.generate_all(planned.submits, placement(request)))
+    stream = route(call, plan.submits)
     created = int(time.time())
-    name = getattr(body, "request_id", None) or asked.request_id
-    results, timings = await until_disconnect(request, _gathered(stream, len(planned.submits)))
+    name = getattr(body, "request_id", None) or call.identity.request_id
+    results, timings = await until_disconnect(call.request, _gathered(stream, len(plan.submits)))
     usage = Usage(
-        planned.tokens,
-        service.config.compat == "openai",
+        plan.tokens,
+        call.service.config.compat == "openai",
         cached=sum(timing.cached_tokens for timing in timings),
         written=sum(timing.written_tokens for timing in timings),
     )
-    return Outcome(planned, planned.joined(results), usage, name, created)
+    return Outcome(plan, plan.joined(results), usage, name, created)
 
 
 async def _gathered(stream: ChoiceStream, count: int) -> tuple[tuple[Pooled, ...], list[Timing]]:
@@ -99,10 +97,6 @@ def _placed(error: RequestError | EngineFailed, index: int | None, count: int) -
     if isinstance(error, ApiError):
         return EngineFailed(f"input[{index}]: {error.message}")
     return RequestError(f"input[{index}]: {error}", error.param)
-
-
-def as_json(service: Service, request: Request, reply: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(reply), headers=load_header(service, request), media_type="application/json")
 
 
 def numbered(kind: str, field: str, values: Sequence[Any]) -> list[dict[str, Any]]:

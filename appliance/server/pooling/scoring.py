@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from appliance.server.http.body import json_body, read_body
+from appliance.server.http.pipeline import as_json
 from appliance.server.http.service import Service, service_of
-from appliance.server.pooling.pooled import Outcome, as_json, numbered, pool
+from appliance.server.pooling.pooled import Outcome, numbered, pool, receive_pooling
 from appliance.server.pooling.scores import ScorePlan, plan_scores
 from appliance.server.schema.scoring import RerankRequest, ScoreRequest
 
@@ -23,10 +23,12 @@ async def _scores(service: Service, outcome: Outcome[ScorePlan]) -> list[float]:
 
 
 async def create_scores(service: Service, request: Request, body: ScoreRequest) -> Response:
-    outcome = await pool(service, request, body, "score", partial(plan_scores, body))
+    call = receive_pooling(service, request, body, "score")
+    plan = await asyncio.to_thread(plan_scores, body, call.context)
+    outcome = await pool(call, body, plan)
     scores = await _scores(service, outcome)
     data = numbered("score", "score", scores)
-    return as_json(service, request, {**outcome.head("score", service), "data": data, "usage": outcome.usage_fields()})
+    return as_json(call, {**outcome.head("score", service), "data": data, "usage": outcome.usage_fields()})
 
 
 @router.post("/score", openapi_extra=json_body(ScoreRequest), summary="Score pairs of texts")
@@ -47,12 +49,13 @@ def _ranked(scores: Sequence[float], texts: Sequence[str], body: RerankRequest) 
 
 
 async def create_ranking(service: Service, request: Request, body: RerankRequest) -> Response:
-    outcome = await pool(service, request, body, "rerank", partial(plan_scores, body))
+    call = receive_pooling(service, request, body, "rerank")
+    plan = await asyncio.to_thread(plan_scores, body, call.context)
+    outcome = await pool(call, body, plan)
     head, scores = outcome.head("score", service), await _scores(service, outcome)
     version = "2" if request.url.path.startswith("/v2/") else "1"
     return as_json(
-        service,
-        request,
+        call,
         {
             "id": head["id"],
             "model": head["model"],

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from appliance.server.errors.api import NotFound
-from appliance.server.http.durable import digest
+from appliance.server.http.idempotency import digest
 from appliance.server.openai.responses.events import Fields
 from appliance.server.openai.responses.request_items import kind_of
 from appliance.server.openai.responses.store import InvalidRequest, ResponseStore

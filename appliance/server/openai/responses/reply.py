@@ -1,7 +1,7 @@
 """A running response: its object, its events in order, and its end (docs/http.md, Responses)."""
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from appliance.output_formats.events import Content
 from appliance.server.chat.prompt import ChatPlan
 from appliance.server.chat.stream import ChatChoice, ScoredToken
 from appliance.server.errors.api import Unavailable, api_error
-from appliance.server.http.reply import CompletionLog, Source, finite
+from appliance.server.http.reply import Formatter, finite
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from appliance.server.openai.responses.events import Fields, Output
 from appliance.server.openai.responses.request import custom_tools
@@ -77,18 +77,13 @@ def _logprob(token: ScoredToken, count: int) -> Fields:
     return {**fields(token.text, token.logprob), "top_logprobs": [fields(text, value) for _, text, value in top]}
 
 
-class ResponseReply:
-    """One response, generated from a source of deltas."""
+class ResponseReply(Formatter[list[Fields]]):
+    """Formatter of one response. A piece is the events of a delta, up to the end of the last item."""
 
-    def __init__(
-        self, service: Service, subject: Subject, parsed: ParsedResponse, plan: ChatPlan, source: Source
-    ) -> None:
-        self.service = service
+    def __init__(self, service: Service, subject: Subject, parsed: ParsedResponse, plan: ChatPlan) -> None:
         self.parsed = parsed
-        self.source = source
         self.state: State = "queued" if parsed.background else "in_progress"
         self.failure: Exception | None = None
-        self.subject = subject
         self._plan = plan
         self._choice = ChatChoice(service.text.tokenizer, plan)
         body = parsed.body
@@ -96,27 +91,20 @@ class ResponseReply:
         hidden = not body.include_reasoning and plan.output_format.reasoning is not None
         self._scored = LOGPROBS in (body.include or ()) and not hidden
         self._finish: str | None = None
-        self._text = ""
+        self._texts: list[str] = []  # of the tokens of the last delta
         self._completed_at: int | None = None
-        self._completion_log = CompletionLog(service, subject, len(plan.prompts[0].ids))
+        super().__init__(service, subject, body, len(plan.prompts[0].ids), [self._choice.choice])
 
-    # Generating
-
-    async def pieces(self) -> AsyncIterator[list[Fields]]:
-        """Yield the events of each token, up to the end of the last item."""
-        try:
-            async for _, delta in self.source.deltas():
-                self._completion_log.take(delta)
-                for token in tokens_of(delta):
-                    if token.ids or token.finish is not None:
-                        yield list(self._take(token))
-                    if self._choice.choice.stopped:
-                        break
-                if self._choice.choice.stopped:
-                    self.source.stop(0)
-        finally:
-            if self.source.counts:
-                self._count()
+    def take(self, index: int, delta: Delta) -> list[Fields]:
+        """Return the events of each token, so that the same tokens give the same events however they are grouped."""
+        events: list[Fields] = []
+        self._texts = []
+        for token in tokens_of(delta):
+            if token.ids or token.finish is not None:
+                events += self._take(token)
+            if self._choice.choice.stopped:
+                break
+        return events
 
     def _take(self, token: Delta) -> Iterator[Fields]:
         if self.state == "queued":
@@ -129,24 +117,23 @@ class ResponseReply:
         logprobs = [_logprob(each, count) for each in taken.piece.logprobs] if shows_logprobs else []
         yield from self._output.take(taken.events, logprobs)
         self._finish = taken.piece.finish
+        self._texts.append(taken.piece.text)
         if self._finish in ("stop", "length"):
             self.state = "completed" if self._finish == "stop" else "incomplete"
             yield from self._output.end(self.state)
-        self._log(taken.piece.text)
 
-    def _log(self, text: str) -> None:
-        if self.service.config.log_outputs == "off" or not self.source.counts:
-            return
-        self.service.log.delta(self.subject, 0, text)
-        if self._finish:
-            self.service.log.final(self.subject, 0, orjson.dumps(self._output.items()).decode(), self._finish)
+    def logged(self, index: int) -> Iterator[tuple[str, str | None]]:
+        """Yield the text of each token, so that log lines do not depend on how tokens are grouped."""
+        for text in self._texts[:-1]:
+            yield text, None
+        if self._texts:
+            yield self._texts[-1], self._finish
 
-    def _count(self) -> None:
-        self.service.metrics.request_done(1, self._choice.choice.tokens)
-        self._completion_log.log([self._choice.choice])
-        if self._plan.tools.calls is not None:
-            found = self._output.calls > self._output.broken_calls
-            self.service.metrics.tool_calls(bool(self.parsed.body.stream), found)
+    def logged_whole(self, index: int) -> str:
+        return orjson.dumps(self._output.items()).decode()
+
+    def calls_found(self) -> Sequence[bool]:
+        return () if self._plan.tools.calls is None else (self._output.calls > self._output.broken_calls,)
 
     # The final object
 

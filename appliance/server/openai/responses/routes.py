@@ -5,7 +5,6 @@ import re
 import time
 import uuid
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import orjson
@@ -13,11 +12,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from appliance.server.chat.prompt import ChatPlan
-from appliance.server.errors.api import BadRequest, NotFound, Unavailable, Unprocessable, is_unexpected
+from appliance.server.errors.api import BadRequest, NotFound, Unavailable, Unprocessable
 from appliance.server.http.body import json_body, read_body
+from appliance.server.http.choices import ChoiceStream
 from appliance.server.http.disconnect import until_disconnect
-from appliance.server.http.durable import KEY, LAST, REPLAYED, RETRY_AFTER_S, VALID_KEY, digest
-from appliance.server.http.reply import ChoiceStream, describe_error, load_header, placement, served
+from appliance.server.http.durable import RETRY_AFTER_S
+from appliance.server.http.headers import load_header, placement
+from appliance.server.http.idempotency import KEY, LAST, REPLAYED, content_digest, digest, read_key
+from appliance.server.http.pipeline import Call, admit, log_request, new_call
 from appliance.server.http.service import Service, service_of
 from appliance.server.http.sse import EventStream
 from appliance.server.openai.responses.items import NO_STORE, context, own_items
@@ -54,20 +56,15 @@ def _read_idempotency_options(
 
     The response's ID is derived from the key and its owner.
     """
-    key, after = request.headers.get(KEY), request.headers.get(LAST, "")
-    if key is None or store is None:
-        if after and store is not None:
-            raise BadRequest(f"{LAST} requires the {KEY} of the request that is resumed.", LAST)
+    if store is None:
         return None
-    if not VALID_KEY.fullmatch(key):
-        raise BadRequest(f"{KEY} must have 1 to 255 visible ASCII characters.", KEY)
+    key, after = read_key(request)
+    if key is None:
+        return None
     if after and not (after.isascii() and after.isdigit() and len(after) < 10 and body.stream):
         raise BadRequest(f"{LAST} must be the sequence_number of an event, with stream=true.", LAST)
-    fields = body.model_dump(mode="json", exclude={"stream", "stream_options"}, exclude_unset=True)
-    content = digest(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS).decode())
-    return IdempotencyOptions(
-        digest("responses key", request.state.owner, key).hex(), content, int(after) if after else -1
-    )
+    request_id = digest("responses key", request.state.owner, key).hex()
+    return IdempotencyOptions(request_id, content_digest(body), int(after) if after else -1)
 
 
 def _identity(
@@ -90,12 +87,10 @@ def _identity(
 # Creating
 
 
-async def _planned(service: Service, request: Request, parsed: ParsedResponse) -> ChatPlan:
-    on = served(service, request, parsed.identity.request_id)
+async def _planned(call: Call, parsed: ParsedResponse) -> ChatPlan:
     try:
-        plan = await asyncio.to_thread(plan_response, parsed.body, parsed.items, on)
-        if plan.grammar is not None:
-            await until_disconnect(request, service.check_grammar(plan.grammar, plan.bound_by))
+        plan = await asyncio.to_thread(plan_response, parsed.body, parsed.items, call.context)
+        await admit(call, plan)
         return plan
     except RequestError as error:
         raise (InvalidRequest(str(error), error.param) if error.param in _OF_THIS_API else error) from error
@@ -143,7 +138,8 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
     items = (*before, *own_items(store, owner, body, identity.salt, before))
     stored = store is not None and body.store is not False
     parsed = ParsedResponse(body, identity, items, len(before), owner, stored)
-    plan = await _planned(service, request, parsed)
+    call = new_call(service, request, "responses", identity)
+    plan = await _planned(call, parsed)
     if options is not None and store is not None and (joined := _joined(store, owner, options)) is not None:
         # another request with this key arrived in the meantime
         return await _reply_of_key(service, request, body, joined, options)
@@ -151,9 +147,9 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
         # another request with its ID arrived in the meantime
         identity = Identity(uuid.uuid4().hex, identity.created, identity.salt)
         parsed = replace(parsed, identity=identity)
-    _log_request(service, request, body)
+    log_request(call, body, _HIDDEN)
     if store is None or not (stored or options is not None):
-        return await _direct(service, request, parsed, plan)
+        return await _direct(call, parsed, plan)
     try:
         content = b"" if options is None else options.body
         safe = parsed.background or options is not None
@@ -162,7 +158,7 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
         if safe:
             message = "The response store is full of responses in progress. Repeat the request later."
             raise Unavailable(message, RETRY_AFTER_S) from None
-        return await _direct(service, request, replace(parsed, stored=False), plan)
+        return await _direct(call, replace(parsed, stored=False), plan)
     return await _reply(service, request, body, opened, named=options is not None)
 
 
@@ -217,24 +213,13 @@ async def _reply(
     return await _wait(service, request, output, headers)
 
 
-async def _direct(service: Service, request: Request, parsed: ParsedResponse, plan: ChatPlan) -> Response:
-    stream = ChoiceStream(service.router.generate_all(plan.prompts[0].submits, _where(request, parsed.body)))
-    reply = ResponseReply(service, request.state.subject, parsed, plan, stream)
-    output = DirectResponse(reply, partial(_log_unexpected, service, request))
+async def _direct(call: Call, parsed: ParsedResponse, plan: ChatPlan) -> Response:
+    service, request = call.service, call.request
+    stream = ChoiceStream(service.router.generate_all(plan.submits, _where(request, parsed.body)))
+    output = DirectResponse(ResponseReply(service, call.subject, parsed, plan), stream)
     if parsed.body.stream:
         return _stream(service, request, output, -1, {})
     return await _wait(service, request, output, {})
-
-
-def _log_unexpected(service: Service, request: Request, error: Exception) -> None:
-    if is_unexpected(error):
-        service.log.unexpected(request.state.subject, error)
-
-
-def _log_request(service: Service, request: Request, body: ResponsesRequest) -> None:
-    if service.config.log_requests:
-        shown = body.model_dump(exclude=_HIDDEN, exclude_unset=True, mode="json")
-        service.log.request(request.state.subject, "responses", shown)
 
 
 def _stream(
@@ -246,8 +231,8 @@ def _stream(
     *,
     with_ids: bool = False,
 ) -> EventStream:
-    events = closed(records(output, after, with_ids=with_ids), describe_error(service, request))
-    return EventStream(events, output.reply.source, headers, pause_s=service.config.stream_keep_alive_s)
+    events = closed(records(output, after, with_ids=with_ids), service, request.state.subject)
+    return EventStream(events, output.source, headers, pause_s=service.config.stream_keep_alive_s)
 
 
 async def _wait(service: Service, request: Request, output: ResponseOutput, headers: dict[str, str]) -> Response:
@@ -297,7 +282,7 @@ async def input_tokens(request: Request) -> dict[str, Any]:
     items = (*before, *own_items(_store_if_any(request), request.state.owner, body, "", before))
     fields = body.model_dump(by_alias=True, exclude_unset=True) | {"input": []}
     parsed = ParsedResponse(ResponsesRequest.model_validate(fields), identity, items, 0, request.state.owner, False)
-    plan = await _planned(service, request, parsed)
+    plan = await _planned(new_call(service, request, "responses", identity), parsed)
     return {"object": "response.input_tokens", "input_tokens": len(plan.prompts[0].ids)}
 
 
@@ -322,7 +307,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
         output = await store.subscribe(stored, None if background else 0.0)
         return _stream(service, request, output, after, {})
     if not background and stored.entry.state == "running":
-        async with (await store.subscribe(stored, service.config.linger_s)).reply.source:
+        async with (await store.subscribe(stored, service.config.linger_s)).source:
             pass  # keep it running for a while, because this client waits for its end
     return JSONResponse(await store.snapshot(stored))
 

@@ -15,8 +15,10 @@ import orjson
 from appliance.observability.log import Subject
 from appliance.server.chat.prompt import ChatPlan, Served
 from appliance.server.errors.api import BadRequest, EngineFailed, NotFound, Unavailable, is_unexpected
-from appliance.server.http.durable import DISK_S, Subscriber, Writer, digest
-from appliance.server.http.reply import ChoiceStream
+from appliance.server.http.choices import ChoiceStream
+from appliance.server.http.durable import DISK_S, Subscriber, Writer
+from appliance.server.http.generate import drain
+from appliance.server.http.idempotency import digest
 from appliance.server.http.service import Service
 from appliance.server.openai.responses.events import Fields
 from appliance.server.openai.responses.reply import PREFIX, ParsedResponse, ResponseReply, with_prompt
@@ -24,10 +26,8 @@ from appliance.server.openai.responses.request import plan_response
 from appliance.server.openai.responses.stream import StoredResponse
 from appliance.server.reply_store.entry import Entry, Suspended
 from appliance.server.reply_store.store import JournalFull, ReplyStore
-from appliance.server.routing.generation import EarlierOutput
 from appliance.server.routing.router import ANYWHERE, Placement
 from appliance.server.schema.responses import ResponsesRequest
-from engine.api.messages import Submit
 
 log = logging.getLogger(__name__)
 
@@ -155,26 +155,20 @@ class ResponseStore:
     ) -> None:
         entry, number = stored.entry, stored.entry.opened.entry
 
-        def begin(earlier: dict[int, EarlierOutput]) -> ChoiceStream:
-            submits: list[Submit] = list(entry.opened.submits)
-            return ChoiceStream(
-                self._service.router.generate_all(submits, where, list(earlier.values())), list(earlier)
-            )
-
-        writer = Writer(entry, stream, begin, counts_pause=not stored.parsed.background and not entry.opened.body)  # type: ignore[arg-type]
-        reply = ResponseReply(self._service, subject, stored.parsed, plan, writer)
+        counts_pause = not stored.parsed.background and not entry.opened.body
+        writer = Writer(self._service.router, entry, stream, target=where, counts_pause=counts_pause)
+        reply = ResponseReply(self._service, subject, stored.parsed, plan)
         self._live[number], self._plans[number] = reply, plan
-        entry.run(self._generate(stored, reply), self.reply_store.record_end)
+        entry.run(self._generate(stored, writer, reply), self.reply_store.record_end)
 
-    async def _generate(self, stored: Stored, reply: ResponseReply) -> None:
+    async def _generate(self, stored: Stored, writer: Writer, reply: ResponseReply) -> None:
         """Generate the reply to its end and store the result.
 
         An interrupted or unavailable reply can be resumed later.
         """
         entry = stored.entry
         try:
-            async for _ in reply.pieces():
-                pass
+            await drain(writer, reply)
             document = reply.end()
         except (Suspended, Unavailable):
             raise
@@ -197,17 +191,15 @@ class ResponseStore:
             return
         if not self.reply_store.is_resumable(stored.entry):
             plan = await self._planned(stored)
-            document = ResponseReply(
-                self._service, _anonymous_subject(stored), stored.parsed, plan, ChoiceStream([])
-            ).fail(
-                EngineFailed("The model's configuration changed while this response was generated. Repeat the request.")
+            error = EngineFailed(
+                "The model's configuration changed while this response was generated. Repeat the request."
             )
-            self._end(stored, document)
+            self._end(stored, self._reply(stored, plan).fail(error))
             return
         self._service.router.admit()
         plan = await self._planned(stored)
         if stored.entry.state == "paused":  # check again, because building the plan took time
-            self._run(stored, plan, None, _anonymous_subject(stored))
+            self._run(stored, plan, None, Subject(stored.parsed.identity.request_id))
 
     async def _planned(self, stored: Stored) -> ChatPlan:
         """Return the parsed request of a stored response, with its original prompt."""
@@ -264,9 +256,7 @@ class ResponseStore:
         """Return the response from its start. It is paused `linger_s` after its last reader has left."""
         plan = await self._planned(stored)
         source = Subscriber(stored.entry, None, linger_s)
-        return StoredResponse(
-            ResponseReply(self._service, _anonymous_subject(stored), stored.parsed, plan, source), stored.entry
-        )
+        return StoredResponse(self._reply(stored, plan), source, stored.entry)
 
     async def snapshot(self, stored: Stored) -> Fields:
         """Return the current response object."""
@@ -281,14 +271,15 @@ class ResponseStore:
         return await self._read(stored, await self._planned(stored))
 
     async def _read(self, stored: Stored, plan: ChatPlan) -> ResponseReply:
-        reply = ResponseReply(
-            self._service, _anonymous_subject(stored), stored.parsed, plan, _StoredDeltas(stored.entry)
-        )
-        async for _ in reply.pieces():
-            pass
+        reply = self._reply(stored, plan)
+        await drain(_StoredDeltas(stored.entry), reply)
         return reply
 
-    # CompletionLog
+    def _reply(self, stored: Stored, plan: ChatPlan) -> ResponseReply:
+        """Return a formatter for a reader that has no request of its own in the log."""
+        return ResponseReply(self._service, Subject(stored.parsed.identity.request_id), stored.parsed, plan)
+
+    # Ending
 
     async def cancel(self, stored: Stored) -> Fields:
         """Cancel a response. A finished one does not change."""
@@ -338,8 +329,3 @@ class _StoredDeltas:
     async def deltas(self) -> Any:
         for number in range(len(self._entry.gained)):
             yield self._entry.delta(number)
-
-
-def _anonymous_subject(stored: Stored) -> Subject:
-    """Return a log subject for a response without a request of its own."""
-    return Subject(stored.parsed.identity.request_id)

@@ -5,13 +5,18 @@ produce the same events with the same numbers. Its end is read from the store.
 """
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Protocol
 
 import orjson
 
-from appliance.server.errors.api import Unavailable
+from appliance.observability.log import Subject
+from appliance.server.errors.api import Unavailable, is_unexpected
+from appliance.server.http.choices import Source
 from appliance.server.http.durable import RETRY_AFTER_S
+from appliance.server.http.generate import drain, pieces
+from appliance.server.http.reply import error_fields
+from appliance.server.http.service import Service
 from appliance.server.http.sse import named_record
 from appliance.server.openai.responses.events import Fields
 from appliance.server.openai.responses.reply import TERMINAL, ResponseReply
@@ -21,9 +26,10 @@ PAUSED = "The service is shutting down. Retrieve the rest of this response with 
 
 
 class ResponseOutput(Protocol):
-    """A reply together with access to its end."""
+    """A reply, the source of its deltas, and access to its end."""
 
     reply: ResponseReply
+    source: Source
 
     @property
     def cause(self) -> Exception | None: ...
@@ -38,32 +44,33 @@ class ResponseOutput(Protocol):
 class DirectResponse:
     """A response that is not stored. It ends with its client's connection."""
 
-    def __init__(self, reply: ResponseReply, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, reply: ResponseReply, source: Source) -> None:
         self.reply = reply
-        self._on_error = on_error
+        self.source = source
 
     @property
     def cause(self) -> Exception | None:
         return self.reply.failure
 
     async def whole(self) -> Fields:
-        async for _ in self.reply.pieces():
-            pass
+        await drain(self.source, self.reply)
         return self.reply.end()
 
     async def end(self) -> Fields:
         return self.reply.end()
 
     def failed(self, error: Exception) -> Fields:
-        self._on_error(error)
+        if is_unexpected(error):
+            self.reply.service.log.unexpected(self.reply.subject, error)
         return self.reply.fail(error)
 
 
 class StoredResponse:
     """A stored response that is read while it is generated."""
 
-    def __init__(self, reply: ResponseReply, entry: Entry) -> None:
+    def __init__(self, reply: ResponseReply, source: Source, entry: Entry) -> None:
         self.reply = reply
+        self.source = source
         self._entry = entry
 
     @property
@@ -96,7 +103,7 @@ async def _events(output: ResponseOutput) -> AsyncIterator[Fields]:
     for opening in reply.openings():
         yield opening
     try:
-        async for events in reply.pieces():
+        async for events in pieces(output.source, reply):
             for event in events:
                 yield event
         closings, document = reply.closings(), await output.end()
@@ -119,22 +126,20 @@ async def records(output: ResponseOutput, after: int = -1, *, with_ids: bool = F
 
 async def whole(output: ResponseOutput) -> Fields:
     """Return the final object of a response that the client waits for. Raise the error that it failed with."""
-    async with output.reply.source:  # until it is stored: leaving a stored response earlier stops it
+    async with output.source:  # until it is stored: leaving a stored response earlier stops it
         document = await output.whole()
     if output.cause is not None:
         raise output.cause
     return document
 
 
-async def closed(
-    records: AsyncIterator[bytes], describe: Callable[[Exception], dict[str, Any]]
-) -> AsyncIterator[bytes]:
+async def closed(records: AsyncIterator[bytes], service: Service, subject: Subject) -> AsyncIterator[bytes]:
     """Yield the records. An error outside the response becomes a bare error record, on which clients raise."""
     try:
         async for each in records:
             yield each
     except Exception as error:  # outermost handler of the stream: report any failure and end the stream
-        yield named_record("error", describe(error))
+        yield named_record("error", error_fields(service, subject, error))
 
 
 def listed(items: Iterable[Fields], *, after: str | None, limit: int, newest_first: bool) -> Fields:

@@ -16,12 +16,15 @@ import pytest
 from appliance.observability.log import Subject
 from appliance.server.chat.prompt import Served, plan_completion
 from appliance.server.errors.api import BadRequest, Unavailable
-from appliance.server.http.durable import Subscriber, read_position
-from appliance.server.http.reply import UsageOptions
+from appliance.server.http.durable import Subscriber
+from appliance.server.http.generate import records as records_of
+from appliance.server.http.idempotency import read_position
+from appliance.server.http.sse import DONE
 from appliance.server.openai.completions import Completion
 from appliance.server.process import load_text
 from appliance.server.reply_store.entry import Entry
 from appliance.server.reply_store.records import Identity, Opened
+from appliance.server.schema.common import StreamOptions
 from appliance.server.schema.completions import CompletionRequest
 from engine.api.messages import Delta, Failed, Logprob
 from tests.appliance.conftest import FakeEngine, Gateway, until
@@ -422,7 +425,8 @@ def test_a_stream_resumes_at_its_token_however_tokens_are_split(make_gateway: Ca
         n = rng.choice((1, 2, 3))
         body = CompletionRequest(
             prompt=[3, 4], n=n, max_tokens=200, logprobs=1, stop=["is 4"] if trial % 3 == 0 else None,
-            stream=True, return_token_ids=True, min_tokens=rng.choice((0, 30)),
+            stream=True, stream_options=StreamOptions(include_usage=True), return_token_ids=True,
+            min_tokens=rng.choice((0, 30)),
         )  # fmt: skip
         plan = plan_completion(body, Served(gateway.service.text, gateway.config, "r"))
         replies = [(ids[: rng.randrange(5, len(ids))] + stop, rng.choice(("length", "stop"))) for _ in range(n)]
@@ -459,8 +463,8 @@ def read(gateway: Any, body: CompletionRequest, plan: Any, run: list[tuple[int, 
         entry.state = "ended"
         position = None if after is None else read_position(after, len(submits))
         source = Subscriber(entry, position, 1.0)
-        reply = Completion(gateway.service, Subject("r"), body, plan, entry.opened.identity, source)
-        return [record async for record in reply.records(UsageOptions(True, False))]
+        reply = Completion(gateway.service, Subject("r"), body, plan, entry.opened.identity)
+        return [data async for data in records_of(source, reply) if data != DONE]
 
     records = []
     for raw in asyncio.run(collect()):

@@ -1,0 +1,86 @@
+"""Request headers that set options, for gateways that cannot change bodies, and the load report in reply headers."""
+
+import re
+
+import orjson
+from starlette.requests import Request
+
+from appliance.observability.metrics import now
+from appliance.server.chat.deadlines import Deadlines
+from appliance.server.chat.prompt import Served
+from appliance.server.errors.api import BadRequest
+from appliance.server.http.body import MAX_INPUT
+from appliance.server.http.service import Service
+from appliance.server.routing.router import Placement
+from engine.api.errors import RequestError
+
+_ONE_MODEL = "this server does not load LoRA adapters."
+_SAGEMAKER = {
+    "X-Amzn-SageMaker-Session-Id": "this server does not store sessions; send the whole conversation in each request.",
+    "X-Amzn-SageMaker-Adapter-Identifier": _ONE_MODEL,
+    "X-Amzn-SageMaker-Adapter-Alias": _ONE_MODEL,
+}
+_INTEGER = re.compile(r"-?[0-9]{1,100}")
+
+
+def served(service: Service, request: Request, request_id: str) -> Served:
+    """Return the context in which a request is parsed.
+
+    Headers can set options for gateways that cannot change bodies.
+    """
+    _refuse_sagemaker(request)
+    priority = _integer(request, "X-Vllm-Priority", "priority")
+    return Served(
+        service.text,
+        service.config,
+        request_id,
+        request.headers.get("x-cache-salt"),
+        None if priority is None else max(-(2**63), min(2**63 - 1, priority)),
+        request.state.owner,
+        1.0 if request.state.key is None else request.state.key.share,
+        Deadlines(
+            _integer(request, "X-TTFT-Deadline-Ms", "ttft_deadline_ms"),
+            _integer(request, "X-Deadline-Ms", "deadline_ms"),
+        ),
+        now(),
+        request.state.key is None or request.state.key.priority,
+    )
+
+
+def _refuse_sagemaker(request: Request) -> None:
+    """Raise BadRequest for a SageMaker header that requests an unsupported feature."""
+    for name, reason in _SAGEMAKER.items():
+        if request.headers.get(name):
+            raise BadRequest(f"{name} is not supported: {reason}", name)
+
+
+def placement(request: Request) -> Placement:
+    """Return the engine placement that the request's headers ask for (RT-06)."""
+    rank = _integer(request, "X-data-parallel-rank", "X-data-parallel-rank")
+    return Placement(rank, request.headers.get("x-session-id", ""))
+
+
+def _integer(request: Request, name: str, param: str) -> int | None:
+    given = request.headers.get(name)
+    if given is None:
+        return None
+    if not _INTEGER.fullmatch(given):
+        raise RequestError(f"{name} must be an integer, got {given[:MAX_INPUT]!r}.", param)
+    return int(given)
+
+
+def load_header(service: Service, request: Request) -> dict[str, str]:
+    """Return the `endpoint-load-metrics` header for load balancers that send `endpoint-load-metrics-format` (RT-06).
+
+    The value is an Open Request Cost Aggregation report in TEXT or JSON format. Other formats are ignored.
+    """
+    wanted = request.headers.get("endpoint-load-metrics-format", "").strip().upper()
+    if wanted not in ("TEXT", "JSON"):
+        return {}
+    load = service.router.load()
+    metrics = {"kv_cache_usage_perc": round(load.kv_cache_usage, 6), "num_requests_waiting": load.waiting}
+    if wanted == "JSON":
+        report = orjson.dumps({"named_metrics": metrics}).decode()
+    else:
+        report = ", ".join(f"named_metrics.{name}={value}" for name, value in metrics.items())
+    return {"endpoint-load-metrics": f"{wanted} {report}"}
