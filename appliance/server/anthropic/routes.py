@@ -13,8 +13,9 @@ from starlette.responses import Response
 from appliance.observability.log import Subject
 from appliance.server.anthropic.blocks import Blocks, Thoughts
 from appliance.server.anthropic.request import chat_request, conversation, own_name, renamed
+from appliance.server.chat.chat_prompt import plan_chat
 from appliance.server.chat.conversation import conversation_ids, render
-from appliance.server.chat.prompt import ChatPlan, Served, plan_chat
+from appliance.server.chat.parsed import ChatPlan, Served
 from appliance.server.chat.stream import ChatChoice, Piece
 from appliance.server.chat.window import check_text
 from appliance.server.errors.anthropic import REQUEST_ID, message_error

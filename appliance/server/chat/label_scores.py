@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from appliance.server.chat.prompt import Plan, Served, plan_completion
+from appliance.server.chat.completion_prompt import plan_completion
+from appliance.server.chat.parsed import Plan, Served
 from appliance.server.chat.window import check_text
 from appliance.server.schema.completions import CompletionRequest
 from appliance.server.schema.label_scores import LabelScoresRequest

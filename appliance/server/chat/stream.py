@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from appliance.output_formats.events import Event, joined
 from appliance.output_formats.reader import reader_of
 from appliance.server.chat.offered_calls import OfferedCalls
-from appliance.server.chat.prompt import ChatPlan, Reading
+from appliance.server.chat.parsed import ChatPlan, Reading
 from engine.api.messages import Delta, Finish, Logprob, Timing
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer, TokenText
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from appliance.server.chat.messages import part_text
-from appliance.server.chat.prompt import Served
+from appliance.server.chat.parsed import Served
 from appliance.server.pooling.instructions import lead
 from appliance.server.pooling.plan import (
     PoolPlan,

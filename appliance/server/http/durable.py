@@ -20,8 +20,9 @@ from appliance.server.http.service import Service
 from appliance.server.reply_store.entry import Entry, Suspended
 from appliance.server.reply_store.records import Identity
 from appliance.server.reply_store.store import JournalFull, ReplyStore
-from appliance.server.routing.generation import EarlierOutput
-from appliance.server.routing.router import ANYWHERE, Placement, Router
+from appliance.server.routing.account import EarlierOutput
+from appliance.server.routing.placement import ANYWHERE, Placement
+from appliance.server.routing.router import Router
 from engine.api.messages import Delta, Submit, Timing
 
 # Maximum time that the first byte waits for the disk. With a slower disk, tokens may have to be generated again.

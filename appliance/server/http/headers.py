@@ -7,11 +7,11 @@ from starlette.requests import Request
 
 from appliance.observability.metrics import now
 from appliance.server.chat.deadlines import Deadlines
-from appliance.server.chat.prompt import Served
+from appliance.server.chat.parsed import Served
 from appliance.server.errors.api import BadRequest
 from appliance.server.http.body import MAX_INPUT
 from appliance.server.http.service import Service
-from appliance.server.routing.router import Placement
+from appliance.server.routing.placement import Placement
 from engine.api.errors import RequestError
 
 _ONE_MODEL = "this server does not load LoRA adapters."

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from appliance.observability.log import Subject
-from appliance.server.chat.prompt import Plan, Served
+from appliance.server.chat.parsed import Plan, Served
 from appliance.server.http.choices import ChoiceStream
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.durable import Routed, find_entry, generate_apart, subscribe

@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from appliance.observability.log import Subject
 from appliance.output_formats.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText
-from appliance.server.chat.prompt import ChatPlan, plan_chat
+from appliance.server.chat.chat_prompt import plan_chat
+from appliance.server.chat.parsed import ChatPlan
 from appliance.server.chat.stream import ChatChoice, ChatPiece, ScoredToken
 from appliance.server.chat.tools import ToolUse
 from appliance.server.http.body import json_body, read_body

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from appliance.observability.log import Subject
-from appliance.server.chat.prompt import Plan, Prompt, plan_completion
+from appliance.server.chat.completion_prompt import plan_completion
+from appliance.server.chat.parsed import Plan, Prompt
 from appliance.server.chat.stream import Choice, Piece, ScoredToken, scored_token
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.pipeline import admit, log_request, receive_durable, respond, route_durable

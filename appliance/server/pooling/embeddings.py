@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from appliance.config.gateway import GatewayConfig
-from appliance.server.chat.prompt import Served
+from appliance.server.chat.parsed import Served
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.pipeline import Call, as_json
 from appliance.server.http.service import Service, service_of

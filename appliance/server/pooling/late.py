@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from appliance.config.gateway import LateReading
-from appliance.server.chat.prompt import Served
+from appliance.server.chat.parsed import Served
 from engine.api.errors import RequestError
 from engine.api.messages import Pooled
 from engine.text import Tokenizer

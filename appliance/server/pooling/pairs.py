@@ -6,7 +6,7 @@ from typing import Any
 
 from appliance.chat_templates.template import ChatTemplate
 from appliance.server.chat.messages import part_text
-from appliance.server.chat.prompt import Served
+from appliance.server.chat.parsed import Served
 from appliance.server.pooling.plan import Pooled, Terms, check_count, facts, naming, whole
 from appliance.server.schema.scoring import Parts, RerankRequest, ScoreRequest, ScoringFields, Side
 from engine.api.errors import RequestError

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from appliance.config.gateway import GatewayConfig, LateReading, PooledModel
 from appliance.server.chat.conversation import render
-from appliance.server.chat.prompt import Served, cache_salt
+from appliance.server.chat.parsed import Served
+from appliance.server.chat.sequences import cache_salt
 from appliance.server.chat.window import check_ids, check_length, check_text, kept_tokens
 from appliance.server.pooling.chunks import weighted
 from appliance.server.pooling.instructions import lead

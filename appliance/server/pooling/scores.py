@@ -7,7 +7,7 @@ from functools import partial
 from operator import mul
 
 from appliance.config.gateway import GatewayConfig
-from appliance.server.chat.prompt import Served
+from appliance.server.chat.parsed import Served
 from appliance.server.pooling.instructions import side_lead
 from appliance.server.pooling.late import SIDES, late_ids
 from appliance.server.pooling.late import compared as late_compared

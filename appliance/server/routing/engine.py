@@ -53,6 +53,11 @@ class Engine(Generic[Request]):
         return state.phase if state.kind == "loading" else state.kind
 
     @property
+    def why_gone(self) -> str:
+        state = self.client.state
+        return state.message if state.kind == "failed" else "the connection closed"
+
+    @property
     def detail(self) -> str:
         return self.client.state.detail
 

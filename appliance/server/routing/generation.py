@@ -8,23 +8,22 @@ produced.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Protocol
 
 import msgspec
 
-from appliance.observability.metrics import Metrics, now
+from appliance.observability.metrics import now
 from appliance.server.errors.api import EngineFailed
-from appliance.server.routing.admission import DrainRate, LatencyEstimate
-from appliance.server.routing.engine import Engine
+from appliance.server.routing.account import Account, Counters, EarlierOutput
+from appliance.server.routing.placement import Placement
 from appliance.server.routing.quarantine import InFlight
-from appliance.server.routing.timeline import Finished, FirstToken, Interrupted, Placed, TimelineEvent, Timelines
-from engine.api.client import Stream, merge
+from appliance.server.routing.timeline import Interrupted
+from engine.api.client import EngineClient, Stream, merge
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Expired
-from engine.api.messages import Delta, Finish, Submit, Timing
+from engine.api.messages import Delta, Finish, Submit
 
 log = logging.getLogger(__name__)
 
@@ -35,74 +34,61 @@ An engine that responds ends a request at its deadline between two steps.
 """
 
 
-@dataclass(frozen=True)
-class EarlierOutput:
-    """Output of a resumed sequence so far, from engines of this gateway or of an earlier gateway process."""
+class Owner(Protocol):
+    """All that a sequence asks of the router that opened it."""
 
-    emitted: tuple[int, ...] = ()
-    timing: Timing | None = None
+    def lost_engine(self, generation: "Generation") -> None:
+        """Queue a sequence again, because its engine is gone."""
 
+    def left_engine(self, generation: "Generation") -> None:
+        """Forget the engine of a sequence that has been refused."""
 
-class Router(Protocol):
-    """Interface of the router (router.py) that a sequence uses."""
-
-    metrics: Metrics
-    timelines: Timelines
-    drain: DrainRate
-    latency: LatencyEstimate
-    spend: Callable[[str, int], None]
-
-    def interrupted(self, generation: "Generation") -> None: ...
-
-    def ended(self, generation: "Generation") -> None: ...
+    def ended(self, generation: "Generation") -> None:
+        """Drop the state of a sequence that has ended for any reason."""
 
 
 class Generation:
     """Async iterator of the deltas of one sequence.
 
-    Use it in `async with`, which ends a sequence that still runs. `engine` is the engine that computes it, or None
-    while it is queued. `engine_index` and `session` restrict the choice of the engine. `uncounted` is the
-    number of prompt tokens that no step has counted yet.
+    Use it in `async with`, which ends a sequence that still runs. `where` restricts the choice of the engine.
     """
 
     def __init__(
         self,
-        router: Router,
+        owner: Owner,
+        counters: Counters,
         submit: Submit,
         key: str,
-        engine_index: int | None,
-        session: str,
+        where: Placement,
         earlier: EarlierOutput | None = None,
     ) -> None:
         self.submit = submit
         self.key = key
-        self.engine_index = engine_index
-        self.session = session
-        self.engine: Engine[Generation] | None = None
-        self.emitted: list[int] = [] if earlier is None else list(earlier.emitted)
-        self.timing: Timing | None = None if earlier is None else earlier.timing
-        self.started = False
-        self.interruptions = 0
-        self._router = router
+        self.where = where
+        self._owner = owner
+        self._account = Account(counters, submit, key, earlier)
+        self._client: EngineClient | None = None  # of the engine that computes it; None while it is queued
+        self._interruptions = 0
         self._deltas: Stream | None = None
         self._placed = asyncio.Event()
         self._outcome: Exception | Finish | None = None  # error or finish reason that ends it while it is queued
         self._over = False
-        self._pooled = False  # it has its pooled vector instead of tokens
-        self._label = "0"  # of its current or last engine
-        self._earlier_timing = self.timing  # timing of the engines before this one
-        self._is_resumed = bool(self.emitted)  # so its prompt was already counted
-        self.uncounted = 0 if self._is_resumed else len(submit.prompt)
         self._suspended = False
         self._unread: Delta | None = None  # of engines that crashed
         self._received = list(self.emitted)  # by the engines before this one
         self._gain_from = len(self.emitted)  # tokens when this engine took it
         self._timer: asyncio.TimerHandle | None = None
-        self._arrived_s = self._last_s = self._first_s = self._queued_s = self._placed_s = now()
+        self._queued_s = self._placed_s = now()
 
     @property
-    def cached_tokens(self) -> int:
-        return self.timing.cached_tokens if self.timing else 0
+    def emitted(self) -> list[int]:
+        """All token IDs that the route has read."""
+        return self._account.emitted
+
+    @property
+    def is_started(self) -> bool:
+        """The route has read a delta."""
+        return self._account.started
 
     @property
     def received(self) -> list[int]:
@@ -116,35 +102,30 @@ class Generation:
 
     # The router's side
 
-    def place(self, engine: "Engine[Generation]") -> None:
+    def place(self, client: EngineClient, label: str) -> None:
         """Assign the sequence to an engine, which resumes after the tokens so far."""
-        self.engine, self._label = engine, engine.label
-        engine.open[self.key] = self
+        self._client = client
         tokens = self._gain_from = len(self._received)
         self._placed_s = now()
-        self.record(Placed(engine.label, tokens))
-        self._deltas = engine.client.generate(
-            msgspec.structs.replace(self.submit, id=self.key, emitted=tuple(self._received))
-        )
-        if self.interruptions:
-            log.info("request %s resumes after token %d after %.1f s", self.submit.id, tokens, self.pause_s)
-            self._router.metrics.observe("interruption_seconds", self.pause_s, self._label)
+        self._account.place(label, tokens)
+        self._deltas = client.generate(msgspec.structs.replace(self.submit, id=self.key, emitted=tuple(self._received)))
+        if self._interruptions:
+            pause_s = now() - self._queued_s
+            log.info("request %s resumes after token %d after %.1f s", self.submit.id, tokens, pause_s)
+            self._account.resume(pause_s)
             self._deltas.begin()  # read at once: a client that reads slowly must not delay a quarantine test
         self._placed.set()
 
-    def interrupt(self) -> None:
-        """Queue the request again: its engine is gone."""
+    def interrupt(self, why: str) -> None:
+        """Wait for another engine: this one is gone, for the reason `why`."""
         self._detach()
-        if self.engine is not None:
-            self.engine.open.pop(self.key, None)
-            state = self.engine.client.state
-            why = state.message if state.kind == "failed" else "the connection closed"
-            self.record(Interrupted(self.engine.label, why, len(self._received)))
-        self.engine = None
-        self._earlier_timing = self.timing
+        if self._client is not None:
+            self._account.record(Interrupted(self._account.label, why, len(self._received)))
+        self._client = None
+        self._account.interrupt()
         if self._outcome is None:
             self._placed.clear()
-        self.interruptions += 1
+        self._interruptions += 1
         self._queued_s = now()
 
     def refuse(self, outcome: Exception | Finish) -> None:
@@ -156,11 +137,14 @@ class Generation:
         if self._over or self._outcome is not None or self.is_settled:
             return
         self._detach(abort=True)
-        if self.engine is not None:
-            self.engine.open.pop(self.key, None)
-            self.engine = None
+        self._client = None
+        self._owner.left_engine(self)
         self._outcome = outcome
         self._placed.set()
+
+    def count_step(self, tokens: int) -> int:
+        """Return how many tokens a step of its engine counts, which has sampled `tokens` of them."""
+        return self._account.count_step(tokens)
 
     @property
     def is_refused(self) -> bool:
@@ -183,30 +167,22 @@ class Generation:
 
     def watch_deadlines(self) -> None:
         """End the request at its deadlines even if its engine does not answer. The engine gets GRACE_S to end it."""
-        until, grace_s = self._next_deadline(), 0.0 if self.engine is None else GRACE_S
+        until, grace_s = self._next_deadline(), 0.0 if self._client is None else GRACE_S
         if self._over or self._outcome is not None or until is None:
             return
         delay_s = until + grace_s - now()
         if delay_s > 0:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.watch_deadlines)
             return
-        running = self.engine is not None
-        self.record(Expired("end" if until == self.submit.deadline else "first token", running=running))
+        running = self._client is not None
+        self._account.record(Expired("end" if until == self.submit.deadline else "first token", running=running))
         if running:
-            log.info("engine %s did not end request %s at its deadline", self._label, self.submit.id)
+            log.info("engine %s did not end request %s at its deadline", self._account.label, self.submit.id)
         self.refuse("deadline")
 
     def _next_deadline(self) -> float | None:
         times = [self.submit.deadline, None if self.received else self.submit.ttft_deadline]
         return min((each for each in times if each is not None), default=None)
-
-    @property
-    def pause_s(self) -> float:
-        """How long it has been queued for an engine."""
-        return now() - self._queued_s
-
-    def record(self, event: TimelineEvent) -> None:
-        self._router.timelines.add(self.key, now(), event)
 
     # The route's side
 
@@ -239,10 +215,10 @@ class Generation:
                 self._end("error")
                 raise
             except EngineGone:
-                self._router.interrupted(self)
+                self._owner.lost_engine(self)
                 continue
             except EngineError as error:
-                log.error("engine %s failed a request: %s", self._label, error.code)
+                log.error("engine %s failed a request: %s", self._account.label, error.code)
                 self._end("error")
                 raise EngineFailed from error
             if delta is not None:
@@ -252,8 +228,8 @@ class Generation:
 
     def stop(self) -> None:
         """End a reply that is complete, because it met a stop string, while the engine still computes it."""
-        if self.engine is not None:
-            self.engine.client.abort([self.key])
+        if self._client is not None:
+            self._client.abort([self.key])
         self._end("stop")
 
     def suspend(self) -> None:
@@ -275,44 +251,10 @@ class Generation:
         return Delta(self.submit.id, finish=outcome)
 
     def _deliver(self, delta: Delta) -> Delta:
-        moment = now()
-        if delta.timing is not None:
-            self.timing = _joined(self._earlier_timing, delta.timing)
-        if not self.started:
-            self._start(moment)
-        if delta.ids:
-            self._gain(delta.ids, moment)
-        if delta.pooled is not None:
-            self._pooled, self._last_s = True, moment
+        self._account.take(delta)
         if delta.finish is not None:
             self._end(delta.finish)
         return msgspec.structs.replace(delta, id=self.submit.id)
-
-    def _start(self, moment: float) -> None:
-        self.started = True
-        prompt = len(self.submit.prompt)
-        self._router.drain.start(moment, prompt)
-        if not self._is_resumed:
-            self._router.metrics.prompt(self._label, prompt, self.cached_tokens)
-            self._router.spend(self.submit.owner, prompt - self.cached_tokens)
-
-    def _gain(self, ids: tuple[int, ...], moment: float) -> None:
-        metrics, label, count = self._router.metrics, self._label, len(ids)
-        metrics.add("generation_tokens", count, label)
-        if self.submit.owner:
-            self._router.spend(self.submit.owner, count)
-        pauses, share_s = count, 0.0
-        if self.emitted:
-            # Deltas that were merged for a slow client share the pause among their tokens.
-            share_s = (moment - self._last_s) / count
-        else:
-            pauses, self._first_s = count - 1, moment
-            self.record(FirstToken())
-            metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
-        if pauses:
-            metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
-        self.emitted += ids
-        self._last_s = moment
 
     def _end(self, reason: Finish) -> None:
         if self._over:
@@ -320,45 +262,7 @@ class Generation:
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
-        if not self.started:
-            self._router.drain.leave(now())
-        if self.timing is not None:
-            self._router.latency.record(len(self.submit.prompt), self.timing, len(self.emitted))
-        self.record(Finished(reason, len(self.emitted)))
-        self._router.ended(self)
-        if self._suspended:
-            return
-        metrics, label = self._router.metrics, self._label
-        metrics.finished(label, reason, len(self.emitted), self.submit.max_tokens)
-        if reason != "error" and (self.emitted or self._pooled):
-            self._observe_times(metrics, label)
-
-    def _observe_times(self, metrics: Metrics, label: str) -> None:
-        metrics.observe("request_duration_seconds", self._last_s - self._arrived_s, label)
-        decode_s = self._last_s - self._first_s if self.emitted else 0.0
-        timing = self.timing
-        if timing is not None and timing.first_token:
-            # A reply that was cut at a stop string has no last delta from the engine, so use the gateway's clock.
-            decode_s = (timing.last_token - timing.first_token) or decode_s
-            prefill_s = timing.first_token - timing.scheduled
-            metrics.observe("request_queue_time_seconds", timing.scheduled - timing.arrived, label)
-            metrics.observe("request_prefill_time_seconds", prefill_s, label)
-            metrics.observe("request_inference_time_seconds", prefill_s + decode_s, label)
-            if self.emitted:
-                metrics.observe("request_decode_time_seconds", decode_s, label)
-            metrics.observe("request_preemptions", timing.preemptions, label)
-        if len(self.emitted) > 1:
-            pause_s = decode_s / (len(self.emitted) - 1)
-            metrics.observe("request_time_per_output_token_seconds", pause_s, label)
-
-
-def _joined(before: Timing | None, after: Timing) -> Timing:
-    """Return the times over all engines, which share the machine's monotonic clock.
-
-    Arrival, first token and cached tokens come from the first engine that reported them, the end from the last.
-    """
-    if before is None or not before.first_token:
-        return after
-    return msgspec.structs.replace(
-        before, last_token=after.last_token, preemptions=before.preemptions + after.preemptions
-    )
+        self._account.end(reason)
+        self._owner.ended(self)
+        if not self._suspended:
+            self._account.count_end(reason)

@@ -83,7 +83,7 @@ class Isolation:
         if serving[0].open and any(each.returns_within(hold_s) for each in self._engines):
             return
         for engine in serving:
-            available = [key for key, each in self._queued.items() if each.engine_index in (None, engine.index)]
+            available = [key for key, each in self._queued.items() if each.where.allows(engine.index)]
             group = self.quarantine.next_group(available, idle=not engine.open)
             if group is None:
                 continue

@@ -7,7 +7,6 @@ ones until an engine is ready. `Quarantine` decides which of them may be placed 
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from appliance.observability.metrics import Metrics, now
 from appliance.runtime.crash_exemption import CrashKind
 from appliance.runtime.inflight import OpenRequest
 from appliance.server.errors.api import EngineFailed, Overloaded, Quarantined, Unavailable
+from appliance.server.routing.account import Counters, EarlierOutput
 from appliance.server.routing.admission import (
     Admission,
     DrainRate,
@@ -29,8 +29,9 @@ from appliance.server.routing.admission import (
     retry_after_s,
 )
 from appliance.server.routing.engine import Engine
-from appliance.server.routing.generation import EarlierOutput, Generation
+from appliance.server.routing.generation import Generation
 from appliance.server.routing.isolation import Isolation
+from appliance.server.routing.placement import ANYWHERE, Placement, choose
 from appliance.server.routing.refused import content_hash
 from appliance.server.routing.timeline import Arrived, Pending, Timelines
 from engine.api.client import EngineClient, EngineState
@@ -48,19 +49,6 @@ HALTED_RETRY_AFTER_S = 60  # an operator has to intervene
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 BACKLOG = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
 
-
-@dataclass(frozen=True)
-class Placement:
-    """Placement constraint of a request: an engine index, or a session.
-
-    Without either, the least loaded engine is used.
-    """
-
-    engine_index: int | None = None
-    session: str = ""
-
-
-ANYWHERE = Placement()
 
 # By scheduling policy: True if the first of two queued requests may run before the second, which arrived later. Under
 # fair shares other owners' requests may do so too, while they have used less; only the engine knows how many.
@@ -117,12 +105,12 @@ class Router:
         self.backlog = Admission(max_waiting_tokens)
         self.drain = DrainRate()
         self.latency = LatencyEstimate(self.drain)
+        self._counters = Counters(metrics, self.timelines, self.drain, self.latency, spend)
         self._goes_before = GOES_BEFORE[policy]
         self.engines: list[Engine[Generation]] = [self._engine(index, socket) for index, socket in enumerate(sockets)]
         self.halted = ""
         self.asks_first = False  # engines count as serving once they have answered a request of each kind
         self._report_in_flight = report_in_flight
-        self.spend = spend
         self._hold_s = hold_s
         self._pending: dict[str, Generation] = {}
         self.isolation = Isolation(
@@ -242,10 +230,7 @@ class Router:
                 else:
                     self.isolation.ended(delta.id)
             if generation is not None and delta.ids:
-                tokens += len(delta.ids)
-                if generation.uncounted:
-                    tokens += generation.uncounted
-                    generation.uncounted = 0
+                tokens += generation.count_step(len(delta.ids))
         if tokens:
             self.metrics.observe("iteration_tokens", tokens, engine.label)
 
@@ -285,7 +270,7 @@ class Router:
 
         The estimate is at most one step old.
         """
-        unstarted = sum(not generation.started for generation in self._generations())
+        unstarted = sum(not generation.is_started for generation in self._generations())
         running = sum(engine.client.stats.running for engine in self.engines if engine.serves)
         return min(unstarted, max(0, self.open - running))
 
@@ -296,7 +281,7 @@ class Router:
         Each choice of a request counts its prompt. Only the engine knows how much of a running prompt it has computed
         or will find in the prefix cache.
         """
-        return sum(len(each.submit.prompt) for each in self._generations() if not each.started)
+        return sum(len(each.submit.prompt) for each in self._generations() if not each.is_started)
 
     def generate(self, submit: Submit, where: Placement = ANYWHERE) -> Generation:
         """Submit a request to an engine. `submit.id` need not be unique.
@@ -339,13 +324,36 @@ class Router:
 
     # Called by generations
 
-    def interrupted(self, generation: Generation) -> None:
-        """Queue a request whose engine is gone."""
+    def lost_engine(self, generation: Generation) -> None:
         self._queue(generation)
         self._release()
 
+    def left_engine(self, generation: Generation) -> None:
+        self._leave(generation)
+
+    def ended(self, generation: Generation) -> None:
+        self._pending.pop(generation.key, None)
+        self._leave(generation)
+        self.isolation.ended(generation.key)
+        self._count_pending()
+
+    # Engines of requests
+
+    def _place(self, generation: Generation, engine: Engine[Generation]) -> None:
+        engine.open[generation.key] = generation
+        generation.place(engine.client, engine.label)
+
+    def _leave(self, generation: Generation) -> Engine[Generation] | None:
+        """Take a request from the engine that computes it. Return that engine."""
+        for engine in self.engines:
+            if engine.open.pop(generation.key, None) is not None:
+                return engine
+        return None
+
     def _queue(self, generation: Generation) -> None:
-        generation.interrupt()
+        """Queue a request whose engine is gone."""
+        engine = self._leave(generation)
+        generation.interrupt("the connection closed" if engine is None else engine.why_gone)
         if self._stopping or self.halted:
             generation.refuse(EngineFailed())
         self.metrics.add("request_interruptions", 1)
@@ -357,14 +365,6 @@ class Router:
         for generation in list(engine.open.values()):
             if not generation.is_settled:
                 self._queue(generation)
-
-    def ended(self, generation: Generation) -> None:
-        """Drop the state of a request that has ended for any reason."""
-        self._pending.pop(generation.key, None)
-        if generation.engine is not None:
-            generation.engine.open.pop(generation.key, None)
-        self.isolation.ended(generation.key)
-        self._count_pending()
 
     # Pending requests
 
@@ -381,23 +381,11 @@ class Router:
                 continue
             key = generation.key
             tested = self.isolation.is_candidate(key)
-            engine = self.isolation.engine_for(key) if tested else self._choose(generation)
+            engine = self.isolation.engine_for(key) if tested else choose(self.engines, generation.where)
             if engine is not None:
-                del self._pending[generation.key]
-                generation.place(engine)
+                del self._pending[key]
+                self._place(generation, engine)
         self._count_pending()
-
-    def _choose(self, generation: Generation) -> Engine[Generation] | None:
-        """Return an engine that satisfies the request's placement and can take it now, or None."""
-        free = [engine for engine in self.engines if engine.serves and not engine.reserved]
-        if generation.engine_index is not None:
-            free = [engine for engine in free if engine.index == generation.engine_index]
-        if not free:
-            return None
-        if generation.session and generation.engine_index is None:
-            # Rendezvous hashing: when an engine is gone, only its own sessions move, and they return to it later.
-            return max(free, key=lambda engine: _draw(generation.session, engine.index))
-        return min(free, key=lambda engine: len(engine.open))
 
     # Crashes
 
@@ -460,7 +448,9 @@ class Router:
         if not timed:
             return
         before = [
-            each.submit for each in self._generations() if not each.started and self._goes_before(each.submit, timed[0])
+            each.submit
+            for each in self._generations()
+            if not each.is_started and self._goes_before(each.submit, timed[0])
         ]
         ahead = QueueAhead(len(before), sum(len(submit.prompt) for submit in before))
         missed = self.latency.missed_deadline(timed, ahead, now())
@@ -493,16 +483,16 @@ class Router:
 
     def _open(self, submit: Submit, where: Placement, earlier: EarlierOutput | None) -> Generation:
         key = f"{submit.id}#{next(self._numbers)}"
-        generation = Generation(self, submit, key, where.engine_index, where.session, earlier)
+        generation = Generation(self, self._counters, submit, key, where, earlier)
         self.drain.enter(now())
         self.timelines.begin(key)
-        generation.record(Arrived(len(submit.prompt), len(generation.emitted), self.open))
+        self.timelines.add(key, now(), Arrived(len(submit.prompt), len(generation.emitted), self.open))
         generation.watch_deadlines()
-        engine = self._choose(generation)
+        engine = choose(self.engines, where)
         if engine is not None:
-            generation.place(engine)
+            self._place(generation, engine)
         else:
-            generation.record(Pending())
+            self.timelines.add(key, now(), Pending())
             self._pending[key] = generation
             self._count_pending()
         return generation
@@ -516,8 +506,3 @@ class Router:
         if not loading:
             return GONE_RETRY_AFTER_S
         return min(loading_retry_after_s(now() - engine.since_s, engine.progress) for engine in loading)
-
-
-def _draw(session: str, engine: int) -> bytes:
-    """Return a pseudorandom value for a session and an engine, equal in every process."""
-    return hashlib.blake2b(session.encode(), salt=engine.to_bytes(8, "big")).digest()

@@ -10,7 +10,7 @@ import orjson
 
 from appliance.observability.log import Subject
 from appliance.output_formats.events import Content
-from appliance.server.chat.prompt import ChatPlan
+from appliance.server.chat.parsed import ChatPlan
 from appliance.server.chat.stream import ChatChoice, ScoredToken
 from appliance.server.errors.api import Unavailable, api_error
 from appliance.server.http.reply import Formatter, finite

@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from appliance.server.chat.chat_prompt import plan_chat
 from appliance.server.chat.custom_tools import custom_parameters
-from appliance.server.chat.prompt import ChatPlan, Served, plan_chat
+from appliance.server.chat.parsed import ChatPlan, Served
 from appliance.server.openai.responses.request_items import Message, continues_last_item, messages_of
 from appliance.server.schema.chat import ChatRequest
 from appliance.server.schema.responses import INCLUDABLE, LOGPROBS, PromptRequest, ResponsesRequest

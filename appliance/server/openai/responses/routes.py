@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.server.chat.prompt import ChatPlan
+from appliance.server.chat.parsed import ChatPlan
 from appliance.server.errors.api import BadRequest, NotFound, Unavailable, Unprocessable
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.choices import ChoiceStream
@@ -29,7 +29,7 @@ from appliance.server.openai.responses.store import InvalidRequest, ResponseStor
 from appliance.server.openai.responses.stream import DirectResponse, ResponseOutput, closed, listed, records, whole
 from appliance.server.reply_store.records import Identity
 from appliance.server.reply_store.store import JournalFull
-from appliance.server.routing.router import Placement
+from appliance.server.routing.placement import Placement
 from appliance.server.schema.responses import InputTokensRequest, ResponsesRequest
 from engine.api.errors import RequestError
 

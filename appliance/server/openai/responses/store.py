@@ -13,7 +13,7 @@ import msgspec
 import orjson
 
 from appliance.observability.log import Subject
-from appliance.server.chat.prompt import ChatPlan, Served
+from appliance.server.chat.parsed import ChatPlan, Served
 from appliance.server.errors.api import BadRequest, EngineFailed, NotFound, Unavailable, is_unexpected
 from appliance.server.http.choices import ChoiceStream
 from appliance.server.http.durable import DISK_S, Subscriber, Writer
@@ -26,7 +26,7 @@ from appliance.server.openai.responses.request import plan_response
 from appliance.server.openai.responses.stream import StoredResponse
 from appliance.server.reply_store.entry import Entry, Suspended
 from appliance.server.reply_store.store import JournalFull, ReplyStore
-from appliance.server.routing.router import ANYWHERE, Placement
+from appliance.server.routing.placement import ANYWHERE, Placement
 from appliance.server.schema.responses import ResponsesRequest
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pytest
 from appliance.output_formats.declaration import OutputFormat
 from appliance.output_formats.events import joined
 from appliance.output_formats.formats import HERMES, REASONINGS
-from appliance.server.chat.prompt import ChatPlan, Prompt, Reading
+from appliance.server.chat.parsed import ChatPlan, Prompt, Reading
 from appliance.server.chat.stream import ChatChoice
 from engine.api.messages import Delta
 from engine.text import Tokenizer

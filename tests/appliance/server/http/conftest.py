@@ -18,7 +18,8 @@ from appliance.observability.metrics import Metrics
 from appliance.server.app import build_app
 from appliance.server.chat.text import load_text
 from appliance.server.http.service import Service
-from appliance.server.routing.router import ANYWHERE, Load, Placement
+from appliance.server.routing.placement import ANYWHERE, Placement
+from appliance.server.routing.router import Load
 from engine.api.messages import Delta, Logprob, Sampling, Submit, Timing
 
 TEMPLATE = """\

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from appliance.observability.log import Subject
-from appliance.server.chat.prompt import Served, plan_completion
+from appliance.server.chat.completion_prompt import plan_completion
+from appliance.server.chat.parsed import Served
 from appliance.server.errors.api import BadRequest, Unavailable
 from appliance.server.http.durable import Subscriber
 from appliance.server.http.generate import records as records_of

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from appliance.server.routing.router import ANYWHERE, Placement
+from appliance.server.routing.placement import ANYWHERE, Placement
 
 ROUTES = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),

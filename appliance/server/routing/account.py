@@ -1,0 +1,158 @@
+"""What is counted of a sequence: metrics, timeline, drain rate, latencies, and the tokens of its API key."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from appliance.observability.metrics import Metrics, now
+from appliance.server.routing.admission import DrainRate, LatencyEstimate
+from appliance.server.routing.timeline import Finished, FirstToken, Placed, TimelineEvent, Timelines
+from engine.api.messages import Delta, Finish, Submit, Timing
+
+
+@dataclass(frozen=True)
+class EarlierOutput:
+    """Output of a resumed sequence so far, from engines of this gateway or of an earlier gateway process."""
+
+    emitted: tuple[int, ...] = ()
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counters that all sequences of a router share."""
+
+    metrics: Metrics
+    timelines: Timelines
+    drain: DrainRate
+    latency: LatencyEstimate
+    spend: Callable[[str, int], None]
+    """Called with (owner, tokens) when tokens were computed for an owner."""
+
+
+class Account:
+    """Counts one sequence.
+
+    Calls nothing but the shared counters. `label` names the sequence's current or last engine in metrics.
+    """
+
+    def __init__(self, counters: Counters, submit: Submit, key: str, earlier: EarlierOutput | None) -> None:
+        self.emitted: list[int] = [] if earlier is None else list(earlier.emitted)
+        self.timing: Timing | None = None if earlier is None else earlier.timing
+        self.started = False
+        self.label = "0"
+        self._counters = counters
+        self._submit = submit
+        self._key = key
+        self._earlier_timing = self.timing  # timing of the engines before this one
+        self._is_resumed = bool(self.emitted)  # so its prompt was already counted
+        self._uncounted = 0 if self._is_resumed else len(submit.prompt)  # prompt tokens that no step has counted yet
+        self._is_pooled = False  # it has its pooled vector instead of tokens
+        self._arrived_s = self._last_s = self._first_s = now()
+
+    def record(self, event: TimelineEvent) -> None:
+        self._counters.timelines.add(self._key, now(), event)
+
+    def place(self, label: str, tokens: int) -> None:
+        """Record the engine that computes the sequence after `tokens` tokens."""
+        self.label = label
+        self.record(Placed(label, tokens))
+
+    def resume(self, pause_s: float) -> None:
+        """Record that the sequence continues after `pause_s` seconds without an engine."""
+        self._counters.metrics.observe("interruption_seconds", pause_s, self.label)
+
+    def interrupt(self) -> None:
+        """Keep the times of the engine that is gone."""
+        self._earlier_timing = self.timing
+
+    def count_step(self, tokens: int) -> int:
+        """Return how many tokens a step counts: those that it sampled, and the whole prompt with the first of them."""
+        uncounted, self._uncounted = self._uncounted, 0
+        return tokens + uncounted
+
+    def take(self, delta: Delta) -> None:
+        """Count a delta that the route reads now."""
+        moment = now()
+        if delta.timing is not None:
+            self.timing = _joined(self._earlier_timing, delta.timing)
+        if not self.started:
+            self._start(moment)
+        if delta.ids:
+            self._gain(delta.ids, moment)
+        if delta.pooled is not None:
+            self._is_pooled, self._last_s = True, moment
+
+    def _start(self, moment: float) -> None:
+        self.started = True
+        prompt = len(self._submit.prompt)
+        self._counters.drain.start(moment, prompt)
+        if not self._is_resumed:
+            cached = self.timing.cached_tokens if self.timing else 0
+            self._counters.metrics.prompt(self.label, prompt, cached)
+            self._counters.spend(self._submit.owner, prompt - cached)
+
+    def _gain(self, ids: tuple[int, ...], moment: float) -> None:
+        metrics, label, count = self._counters.metrics, self.label, len(ids)
+        metrics.add("generation_tokens", count, label)
+        if self._submit.owner:
+            self._counters.spend(self._submit.owner, count)
+        pauses, share_s = count, 0.0
+        if self.emitted:
+            # Deltas that were merged for a slow client share the pause among their tokens.
+            share_s = (moment - self._last_s) / count
+        else:
+            pauses, self._first_s = count - 1, moment
+            self.record(FirstToken())
+            metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
+        if pauses:
+            metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
+        self.emitted += ids
+        self._last_s = moment
+
+    def end(self, reason: Finish) -> None:
+        """Record the end of the sequence in this process."""
+        counters = self._counters
+        if not self.started:
+            counters.drain.leave(now())
+        if self.timing is not None:
+            counters.latency.record(len(self._submit.prompt), self.timing, len(self.emitted))
+        self.record(Finished(reason, len(self.emitted)))
+
+    def count_end(self, reason: Finish) -> None:
+        """Count a sequence that no other one will resume."""
+        metrics, label = self._counters.metrics, self.label
+        metrics.finished(label, reason, len(self.emitted), self._submit.max_tokens)
+        if reason != "error" and (self.emitted or self._is_pooled):
+            self._observe_times(metrics, label)
+
+    def _observe_times(self, metrics: Metrics, label: str) -> None:
+        metrics.observe("request_duration_seconds", self._last_s - self._arrived_s, label)
+        decode_s = self._last_s - self._first_s if self.emitted else 0.0
+        timing = self.timing
+        if timing is not None and timing.first_token:
+            # A reply that was cut at a stop string has no last delta from the engine, so use the gateway's clock.
+            decode_s = (timing.last_token - timing.first_token) or decode_s
+            prefill_s = timing.first_token - timing.scheduled
+            metrics.observe("request_queue_time_seconds", timing.scheduled - timing.arrived, label)
+            metrics.observe("request_prefill_time_seconds", prefill_s, label)
+            metrics.observe("request_inference_time_seconds", prefill_s + decode_s, label)
+            if self.emitted:
+                metrics.observe("request_decode_time_seconds", decode_s, label)
+            metrics.observe("request_preemptions", timing.preemptions, label)
+        if len(self.emitted) > 1:
+            pause_s = decode_s / (len(self.emitted) - 1)
+            metrics.observe("request_time_per_output_token_seconds", pause_s, label)
+
+
+def _joined(before: Timing | None, after: Timing) -> Timing:
+    """Return the times over all engines, which share the machine's monotonic clock.
+
+    Arrival, first token and cached tokens come from the first engine that reported them, the end from the last.
+    """
+    if before is None or not before.first_token:
+        return after
+    return msgspec.structs.replace(
+        before, last_token=after.last_token, preemptions=before.preemptions + after.preemptions
+    )
