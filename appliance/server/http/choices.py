@@ -73,7 +73,7 @@ class ChoiceStream:
         return ""
 
     def suspend(self) -> None:
-        """Mark the remaining choices as ones that will be resumed, so that their end is not counted now."""
+        """Do not count the end of the remaining choices, because they will be resumed."""
         for generation in self._generations.values():
             generation.suspend()
 

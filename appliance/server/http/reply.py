@@ -1,4 +1,4 @@
-"""Formatters of generating routes, and what they share: usage, logprobs, and the log line."""
+"""Formatters of generating routes, with their shared parts: usage, logprobs, and the log line."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+import orjson
+
 from appliance.observability.log import Outcome, Subject
 from appliance.observability.metrics import now
 from appliance.server.chat.stream import Choice
 from appliance.server.errors.api import DeadlineExceeded, error_object, is_unexpected
 from appliance.server.http.service import Service
-from appliance.server.http.sse import KEEP_ALIVE
+from appliance.server.http.sse import KEEP_ALIVE, record
 from appliance.server.schema.common import Streamed
 from engine.api.messages import Delta, Logprob
 from engine.text import TokenText
@@ -71,7 +73,7 @@ class Formatter(ABC, Generic[Piece]):
 
     @abstractmethod
     def take(self, index: int, delta: Delta) -> Piece:
-        """Add a delta of choice `index` to the complete reply, and return what a stream sends for it."""
+        """Add a delta of choice `index` to the complete reply, and return its piece of a stream."""
 
     def check(self) -> None:
         """Raise an error if the reply ended in a way that the API cannot represent. Called after the last delta."""
@@ -88,7 +90,7 @@ class Formatter(ABC, Generic[Piece]):
 
     @abstractmethod
     def logged_whole(self, index: int) -> str:
-        """Return the complete output of a choice as it is logged."""
+        """Return the text of the log line for the complete output of a choice."""
 
     def log_output(self, index: int) -> None:
         """Log the last delta of a choice, and at its end the complete output, if outputs are logged."""
@@ -123,6 +125,9 @@ class Reply(Formatter[Piece]):
     def whole(self) -> dict[str, Any]:
         """Return the complete reply."""
 
+    def logged_whole(self, index: int) -> str:
+        return orjson.dumps(self.whole()).decode()
+
     # Records of a stream. The event ID is empty if the stream cannot be resumed.
 
     def opening(self, event_id: str) -> Iterable[bytes]:
@@ -133,13 +138,13 @@ class Reply(Formatter[Piece]):
     def record(self, piece: Piece, event_id: str) -> bytes:
         """Return the record of a piece, or b"" if it has none."""
 
-    @abstractmethod
     def closing(self, event_id: str) -> Iterable[bytes]:
         """Return the records after the last delta."""
+        return ()
 
-    @abstractmethod
     def failure(self, error: Exception) -> bytes:
         """Return the record that reports an error, and log an unexpected error."""
+        return record(error_fields(self.service, self.subject, error))
 
 
 @dataclass

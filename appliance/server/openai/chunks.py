@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from appliance.observability.log import Subject
 from appliance.server.chat.stream import Choice
-from appliance.server.http.reply import Reply, Usage, error_fields
+from appliance.server.http.reply import Reply, Usage
 from appliance.server.http.service import Service
 from appliance.server.http.sse import DONE, ChunkEncoder, record
 from appliance.server.reply_store.records import Identity
@@ -93,6 +93,3 @@ class ChunkReply(Reply[dict[str, Any]]):
             return ()
         fields = {**self.head.fields(), "choices": [], "usage": self.final_usage()}
         return (record(fields | {"system_fingerprint": self.head.fingerprint}, event_id),)
-
-    def failure(self, error: Exception) -> bytes:
-        return record(error_fields(self.service, self.subject, error))

@@ -1,4 +1,4 @@
-"""What is counted of a sequence: metrics, timeline, drain rate, latencies, and the tokens of its API key."""
+"""Accounting of a sequence: metrics, timeline, drain rate, latencies, and the tokens of its API key."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

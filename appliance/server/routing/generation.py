@@ -67,7 +67,7 @@ class Generation:
         self.where = where
         self._owner = owner
         self._account = Account(counters, submit, key, earlier)
-        self._client: EngineClient | None = None  # of the engine that computes it; None while it is queued
+        self._client: EngineClient | None = None  # connection to the current engine; None while queued
         self._interruptions = 0
         self._deltas: Stream | None = None
         self._placed = asyncio.Event()
@@ -233,7 +233,7 @@ class Generation:
         self._end("stop")
 
     def suspend(self) -> None:
-        """Mark the sequence as one that another generation will resume, so that its end is not counted now."""
+        """Do not count the end of this sequence, because another generation will resume it."""
         self._suspended = True
 
     async def aclose(self) -> None:

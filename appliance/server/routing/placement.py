@@ -1,4 +1,4 @@
-"""Choice of the engine for a request: the one that it names, the one of its session, or the least loaded one."""
+"""Choice of an engine by a request's header, by its session, or by load."""
 
 import hashlib
 from collections.abc import Iterable
