@@ -7,7 +7,7 @@ import msgspec
 
 from appliance.observability.metrics import Metrics, now
 from appliance.server.routing.admission import DrainRate, LatencyEstimate
-from appliance.server.routing.timeline import Finished, FirstToken, Placed, TimelineEvent, Timelines
+from appliance.server.routing.timeline import Arrived, Finished, FirstToken, Placed, TimelineEvent, Timelines
 from engine.api.messages import Delta, Finish, Submit, Timing
 
 
@@ -50,6 +50,12 @@ class Account:
         self._uncounted = 0 if self._is_resumed else len(submit.prompt)  # prompt tokens that no step has counted yet
         self._is_pooled = False  # it has its pooled vector instead of tokens
         self._arrived_s = self._last_s = self._first_s = now()
+
+    def arrive(self, num_open: int) -> None:
+        """Count the sequence as queued, while `num_open` other sequences run."""
+        self._counters.drain.enter(now())
+        self._counters.timelines.begin(self._key)
+        self.record(Arrived(len(self._submit.prompt), len(self.emitted), num_open))
 
     def record(self, event: TimelineEvent) -> None:
         self._counters.timelines.add(self._key, now(), event)

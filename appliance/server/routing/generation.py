@@ -19,7 +19,7 @@ from appliance.server.errors.api import EngineFailed
 from appliance.server.routing.account import Account, Counters, EarlierOutput
 from appliance.server.routing.placement import Placement
 from appliance.server.routing.quarantine import InFlight
-from appliance.server.routing.timeline import Interrupted
+from appliance.server.routing.timeline import Interrupted, TimelineEvent
 from engine.api.client import EngineClient, Stream, merge
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Expired
@@ -102,6 +102,15 @@ class Generation:
 
     # The router's side
 
+    def arrive(self, num_open: int) -> None:
+        """Count the sequence as queued, while `num_open` other sequences run, and watch its deadlines."""
+        self._account.arrive(num_open)
+        self._watch_deadlines()
+
+    def record(self, event: TimelineEvent) -> None:
+        """Add an event to the timeline."""
+        self._account.record(event)
+
     def place(self, client: EngineClient, label: str) -> None:
         """Assign the sequence to an engine, which resumes after the tokens so far."""
         self._client = client
@@ -165,14 +174,14 @@ class Generation:
         unread = [each for each in (self._unread, deltas.detach(abort=abort)) if each is not None]
         self._unread = merge(unread) if unread else None
 
-    def watch_deadlines(self) -> None:
+    def _watch_deadlines(self) -> None:
         """End the request at its deadlines even if its engine does not answer. The engine gets GRACE_S to end it."""
         until, grace_s = self._next_deadline(), 0.0 if self._client is None else GRACE_S
         if self._over or self._outcome is not None or until is None:
             return
         delay_s = until + grace_s - now()
         if delay_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.watch_deadlines)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._watch_deadlines)
             return
         running = self._client is not None
         self._account.record(Expired("end" if until == self.submit.deadline else "first token", running=running))

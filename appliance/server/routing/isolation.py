@@ -12,7 +12,7 @@ from appliance.server.routing.engine import Engine
 from appliance.server.routing.generation import Generation
 from appliance.server.routing.quarantine import Quarantine
 from appliance.server.routing.refused import RefusedContents
-from appliance.server.routing.timeline import Tested, Timelines
+from appliance.server.routing.timeline import Tested
 from engine.api.errors import EngineError, RequestError
 from engine.api.messages import Sampling, Submit
 
@@ -33,7 +33,6 @@ class Isolation:
         self,
         engines: Sequence[Engine[Generation]],
         queued: Mapping[str, Generation],
-        timelines: Timelines,
         *,
         note: Callable[[str, int, CrashKind], None],
         release: Callable[[], None],
@@ -43,7 +42,6 @@ class Isolation:
         self.refused = RefusedContents()
         self._engines = engines
         self._queued = queued
-        self._timelines = timelines
         self._note = note
         self._release = release
         self._decoder_start_ids = decoder_start_ids
@@ -89,7 +87,7 @@ class Isolation:
                 continue
             self._engine = engine
             for key in group.keys:
-                self._timelines.add(key, now(), Tested(group.alone))
+                self._queued[key].record(Tested(group.alone))
             log.warning(
                 "running %d of %d requests as an isolation test, because engines crashed while computing them",
                 len(group.keys),

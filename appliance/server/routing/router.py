@@ -33,7 +33,7 @@ from appliance.server.routing.generation import Generation
 from appliance.server.routing.isolation import Isolation
 from appliance.server.routing.placement import ANYWHERE, Placement, choose
 from appliance.server.routing.refused import content_hash
-from appliance.server.routing.timeline import Arrived, Pending, Timelines
+from appliance.server.routing.timeline import Pending, Timelines
 from engine.api.client import EngineClient, EngineState
 from engine.api.errors import Drift, RequestError, SelfTestFailed
 from engine.api.messages import Output, Stats, Submit
@@ -116,7 +116,6 @@ class Router:
         self.isolation = Isolation(
             self.engines,
             self._pending,
-            self.timelines,
             note=exempt,
             release=self._release,
             decoder_start_ids=decoder_start_ids,
@@ -484,15 +483,12 @@ class Router:
     def _open(self, submit: Submit, where: Placement, earlier: EarlierOutput | None) -> Generation:
         key = f"{submit.id}#{next(self._numbers)}"
         generation = Generation(self, self._counters, submit, key, where, earlier)
-        self.drain.enter(now())
-        self.timelines.begin(key)
-        self.timelines.add(key, now(), Arrived(len(submit.prompt), len(generation.emitted), self.open))
-        generation.watch_deadlines()
+        generation.arrive(self.open)
         engine = choose(self.engines, where)
         if engine is not None:
             self._place(generation, engine)
         else:
-            self.timelines.add(key, now(), Pending())
+            generation.record(Pending())
             self._pending[key] = generation
             self._count_pending()
         return generation
