@@ -12,7 +12,7 @@ from engine.layers.linear import LinearLayer, Read, Target
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.step import Step
-from engine.models.parts import MLP, Attention, Experts, ResidualBlock, bodies
+from engine.models.parts import MLP, Attention, Experts, ResidualBlock, bodies, body_norms
 from engine.models.sources import attention_linears, join
 from kernels.attention.encoder_torch import encoder_attention
 from kernels.paged_attention import paged_attention
@@ -63,8 +63,8 @@ class AttentionLayer:
         path = join(path, part.name)
         self.part, self.kv_layer = part, kv_layer
         self.qkv, self.out = LinearLayer(qkv, path, world), LinearLayer(out, path, world)
-        q, k, _ = (piece.rows // part.head_dim for piece in self.qkv.slots.pieces)
-        self.heads, self.qk_heads = q, q + k
+        self.heads, kv_heads = share(part.heads, world, "heads")[1], share(part.kv_heads, world, "KV heads")[1]
+        self.qk_heads = self.heads + kv_heads
         self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
         self.norm: HeadNorm | ProjectionNorm | None = None
         if part.qk_norm is not None:
@@ -151,6 +151,7 @@ class ResidualBlockLayer:
     def __init__(self, part: ResidualBlock, path: str, world: World, allocator: KVLayerAllocator) -> None:
         self.scale = part.scale
         self.before = NormLayer(part.before, path) if part.before is not None else None
+        self.body_norms = [NormLayer(norm, path) for norm in body_norms(part)]
         self.after = NormLayer(part.after, path) if part.after is not None else None
         self.last = NormLayer(part.last, path) if part.last is not None else None
         self.bodies: list[AttentionLayer | CrossAttentionLayer | MLPLayer | ExpertsLayer] = []
@@ -168,15 +169,21 @@ class ResidualBlockLayer:
                     self.bodies.append(ExpertsLayer(body, path, world))
 
     @property
+    def norms(self) -> list[NormLayer]:
+        """All norms of the hidden states."""
+        found = (self.before, *self.body_norms, self.after, self.last)
+        return [norm for norm in found if norm is not None]
+
+    @property
     def loadables(self) -> list[Loadable]:
-        norms = [norm for norm in (self.before, self.after, self.last) if norm is not None]
-        return [*norms, *(layer for body in self.bodies for layer in body.loadables)]
+        return [*self.norms, *(layer for body in self.bodies for layer in body.loadables)]
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """Add to x in place, unless there is a norm of the sum."""
         read = x if self.before is None else self.before(x)
-        y = self.bodies[0](read, step)
-        for body in self.bodies[1:]:
+        reads = [norm(x) for norm in self.body_norms] or [read] * len(self.bodies)
+        y = self.bodies[0](reads[0], step)
+        for body, read in zip(self.bodies[1:], reads[1:], strict=True):
             y = y.add_(body(read, step))
         if self.after is not None:
             y = self.after(y)

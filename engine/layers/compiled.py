@@ -194,6 +194,9 @@ class CompiledModel:
                 read = normed
             for number, body in enumerate(block.bodies):
                 target = out if number == 0 else get("other", hidden)
+                if block.body_norms:
+                    ops.append(_norm(block.body_norms[number], x, normed))
+                    read = normed
                 match body:
                     case AttentionLayer():
                         ops += self._attention(body, read, target)

@@ -173,8 +173,9 @@ class _Run:
     def block(self, block: ResidualBlockLayer) -> None:
         read: Tensor | Rounded
         read = self._joined() if block.before is None else self._normed_for(block.before, block)
-        y = self._body(block.bodies[0], read)
-        for body in block.bodies[1:]:
+        reads = [fused_norm(norm, self.x) for norm in block.body_norms] or [read] * len(block.bodies)
+        y = self._body(block.bodies[0], reads[0])
+        for body, read in zip(block.bodies[1:], reads[1:], strict=True):
             y = y.add_(self._body(body, read))
         if block.after is not None:
             y = fused_norm(block.after, y)

@@ -94,9 +94,8 @@ def _encoder(encoder: EncoderLayers) -> Iterator[tuple[str, Tensor]]:
 
 def _blocks(residual_blocks: Sequence[ResidualBlockLayer]) -> Iterator[tuple[str, Tensor]]:
     for block in residual_blocks:
-        for layer in (block.before, block.after, block.last):
-            if layer is not None:
-                yield from _norm(layer)
+        for layer in block.norms:
+            yield from _norm(layer)
         for body in block.bodies:
             match body:
                 case AttentionLayer() | CrossAttentionLayer():

@@ -6,7 +6,7 @@ from torch import Tensor
 from engine.distributed.world import World, share
 from engine.layers.linear import Read, Target
 from engine.models.parts import Attention, LayerNorm, Norm, RMSNorm
-from engine.models.sources import join, qk_norms
+from engine.models.sources import join, qk_norm_paths, qk_norms
 from kernels.layer_norm import layer_norm
 from kernels.rms_norm import rms_norm, rms_norm_shared
 
@@ -29,7 +29,10 @@ class NormLayer:
         self.norm, self.path = norm, join(path, norm.name)
 
     def load(self, read: Read, target: Target) -> None:
-        self.weight = _weight(self.norm, read(f"{self.path}.weight"), target.device)
+        if isinstance(self.norm, LayerNorm) and not self.norm.weight:
+            self.weight = torch.ones(self.norm.size, device=target.device)
+        else:
+            self.weight = _weight(self.norm, read(f"{self.path}.weight"), target.device)
         if isinstance(self.norm, LayerNorm) and self.norm.bias:
             self.bias = read(f"{self.path}.bias").to(target.device, torch.float32)
 
@@ -50,8 +53,9 @@ class HeadNorm:
     def load(self, read: Read, target: Target) -> None:
         pieces = []
         for (norm, shape), (first, heads) in zip(qk_norms(self.part), self.shares, strict=True):
-            weight = _weight(norm, read(f"{self.path}.{norm.name}.weight"), target.device)
-            own = len(shape) == 2
+            stored = [read(f"{self.path}.{name}.weight") for name in qk_norm_paths(self.part, norm)]
+            whole = torch.stack(stored) if self.part.qk_norm_listed else stored[0]
+            weight, own = _weight(norm, whole, target.device), len(shape) == 2
             pieces.append(weight[first : first + heads] if own else weight.expand(heads, -1))
         self.weight = torch.cat(pieces)
 
@@ -95,4 +99,4 @@ class ProjectionNorm:
 
 def _weight(norm: Norm, stored: Tensor, device: torch.device) -> Tensor:
     weight = stored.to(device, torch.float32)
-    return weight + norm.offset if isinstance(norm, RMSNorm) and norm.offset else weight.clone()
+    return weight + norm.offset if norm.offset else weight.clone()

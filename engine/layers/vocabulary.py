@@ -67,6 +67,7 @@ class Vocabulary:
         if packed is None:
             tied = self.table[mine] if target.team is not None else self.table
             source = tied if out.tied else read(f"{out.name}.weight")[mine]
+            source = torch.nn.functional.normalize(source.float()).to(source.dtype) if out.unit_rows else source
             made = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
             assert not isinstance(made, Fp8Weight), "the head is never in fp8"
             packed = made

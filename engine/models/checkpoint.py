@@ -27,7 +27,7 @@ from engine.models.parts import Model
 from engine.models.quantized import MODELOPT, modelopt_settings, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.schemes import Quantization, with_names
-from engine.models.sources import harmless
+from engine.models.sources import harmless, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
 from engine.models.text_only import text_config, text_decoder
@@ -92,6 +92,8 @@ def read_checkpoint(
         quantization = None if quantization is None else with_names(quantization, tensors)
     modules = read_modules(folder)
     model = fitted(reroot(model, tensors), config, task, modules, folder)
+    if model.transposed:
+        tensors = _transposed(model, tensors)
     if modules is not None and model.pooler is not None and tensors:
         tensors |= modules.tensors()
     if model.head is not None and model.head.added and tensors and model.head.added not in tensors:
@@ -171,6 +173,14 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
         if tensor not in tensors or tensors[tensor].file.name != name:
             raise CheckpointError(f"{folder / name}: lacks the tensor {tensor}, which {INDEX} says it has")
     return tensors
+
+
+def _transposed(model: Model, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Return the tensors with the matrices of the projections as [outputs, inputs]."""
+    names = {join(path, piece.source, "weight") for path, linear in projections(model) for piece in linear.rows}
+    matrices = {name: info for name, info in tensors.items() if name in names and len(info.shape) == 2}
+    turned = {name: replace(info, shape=info.shape[::-1], transposed=True) for name, info in matrices.items()}
+    return {**tensors, **turned}
 
 
 def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None = None) -> None:

@@ -8,7 +8,7 @@ which are those of its configuration class in transformers.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.api.errors import CheckpointError
@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
 }
@@ -52,10 +53,18 @@ class Config:
     """Keys of a normalised configuration. An explicit null differs from a missing key: it means "none"."""
 
     values: Mapping[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)  # key -> its name in this architecture's config.json
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], **defaults: Any) -> "Config":
-        return cls({**defaults, **normalised(config)})
+    def of(cls, config: Mapping[str, Any], names: Mapping[str, str] | None = None, /, **defaults: Any) -> "Config":
+        """names: keys with another name in this architecture. Defaults have the usual names."""
+        names, flat = names or {}, normalised(config)
+        found = {key: flat[name] for key, name in names.items() if name in flat}
+        return cls({**defaults, **flat, **found}, names)
+
+    def name(self, key: str) -> str:
+        """Return the key as config.json spells it."""
+        return self.names.get(key, key)
 
     def whole(self, key: str, least: int = 1, most: int = MAX_SIZE) -> int:
         value = self._known(key)
@@ -63,28 +72,28 @@ class Config:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise CheckpointError(
-                f"config.json: {key} is {shown(value)}; it must be a whole number of at least {least}"
+                f"config.json: {self.name(key)} is {shown(value)}; it must be a whole number of at least {least}"
             )
         if value > most:
-            raise CheckpointError(f"config.json: {key} is {value}; it must be at most {most:,}")
+            raise CheckpointError(f"config.json: {self.name(key)} is {value}; it must be at most {most:,}")
         return value
 
     def number(self, key: str) -> float:
         value = self._known(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"config.json: {key} is {shown(value)}; it must be a number")
+            raise CheckpointError(f"config.json: {self.name(key)} is {shown(value)}; it must be a number")
         return float(value)
 
     def positive(self, key: str) -> float:
         value = self.number(key)
         if not 0 < value < math.inf:
-            raise CheckpointError(f"config.json: {key} is {value:g}; it must be a number greater than 0")
+            raise CheckpointError(f"config.json: {self.name(key)} is {value:g}; it must be a number greater than 0")
         return value
 
     def flag(self, key: str) -> bool:
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
-            raise CheckpointError(f"config.json: {key} is {shown(value)}; it must be true or false")
+            raise CheckpointError(f"config.json: {self.name(key)} is {shown(value)}; it must be true or false")
         return bool(value)
 
     def whole_or_none(self, key: str) -> int | None:
@@ -96,7 +105,9 @@ class Config:
     def activation(self, key: str = "hidden_act") -> str:
         value = self._known(key)
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise CheckpointError(f"config.json: {key} is {shown(value)}; supported are {', '.join(ACTIVATIONS)}")
+            raise CheckpointError(
+                f"config.json: {self.name(key)} is {shown(value)}; supported are {', '.join(ACTIVATIONS)}"
+            )
         return ACTIVATIONS[value]
 
     @property
@@ -120,7 +131,8 @@ class Config:
         kv_heads = self.whole_or_none("num_key_value_heads") or self.heads
         if self.heads % kv_heads:
             raise CheckpointError(
-                f"config.json: num_attention_heads is {self.heads} and num_key_value_heads {kv_heads}; "
+                f"config.json: {self.name('num_attention_heads')} is {self.heads} and "
+                f"{self.name('num_key_value_heads')} {kv_heads}; "
                 "the first must be a multiple of the second"
             )
         return kv_heads
@@ -171,5 +183,5 @@ class Config:
 
     def _known(self, key: str) -> Any:
         if self.values.get(key) is None:
-            raise CheckpointError(f"config.json: {key} is missing")
+            raise CheckpointError(f"config.json: {self.name(key)} is missing")
         return self.values[key]

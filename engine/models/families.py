@@ -8,23 +8,42 @@ from typing import Any
 
 from engine.api.errors import UnknownArchitecture
 from engine.models import (
+    arcee,
+    baichuan,
     bart,
     bert,
     cohere,
+    ernie4_5,
+    exaone,
+    falcon,
     gemma,
     glm4,
+    gpt2,
+    gpt_neox,
+    gptj,
     granite,
+    internlm,
     llama,
+    minicpm,
+    ministral,
     mixtral,
     modernbert,
+    nemotron,
     nomic_bert,
+    olmo,
     olmo2,
     olmoe,
+    opt,
+    phi,
     phi3,
     pooled_decoders,
+    qwen1,
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    seed_oss,
+    smollm3,
+    stablelm,
     starcoder2,
 )
 from engine.models.parts import Model
@@ -32,7 +51,11 @@ from engine.models.unsupported import unsupported
 
 Declare = Callable[[Mapping[str, Any]], Model]
 
-DECODERS = (llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe)
+DECODERS = (
+    *(llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe),
+    *(arcee, baichuan, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, nemotron, olmo),
+    *(opt, phi, qwen1, seed_oss, smollm3, stablelm),
+)
 TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
 FAMILIES = (*DECODERS, *TRANSLATORS, *POOLED)

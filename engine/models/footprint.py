@@ -29,9 +29,10 @@ from engine.models.parts import (
     PooledNorm,
     Pooler,
     TokenLogits,
+    block_norms,
     bodies,
 )
-from engine.models.ranks import fp8_unit, rows_of, share_of
+from engine.models.ranks import fp8_unit, row_runs, rows_of, share_of
 from engine.models.schemes import CHANNEL_GROUP, FP8_BLOCK, Quantization, Scheme, alike, alike_fp8
 from engine.models.sources import (
     attention_linears,
@@ -168,9 +169,8 @@ class _Footprint:
                 yield from self._norm(model.encoder.norm, model.root)
         for path, block in placed_blocks(model):
             for branch in block:
-                for norm in (branch.before, branch.after, branch.last):
-                    if norm is not None:
-                        yield from self._norm(norm, path)
+                for norm in block_norms(branch):
+                    yield from self._norm(norm, path)
                 for body in bodies(branch):
                     match body:
                         case Attention():
@@ -277,6 +277,7 @@ class _Footprint:
         else:
             there = kept if head.tied else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
             held_there = in_file if head.tied else to.device == "cpu" and not self._restored(source)
+            held_there = held_there and not head.unit_rows
             yield from self._head(name, rows, embed.hidden, there, held_there, tied=head.tied)
         if head.bias or head.added:
             bias = head.added or f"{head.name}.bias"
@@ -381,8 +382,9 @@ class _Footprint:
             first, units = (0, piece.units)
             if linear.split == "rows":
                 first, units = share_of(piece.units, self.to.rank, self.to.ranks) or (0, piece.units)
-            yield piece.at + first * piece.width, at
-            at += units * piece.width
+            for start, rows in row_runs(piece, first, units):
+                yield start, at
+                at += rows
 
     def _rounded_fp8(
         self, part: Part, name: str, rows: int, inputs: int, stored_bytes: int, restoring: int

@@ -42,6 +42,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int  # from the start of the file
     bytes: int
+    transposed: bool = False  # the file has the transpose of a matrix of this shape
 
 
 def read_headers(path: Path) -> dict[str, TensorInfo]:

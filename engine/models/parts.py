@@ -16,6 +16,8 @@ class Rows:
     units: int  # number of heads, or of rows
     width: int = 1  # rows per unit
     at: int = 0  # first row in the tensor
+    groups: int = 1  # the units are in this many equal runs of consecutive rows
+    stride: int = 0  # rows of the tensor from the start of a run to that of the next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +42,13 @@ class RMSNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm:
+    """y = (x - mean(x)) / sqrt(var(x) + eps) · (w + offset) + b."""
+
     size: int
     eps: float
     bias: bool = True
+    weight: bool = True  # False: w is 1 (OLMo 1)
+    offset: float = 0.0  # 1: the checkpoint stores w - 1 (Nemotron)
     name: str = ""
 
 
@@ -151,6 +157,12 @@ class Attention:
     input, which that self-attention does not read."""
     sinks: bool = False  # each head has a learned additional logit in its softmax, without a value (gpt-oss)
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
+    groups: int = 1
+    """If q, k and v are one tensor: its rows are in this many groups, each with an equal number of heads of q, then of
+    k, then of v (GPT-NeoX: one group per head; InternLM2: one per KV head)."""
+    order: Literal["qkv", "qvk"] = "qkv"  # within a group (qvk: CodeGen)
+    qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    qk_norm_listed: bool = False  # `own` weights are one tensor for each head, with its number after the name
     name: str = "self_attn"
 
 
@@ -202,9 +214,10 @@ Body = Attention | MLP | Experts
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """Several bodies with the same normalised input; their outputs are summed (Cohere)."""
+    """Several bodies with the same input; their outputs are summed (Cohere)."""
 
     bodies: tuple[Body, ...]
+    norms: tuple[Norm, ...] = ()  # norm of the input of each body, in place of the block's `before` (GPT-NeoX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +267,7 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
     bias: bool = False  # b is the bias of the layer `name`
+    unit_rows: bool = False  # the rows of W are divided by their lengths (Baichuan 2)
     added: str = ""  # name of b if it is a separate tensor [1, vocab], which a checkpoint may lack
     name: str = "lm_head"
 
@@ -336,6 +350,7 @@ class Model:
     pooler: Pooler | None = None  # in place of the head
     encoder: Encoder | None = None
     unread: tuple[str, ...] = ()  # prefixes of tensors that checkpoints may have and that are not used
+    transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
 
     @property
     def max_encoder_input(self) -> int:
@@ -351,6 +366,16 @@ def attentions(model: Model) -> tuple[Attention, ...]:
 def bodies(branch: ResidualBlock) -> tuple[Body, ...]:
     """Return the bodies of a residual block; the outputs of several are summed."""
     return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
+
+
+def body_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
+    """Return the norm of each body of a residual block; empty if the bodies share the norm `before`."""
+    return branch.body.norms if isinstance(branch.body, Parallel) else ()
+
+
+def block_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
+    """Return all norms of the hidden states in a residual block."""
+    return tuple(norm for norm in (branch.before, *body_norms(branch), branch.after, branch.last) if norm is not None)
 
 
 def all_bodies(model: Model) -> tuple[Body, ...]:

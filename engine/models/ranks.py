@@ -8,7 +8,7 @@ There may be fewer KV heads than ranks; then several ranks have copies of a head
 import math
 from collections.abc import Iterable, Iterator
 
-from engine.models.parts import MLP, Attention, Experts, Model, all_bodies, encoder_bodies
+from engine.models.parts import MLP, Attention, Experts, Model, Rows, all_bodies, encoder_bodies
 from engine.models.schemes import FP8_BLOCK, Quantization, alike, alike_fp8
 from engine.models.sources import projections, stacked_paths
 
@@ -23,6 +23,17 @@ def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:
     if units < ranks and ranks % units == 0:
         return rank * units // ranks, 1
     return None
+
+
+def row_runs(piece: Rows, first: int, units: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs of consecutive rows that contain these units of a piece: first row in the tensor, and number of
+    rows."""
+    each = piece.units // piece.groups
+    while units > 0:
+        group, within = divmod(first, each)
+        count = min(units, each - within)
+        yield piece.at + group * piece.stride + within * piece.width, count * piece.width
+        first, units = first + count, units - count
 
 
 def rows_of(vocab: int, rank: int, ranks: int) -> tuple[int, int]:

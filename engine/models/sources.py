@@ -25,6 +25,7 @@ from engine.models.parts import (
     RMSNorm,
     Rows,
     TokenLogits,
+    block_norms,
     bodies,
 )
 
@@ -50,16 +51,26 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
     """Return the fused projection to q, k and v, and the output projection. For cross-attention: the projection to q,
     the
     fused one to k and v, and the output projection."""
-    q, k, v, o = part.sources
-    rows = packed(
-        Rows(source=q, units=part.heads, width=part.head_dim),
-        Rows(source=k, units=part.kv_heads, width=part.head_dim),
-        Rows(source=v, units=part.kv_heads, width=part.head_dim),
-    )
+    rows = _qkv_rows(part)
     parted = (rows[:1], rows[1:]) if part.source else (rows,)
     into = (Linear(rows=some, inputs=part.hidden, split="rows", bias=part.bias[0]) for some in parted)
-    out = Rows(source=o, units=part.hidden)
+    out = Rows(source=part.sources[3], units=part.hidden)
     return *into, Linear(rows=(out,), inputs=part.heads * part.head_dim, split="inputs", bias=part.bias[1])
+
+
+def _qkv_rows(part: Attention) -> tuple[Rows, ...]:
+    names, heads = part.sources, (part.heads, part.kv_heads, part.kv_heads)
+    rows = [Rows(source=name, units=units, width=part.head_dim) for name, units in zip(names, heads, strict=False)]
+    if part.groups == 1 and part.order == "qkv":
+        return packed(*rows)
+    sizes = [units * part.head_dim // part.groups for units in heads]  # rows of q, k and v in a group
+    starts = (0, sizes[0], sizes[0] + sizes[1])
+    if part.order == "qvk":
+        starts = 0, sizes[0] + sizes[2], sizes[0]
+    return tuple(
+        replace(piece, at=start, groups=part.groups, stride=sum(sizes))
+        for piece, start in zip(rows, starts, strict=True)
+    )
 
 
 def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
@@ -101,10 +112,18 @@ def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
     if part.qk_norm is None:
         return ()
     found = []
-    for name, heads in (("q_norm", part.heads), ("k_norm", part.kv_heads)):
+    for name, heads in zip(part.qk_norm_names, (part.heads, part.kv_heads), strict=True):
         shapes = {"head": (part.head_dim,), "own": (heads, part.head_dim), "all": (heads * part.head_dim,)}
         found.append((replace(part.qk_norm, name=name), shapes[part.qk_norm_span]))
     return tuple(found)
+
+
+def qk_norm_paths(part: Attention, norm: Norm) -> tuple[str, ...]:
+    """Return the paths of the weights of one norm of `qk_norms`, relative to the attention."""
+    if not part.qk_norm_listed:
+        return (norm.name,)
+    heads = part.heads if norm.name == part.qk_norm_names[0] else part.kv_heads
+    return tuple(f"{norm.name}.{head}" for head in range(heads))
 
 
 def linear_sources(part: Linear, path: str) -> Shapes:
@@ -123,8 +142,9 @@ def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
     match norm:
         case RMSNorm():
             return {f"{name}.weight": shape}
-        case LayerNorm(bias=bias):
-            return {f"{name}.weight": shape} | ({f"{name}.bias": shape} if bias else {})
+        case LayerNorm(weight=weight, bias=bias):
+            present = [suffix for suffix, has in (("weight", weight), ("bias", bias)) if has]
+            return {f"{name}.{suffix}": shape for suffix in present}
 
 
 def sources(model: Model) -> Shapes:
@@ -253,13 +273,14 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
 
 def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
     found: Shapes = {}
-    for norm in (branch.before, branch.after, branch.last):
-        if norm is not None:
-            found |= norm_sources(norm, path, (norm.size,))
+    for norm in block_norms(branch):
+        found |= norm_sources(norm, path, (norm.size,))
     for body in bodies(branch):
         if isinstance(body, Attention):
             for norm, shape in qk_norms(body):
-                found |= norm_sources(norm, join(path, body.name), shape)
+                own = shape[1:] if body.qk_norm_listed else shape
+                for name in qk_norm_paths(body, norm):
+                    found |= norm_sources(replace(norm, name=name), join(path, body.name), own)
             if body.sinks:
                 found[f"{join(path, body.name)}.sinks"] = (body.heads,)
         for inside, linear in _linears(body, path):

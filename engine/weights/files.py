@@ -59,7 +59,7 @@ class Weights:
         dtype = TORCH_DTYPES[info.dtype]
         if info.offset % dtype.itemsize:
             raw = raw.clone()  # a view of another type must be aligned
-        return raw.view(dtype).view(info.shape)
+        return raw.view(dtype).view(info.shape[::-1]).T if info.transposed else raw.view(dtype).view(info.shape)
 
     def release(self) -> None:
         """Make the pages of all tensors read so far non-resident. Views stay valid; an access reads the page again."""

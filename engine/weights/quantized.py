@@ -95,14 +95,15 @@ class QuantizedWeights:
         names = [join(path, piece.source) for piece in matrix.pieces]
         if not alike(self.schemes.get(name) for name in names):
             return None
+        found = {name: self.numbers(name) for name in dict.fromkeys(names)}
         pieces = [
-            self._share(name, slice(piece.start, piece.start + piece.rows), matrix)
+            self._share(name, found[name], slice(piece.start, piece.start + piece.rows), matrix)
             for name, piece in zip(names, matrix.pieces, strict=True)
         ]
         return pieces[0] if len(pieces) == 1 else self._joined(names, pieces)
 
-    def _share(self, name: str, rows: slice, matrix: Slots) -> Numbers:
-        numbers = _rows(self.numbers(name), rows)
+    def _share(self, name: str, whole_matrix: Numbers, rows: slice, matrix: Slots) -> Numbers:
+        numbers = _rows(whole_matrix, rows)
         first, count, whole = matrix.first_input, matrix.inputs, numbers.values.shape[1]
         if count == whole:
             return numbers

@@ -7,12 +7,14 @@ them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from engine.distributed.world import World, share
 from engine.models.parts import Linear
+from engine.models.ranks import row_runs
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ def slots(part: Linear, world: World) -> Slots:
     for piece in part.rows:
         what = "heads" if piece.width > 1 else "rows"
         first, units = share(piece.units, world, what) if part.split == "rows" else (0, piece.units)
-        rows = units * piece.width
-        pieces.append(Slot(piece.source, piece.at + first * piece.width, rows, at))
-        at += rows
+        for start, rows in row_runs(piece, first, units):
+            pieces.append(Slot(piece.source, start, rows, at))
+            at += rows
     first_input, inputs = share(part.inputs, world, "inputs") if part.split == "inputs" else (0, part.inputs)
     return Slots(tuple(pieces), at, first_input, inputs)
 
@@ -67,10 +69,10 @@ def fused(
 
 def fill(whole: Tensor, read: Callable[[str], Tensor], path: str, suffix: str, matrix: Slots) -> Tensor:
     """Fill `whole` with the rank's weight or bias."""
-    for piece in matrix.pieces:
-        source = read(_name(path, piece.source, suffix))
-        source = source.narrow(0, piece.start, piece.rows)
+    for name, pieces in groupby(matrix.pieces, lambda piece: piece.source):
+        source = read(_name(path, name, suffix))
         if suffix == "weight":
             source = source.narrow(1, matrix.first_input, matrix.inputs)
-        whole[piece.at : piece.at + piece.rows].copy_(source)
+        for piece in pieces:
+            whole[piece.at : piece.at + piece.rows].copy_(source.narrow(0, piece.start, piece.rows))
     return whole

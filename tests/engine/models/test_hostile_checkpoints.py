@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
     **{"shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": None},
     **{"sliding_window": 64, "max_window_layers": 2, "use_sliding_window": True, "sliding_window_pattern": 2},
     **{"embedding_multiplier": 1.0, "attention_multiplier": 1.0, "residual_multiplier": 1.0},
+    "rotary_dim": 8,
     **{"logits_scaling": 1.0, "logit_scale": 1.0, "query_pre_attn_scalar": 16, "partial_rotary_factor": 0.5},
     **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "rope_local_base_freq": 1e4},
     **{"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128},

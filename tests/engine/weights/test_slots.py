@@ -1,6 +1,6 @@
 """How a fused, divided matrix is put together from the tensors of a checkpoint."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -53,6 +53,21 @@ def test_sources_packed_in_one_tensor_give_the_same_matrix():
     joined = {"qkv.weight": torch.cat([tensors[f"{name}.weight"] for name in ("q_proj", "k_proj", "v_proj")])}
     for rank in range(2):
         assert torch.equal(matrix(packed, joined, Rank(rank, 2)), matrix(separate, tensors, Rank(rank, 2)))
+
+
+@pytest.mark.parametrize(("groups", "order"), [(2, "qkv"), (2, "qvk"), (1, "qvk")])
+def test_sources_in_groups_of_heads_give_the_same_matrix(groups, order):
+    """Check the layouts of InternLM2 and CodeGen: in each group rows of q, then of k and v, or of v and k."""
+    separate = attention_linears(ATTENTION)[0]
+    fused_part = replace(ATTENTION, sources=("qkv", "qkv", "qkv", "o"), groups=groups, order=order)
+    grouped = attention_linears(fused_part)[0]
+    tensors, joined = numbered(separate), {}
+    for suffix in ("weight", "bias"):
+        pieces = {name: tensors[f"{name}_proj.{suffix}"].unflatten(0, (groups, -1)) for name in "qkv"}
+        joined[f"qkv.{suffix}"] = torch.cat([pieces[name] for name in order], 1).flatten(0, 1)
+    for world in (SINGLE, Rank(0, 2), Rank(1, 2), Rank(2, 4)):
+        for suffix in ("weight", "bias"):
+            assert torch.equal(matrix(grouped, joined, world, suffix), matrix(separate, tensors, world, suffix))
 
 
 def test_the_shares_of_two_ranks_put_together_are_the_checkpoint():

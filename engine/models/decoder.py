@@ -1,0 +1,46 @@
+"""Declaration of a decoder with Llama's order and names of blocks, which many families share.
+
+Each family declares its attention, MLP and norm; `llama_decoder` places them.
+"""
+
+from collections.abc import Sequence
+
+from engine.models.config import Config
+from engine.models.parts import MLP, Attention, Embedding, Head, Model, Norm, ResidualBlock, Rope, named
+from engine.models.rope import claimed_context
+
+
+def llama_decoder(
+    c: Config,
+    attention: Attention | Sequence[Attention],
+    mlp: MLP,
+    norm: Norm,
+    *,
+    positions: Rope,
+    residual: float = 1.0,
+    embedding: float = 1.0,
+    logits: float = 1.0,
+) -> Model:
+    """Return the declaration. attention: of all layers, or of each. residual, embedding, logits: multipliers.
+
+    positions: RoPE that determines the longest sequence."""
+    layers = (attention,) * c.layers if isinstance(attention, Attention) else tuple(attention)
+    return Model(
+        embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden, scale=embedding),
+        blocks=tuple(
+            (
+                ResidualBlock(before=named(norm, "input_layernorm"), body=one, scale=residual),
+                ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp, scale=residual),
+            )
+            for one in layers
+        ),
+        norm=named(norm, "norm"),
+        head=Head(tied=c.flag("tie_word_embeddings"), scale=logits),
+        max_context=claimed_context(c, positions),
+    )
+
+
+def mask_buffers(c: Config, layers: str, attention: str) -> tuple[str, ...]:
+    """Return the names of the causal masks that old exporters stored in each layer. They are not weights."""
+    buffers = ("bias", "masked_bias", "causal_mask", "rotary_emb.inv_freq")
+    return tuple(f"{layers}.{index}.{attention}.{name}" for index in range(c.layers) for name in buffers)

@@ -1,0 +1,255 @@
+"""Tiny random checkpoints of the families whose tests are in test_families.py, two for each architecture.
+
+Architectures whose code is not part of transformers are made from a model of transformers that computes the same: its
+tensors are renamed and joined, and config.json is written as the original checkpoints have it.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+VOCAB = 97
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 66,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    **SPECIAL,
+}
+ONE_KV = {"hidden_size": 40, "intermediate_size": 65, "num_attention_heads": 5, "num_key_value_heads": 1}
+GPT = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64, **SPECIAL}
+GPT_ODD = {"n_embd": 40, "n_head": 5, "n_inner": 65}
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
+
+# name -> configuration class, all settings
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {**GPT}),
+    "gpt2-odd": ("GPT2", {**GPT, **GPT_ODD, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
+    "starcoder": ("GPTBigCode", {**GPT}),
+    "starcoder-heads": ("GPTBigCode", {**GPT, **GPT_ODD, "multi_query": False, "scale_attn_weights": False}),
+    "neox": ("GPTNeoX", {**SIZES, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}}),
+    "neox-odd": ("GPTNeoX", {**SIZES, **ONE_KV, "use_parallel_residual": False, "attention_bias": False,
+                             "hidden_act": "gelu_fast", "tie_word_embeddings": True,
+                             "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
+    "gptj": ("GPTJ", {**GPT, "rotary_dim": 4}),
+    "gptj-odd": ("GPTJ", {**GPT, **GPT_ODD, "rotary_dim": 8}),
+    "codegen": ("CodeGen", {**GPT, "n_embd": 64, "n_head": 8, "rotary_dim": 4}),
+    "codegen-one-each": ("CodeGen", {**GPT, "n_embd": 40, "n_head": 4, "n_inner": 66, "rotary_dim": 6}),
+    "opt": ("OPT", {**SIZES, "ffn_dim": 66, "word_embed_proj_dim": 48}),
+    "opt-after": ("OPT", {**SIZES, **ONE_KV, "ffn_dim": 35, "word_embed_proj_dim": 40, "do_layer_norm_before": False,
+                          "enable_bias": False, "tie_word_embeddings": False}),
+    "opt-no-affine": ("OPT", {**SIZES, "ffn_dim": 66, "word_embed_proj_dim": 48,
+                              "layer_norm_elementwise_affine": False}),
+    "phi": ("Phi", {**SIZES, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
+    "phi-odd": ("Phi", {**SIZES, **ONE_KV, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}}),
+    "stablelm": ("StableLm", {**SIZES, "use_qkv_bias": True,
+                              "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}}),
+    "stablelm-parallel": ("StableLm", {**SIZES, **ONE_KV, "use_parallel_residual": True, "qk_layernorm": True,
+                                       "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
+    "stablelm-qk-norm": ("StableLm", {**SIZES, "qk_layernorm": True,
+                                      "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}}),
+    "falcon": ("Falcon", {**SIZES, "num_kv_heads": 2, "new_decoder_architecture": True}),
+    "falcon-one-norm": ("Falcon", {**SIZES, **ONE_KV, "num_kv_heads": 1, "new_decoder_architecture": True,
+                                   "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 65, "bias": True}),
+    "falcon-7b": ("Falcon", {**SIZES, **ONE_KV, "tie_word_embeddings": False}),
+    "falcon-heads": ("Falcon", {**SIZES, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "exaone4": ("Exaone4", {**SIZES, "sliding_window": 7, "layer_types": HYBRID}),
+    "exaone4-no-windows": ("Exaone4", {**SIZES, **ONE_KV, "sliding_window": None, "layer_types": ["full_attention"] * 3,
+                                       "rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "nemotron": ("Nemotron", {**SIZES, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
+    "nemotron-odd": ("Nemotron", {**SIZES, **ONE_KV, "head_dim": 16, "attention_bias": True, "mlp_bias": True,
+                                  "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}}),
+    "cohere2": ("Cohere2", {**SIZES, "sliding_window": 4, "layer_types": HYBRID, "logit_scale": 0.25}),
+    "cohere2-odd": ("Cohere2", {**SIZES, **ONE_KV, "num_hidden_layers": 4, "sliding_window": 9,
+                                "attention_bias": True}),
+    "smollm3": ("SmolLM3", {**SIZES, "num_hidden_layers": 4}),
+    "smollm3-windows": ("SmolLM3", {**SIZES, **ONE_KV, "no_rope_layers": [0, 1, 0], "use_sliding_window": True,
+                                    "sliding_window": 5, "attention_bias": True, "mlp_bias": True,
+                                    "tie_word_embeddings": False}),
+    "seed-oss": ("SeedOss", {**SIZES, "head_dim": 16}),
+    "seed-oss-odd": ("SeedOss", {**SIZES, **ONE_KV, "head_dim": 8, "attention_bias": False, "attention_out_bias": True,
+                                 "mlp_bias": True}),
+    "ernie4_5": ("Ernie4_5", {**SIZES, "head_dim": 16}),
+    "ernie4_5-odd": ("Ernie4_5", {**SIZES, **ONE_KV, "head_dim": 24, "use_bias": True, "tie_word_embeddings": False}),
+    "helium": ("Helium", {**SIZES, "head_dim": 8}),
+    "helium-odd": ("Helium", {**SIZES, **ONE_KV, "head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    "olmo": ("Olmo", {**SIZES}),
+    "olmo-odd": ("Olmo", {**SIZES, **ONE_KV, "attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("Olmo3", {**SIZES, "sliding_window": 8, "layer_types": HYBRID, "rope_parameters": {
+        "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}}),
+    "olmo3-odd": ("Olmo3", {**SIZES, **ONE_KV, "num_hidden_layers": 4, "sliding_window": 3, "attention_bias": True}),
+    "arcee": ("Arcee", {**SIZES}),
+    "arcee-odd": ("Arcee", {**SIZES, **ONE_KV, "head_dim": 16, "attention_bias": True, "mlp_bias": True,
+                            "tie_word_embeddings": True, "rope_parameters": YARN}),
+    "ministral": ("Ministral", {**SIZES, "head_dim": 16, "sliding_window": 4, "layer_types": HYBRID}),
+    "ministral-odd": ("Ministral", {**SIZES, **ONE_KV, "head_dim": 8, "sliding_window": 5}),
+    "internlm3": ("InternLM3", {**SIZES, "head_dim": 8, "rope_parameters": {**DEFAULT, "rope_type": "dynamic",
+                                                                          "factor": 2.0}}),
+    "internlm3-odd": ("InternLM3", {**SIZES, **ONE_KV, "head_dim": 16, "qkv_bias": True, "bias": True}),
+    "internlm2": ("Llama", {**SIZES}),
+    "internlm2-odd": ("Llama", {**SIZES, **ONE_KV, "attention_bias": True}),
+    "baichuan": ("Llama", {**SIZES, "num_key_value_heads": 6}),
+    "baichuan-odd": ("Llama", {**SIZES, **ONE_KV, "num_key_value_heads": 5}),
+    "baichuan2": ("Llama", {**SIZES, "num_key_value_heads": 6, "vocab_size": 125_696, "num_hidden_layers": 1}),
+    "qwen1": ("Qwen2", {**SIZES, "num_key_value_heads": 6}),
+    "qwen1-odd": ("Qwen2", {**SIZES, **ONE_KV, "num_key_value_heads": 5, "rms_norm_eps": 1e-3}),
+    "minicpm": ("Granite", {**SIZES, "embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 3**0.5,
+                            "attention_multiplier": 8**-0.5, "logits_scaling": 3.0, "tie_word_embeddings": True}),
+    "minicpm-odd": ("Granite", {**SIZES, **ONE_KV, "embedding_multiplier": 5.0, "residual_multiplier": 0.8 / 3**0.5,
+                                "attention_multiplier": 8**-0.5, "logits_scaling": 2.0, "attention_bias": True}),
+    "exaone3": ("Llama", {**SIZES}),
+    "exaone3-odd": ("Llama", {**SIZES, **ONE_KV, "head_dim": 16, "tie_word_embeddings": True}),
+}  # fmt: skip
+LOOSE = ("internlm3",)  # transformers' dynamic rotation keeps state: every call needs a fresh model
+
+
+def random_family(name: str) -> Any:
+    """Return transformers' model of a case. Norms and biases are random too."""
+    kind, settings = CASES[name]
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    torch.manual_seed(len(name))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
+        if name == "baichuan2":
+            head = model.lm_head.weight
+            head.copy_(torch.nn.functional.normalize(head))
+    return model
+
+
+def save_family(name: str, model: Any, path: Path) -> None:
+    """Save the checkpoint in the layout of the original."""
+    write = WRITERS.get(name.partition("-")[0])
+    if write is None:
+        model.save_pretrained(path)
+        return
+    model.save_pretrained(path / "source")
+    config = json.loads((path / "source" / "config.json").read_text())
+    tensors, settings = write(dict(model.state_dict()), config)
+    save_file({key: one.clone().contiguous() for key, one in tensors.items()}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({"torch_dtype": "float32", **SPECIAL, **settings}))
+
+
+Written = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def _renamed(tensors: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tensor]:
+    """Replace parts of names, in order."""
+    found = {}
+    for key, tensor in tensors.items():
+        for old, new in names.items():
+            key = key.replace(old, new)
+        found[key] = tensor
+    return found
+
+
+def _joined(tensors: dict[str, Tensor], layers: int, name: str, groups: int) -> dict[str, Tensor]:
+    """Join q, k and v of each layer into one tensor: in each group its rows of q, then of k, then of v."""
+    for index in range(layers):
+        path = f"model.layers.{index}.self_attn"
+        for suffix in ("weight", "bias"):
+            if f"{path}.q_proj.{suffix}" in tensors:
+                parts = [tensors.pop(f"{path}.{one}_proj.{suffix}").unflatten(0, (groups, -1)) for one in "qkv"]
+                tensors[f"{path}.{name}.{suffix}"] = torch.cat(parts, 1).flatten(0, 1)
+    return tensors
+
+
+def _llama_config(config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act",
+            "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings")  # fmt: skip
+    kept = {key: config[key] for key in keys}
+    return {**kept, "architectures": [architecture], "rope_theta": config["rope_parameters"]["rope_theta"]}
+
+
+def _internlm2(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    tensors = _joined(tensors, config["num_hidden_layers"], "wqkv", config["num_key_value_heads"])
+    names = {"embed_tokens": "tok_embeddings", "self_attn": "attention", "o_proj": "wo", "mlp.gate_proj":
+             "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2",
+             "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm",
+             "lm_head": "output"}  # fmt: skip
+    settings = _llama_config(config, "InternLM2ForCausalLM")
+    return _renamed(tensors, names), {**settings, "bias": config["attention_bias"]}
+
+
+def _baichuan(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    settings = _llama_config(config, "BaichuanForCausalLM")
+    del settings["num_key_value_heads"]
+    return _joined(tensors, config["num_hidden_layers"], "W_pack", 1), settings
+
+
+def _baichuan2(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """The rows of the head have random lengths, which the model divides them by."""
+    lengths = torch.rand(config["vocab_size"], 1, generator=torch.Generator().manual_seed(1)) + 0.5
+    return _baichuan({**tensors, "lm_head.weight": tensors["lm_head.weight"] * lengths}, config)
+
+
+def _qwen1(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    tensors = _joined(tensors, config["num_hidden_layers"], "c_attn", 1)
+    names = {"model.": "transformer.", "layers.": "h.", "embed_tokens": "wte", "self_attn": "attn", "o_proj": "c_proj",
+             "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "gate_proj": "w2", "up_proj": "w1",
+             "down_proj": "c_proj", "transformer.norm": "transformer.ln_f"}  # fmt: skip
+    settings = {
+        "architectures": ["QWenLMHeadModel"],
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "intermediate_size": 2 * config["intermediate_size"],
+        "num_hidden_layers": config["num_hidden_layers"],
+        "num_attention_heads": config["num_attention_heads"],
+        "kv_channels": config["hidden_size"] // config["num_attention_heads"],
+        "seq_length": config["max_position_embeddings"],
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "rotary_emb_base": config["rope_parameters"]["rope_theta"],
+        "no_bias": True,
+        "tie_word_embeddings": False,
+    }
+    return _renamed(tensors, names), settings
+
+
+def _minicpm(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    settings = {
+        **_llama_config(config, "MiniCPMForCausalLM"),
+        "attention_bias": config["attention_bias"],
+        "scale_emb": config["embedding_multiplier"],
+        "scale_depth": config["residual_multiplier"] * config["num_hidden_layers"] ** 0.5,
+        "dim_model_base": config["hidden_size"] / config["logits_scaling"],
+    }
+    return _without_tied(tensors, config), settings
+
+
+def _exaone3(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    names = {"model.": "transformer.", "layers.": "h.", "embed_tokens": "wte", "self_attn": "attn.attention",
+             "o_proj": "out_proj", "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2",
+             "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1", "mlp.down_proj": "mlp.c_proj",
+             "transformer.norm": "transformer.ln_f"}  # fmt: skip
+    settings = _llama_config(config, "ExaoneForCausalLM")
+    old = {"num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function"}
+    settings = {old.get(key, key): value for key, value in settings.items()}
+    return _renamed(_without_tied(tensors, config), names), {**settings, "head_dim": config["head_dim"]}
+
+
+def _without_tied(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
+    return {key: one for key, one in tensors.items() if key != "lm_head.weight" or not config["tie_word_embeddings"]}
+
+
+WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
+    "internlm2": _internlm2,
+    "baichuan": _baichuan,
+    "baichuan2": _baichuan2,
+    "qwen1": _qwen1,
+    "minicpm": _minicpm,
+    "exaone3": _exaone3,
+}

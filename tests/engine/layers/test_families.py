@@ -1,0 +1,200 @@
+"""Families that need no new kernel, against transformers in float32, on torch and on the best compiled kernels.
+
+Each case runs through the whole engine: prompts in chunks, several requests in a step, cached prefixes and windows that
+free blocks.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.api.errors import CheckpointError
+from engine.llm import LLM, Generation, Params
+from engine.models.checkpoint import read_checkpoint
+from engine.models.parts import attentions
+from kernels.cpu.library import best
+from tests.engine.layers.families import CASES, LOOSE, VOCAB, random_family, save_family
+from tests.engine.layers.test_footprint import compare
+
+TOLERANCE = 1e-4  # of a logprob
+TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
+KERNELS = ("torch", best())
+
+
+class Family:
+    """A saved checkpoint and its reference."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+        self._model = random_family(name)
+        save_family(name, self._model, path)
+
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        model = random_family(self.name) if self.name in LOOSE else self._model
+        with torch.no_grad():
+            return model(torch.tensor([ids])).logits[0].float()
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
+    made: dict[str, Family] = {}
+
+    def get(name: str) -> Family:
+        if name not in made:
+            made[name] = Family(name, tmp_path_factory.mktemp("family") / name)
+        return made[name]
+
+    return get
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Return prompts around the sizes of blocks and steps, two with a shared beginning. Ids 0…2 are special."""
+    draw = random.Random(5)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(3, VOCAB) for _ in range(count))
+
+    shared = ids(13)
+    return [ids(1), ids(7), shared + ids(1), shared + ids(9), ids(29)]
+
+
+def engine(path: Path, kernels: str, **more: Any) -> LLM:
+    small = {"block_tokens": 4, "max_context": 48, "kv_bytes": 1 << 20, "threads": 1, "max_step_tokens": 7}
+    return LLM(path, **{**small, "max_running": 4, "kernels": kernels, **more})
+
+
+def assert_same(family: Family, made: Generation) -> None:
+    """Check that each token is the most probable one, and its three best logprobs."""
+    expected = family.logits([*made.prompt_ids, *made.ids])[len(made.prompt_ids) - 1 : -1].log_softmax(-1)
+    assert len(made.ids) == 9
+    for token, found, row in zip(made.ids, made.logprobs, expected, strict=True):
+        assert row.max() - row[token] < TIE, f"prompt of {len(made.prompt_ids)}: {token} instead of {row.argmax()}"
+        assert found.top_logprobs == pytest.approx(row.topk(3).values.tolist(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("by", KERNELS)
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
+    one = family(name)
+    params = Params(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=3)
+    with engine(one.path, by) as llm:
+        for made in llm.generate(prompts(), params):
+            assert_same(one, made)
+
+
+@pytest.mark.parametrize("by", KERNELS)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
+        *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
+    ],
+)
+def test_several_ranks_equal_transformers(name, size, by, family, driver, on_ranks):
+    """One case for each way to store or to share tensors. Falcon's two KV heads are on six ranks."""
+    one, prompt = family(name), [*prompts()[4]]
+    for got in on_ranks(size, lambda world: driver(one.path, world=world, kernels=by, threads=1).run(prompt, 7), by):
+        torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("by", KERNELS)
+@pytest.mark.parametrize("name", CASES)
+def test_loaded_bytes_are_the_planned_bytes(name, by, family):
+    compare(read_checkpoint(family(name).path), by)
+
+
+def in_old_keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the keys of the first exporters."""
+    names = {
+        "neox": {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
+        "stablelm": {"partial_rotary_factor": "rope_pct", "layer_norm_eps": "norm_eps"},
+        "nemotron": {"partial_rotary_factor": "rope_percent"},
+        "falcon": {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "num_kv_heads": "n_head_kv"},
+    }[name]
+    architectures = {"stablelm": "StableLMEpochForCausalLM", "falcon": "RWForCausalLM"}
+    flat = {**config, **config.pop("rope_parameters")}
+    del flat["rope_type"], flat["rope_parameters"]
+    old = {names.get(key, key): value for key, value in flat.items()}
+    return {**old, "architectures": [architectures.get(name, config["architectures"][0])]}
+
+
+@pytest.mark.parametrize("name", ["neox", "stablelm", "nemotron", "falcon"])
+def test_keys_of_the_first_exporters_declare_the_same_model(name, family, tmp_path):
+    found = family(name)
+    config = json.loads((found.path / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key != "num_key_value_heads" or name != "falcon"}
+    (tmp_path / "config.json").write_text(json.dumps(in_old_keys(name, config)))
+    assert read_checkpoint(tmp_path, weights=False).model == read_checkpoint(found.path, weights=False).model
+
+
+def test_gpt2_without_prefix_and_with_stored_masks_equals_transformers(family, driver, tmp_path):
+    """Check the form of the checkpoint openai-community/gpt2."""
+    one, prompt = family("gpt2"), [*prompts()[4]]
+    tensors = load_file(one.path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    masks = {f"h.{index}.attn.bias": torch.ones(1, 1, 64, 64).tril() for index in range(3)}
+    save_file({**bare, **masks}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((one.path / "config.json").read_text())
+    torch.testing.assert_close(driver(tmp_path).run(prompt, 7), one.logits(prompt), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "windows"),
+    [
+        ("exaone4", "LG", [7, None, None]),
+        ("exaone4", 2, [7, None, 7]),
+        ("cohere2", 3, [4, 4, None]),
+    ],
+)
+def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windows, family, tmp_path):
+    config = json.loads((family(name).path / "config.json").read_text())
+    del config["layer_types"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window_pattern": pattern}))
+    parts = attentions(read_checkpoint(tmp_path, weights=False).model)
+    assert [part.window for part in parts] == windows
+    assert [part.rope is None for part in parts] == [window is None for window in windows]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("falcon", "alibi", True, "ALiBi"),
+        ("baichuan", "max_position_embeddings", None, "ALiBi"),
+        ("opt", "word_embed_proj_dim", 24, "word_embed_proj_dim is 24 and hidden_size 48"),
+        ("olmo", "clip_qkv", 8.0, "clip_qkv"),
+        ("phi", "qk_layernorm", True, "qk_layernorm"),
+        ("qwen1", "visual", {}, "vision encoder"),
+        ("minicpm", "sparse_config", {}, "sparse_config"),
+        ("gpt2", "add_cross_attention", True, "add_cross_attention"),
+        ("gpt2", "n_embd", 0, "n_embd is 0"),
+        ("gptj", "rotary_dim", 5, "rotary_dim is 5"),
+        ("codegen", "n_head", 6, "n_head is 6"),
+        ("smollm3", "no_rope_layers", [1], "no_rope_layers"),
+    ],
+)
+def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, message, family, tmp_path):
+    config = json.loads((family(name).path / "config.json").read_text())
+    config = {**config, key: value} if value is not None else {k: v for k, v in config.items() if k != key}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint(tmp_path, weights=False)
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["gpt2", "neox", "internlm2", "baichuan2", "stablelm-qk-norm"])
+def test_weights_rounded_at_load_take_the_planned_bytes(name, bits, family):
+    compare(read_checkpoint(family(name).path), best(), bits=bits)
+
+
+@pytest.mark.parametrize("name", ["neox", "opt-no-affine"])
+def test_triton_kernels_equal_transformers(name, family, driver):
+    """A norm for each body, learned positions and norms without weights, in Triton's interpreter."""
+    one, prompt = family(name), [*prompts()[1]]
+    got = driver(one.path, kernels="triton").run(prompt, 5)
+    torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)
