@@ -4,9 +4,9 @@
 # make fuzz TEXTS=10000 SEED=7        set up, then parse TEXTS fuzzed replies of each output format, streamed and complete
 # make lock                           rewrite requirements/; LOCK='--wheels DIR' adds hashes of other builds of torch
 # make test                           set up, then check format, lint and types, and run the tests
-# make test-all                       like test, with every instruction set of this CPU
+# make test-all                       like test, with every instruction set of this CPU and the nightly tests
 # make emulated                       set up, then test the AVX-512 and AMX kernels on a CPU that has only AVX2
-# make quick                          set up, then run the tests that take at most a few seconds
+# make quick                          set up, then run the unit tests, which take about a minute
 # make prose                          rate of hard-to-read phrases in comments and docs; PROSE='--diff main' for added lines
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1
@@ -33,7 +33,7 @@ serve: $(VENV)/.runtime
 PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20
 
 test: $(VENV)/.test lint types
-	$(PYTEST) -m "not variants"
+	$(PYTEST) -m "not variants and not nightly"
 
 test-all: $(VENV)/.test lint types
 	$(PYTEST)
@@ -43,8 +43,13 @@ EMULATED := $(addprefix tests/kernels/test_compiled,.py _attention.py _experts.p
 emulated: $(VENV)/.test
 	$(BIN)/pytest -q --emulate $(EMULATED)
 
+# Folders of unit tests. tests/test_tiers.py lists the others.
+UNIT := $(addprefix tests/appliance/,chaos cli config hardware observability output_formats planning security) \
+	$(addprefix tests/appliance/server/,anthropic chat pooling routing) \
+	$(addprefix tests/engine/,api gguf kv models structured text) tests/test_tiers.py tests/test_arrows.py
+
 quick: $(VENV)/.test
-	$(BIN)/pytest -q -m "not slow"
+	$(PYTEST) -m "not slow and not variants and not nightly" $(UNIT)
 
 fuzz: $(VENV)/.test
 	FUZZ_TEXTS=$(TEXTS) FUZZ_SEED=$(SEED) $(BIN)/pytest -s --timeout 0 tests/appliance/output_formats/test_fuzz.py

@@ -1,8 +1,17 @@
 """Tiers of tests: `make quick`, `make test` and `make test-all`.
 
-A test that runs once for each instruction set of the CPU's kernels runs in `make test` with the portable one and with
-the best one. `make test-all` adds those in between, which have the marker `variants`.
+`make test` omits two kinds of tests that `make test-all` runs:
+
+variants  a test that runs once for each instruction set of the CPU's kernels. `make test` runs it with the portable one
+          and with the best one.
+nightly   a test that repeats a property for more architectures, cases, requests or time. The marker names the test of
+          `make test` that covers the property; `thinned` marks the parameters of one test.
+
+tests/test_tiers.py checks both.
 """
+
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import pytest
 
@@ -12,6 +21,7 @@ from kernels.cpu.library import usable
 ROOT = KERNELS.parents[1]
 FOLDERS = (ROOT / "tests" / "engine", ROOT / "tests" / "kernels")
 BETWEEN = frozenset(usable()[1:-1])
+NIGHTLY = pytest.mark.nightly("the same test, with the parameters that are not marked")
 
 
 def is_variant(item: pytest.Item) -> bool:
@@ -20,3 +30,14 @@ def is_variant(item: pytest.Item) -> bool:
     if callspec is None or not BETWEEN.intersection(callspec.id.split("-")):
         return False
     return any(item.path.is_relative_to(folder) for folder in FOLDERS)
+
+
+def thinned(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
+    """Return the parameters of a test; `make test` runs only those in `kept`. Raise ValueError if `kept` has an unknown
+    case, no case or every case."""
+    cases = list(cases)
+    if unknown := [one for one in kept if one not in cases]:
+        raise ValueError(f"{unknown}: no such cases; the cases are {cases}")
+    if not 0 < len(kept) < len(cases):
+        raise ValueError(f"{len(kept)} of {len(cases)} cases are kept; thinning needs at least one case on each side")
+    return [pytest.param(one, marks=() if one in kept else NIGHTLY) for one in cases]

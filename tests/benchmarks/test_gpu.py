@@ -334,10 +334,10 @@ def test_hanging_part_is_stopped_with_its_children(suite):
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(child.pid, flush=True)\ntime.sleep(600)\n"
     )
-    assert suite.run("slow", ["-c", code], 1.5) is None
-    assert suite.results["parts"]["slow"]["error"] == "stopped after 2 s"
+    assert suite.run("slow", ["-c", code], 5.0) is None
+    assert suite.results["parts"]["slow"]["error"] == "stopped after 5 s"
     child = int((suite.out / "logs" / "slow.log").read_text())
-    end = time.monotonic() + 10
+    end = time.monotonic() + 100
     while _runs(child) and time.monotonic() < end:
         os.sched_yield()
     assert not _runs(child)

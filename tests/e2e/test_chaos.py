@@ -164,7 +164,7 @@ def test_ctrl_c_rolls_back_and_exits(service, eventually):
         beside = chaos(appliance.url, "--scenario", "crash", "--yes")
         assert beside.returncode == 2 and "another `slipway chaos` is running" in beside.stderr
         running.send_signal(signal.SIGINT)
-        assert running.wait(60) == 130
+        assert running.wait(100) == 130
     assert shard.read_bytes() == whole
 
 

@@ -78,7 +78,7 @@ def test_sigterm_lets_an_open_stream_finish_and_leaves_no_process(launch, eventu
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert started.wait(60)
+    assert started.wait(100)
     assert appliance.stop() == 0
     reader.join()
     assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
@@ -174,7 +174,7 @@ def test_an_engine_that_is_killed_once_too_often_ends_all_with_its_code_and_leav
         os.kill(first, signal.SIGKILL)
         eventually("the next engine", lambda: appliance.pids().get("engine-0", first) != first)
         os.kill(appliance.pids()["engine-0"], signal.SIGKILL)
-        assert appliance.process.wait(timeout=60) == exits.RESTARTS.number
+        assert appliance.process.wait(timeout=100) == exits.RESTARTS.number
     assert not appliance.processes()
     reason = next(json.loads(line) for line in appliance.output().splitlines() if line.startswith('{"message"'))
     assert (reason["exit"], reason["program"], reason["cause"]) == ("restarts", "engine-0", "signal")

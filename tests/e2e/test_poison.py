@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+
+from tests.tiers import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = [11, 12, 13, 11, 12, 13, 12, 12]
 TOKENS_BEFORE = 12
-OTHERS = 31
 
 FAULT = f"""
 import os
@@ -55,23 +57,24 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, 
     return text, finish
 
 
-async def attack(url: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[httpx.Response]]:
+async def attack(url: str, others: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[httpx.Response]]:
     """Return the other requests' replies without and with two copies of the poison request, and the copies' replies."""
     bad = {"prompt": MARKER, "max_tokens": 300, "ignore_eos": True, "temperature": 0}
     async with httpx.AsyncClient(base_url=url, timeout=300.0) as client:
-        before = await asyncio.gather(*(stream(client, other(number)) for number in range(OTHERS)))
+        before = await asyncio.gather(*(stream(client, other(number)) for number in range(others)))
         copies = asyncio.gather(*(client.post("/v1/completions", json=bad) for _ in range(2)))
-        beside = await asyncio.gather(*(stream(client, other(number)) for number in range(OTHERS)))
+        beside = await asyncio.gather(*(stream(client, other(number)) for number in range(others)))
         return before, beside, [*await copies, await client.post("/v1/completions", json=bad)]
 
 
-def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(launch, tmp_path):
+@pytest.mark.parametrize("others", thinned([7, 31], kept=[7]))
+def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(launch, tmp_path, others):
     (tmp_path / "sitecustomize.py").write_text(FAULT)
     limits = ("--set", "lifecycle.restart.max=2", "--set", "lifecycle.restart.backoff=100ms")
     appliance = launch(ROOT / "manifests" / "demo.yaml", *limits, PYTHONPATH=str(tmp_path))
     appliance.wait_ready()
-    before, beside, refused = asyncio.run(attack(appliance.url))
-    assert [finish for _, finish in beside] == ["length"] * OTHERS
+    before, beside, refused = asyncio.run(attack(appliance.url, others))
+    assert [finish for _, finish in beside] == ["length"] * others
     assert beside == before
     assert [reply.status_code for reply in refused] == [422] * 3
     assert all("is isolated" in reply.json()["error"]["message"] for reply in refused)

@@ -61,7 +61,7 @@ def test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on(la
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert far.wait(60)
+    assert far.wait(100)
     os.kill(before, signal.SIGKILL)
     reader.join(120)
     assert not reader.is_alive()

@@ -9,19 +9,27 @@ import pytest
 from benchmarks.leak_check import ResourceUsage, leaks
 from benchmarks.service import Service, run_directory
 from benchmarks.soak import SETTINGS, soak, table
+from tests.tiers import NIGHTLY
 
 DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
 
 
-def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path):
+@pytest.mark.parametrize(
+    ("minutes", "aborts", "streams", "least"),
+    [(0.12, 20, 4, 3), pytest.param(0.2, 40, 6, 10, marks=NIGHTLY)],
+    ids=["short", "long"],
+)
+def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path, minutes, aborts, streams, least):
+    """least: requests and malformed requests that even a busy machine serves in this time."""
     settings = (*SETTINGS, f"lifecycle.crash_bundles.folder={tmp_path}")
     appliance = launch(DEMO, *(word for each in settings for word in ("--set", each)))
     appliance.wait_ready()
     service = Service(appliance.url, appliance.process.pid, run_directory(appliance.process.pid))
-    report = asyncio.run(soak(service, minutes=0.2, aborts=40, streams=6))
+    report = asyncio.run(soak(service, minutes=minutes, aborts=aborts, streams=streams))
     assert report["wrong"] == [], "\n".join(table(report))
     tally = report["tally"]
-    assert tally["aborts"] == 40 and tally["requests"] > 10 and tally["malformed"] > 10 and tally["slow_streams"] >= 4
+    assert tally["aborts"] == aborts and tally["requests"] > least and tally["malformed"] > least
+    assert tally["slow_streams"] >= streams - 2
     assert {"400", "413"} <= tally["answers"].keys() or tally["malformed"] < 60
     assert any(sample["kv_used"] > 0 for sample in report["samples"])  # else there was nothing to leak
     assert "hung" not in appliance.output()

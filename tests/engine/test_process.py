@@ -324,7 +324,7 @@ def test_concurrent_failures_are_reported_once(tmp_path, monkeypatch):
 
     def build(config, progress, took, lost):
         threading.Thread(target=lost, args=(RankLost("rank 1 (process 7) was killed by SIGKILL"),)).start()
-        assert begun.wait(30)
+        assert begun.wait(100)
         raise RankLost("rank 1 (process 7) was killed by SIGKILL")
 
     monkeypatch.setattr(program, "print", slow, raising=False)

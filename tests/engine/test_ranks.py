@@ -303,7 +303,7 @@ def test_lost_rank_is_reported_and_requests_can_resume(engine, number):
         task.cancel()
         return pid
 
-    pid = asyncio.run(asyncio.wait_for(main(), 60))
+    pid = asyncio.run(asyncio.wait_for(main(), 100))
     code, said = process.end()
     assert code == EXIT_CRASH
     lines = [line for line in said.splitlines() if line.startswith("slipway engine: rank:")]

@@ -64,6 +64,7 @@ def experts(tmp_path_factory):
 IDS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14, 15, 16, 17, 18]]
 
 
+@pytest.mark.nightly("tests/engine/test_ranks_gpu.py::test_the_runner_of_a_gpu_does_on_two_ranks_what_it_does_on_one")
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available() or not installed(), reason="the interpreter is for hosts without a GPU")
 def test_ranks_share_every_expert(experts):
@@ -91,6 +92,7 @@ def translator(tmp_path_factory):
 SOURCED = {**SIZES, "max_context": 100, "max_step_tokens": 80}
 
 
+@pytest.mark.nightly("tests/engine/test_ranks_gpu.py::test_the_runner_of_a_gpu_does_on_two_ranks_what_it_does_on_one")
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available() or not installed(), reason="the interpreter is for hosts without a GPU")
 def test_ranks_share_an_encoder_in_front(translator):

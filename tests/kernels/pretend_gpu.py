@@ -2,20 +2,22 @@
 
 python tests/kernels/pretend_gpu.py sm_90 launch      launches all operations at their bench cases on memory of the
                                                      host, prints {launches, compiled} as JSON
+python tests/kernels/pretend_gpu.py sm_90 some        does so at the cases of tests/kernels/representatives.py
 python tests/kernels/pretend_gpu.py library DIR       puts that libcuda.so.1 there, for LD_LIBRARY_PATH
 """
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from kernels import tuning
-from kernels.op import Make
-from kernels.ops import OPS
-from kernels.tools.aot import TARGETS
+from kernels.op import Case, Make, Op
+from kernels.tools.aot import TARGETS, Target
 from kernels.tools.launchers import build_stub
+from tests.kernels.representatives import bench_cases, representatives
 
 # Driver calls that a launch makes first. Attribute 0 of a function is the maximum number of threads per block.
 BODY = """
@@ -40,7 +42,7 @@ class Unwritten(Make):
         return torch.empty(shape, dtype=dtype or self.dtype)
 
 
-def launch(name: str) -> dict[str, int]:
+def launch(name: str, chosen: Callable[[Target], list[tuple[Op, Case]]]) -> dict[str, int]:
     import ctypes
 
     import triton
@@ -55,10 +57,8 @@ def launch(name: str) -> dict[str, int]:
     compiled = []
     triton.knobs.compilation.listener = lambda **seen: compiled.append(seen["cache_hit"])
     with tuning.assumed(target.devices[0], target.shared):
-        for op in OPS:
-            for case in op.cases:
-                if case.bench and not (case.needs == "fp8" and not target.fp8):
-                    op(*op.inputs(Unwritten(torch.device("cpu"), torch.bfloat16), **case.sizes))
+        for op, case in chosen(target):
+            op(*op.inputs(Unwritten(torch.device("cpu"), torch.bfloat16), **case.sizes))
     return {"launches": ctypes.CDLL("libcuda.so.1").cuLaunchedKernels(), "compiled": compiled.count(False)}
 
 
@@ -66,4 +66,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "library":
         build_stub(Path(sys.argv[2]), BODY)
     else:
-        print(json.dumps(launch(sys.argv[1])))
+        print(json.dumps(launch(sys.argv[1], {"launch": bench_cases, "some": representatives}[sys.argv[2]])))

@@ -1,7 +1,9 @@
 """Launches with the extreme supported tile sizes: attention with the smallest and largest heads, and matmuls."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -10,7 +12,7 @@ from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.jit import recorded
 from kernels.linear import MATMUL
-from kernels.op import Make
+from kernels.op import Make, Op
 from kernels.report import OpLaunch
 from kernels.tools.aot import TARGETS, Target
 
@@ -36,9 +38,23 @@ def largest(target: Target) -> list[OpLaunch]:
     for rows, outputs, dtype in product((32, 256), (1024, 4096), TYPES):
         inputs = partial(MATMUL.inputs, Make(torch.device("meta"), dtype), rows=rows, inputs=4096, outputs=outputs)
         calls.append((MATMUL, f"{rows} {outputs} {dtype}", inputs))
-    wanted = []
-    for op, case, inputs in calls:
-        with recorded() as launches:
-            op(*inputs())
-        wanted += [OpLaunch(op.name, case, launch, may_spill=True) for launch in launches]
-    return wanted
+    return [launch for call in calls for launch in launches(*call)]
+
+
+def extreme(target: Target) -> list[OpLaunch]:
+    """Return the launches with the largest heads in float32, which need the most shared memory."""
+    make = Make(torch.device("meta"), torch.float32)
+    calls = []
+    for op, rows in ((PREFILL_ATTENTION, ((512, 512),)), (DECODE_ATTENTION, ((1, 512),))):
+        calls.append((op, partial(op.inputs, make, rows=rows, heads=8, kv_heads=1, dim=SIZES[-1], fp8=False)))
+    calls.append(
+        (ENCODER_ATTENTION, partial(ENCODER_ATTENTION.inputs, make, lengths=(512,), heads=2, kv_heads=2, dim=SIZES[-1]))
+    )
+    calls.append((MATMUL, partial(MATMUL.inputs, make, rows=256, inputs=4096, outputs=4096)))
+    return [launch for op, inputs in calls for launch in launches(op, "extreme", inputs)]
+
+
+def launches(op: Op, case: str, inputs: Callable[[], tuple[Any, ...]]) -> list[OpLaunch]:
+    with recorded() as found:
+        op(*inputs())
+    return [OpLaunch(op.name, case, launch, may_spill=True) for launch in found]

@@ -7,16 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from kernels.jit import installed
+from kernels.op import Case, Op
 from kernels.ops import OPS
-from kernels.tools.aot import TARGETS, products
+from kernels.tools.aot import TARGETS, Target, products
 from kernels.tools.process_pool import ProcessLost, run_in_processes
 from tests.kernels.process_pool_work import doubling
+from tests.kernels.representatives import bench_cases, case_launches, representatives
+from tests.tiers import NIGHTLY
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
@@ -39,30 +44,61 @@ def report(*arguments, **environment):
     return run("-m", "kernels.report", "--processes", "2", *arguments, **environment)
 
 
-@pytest.fixture(scope="session")
-def filled(tmp_path_factory):
-    """Compile kernels and return the cache folder, the finished process and the report.
+@dataclass(frozen=True)
+class Compilation:
+    """What a run of `kernels.report` compiles."""
 
-    All launches are compiled for the main architectures, one per kernel for the others: all would take minutes."""
+    options: tuple[str, ...]
+    targets: tuple[str, ...]
+    cases: Callable[[Target], list[tuple[Op, Case]]]
+    launched: str  # argument of pretend_gpu.py for the same cases
+
+
+SOME = Compilation(
+    ("--target", "sm_90", "gfx942", "--launches", "tests.kernels.representatives:launches"),
+    ("sm_90", "gfx942"),
+    representatives,
+    "some",
+)
+ALL = Compilation((), tuple(TARGETS), bench_cases, "launch")
+COMPILATIONS = [pytest.param(SOME, id="some"), pytest.param(ALL, id="all", marks=NIGHTLY)]
+
+
+@pytest.fixture(scope="session", params=COMPILATIONS)
+def filled(request, tmp_path_factory):
+    """Compile kernels and return the cache folder, the finished process, the report and the compilation.
+
+    `some`: one or more cases of each operation, which launch all kernels, for one architecture of each vendor.
+    `all`: all launches for the main architectures, one per kernel for the others: all would take minutes."""
     folder = tmp_path_factory.mktemp("kernels")
-    done = report("--check", "--brief", "--cache", str(folder), "--json", str(folder / "report.json"))
+    files = ("--cache", str(folder), "--json", str(folder / "report.json"))
+    done = report("--check", "--brief", *files, *request.param.options)
     assert (folder / "report.json").exists(), done.stderr
-    return folder, done, json.loads((folder / "report.json").read_text())
+    return folder, done, json.loads((folder / "report.json").read_text()), request.param
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # all kernels, with a cold cache, on a busy machine
 def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(filled):
-    _, done, found = filled
+    _, done, found, compilation = filled
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert found["faults"] == []
     made = {(row["op"], row["target"]) for row in found["kernels"]}
-    for op in OPS:
-        for target in TARGETS.values():
-            if any(case.bench and (target.fp8 or case.needs != "fp8") for case in op.cases):
-                assert (op.name, target.name) in made
+    for target in map(TARGETS.__getitem__, compilation.targets):
+        for op, _ in compilation.cases(target):
+            assert (op.name, target.name) in made
     spills = {row["op"] for row in found["kernels"] if row["compiled"]["spilled"] and TARGETS[row["target"]].gated}
     assert spills <= {op.name for op in OPS if op.may_spill}
+
+
+def test_representatives_launch_every_kernel_of_the_bench_cases():
+    for target in TARGETS.values():
+        chosen, every = representatives(target), bench_cases(target)
+        assert {op.name for op, _ in chosen} == {op.name for op, _ in every}
+        kernels = [
+            {one.launch.kernel for op, case in some for one in case_launches(op, case)} for some in (chosen, every)
+        ]
+        assert kernels[0] == kernels[1] and len(chosen) < len(every)
 
 
 @pytest.mark.slow
@@ -98,12 +134,16 @@ def test_matrix_instructions_have_the_names_of_the_device_code(instruction, name
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_tiles_fit_devices_with_less_shared_memory(tmp_path):
+@pytest.mark.parametrize(
+    ("targets", "launches"),
+    [
+        pytest.param(("sm_86",), "extreme", id="extreme"),
+        pytest.param(("sm_86", "sm_120"), "largest", id="largest", marks=NIGHTLY),
+    ],
+)
+def test_tiles_fit_devices_with_less_shared_memory(targets, launches, tmp_path):
     """99 KiB, where a Hopper has 227."""
-    done = report(
-        *("--check", "--target", "sm_86", "sm_120", "--launches", "tests.kernels.room:largest"),
-        **cache(tmp_path),
-    )
+    done = report("--check", "--target", *targets, "--launches", f"tests.kernels.room:{launches}", **cache(tmp_path))
     assert done.returncode == 0 and "0 faults" in done.stdout, done.stdout[-4000:] + done.stderr
 
 
@@ -112,7 +152,7 @@ def test_tiles_fit_devices_with_less_shared_memory(tmp_path):
 @pytest.mark.parametrize("program_file", [True, False], ids=["with file", "without file"])
 def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
     """Run as in a container: the cache folder links to the filled one, and there is no compiler."""
-    folder, _, _ = filled
+    folder, _, _, compilation = filled
     linked = tmp_path / "cache"
     linked.mkdir()
     for entry in folder.iterdir():
@@ -126,7 +166,7 @@ def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
             pytest.skip("there is no program `file` here")
         (tools / "file").symlink_to(shutil.which("file"))
     there |= {"PATH": str(tools), "TRITON_LIBCUDA_PATH": str(folder / "libcuda")}
-    done = run("tests/kernels/pretend_gpu.py", "sm_90", "launch", **there)
+    done = run("tests/kernels/pretend_gpu.py", "sm_90", compilation.launched, **there)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["compiled"] == 0 and seen["launches"] >= len(OPS)

@@ -41,7 +41,7 @@ def together(made, work):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(100)
         assert not thread.is_alive()
     return results
 

@@ -116,7 +116,7 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
                         time.sleep(state.slow_s)
                 self.wfile.flush()
                 if kind == "stall":
-                    state.released.wait(60)
+                    state.released.wait(100)
             except OSError:
                 pass
             if kind:

@@ -119,7 +119,7 @@ def test_a_process_that_waited_does_not_download_unpacked_files(
     with store.cache_directory(listing).lock(lambda: None):
         waiting = threading.Thread(target=download_checkpoint, args=(wanted, QUICK, {}, lambda _: None))
         waiting.start()
-        asked.wait(20)
+        asked.wait(100)
         store.folder(listing).mkdir()
     waiting.join()
     assert not web.gets("/m.tar.gz") and not store.cache_directory(listing).folder.exists()

@@ -20,7 +20,7 @@ from engine.api.heartbeat import Heartbeat, State, read_heartbeat
 
 ROOT = Path(__file__).resolve().parents[3]
 WEIGHTS = f"/org/demo/resolve/{COMMIT}/model.safetensors"
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 class Program:

@@ -208,7 +208,7 @@ def test_one_of_several_processes_downloads_and_the_others_wait(web: Files, tmp_
     for process in found:
         process.start()
     for process in found:
-        process.join(60)
+        process.join(100)
     assert [process.exitcode for process in found] == [0, 0, 0]
     assert (tmp_path / "r" / "a").read_bytes() == DATA and web.gets("/a") == [""]
 

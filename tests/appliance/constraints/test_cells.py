@@ -32,6 +32,7 @@ from tests.engine import sourced as sourced_models
 from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import KINDS
 from tests.engine.quantized_writers import write as write_quantized
+from tests.tiers import thinned
 
 transformers_logging.disable_progress_bar()
 
@@ -444,12 +445,30 @@ def in_bf16(cell: Cell) -> bool:
 OF_THE_DEVICE = {"bfloat16", "fp8-gpu", "graphs", "ranks-gpus"}
 
 
+LEGAL = {str(cell): cell for cell in INTERPRETED if not cell.broken and not in_bf16(cell)}
+# Other files of `make test` compute what the remaining cells add: architectures (engine/layers/test_fused.py), models
+# that pool (engine/worker/test_pooled_device.py) and ranks (engine/test_ranks_gpu.py).
+COMPUTED = (
+    *("types: Triton, GPU, float32, float32", "types: Triton, GPU, bfloat16, fp8", "types: Triton, GPU, float16, fp8"),
+    *("weights: Triton, GPU, weights fp8, fp8", "models: attention sinks, Triton, GPU"),
+    *("models: an activation that only torch has, Triton, GPU", "models: an encoder-decoder model, Triton, GPU"),
+    *("models: experts of one layer in several types, Triton, GPU", "models: fp8, Triton, GPU"),
+    *("models: gptq, awq or compressed-tensors, Triton, GPU", "switches: `engine.cache.block_tokens: 7`, Triton, GPU"),
+    *(
+        "models: GGUF in other types than Q4_0 and Q8_0, Triton, GPU",
+        "ranks: 2 ranks of fp8, cut between blocks, Triton, GPU",
+    ),
+    "ranks: 2 ranks of gptq, cut within one, Triton, GPU",
+)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (installed() and interpreted()), reason="Triton compiles here: the test below runs on the GPU")
-@pytest.mark.parametrize("cell", [cell for cell in INTERPRETED if not cell.broken and not in_bf16(cell)], ids=str)
+@pytest.mark.parametrize("name", thinned(LEGAL, COMPUTED))
 def test_a_legal_cell_of_triton_generates_in_the_interpreter(
-    cell: Cell, saved: Callable[[Cell], Saved], tmp_path: Path
+    name: str, saved: Callable[[Cell], Saved], tmp_path: Path
 ) -> None:
+    cell = LEGAL[name]
     own = saved(cell)
     made = planned(cell, own, machine(cell.row.capability or (9, 0)), tmp_path)
     fields = {"device": "cpu", "kv_measured": False, "graph_sizes": (), "graph_bytes": 0, "threads": 1}

@@ -3,7 +3,7 @@
 import itertools
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from appliance.constraints.rules import RULES
 from appliance.constraints.solve import Situation, conflict, conflicts, least_rules, passed_over, solve
 from appliance.constraints.variables import VARIABLES
 from appliance.hardware.machine import Gpu, Machine
+from tests.tiers import thinned
 
 GIB = 2**30
 BARE = Machine(2, "affinity", 8 * GIB, "MemAvailable", no_gpu="no driver")
@@ -52,30 +53,39 @@ def pool(variable: Variable, facts: Facts) -> tuple[Any, ...]:
     return tuple(dict.fromkeys((*variable.values(facts), *MORE.get(variable.name, ()))))
 
 
-def lawful(facts: Facts) -> list[View]:
-    """Every assignment of values that breaks no rule."""
+@dataclass(frozen=True)
+class Lawful:
+    """An assignment of values that breaks no rule, with the values of auto that each variable has there."""
+
+    view: View
+    auto: dict[str, tuple[Any, ...]]  # kept, because the brute force asks for them a million times
+
+
+def lawful(facts: Facts) -> list[Lawful]:
+    """Return every lawful assignment."""
     found = []
     for values in itertools.product(*(pool(variable, facts) for variable in VARIABLES)):
         view = View(facts, *values)
         if all(rule.holds(view) for rule in RULES):
-            found.append(view)
+            found.append(Lawful(view, {one.name: one.auto(view) for one in VARIABLES}))
     return found
 
 
-def allowed(view: View, variable: Variable, situation: Situation, freed: frozenset[str]) -> bool:
-    value, written = getattr(view, variable.name), situation.written.get(variable.name)
-    if variable.name in freed:
-        return value == written or value in variable.values(situation.facts)
-    return value in variable.auto(view) if written is None else value == written
+def allowed(one: Lawful, name: str, situation: Situation, freed: dict[str, tuple[Any, ...]]) -> bool:
+    value, written = getattr(one.view, name), situation.written.get(name)
+    if name in freed:
+        return value == written or value in freed[name]
+    return value in one.auto[name] if written is None else value == written
 
 
-def choices(views: list[View], situation: Situation, freed: frozenset[str] = frozenset()) -> list[View]:
-    return [view for view in views if all(allowed(view, one, situation, freed) for one in VARIABLES)]
+def choices(views: list[Lawful], situation: Situation, freed: frozenset[str] = frozenset()) -> list[Lawful]:
+    values = {one.name: one.values(situation.facts) for one in VARIABLES if one.name in freed}
+    return [view for view in views if all(allowed(view, one.name, situation, values) for one in VARIABLES)]
 
 
-def rank(view: View, situation: Situation) -> tuple[int, ...]:
-    open_ones = [one for one in VARIABLES if one.name not in situation.written]
-    return tuple(one.auto(view).index(getattr(view, one.name)) for one in open_ones)
+def rank(one: Lawful, situation: Situation) -> tuple[int, ...]:
+    names = [variable.name for variable in VARIABLES if variable.name not in situation.written]
+    return tuple(one.auto[name].index(getattr(one.view, name)) for name in names)
 
 
 def situations(facts: Facts, seed: int, count: int) -> list[Situation]:
@@ -92,7 +102,9 @@ def test_the_fields_of_a_view_are_the_variables_in_their_order() -> None:
     assert [one.name for one in VARIABLES] == list(View.__dataclass_fields__)[1:]
 
 
-@pytest.mark.parametrize("name", FACTS)
+# Most conflicts of two GPUs end with the memory of a rank, which no rule before the last variable can tell: it takes
+# three times as long as all others together.
+@pytest.mark.parametrize("name", thinned(FACTS, [name for name in FACTS if not name.startswith("two GPUs")]))
 def test_the_solver_matches_brute_force(name: str) -> None:
     facts = FACTS[name]
     views, solved, refused = lawful(facts), 0, 0
@@ -104,12 +116,12 @@ def test_the_solver_matches_brute_force(name: str) -> None:
             check_conflicts(situation, views)
             refused += 1
             continue
-        assert found == min(possible, key=lambda view: rank(view, situation)), situation.written
+        assert found == min(possible, key=lambda one: rank(one, situation)).view, situation.written
         solved += 1
     assert refused >= 7 and (solved >= 2 or refused == 41), (solved, refused)
 
 
-def check_conflict(situation: Situation, views: list[View]) -> None:
+def check_conflict(situation: Situation, views: list[Lawful]) -> None:
     """Check that the reported conflict is real and minimal, and that all fixes are listed."""
     found = conflict(situation)
     core = {one.name for one in (*found.written, *found.open)}
@@ -127,7 +139,7 @@ def check_conflict(situation: Situation, views: list[View]) -> None:
     check_rules(situation, found.rules, freed)
 
 
-def check_conflicts(situation: Situation, views: list[View]) -> None:
+def check_conflicts(situation: Situation, views: list[Lawful]) -> None:
     """Together they are all: with the last key of each opened, the rest has a solution; and so has each way out."""
     found = conflicts(situation)
     lasts = {one.written[-1].name: None for one in found if one.written}

@@ -18,7 +18,7 @@ from appliance.server.http.connections import client_address
 from tests.appliance.certificates import write_certificate
 from tests.appliance.conftest import Gateway, until
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 LIVE = b"GET /live HTTP/1.1\r\nHost: a\r\n"
 
 

@@ -15,7 +15,7 @@ import pytest
 from appliance.runtime import listener as listen
 from tests.appliance.supervisor.conftest import Appliance
 
-PATIENCE_S = 60.0  # against hangs only
+PATIENCE_S = 100.0  # against hangs only
 
 
 def live(port: int) -> int:

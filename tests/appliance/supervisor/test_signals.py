@@ -78,7 +78,7 @@ def contained(tmp_path: Path) -> Iterator[Callable[..., Contained]]:
         for pid in marked(each.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        each.process.wait(60)
+        each.process.wait(100)
         shutil.rmtree(each.temporary)
 
 

@@ -70,7 +70,7 @@ Body = Callable[[EngineClient, Peer], Awaitable[None]]
 def played(tmp_path: Path) -> Callable[[Body], None]:
     def play(body: Body) -> None:
         async def run() -> None:
-            async with asyncio.timeout(60), connected(tmp_path / "engine.sock") as (client, peer):
+            async with asyncio.timeout(100), connected(tmp_path / "engine.sock") as (client, peer):
                 await body(client, peer)
 
         asyncio.run(run())

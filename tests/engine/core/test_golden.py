@@ -394,5 +394,5 @@ def test_a_drained_or_stopped_loop_does_not_wait_for_a_golden_prompt():
         service = Service(device, clock, begin)
         thread = threading.Thread(target=service.run, daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(100)
         assert not thread.is_alive()

@@ -120,7 +120,7 @@ class Compiler:
 
 
 class SlowCompiler:
-    """Is done when `gate` is open; gives up after 20 s, so that a loop that waits for it fails and does not hang."""
+    """Is done when `gate` is open; gives up after 100 s, so that a loop that waits for it fails and does not hang."""
 
     def __init__(self, gate):
         self.gate = gate
@@ -129,7 +129,7 @@ class SlowCompiler:
         future = Future()
 
         def compile():
-            if self.gate.wait(20):
+            if self.gate.wait(100):
                 future.set_result(Word(grammar.text, ends))
             else:
                 future.set_exception(RequestError("no step ran while the grammar was compiled", "response_format"))

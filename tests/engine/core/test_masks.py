@@ -129,7 +129,7 @@ def loop_over(device, messages, sent):
 
 def ended(device):
     for thread in device.threads:
-        thread.join(20)
+        thread.join(100)
     return not any(thread.is_alive() for thread in device.threads)
 
 

@@ -30,6 +30,7 @@ from kernels.cpu.program import Team
 from kernels.cpu.shm_collective import CollectiveAborted, ShmCollective
 from kernels.fp8 import Fp8Products
 from kernels.step_inputs import STEP_INPUTS
+from tests.tiers import thinned
 
 transformers_logging.disable_progress_bar()
 
@@ -124,6 +125,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                        "use_sliding_window": True, "sliding_window": 8, "qkv_bias": False}),
     "olmoe": ("Olmoe", {"num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 12}),
 }  # fmt: skip
+# Together they have every part of all cases (test_features.py).
+EACH_PART = (
+    *("llama-odd-heads-biases", "llama-own-head-size", "llama-linear", "llama-dynamic", "llama-llama3"),
+    *("llama-yarn-mscale", "llama-yarn-attention", "phi3-long", "gemma2", "olmo2", "granite", "starcoder2"),
+    *("cohere-qk-norm", "glm4", "qwen3-moe", "qwen2-moe"),
+)
 
 
 def spelled(more: dict[str, Any]) -> dict[str, Any]:
@@ -423,9 +430,9 @@ class ThreadWorld:
 
     def all_gather(self, x: Tensor) -> Tensor:
         self.threads.slots[self.rank] = x.clone()
-        self.threads.barrier.wait(60)
+        self.threads.barrier.wait(100)
         result = torch.stack([slot for slot in self.threads.slots if slot is not None])
-        self.threads.barrier.wait(60)
+        self.threads.barrier.wait(100)
         return result
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -477,10 +484,17 @@ def on_ranks() -> Iterator[Callable[..., list[Tensor]]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with the argument `case` runs for each case, one with `kernels` for torch and each compiled variant, one
-    with `compiled` for those alone."""
+    """Parametrize tests by their arguments.
+
+    case       every case
+    part_case  every case; `make test` runs those of EACH_PART
+    kernels    torch and each compiled variant
+    compiled   each compiled variant
+    """
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", list(CASES))
+    if "part_case" in metafunc.fixturenames:
+        metafunc.parametrize("part_case", thinned(CASES, EACH_PART))
     if "kernels" in metafunc.fixturenames:
         metafunc.parametrize("kernels", ["torch", *usable()])
     if "compiled" in metafunc.fixturenames:

@@ -64,6 +64,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralModel", {"num_key_value_heads": 2, "sliding_window": 5}),
     "mistral-classifier": ("MistralForSequenceClassification", {"num_key_value_heads": 2, **THREE}),
 }  # fmt: skip
+# Together they have every part of all cases (test_features.py).
+EACH_PART = ("bert", "xlm-roberta-score", "modernbert-tokens", "gemma3", "gemma2", "qwen2")
 WHOLE = [name for name, (kind, more) in CASES.items() if "ert" in kind or "use_bidirectional_attention" in more]
 
 

@@ -21,10 +21,10 @@ def close(got, want, tolerance=2e-5):
     assert (got - want).abs().max() <= tolerance * scale + 1e-6, (got - want).abs().max() / scale
 
 
-def test_every_architecture_equals_transformers(case, checkpoint, driver, ids):
+def test_every_architecture_equals_transformers(part_case, checkpoint, driver, ids):
     """Run a prompt in two chunks, then single tokens; longer for models whose RoPE changes after 16 positions."""
-    counts = (11, 7, 1, 1) if case in ("llama-dynamic", "phi3-long") else (7, 4, 1, 1)
-    saved, prompt = checkpoint(case), ids(sum(counts))
+    counts = (11, 7, 1, 1) if part_case in ("llama-dynamic", "phi3-long") else (7, 4, 1, 1)
+    saved, prompt = checkpoint(part_case), ids(sum(counts))
     made = driver(saved.path, kernels="triton")
     request = made.add(prompt)
     for count in counts:

@@ -30,9 +30,10 @@ from engine.worker.pooled import PooledRunner
 from engine.worker.table import RequestTable
 from kernels.jit import installed
 from tests.engine.layers.conftest import Threads, ThreadWorld
-from tests.engine.layers.pooled_cases import CASES, save, values
+from tests.engine.layers.pooled_cases import CASES, EACH_PART, save, values
 from tests.engine.layers.test_encoders import Saved, prompt, task_of
 from tests.engine.test_pooling import late, modules
+from tests.tiers import thinned
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="Triton is not installed"),
@@ -145,7 +146,7 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 2e-5) -> Non
     assert (got - want).abs().max() <= tolerance * scale + 1e-6, (got - want).abs().max() / scale
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES, EACH_PART))
 def test_every_architecture_that_pools_equals_transformers(name, saved):
     """Prompts of several lengths in one step, one token among them."""
     checkpoint = saved(name)

@@ -15,7 +15,8 @@ FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_blo
 FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
 
-# Interpreted kernels have no signature: so in a process that does not interpret. Launches are written down, not made.
+# Interpreted kernels have no signature, so another process, which does not interpret, records the launches of all
+# models: one process, because the imports take longer than the steps of a model.
 SCRIPT = """
 import json, random, sys
 from pathlib import Path
@@ -32,15 +33,10 @@ from engine.models.checkpoint import read_checkpoint
 from kernels.tools.aot import TARGETS, signature
 from kernels.jit import recorded
 
-folder, kv_dtype, invariant, weights = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "invariant", sys.argv[4]
-config = config_for(folder, "bfloat16", kv_dtype, invariant=invariant, weights=weights)
-known = {signature(wanted.launch): wanted for wanted in serving_launches(TARGETS["sm_90"], config=config)}
-random_ = random.Random(5)
-runner, form, model = runner_on(torch.device("cpu"), config, products_of((9, 0), invariant=config.invariant))
-reads_sources = model.encoder is not None
+torch.set_num_threads(1)
 
 
-def plan(step):
+def plan(step, form, random_, reads_sources):
     rows = random_.choice([1, 1, 2, 3, 16, 17, 40])
     counts = [random_.choice([1, 1, 2, 15, 16, 17, 33]) for _ in range(rows)]
     new, made = [], []
@@ -58,7 +54,7 @@ def plan(step):
     return StepPlan(step, tuple(new), (), tuple(made))
 
 
-def pooled(plan):
+def pooled(plan, form, random_):
     \"\"\"The same with prompts that are pooled, some of them not complete, some of two segments.\"\"\"
     new = []
     for one in plan.new:
@@ -76,19 +72,66 @@ def pooled(plan):
     return msgspec.structs.replace(plan, new=tuple(new), rows=rows)
 
 
-pools = read_checkpoint(config.model, weights=False).model.pooler is not None
+def check(folder, kv_dtype, invariant, weights):
+    config = config_for(Path(folder), "bfloat16", kv_dtype, invariant=invariant == "invariant", weights=weights)
+    known = {signature(wanted.launch) for wanted in serving_launches(TARGETS["sm_90"], config=config)}
+    random_ = random.Random(5)
+    runner, form, model = runner_on(torch.device("cpu"), config, products_of((9, 0), invariant=config.invariant))
+    pools = read_checkpoint(config.model, weights=False).model.pooler is not None
+    missing, launches = {}, 0
+    with torch.inference_mode():
+        for step in range(60):
+            made = plan(step, form, random_, model.encoder is not None)
+            with recorded() as found:
+                runner.start(pooled(made, form, random_) if pools else made, {})
+            launches += len(found)
+            for launch in found:
+                if signature(launch) not in known:
+                    missing[launch.kernel.fn.__name__] = repr(signature(launch))
+    return {"known": len(known), "launches": launches, "missing": missing}
 
-missing, launches = {}, 0
-with torch.inference_mode():
-    for step in range(60):
-        with recorded() as made:
-            runner.start(pooled(plan(step)) if pools else plan(step), {})
-        launches += len(made)
-        for launch in made:
-            if signature(launch) not in known:
-                missing[launch.kernel.fn.__name__] = repr(signature(launch))
-print(json.dumps({"known": len(known), "launches": launches, "missing": missing}))
+
+for line in sys.stdin:
+    print(json.dumps(check(*json.loads(line))), flush=True)
 """
+
+
+class Checker:
+    """The process of SCRIPT. An error of a model ends it; the next model gets another one."""
+
+    def __init__(self, folder):
+        self._script, self._errors = folder / "script.py", folder / "errors"
+        self._script.write_text(SCRIPT)
+        self._process = None
+
+    def check(self, *arguments):
+        if self._process is None:
+            with self._errors.open("w") as errors:
+                self._process = subprocess.Popen(
+                    [sys.executable, str(self._script)],
+                    **surroundings(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                )
+        print(json.dumps(arguments), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            self.close()
+            pytest.fail(self._errors.read_text())
+        return json.loads(line)
+
+    def close(self):
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+
+@pytest.fixture(scope="module")
+def checker(tmp_path_factory):
+    made = Checker(tmp_path_factory.mktemp("checker"))
+    yield made
+    made.close()
 
 
 MOE = {
@@ -135,17 +178,10 @@ BART |= {"architectures": ["BartForConditionalGeneration"], "d_model": 128, "max
 BART |= {"decoder_start_token_id": 2}
 
 
-def run(*command):
+def surroundings():
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=kept | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return {"cwd": ROOT, "env": kept | {"PYTHONPATH": paths}, "text": True}
 
 
 @pytest.mark.parametrize(
@@ -174,13 +210,10 @@ def run(*command):
     ],
 )
 @pytest.mark.slow
-def test_every_launch_is_compiled_ahead(tmp_path, changed, kv_dtype, invariant, weights):
+def test_every_launch_is_compiled_ahead(checker, tmp_path, changed, kv_dtype, invariant, weights):
     """Compare the launches of many kinds of real steps with those recorded from a few steps on meta tensors."""
-    (tmp_path / "script.py").write_text(SCRIPT)
     folder = config_json(tmp_path / "model", **changed)
-    done = run(str(tmp_path / "script.py"), str(folder), kv_dtype, invariant, weights)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = checker.check(str(folder), kv_dtype, invariant, weights)
     assert found["missing"] == {}
     assert found["known"] > 10 and found["launches"] > 60 * 10
 
@@ -189,7 +222,8 @@ def test_every_launch_is_compiled_ahead(tmp_path, changed, kv_dtype, invariant, 
 def test_the_command_compiles_a_model_from_its_configuration_alone(tmp_path):
     folder = config_json(tmp_path / "model")
     command = ["-m", "engine.worker.precompile", str(folder), "--target", "sm_90", "--check", "--processes", "2"]
-    done = run(*command, "--json", str(tmp_path / "report.json"))
+    command += ["--json", str(tmp_path / "report.json")]
+    done = subprocess.run([sys.executable, *command], **surroundings(), capture_output=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "report.json").read_text())
     names = {row["compiled"]["kernel"] for row in found["kernels"]}

@@ -84,7 +84,7 @@ class Reader:
                     return
 
     def all(self) -> Records:
-        self._thread.join(60)
+        self._thread.join(100)
         assert not self._thread.is_alive()
         return self.records
 

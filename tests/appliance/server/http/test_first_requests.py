@@ -131,7 +131,7 @@ def test_each_engine_gets_first_requests_once_and_again_after_a_restart(gateway:
         task = asyncio.create_task(answer_each(gateway.service, gateway.app.router, failures.append))
 
         async def until(check: Callable[[], bool]) -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(100):
                 while not check():
                     await asyncio.sleep(0.01)
 

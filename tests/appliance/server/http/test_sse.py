@@ -87,7 +87,7 @@ class Client:
 
     async def reads(self, stream: AsyncIterator[bytes], pause_s: float) -> list[bytes]:
         response = EventStream(stream, nullcontext(), pause_s=pause_s)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await response({"type": "http"}, self.receive, self.send)
         return self.bodies
 

@@ -62,7 +62,7 @@ class Written:
         self.log.start()
 
     def records(self) -> list[bytes]:
-        self.log.flushed().result(30)
+        self.log.flushed().result(100)
         return unframed(self.log.path.read_bytes()).records
 
 

@@ -115,7 +115,7 @@ def test_a_compilation_ends_when_the_last_who_waits_has_left(grammars: Grammars)
         while begun._child.poll() is None:
             await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 100))
 
 
 def test_a_long_compilation_keeps_no_other_waiting(grammars: Grammars) -> None:
@@ -133,7 +133,7 @@ def test_a_long_compilation_keeps_no_other_waiting(grammars: Grammars) -> None:
         await asyncio.gather(long, return_exceptions=True)
         return order
 
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == ["a", "b", "c"]
+    assert asyncio.run(asyncio.wait_for(run(), 100)) == ["a", "b", "c"]
 
 
 def nested(depth: int, inside: Any, wrap: Callable[[Any], Any]) -> Any:

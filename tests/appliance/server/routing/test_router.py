@@ -26,7 +26,7 @@ def routed(new_config):
             router.start()
             try:
                 await asyncio.gather(*(engine.client.wait_ready() for engine in router.engines))
-                return await asyncio.wait_for(body(router), 60)
+                return await asyncio.wait_for(body(router), 100)
             finally:
                 await router.stop()
 
@@ -353,7 +353,7 @@ def test_clients_that_leave_free_their_requests_and_the_next_one_is_served(gatew
 
     def impatient():
         with gateway.client.stream("POST", "/test/generate", json={"max_tokens": 9, "stream": True}):
-            leaving.wait(60)
+            leaving.wait(100)
 
     clients = [threading.Thread(target=impatient) for _ in range(50)]
     for client in clients:

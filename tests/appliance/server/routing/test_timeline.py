@@ -120,7 +120,7 @@ def test_a_request_reports_that_its_engine_crashed(start_gateway, engine, eventu
     engine.start()
     eventually("it runs again", lambda: bool(engine.open))
     engine.give(2)
-    sent.join(60)
+    sent.join(100)
     told = gateway.client.get("/v1/requests/chatcmpl-mine/why").json()
     kinds = [event["type"] for event in told["choices"][0]["events"]]
     assert kinds == ["arrived", "placed", "first_token", "interrupted", "placed", "over"]

@@ -157,7 +157,7 @@ async def _until_pings(gateway: Any, count: int) -> str:
         if text.count(b"event: ping") == count:
             enough.set()
 
-    await asyncio.wait_for(gateway.app(scope, receive, send), 60)
+    await asyncio.wait_for(gateway.app(scope, receive, send), 100)
     assert all(generation.closed for generation in gateway.router.generations)
     return text.decode()
 

@@ -89,7 +89,7 @@ class Reader:
         return read_events(whole + end) if end else []
 
     def all(self) -> list[Event]:
-        self._thread.join(60)
+        self._thread.join(100)
         assert not self._thread.is_alive()
         return read_events(self.text)
 

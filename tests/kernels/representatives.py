@@ -1,0 +1,36 @@
+"""Bench cases of the operations that together launch every kernel: `make test` compiles these, `make test-all` all."""
+
+import torch
+
+from kernels.jit import recorded
+from kernels.op import Case, Make, Op
+from kernels.ops import OPS
+from kernels.report import OpLaunch
+from kernels.tools.aot import Target
+
+
+def bench_cases(target: Target) -> list[tuple[Op, Case]]:
+    return [(op, case) for op in OPS for case in op.cases if case.bench and (target.fp8 or case.needs != "fp8")]
+
+
+def representatives(target: Target) -> list[tuple[Op, Case]]:
+    """Return the first bench case of each operation, and every later case with a new kernel."""
+    found: list[tuple[Op, Case]] = []
+    kernels: set[object] = set()
+    for op, case in bench_cases(target):
+        launched = {one.launch.kernel for one in case_launches(op, case)}
+        if op not in [known for known, _ in found] or launched - kernels:
+            found.append((op, case))
+            kernels |= launched
+    return found
+
+
+def case_launches(op: Op, case: Case) -> list[OpLaunch]:
+    with recorded() as launches:
+        op(*op.inputs(Make(torch.device("meta"), torch.bfloat16), **case.sizes))
+    return [OpLaunch(op.name, case.id, one, op.may_spill) for one in launches]
+
+
+def launches(target: Target) -> list[OpLaunch]:
+    """Return the launches of the representatives, for `kernels.report --launches`."""
+    return [one for op, case in representatives(target) for one in case_launches(op, case)]

@@ -1,0 +1,5 @@
+"""Fixtures of plans."""
+
+from tests.appliance.conftest import shared_renderers
+
+__all__ = ["shared_renderers"]
