@@ -52,6 +52,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "appliance": (),
     "appliance.config": ("engine.api",),
+    "appliance.config.sections": ("appliance.config.key",),
     "appliance.config.composition": ("appliance.config", "engine.api"),
     "appliance.hardware": ("kernels.cpu.library",),
     "appliance.output_formats": ("engine.api", "engine.structured.definition", "engine.structured.schema"),

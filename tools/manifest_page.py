@@ -1,4 +1,4 @@
-"""Write docs/manifest.md and docs/manifest.schema.json from the schema in appliance/config/manifest.py."""
+"""Write docs/manifest.md and docs/manifest.schema.json from the keys in appliance/config/sections."""
 
 import sys
 from pathlib import Path

@@ -11,8 +11,8 @@ import msgspec
 
 from appliance.checkpoints.remote import Listing, Policy, Store
 from appliance.config import exits
-from appliance.config.manifest import SecretFile
 from appliance.config.problems import Problem, Refused
+from appliance.config.sections.secrets import SecretFile
 from appliance.config.settings import Settings
 from appliance.config.variables import is_on, value
 from engine.api.files import read_text, real_path

@@ -14,7 +14,7 @@ import yaml
 
 from appliance.checkpoints.digest import Digest, Sha256
 from appliance.config import exits
-from appliance.config.effects import EFFECTS
+from appliance.config.effects import effects
 from appliance.config.problems import Problem, Refused
 from appliance.config.yaml_loader import Place
 from engine.api.files import CONFIG_BYTES, read_file
@@ -159,7 +159,7 @@ def drift(locked: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     for key, new in found.items():
         old = locked.get(key)
         if old != new and not (key in MEASURED and _is_close(old, new)):
-            replies = key in EFFECTS and EFFECTS[key].outputs == "yes"
+            replies = key in effects() and effects()[key].outputs == "yes"
             yield f"{key} is {_short(new)}, locked as {_short(old)}{'; replies may differ' if replies else ''}"
 
 

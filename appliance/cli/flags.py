@@ -2,25 +2,17 @@
 32`.
 
 A flag is equivalent to `--set` with its key: it has the same precedence and the same syntax of values. `--help` shows
-the keys of SHORT, `--help-all` every key by section.
+the keys with a short form, `--help-all` every key by section.
 """
 
 import argparse
 import difflib
 from typing import Any
 
-from appliance.config.keys import Key, find, keys
+from appliance.config.aliases import flat, foreign_keys
+from appliance.config.keys import Key, find, keys, metadata
 from appliance.config.settings import Option
-from appliance.config.suggest import FOREIGN_KEYS, flat, suggest_key
-
-# Key → its other flags. `slipway plan` names the long one, if there is one, as the source.
-SHORT: dict[str, tuple[str, ...]] = {
-    "endpoints.host": ("-H", "--host"),
-    "endpoints.port": ("-p", "--port"),
-    "model.max_context": ("-c",),
-    "parallelism.data": ("-dp",),
-    "parallelism.tensor": ("-tp",),
-}
+from appliance.config.suggest import suggest_key
 
 
 class SetKey(argparse.Action):
@@ -41,6 +33,12 @@ def flagged() -> tuple[Key, ...]:
     """Return the keys with a flag: all values, and the mapping of secrets as a whole, because the operator chooses its
     names."""
     return tuple(key for key in keys().values() if key.kind not in ("section", "layer") and "*" not in key.path)
+
+
+def short_flags(key: Key) -> tuple[str, ...]:
+    """Return the other flags of a key. `slipway plan` names the long one, if there is one, as the source."""
+    declared = metadata().get(key.name)  # the mapping of secrets has none
+    return () if declared is None else declared.flags
 
 
 def flag(key: Key) -> str:
@@ -73,17 +71,18 @@ def add_flags(command: argparse.ArgumentParser, *, every: bool) -> None:
         if above not in sections:
             section = keys()[above]
             sections[above] = command.add_argument_group(section.name, section.text) if every else command
+        short = short_flags(key)
         default = key.default_text() if key.required else f"default {key.default_text()}"
         text = f"{key.text} [{key.allowed}; {default}]"
         sections[above].add_argument(
-            *SHORT.get(key.name, ()),
+            *short,
             flag(key),
             dest="options",
             default=(),
             action=SetKey,
             const=key.name,
             metavar=key.path[-1].upper(),
-            help=text.replace("%", "%%") if every or key.name in SHORT else argparse.SUPPRESS,
+            help=text.replace("%", "%%") if every or short else argparse.SUPPRESS,
         )
 
 
@@ -97,7 +96,7 @@ def suggest_flag(word: str, others: set[str]) -> str:
         return f"it is a section. Use flags such as {flag(below)}, or --set {above.name}={{…}}"
     name = flat("".join(path))
     meant = [key for key in flagged() if name in (flat("".join(key.path)), flat(key.path[-1]))]
-    if not meant and (foreign := FOREIGN_KEYS.get(name)):
+    if not meant and (foreign := foreign_keys().get(name)):
         meant = [key for key in flagged() if key.name == foreign]
     if not meant and (close := difflib.get_close_matches(word, others, 1, 0.6)):
         return f"did you mean {close[0]}?"

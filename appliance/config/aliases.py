@@ -1,11 +1,19 @@
-"""Names that other servers use for keys of this manifest, in lower case and without separators.
+"""Names that other servers use for keys of this manifest.
 
-Sources: the command-line references of vLLM, text-generation-inference, SGLang and llama.cpp's server, the environment
-variables of NVIDIA NIM, the options of DJL Serving and Ollama, and the fields of KServe's InferenceService.
+Most are declared with their key (config/key.py). Sources: the command-line references of vLLM,
+text-generation-inference, SGLang and llama.cpp's server, the environment variables of NVIDIA NIM, the options of DJL
+Serving and Ollama, and the fields of KServe's InferenceService.
 """
 
-LAYERS = {
-    # Kustomize, Helm, Docker Compose; configuration files of editors and linters
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from appliance.config.keys import metadata
+
+# Names of sections and of keys that compose files, in lower case and without separators. The latter are words of
+# Kustomize, Helm, Docker Compose and configuration files of editors and linters.
+_SECTIONS = {
     "base": "extends",
     "bases": "extends",
     "import": "extends",
@@ -20,66 +28,35 @@ LAYERS = {
     "params": "variables",
     "parameters": "variables",
     "vars": "variables",
+    "logging": "observability",
+    "logs": "observability",
+    "server": "endpoints",
+    "storageuri": "model.source",  # KServe
 }
+# Names without a counterpart: parts of Kubernetes objects, enforce_eager of vLLM (Slipway captures CUDA graphs if they
+# are exact), and rolling_batch of DJL Serving.
+_WITHOUT_COUNTERPART = ("kind", "metadata", "enforceeager", "rollingbatch")
 
-OTHER_SERVERS = {
-    # vLLM
-    "enforceeager": "",  # Slipway captures CUDA graphs if they are exact
-    "enablelogrequests": "observability.log_requests",
-    "alloworigins": "endpoints.cors_origins",
-    "allowedorigins": "endpoints.cors_origins",
-    "toolcallparser": "model.format",
-    "reasoningparser": "model.format",
-    "toolparser": "model.format",
-    # text-generation-inference
-    "corsalloworigin": "endpoints.cors_origins",
-    "cudamemoryfraction": "hardware.memory_share",
-    "hostname": "endpoints.host",
-    "maxbatchprefilltokens": "engine.scheduling.max_step_tokens",
-    "maxbestof": "limits.max_choices",
-    "maxconcurrentrequests": "engine.scheduling.max_running",
-    "maxstopsequences": "limits.max_stop",
-    "maxtotaltokens": "model.max_context",
-    "modelid": "model.source.huggingface.repo",
-    "payloadlimit": "limits.max_body",
-    # SGLang
-    "chunkedprefillsize": "engine.scheduling.max_step_tokens",
-    "contextlen": "model.max_context",
-    "maxqueuedrequests": "limits.max_waiting",
-    "maxrunningrequests": "engine.scheduling.max_running",
-    "memfractionstatic": "hardware.memory_share",
-    "pagesize": "engine.cache.block_tokens",
-    "schedulepolicy": "engine.scheduling.policy",
-    "dpsize": "parallelism.data",
-    # DJL Serving (Large Model Inference containers)
-    "tensorparalleldegree": "parallelism.tensor",
-    "maxrollingbatchsize": "engine.scheduling.max_running",
-    "maxrollingbatchprefilltokens": "engine.scheduling.max_step_tokens",
-    "rollingbatch": "",
-    # Ollama
-    "numctx": "model.max_context",
-    "numthread": "hardware.threads",
-    "numparallel": "engine.scheduling.max_running",
-    # llama.cpp
-    "alias": "model.names",
-    "cachetypek": "quantization.kv_cache",
-    "cachetypev": "quantization.kv_cache",
-    "chattemplatefile": "model.chat_template",
-    "reasoningformat": "model.format",
-    "nbatch": "engine.scheduling.max_step_tokens",
-    "nctx": "model.max_context",
-    "nparallel": "engine.scheduling.max_running",
-    # NVIDIA NIM
-    "nimkvcachepercent": "hardware.memory_share",
-    "nimloglevel": "observability.log_level",
-    "nimmaxmodellen": "model.max_context",
-    "nimmodelname": "model.source.path",
-    "nimmodelpath": "model.source.path",
-    "nimservedmodelname": "model.names",
-    "nimserverport": "endpoints.port",
-    # KServe
-    "containerconcurrency": "engine.scheduling.max_running",
-    "minreplicas": "parallelism.data",
-    "maxreplicas": "parallelism.data",
-    "storageuri": "model.source",
-}
+
+def flat(name: str) -> str:
+    """Normalise a name: maxRunning, max-running and max_running are equal."""
+    return re.sub(r"[-_ ]", "", name).lower()
+
+
+@cache
+def foreign_keys() -> dict[str, str]:
+    """Return the key here by each normalised name of another server, "" for a name without a counterpart."""
+    found = {flat(word): key for key, declared in metadata().items() for word in _words(declared.aliases.values())}
+    return {**dict.fromkeys(_WITHOUT_COUNTERPART, ""), **_SECTIONS, **found}
+
+
+def _words(names: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    for words in names:
+        yield from words
+
+
+def other_names(key: str) -> str:
+    """Return the names of a key in other servers as text, such as `max_num_seqs (vLLM), num_parallel (Ollama)`."""
+    declared = metadata().get(key)
+    named = () if declared is None else declared.aliases.items()
+    return ", ".join(f"{word} ({server})" for server, words in named if server != "synonyms" for word in words)

@@ -1,6 +1,6 @@
 """Text for the effect of a key: short for tables, sentences for `slipway explain`."""
 
-from appliance.config.effects import Effect
+from appliance.config.key import Effect
 
 _RESTART = {
     "none": ("nothing", "No program restarts."),

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from appliance.config.aliases import flat
 from appliance.config.fix import Hint, Move, Write
-from appliance.config.suggest import flat, scalar
+from appliance.config.suggest import scalar
 from engine.api.files import is_path
 
 MOST_SHOWN = 5

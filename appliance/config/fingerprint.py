@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from appliance.config.effects import EFFECTS, Effect
+from appliance.config.effects import effects
+from appliance.config.key import Effect
 
 
 class Unhashable(TypeError):
@@ -30,7 +31,7 @@ def graphs(effect: Effect) -> bool:
 
 def keys_with(what: Any) -> tuple[str, ...]:
     """Return the keys whose effect satisfies `what`: `outputs` or `graphs`."""
-    return tuple(key for key, effect in EFFECTS.items() if what(effect))
+    return tuple(key for key, effect in effects().items() if what(effect))
 
 
 def outputs_hash(values: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from appliance.config.key import Metadata, declared
 from appliance.config.manifest import API_VERSION
 from appliance.config.manifest_file import ManifestFile
 
@@ -95,6 +96,18 @@ def _item(value: Any) -> str:
 def schema() -> Json:
     """Return the JSON Schema of a manifest file (validation mode)."""
     return ManifestFile.model_json_schema(mode="validation")
+
+
+@cache
+def metadata() -> dict[str, Metadata]:
+    """Return the metadata of every declared key by name (Key.name): all leaves and the keys that compose files."""
+    return {".".join(path): one for path, one in declared(ManifestFile)}
+
+
+@cache
+def path_keys() -> tuple[tuple[str, ...], ...]:
+    """Return the keys that name a file or folder. Secrets may name files, too."""
+    return tuple(path for path, one in declared(ManifestFile) if one.is_path)
 
 
 @cache

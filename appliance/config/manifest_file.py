@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from appliance.config.manifest import SIZES, Hardware, Manifest, Section
+from appliance.config.key import NO_EFFECT, declare
+from appliance.config.manifest import Manifest
+from appliance.config.sections.hardware import Hardware
+from appliance.config.sections.values import SIZES, Section
 
 
 def _range(quantity: str, form: str, bare: str = "") -> tuple[Any, Any]:
@@ -32,34 +35,37 @@ OverlayName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 VariableName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
+_EXAMPLE = {"name": "h200", "match": {"gpu": "H200"}, "set": {"engine": {"scheduling": {"max_running": 512}}}}
+
+
 class Match(Section):
     device: Literal["any", "cpu", "cuda"] = "any"
     """Value of hardware.device; auto matches cuda if there is a GPU."""
-    gpu: Annotated[str, Field(min_length=1)] = "any"
+    gpu: str = Field("any", min_length=1, examples=["H200"])
     """Part of the name of every GPU, such as H200; case-insensitive."""
-    count: CountRange = "any"
+    count: CountRange = Field("any", examples=[2, ">=2"])
     """Number of GPUs."""
-    memory: SizeRange = "any"
+    memory: SizeRange = Field("any", examples=[">=75GB"])
     """Memory of every GPU. A GPU with 80 GB has slightly less than 80GiB: write ">=80GB"."""
-    compute_capability: VersionRange = "any"
+    compute_capability: VersionRange = Field("any", examples=[">=9.0"])
     """Compute capability of every GPU."""
     kernels: Literal["any", "base", "neon", "avx2", "avxvnni", "avx512", "amx"] = "any"
     """Compiled kernels that the CPU can run."""
-    cores: CountRange = "any"
+    cores: CountRange = Field("any", examples=[">=16"])
     """CPU cores that affinity and cgroups permit."""
 
 
 class Profile(Section):
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", examples=["h200"])
     """Name of the profile in `slipway plan`."""
     match: Match
     """Required properties of the machine. All keys must match; {} matches every machine."""
-    set: dict[str, Any]
+    set: dict[str, Any] = Field(examples=[{"model": {"max_context": 32768}}])
     """Manifest keys for such a machine, except extends, overlays, variables and hardware.profiles."""
 
 
 class Profiled(Section):
-    profiles: Annotated[tuple[Profile, ...], Field(strict=False)] = ()
+    profiles: tuple[Profile, ...] = declare((), effect=NO_EFFECT, example=[_EXAMPLE], strict=False)
     """Values that depend on the machine, from the first profile that matches. They override only the defaults."""
 
 
@@ -70,13 +76,19 @@ class HardwareFile(Profiled, Hardware):
 class ManifestFile(Manifest):
     """Content of a file: a manifest and its composition."""
 
+    # Composition keys take effect through the keys that they set: compare the resolved values of those.
+
     hardware: HardwareFile = HardwareFile()
     """Device, and the share of it that the service uses."""
-    extends: str | Annotated[tuple[str, ...], Field(strict=False)] = ()
+    extends: str | Annotated[tuple[str, ...], Field(strict=False)] = declare(
+        (), effect=NO_EFFECT, example="parts/service.yaml"
+    )
     """Manifest that this one extends, or a list: later ones override earlier ones, and this file overrides all.
     Relative paths start at this file's folder."""
-    overlays: dict[OverlayName, dict[str, Any]] = {}
+    overlays: dict[OverlayName, dict[str, Any]] = declare(
+        {}, effect=NO_EFFECT, example={"dev": {"observability": {"log_level": "debug"}}}
+    )
     """Manifest keys by the name of an environment, such as dev; `--overlay dev` or SLIPWAY_OVERLAY=dev applies them
     over the file."""
-    variables: dict[VariableName, str | int | float | bool] = {}
+    variables: dict[VariableName, str | int | float | bool] = Field({}, examples=[{"context": 8192}])
     """Values for `${var.name}` in strings of the manifest."""

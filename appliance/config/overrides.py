@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as File
 
+from appliance.config.aliases import flat
 from appliance.config.deprecated import current
 from appliance.config.keys import children, find, leaves
 from appliance.config.merge import merged
 from appliance.config.problems import unknown_key
-from appliance.config.suggest import flat, suggest_key
+from appliance.config.suggest import suggest_key
 from appliance.config.yaml_loader import Fault, Place, Tree, read_value
 
 PREFIX = "SLIPWAY__"

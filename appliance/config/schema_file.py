@@ -4,6 +4,7 @@ import copy
 import json
 from typing import Any
 
+from appliance.config.aliases import other_names
 from appliance.config.effects import effect
 from appliance.config.effects_format import in_short
 from appliance.config.keys import PROFILES, Key, keys, schema, spell
@@ -92,7 +93,7 @@ def manifest_page() -> str:
         below = [other for other in keys().values() if other.path[:-1] == key.path and other.kind == "value"]
         lines += [f"## `{key.name}`", "", key.text, ""]
         lines += [*_table(below), ""] if below else []
-    lines += [VARIABLES_HEAD, *variables_table()]
+    lines += [VARIABLES_HEAD, *variables_table(), "", NAMES_HEAD, *_names_table()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -103,6 +104,11 @@ def _table(rows: list[Key]) -> list[str]:
         f"{_cell(_change(row))} | {_cell(row.text)} |"
         for row in rows
     ]
+
+
+def _names_table() -> list[str]:
+    named = [(key.name, names) for key in keys().values() if (names := other_names(key.name))]
+    return ["| key | names |", "|---|---|", *(f"| `{key}` | {_cell(names)} |" for key, names in named)]
 
 
 def _change(key: Key) -> str:
@@ -120,7 +126,7 @@ def _cell(text: str) -> str:
 PAGE_HEAD = """\
 # The manifest
 
-<!-- made by tools/manifest_page.py from appliance/config/manifest.py; a test keeps it so -->
+<!-- made by tools/manifest_page.py from appliance/config/sections; a test keeps it so -->
 
 Write one YAML file for each service. This is the smallest one:
 
@@ -216,4 +222,11 @@ VARIABLES_HEAD = """\
 
 `SLIPWAY__SECTION__KEY` sets a key: `SLIPWAY__ENDPOINTS__PORT=9000`. In addition to these and to the variables named in
 `secrets`, Slipway reads:
+"""
+
+NAMES_HEAD = """\
+## Names in other servers
+
+Slipway reads none of these names. `slipway check` suggests the key for such a name in a manifest, `--fix` renames it,
+and `slipway explain NAME` explains the key.
 """

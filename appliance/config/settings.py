@@ -23,7 +23,7 @@ from appliance.config.composition.variables import resolve
 from appliance.config.deprecated import rename
 from appliance.config.document import is_clear_text
 from appliance.config.fix import Hint
-from appliance.config.keys import Key
+from appliance.config.keys import Key, path_keys
 from appliance.config.manifest import Manifest
 from appliance.config.merge import at, merged, without
 from appliance.config.overrides import Given as Given
@@ -35,17 +35,6 @@ from appliance.config.problems import Problem, Refused, from_fault, from_validat
 from appliance.config.versions import Older, in_older_words
 from appliance.config.yaml_loader import Path, Place, Tree, dotted
 from engine.api.files import is_path, real_path
-
-# Keys that name a file or folder; secrets may also name files.
-PATHS = (
-    ("model", "source", "path"),
-    ("model", "download", "cache"),
-    ("model", "chat_template"),
-    ("engine", "record"),
-    ("lifecycle", "journal", "folder"),
-    ("lifecycle", "crash_bundles", "folder"),
-)
-TLS_PATHS = (("endpoints", "tls", "certificate"), ("endpoints", "tls", "key"))
 
 
 @dataclass(frozen=True)
@@ -103,7 +92,7 @@ class Settings:
     def paths(self) -> dict[tuple[str, ...], str]:
         """Return every value that names a file or folder, in the form of from_manifest."""
         named = (("secrets", name, "file") for name in self.manifest.secrets)
-        return {path: self.from_manifest(path) for path in (*PATHS, *named) if at(self.tree, path) is not None}
+        return {path: self.from_manifest(path) for path in (*path_keys(), *named) if at(self.tree, path) is not None}
 
 
 def environment() -> dict[str, str]:
@@ -179,7 +168,7 @@ def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
 def _no_paths(manifest: Manifest | None, tree: Tree, file: File) -> Iterator[Problem]:
     """Yield a problem for each path that no file system accepts."""
     named = [("secrets", name, "file") for name in manifest.secrets] if manifest else []
-    for path in (*PATHS, *TLS_PATHS, *named):
+    for path in (*path_keys(), *named):
         text = at(tree, path)
         if isinstance(text, str) and not is_path(real_path(file).parent / text):
             place = tree.values.get(path, Place(str(file)))

@@ -7,63 +7,13 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from appliance.config.aliases import LAYERS, OTHER_SERVERS
+from appliance.config.aliases import flat, foreign_keys
 from appliance.config.document import is_hidden
 from appliance.config.fix import Hint, Move, Remove, RepairYaml, Write
 from appliance.config.keys import PROFILES, Key, children, find, keys, takes
 from appliance.config.scalar import read_plain
 from appliance.config.yaml_loader import Path, Place, Tree, read_value
 
-# Names that other servers, or other parts of this manifest, use → the key here.
-FOREIGN_KEYS = {
-    "kind": "",
-    "metadata": "",
-    "address": "endpoints.host",
-    "apikey": "endpoints.api_keys",
-    "auth": "endpoints.api_keys",
-    "batchsize": "engine.scheduling.max_running",
-    "bind": "endpoints.host",
-    "blocksize": "engine.cache.block_tokens",
-    "contextlength": "model.max_context",
-    "corsallowedorigins": "endpoints.cors_origins",
-    "ctxsize": "model.max_context",
-    "dataparallelsize": "parallelism.data",
-    "enableprefixcaching": "engine.cache.prefix",
-    "gpumemoryutilization": "hardware.memory_share",
-    "gracefulshutdown": "lifecycle.drain",
-    "kvcachedtype": "quantization.kv_cache",
-    "kvcachespace": "hardware.kv_cache_memory",
-    "listen": "endpoints.host",
-    "loglevel": "observability.log_level",
-    "logging": "observability",
-    "logs": "observability",
-    "maxbatchsize": "engine.scheduling.max_running",
-    "maxconcurrency": "engine.scheduling.max_running",
-    "maxmodellen": "model.max_context",
-    "maxnumbatchedtokens": "engine.scheduling.max_step_tokens",
-    "maxnumqueuedreqs": "limits.max_waiting",
-    "maxnumqueuedtokens": "limits.max_waiting_tokens",
-    "maxnumseqs": "engine.scheduling.max_running",
-    "maxqueue": "limits.max_waiting",
-    "hfmodelid": "model.source.huggingface.repo",
-    "modelid": "model.source.huggingface.repo",
-    "modelpath": "model.source.path",
-    "name": "model.names",
-    "nthreads": "hardware.threads",
-    "prefixcaching": "engine.cache.prefix",
-    "replicas": "parallelism.data",
-    "schedulingpolicy": "engine.scheduling.policy",
-    "server": "endpoints",
-    "numshard": "parallelism.tensor",
-    "servedmodelname": "model.names",
-    "servednames": "model.names",
-    "shutdowntimeout": "lifecycle.drain",
-    "repository": "model.source.huggingface.repo",
-    "tensorparallelsize": "parallelism.tensor",
-    "startuptimeout": "health.startup_budget",
-    "utilization": "hardware.memory_share",
-    "workers": "parallelism.data",
-} | {**OTHER_SERVERS, **LAYERS}
 FOREIGN_WORDS = {
     "gpu": "cuda",
     "nvidia": "cuda",
@@ -102,11 +52,6 @@ _NAMING = ("endpoints.port",)
 LEAVE_OUT = "leave it out"
 
 
-def flat(name: str) -> str:
-    """Normalise a name: maxRunning, max-running and max_running are equal."""
-    return re.sub(r"[-_ ]", "", name).lower()
-
-
 @cache
 def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
     """Return a hint for an unknown key, and the keys it may stand for.
@@ -123,7 +68,7 @@ def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
         return _in_profile(above, name)
     if elsewhere := _by_word().get(word):
         return f"it belongs to {' or '.join(_section(key) for key in elsewhere)}", tuple(k.path for k in elsewhere)
-    if (target := FOREIGN_KEYS.get(word)) is not None:
+    if (target := foreign_keys().get(word)) is not None:
         if not target:
             return LEAVE_OUT, ()
         return f"the name here is {target}", (tuple(target.split(".")),)
@@ -169,7 +114,7 @@ def hint_for_key(path: Path, tree: Tree) -> Hint:
         value = value[part]
     if (key := find(target)) is None or "secrets" in path:
         return Hint(text, Move(target))
-    certain = flat(str(path[-1])) in (flat(key.path[-1]), *FOREIGN_KEYS) or _alone(str(path[-1]), path[:-1])
+    certain = flat(str(path[-1])) in (flat(key.path[-1]), *foreign_keys()) or _alone(str(path[-1]), path[:-1])
     if key.kind in ("section", "map"):
         return Hint(text, Move(target) if isinstance(value, dict) else None, certain)
     if takes(key.path, value):

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from appliance.config.manifest import Sampling
 from appliance.config.problems import Problem, unread
+from appliance.config.sections.engine import Sampling
 from appliance.config.settings import Settings
 from engine.api.errors import CheckpointError
 from engine.api.files import read_text

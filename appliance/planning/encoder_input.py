@@ -15,11 +15,10 @@ def encoder_limits(checkpoint: Checkpoint, max_context: int, engine: EngineConfi
     model = checkpoint.model
     if model.encoder is None:
         return None
-    slots = min(engine.max_running, engine.max_step_tokens)
     decoder_start_ids = checkpoint.begin_ids
     return EncoderLimits(
         max_input=min(
-            model.max_encoder_input, engine.max_step_tokens - slots, max_context - len(decoder_start_ids) - 1
+            model.max_encoder_input, engine.max_step_tokens - engine.slots, max_context - len(decoder_start_ids) - 1
         ),
         reply=model.max_context - model.max_encoder_input,
         decoder_start_ids=decoder_start_ids,

@@ -10,8 +10,8 @@ import socket
 from collections.abc import Iterator, Mapping
 
 from appliance.config.gateway import Tls
-from appliance.config.manifest import SecretFile
 from appliance.config.problems import Problem, unread
+from appliance.config.sections.secrets import SecretFile
 from appliance.config.settings import Settings
 from appliance.security.keys import parse_keys
 from engine.api.errors import ConfigError

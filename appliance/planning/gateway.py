@@ -1,16 +1,19 @@
 """Build the resolved GatewayConfig from the manifest and the checkpoint."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from appliance.config.gateway import ConnectionLimits, EncoderLimits, GatewayConfig, SamplingDefaults, SecretRef, Tls
-from appliance.config.manifest import Manifest, SecretFile
+from appliance.config.manifest import Manifest
+from appliance.config.sections.secrets import SecretFile
 from appliance.config.settings import Settings
 from appliance.config.version import __version__
 from appliance.planning.choice import Choice, refuse
 from appliance.planning.output_format import model_type
 from appliance.planning.pooled import pooled_model, tasks_of
+from appliance.planning.targets import passed_on
 from engine.models.checkpoint import Checkpoint
 
 JOURNAL = "requests.journal"
@@ -51,27 +54,25 @@ def gateway_config(
     settings: Settings,
     checkpoint: Checkpoint,
     *,
+    choices: Mapping[str, Choice[Any]],
     names: tuple[str, ...],
-    max_context: int,
     encoder: EncoderLimits | None,
     sampling: SamplingDefaults,
     sha256: str,
     outputs_sha256: str,
-    drain_s: float,
-    linger_s: float,
 ) -> GatewayConfig:
-    """Return the gateway's configuration without its engines, which the launcher adds. Raise Refused."""
+    """Return the gateway's configuration without its engines, which the launcher adds. Raise Refused.
+
+    `choices` are the resolved values by key.
+    """
     _check_limits(settings)
     manifest = settings.manifest
-    endpoints, limits, observability = manifest.endpoints, manifest.limits, manifest.observability
-    template = manifest.model.chat_template
+    template, api_keys = manifest.model.chat_template, manifest.endpoints.api_keys
     return GatewayConfig(
-        host=endpoints.host,
-        port=endpoints.port,
+        **passed_on(manifest, "gateway", choices),
         names=names,
         model=str(checkpoint.path),
         engines=(),
-        max_context=max_context,
         vocab_size=checkpoint.model.embed.vocab,
         eos_token_ids=_end_tokens(manifest, checkpoint),
         tasks=tasks_of(checkpoint),
@@ -80,67 +81,16 @@ def gateway_config(
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,
         model_type=model_type(checkpoint),
-        api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
+        api_keys=None if api_keys is None else _secret(settings, api_keys),
         tls=_tls(settings),
-        compat=endpoints.compat,
-        unknown_fields=endpoints.unknown_fields,
-        invocations_without_key=endpoints.invocations_without_key,
-        cors_origins=endpoints.cors_origins,
-        keep_alive_s=endpoints.keep_alive,
-        stream_keep_alive_s=endpoints.stream_keep_alive,
-        connections=_connections(manifest),
-        trust_request_chat_template=endpoints.trust_request_chat_template,
-        docs=endpoints.docs,
-        page=endpoints.page,
-        policy=manifest.engine.scheduling.policy,
-        max_waiting=limits.max_waiting,
-        max_waiting_tokens=limits.max_waiting_tokens,
-        max_body_bytes=limits.max_body,
-        max_output_tokens=limits.max_output_tokens,
-        max_choices=limits.max_choices,
-        max_prompts=limits.max_prompts,
-        max_logprobs=limits.max_logprobs,
-        max_stop=limits.max_stop,
-        key_requests_per_minute=limits.per_key.requests_per_minute,
-        key_tokens_per_minute=limits.per_key.tokens_per_minute,
-        grammar_bytes=limits.grammar_size,
-        grammar_time_s=limits.grammar_time,
-        grammar_memory_bytes=limits.grammar_memory,
+        connections=ConnectionLimits(**passed_on(manifest, "gateway.connections")),
         sampling=sampling,
-        drain_s=drain_s,
-        drain_linger_s=linger_s,
-        hold_s=manifest.lifecycle.restart.hold,
         journal=_journal(settings),
-        journal_keep_s=manifest.lifecycle.journal.keep,
-        journal_bytes=manifest.lifecycle.journal.size,
-        linger_s=manifest.lifecycle.journal.linger,
         chaos=manifest.lifecycle.chaos == "allowed",
         responses=_responses(settings),
-        responses_keep_s=endpoints.responses.keep,
-        responses_bytes=endpoints.responses.size,
-        responses_count=endpoints.responses.count,
-        log_level=observability.log_level,
-        log_format=observability.log_format,
-        log_requests=observability.log_requests,
-        log_outputs=observability.log_outputs,
-        vllm_metrics=observability.vllm_metrics,
-        timelines=observability.stories,
         version=__version__,
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
-    )
-
-
-def _connections(manifest: Manifest) -> ConnectionLimits:
-    given = manifest.endpoints.connections
-    return ConnectionLimits(
-        max=given.max,
-        max_idle=given.max_idle,
-        max_per_address=given.max_per_address,
-        max_head_bytes=given.max_head,
-        max_headers=given.max_headers,
-        head_timeout_s=given.head_timeout,
-        body_timeout_s=given.body_timeout,
     )
 
 

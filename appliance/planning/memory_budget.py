@@ -23,7 +23,7 @@ from appliance.planning.workspace import (
     tables,
     workspace,
 )
-from engine.api.config import Device, graph_ladder
+from engine.api.config import MAX_RUNNING, Device, graph_ladder
 from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.models.checkpoint import Checkpoint
@@ -41,7 +41,6 @@ from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
-MAX_RUNNING = 256
 SELF_TEST = "KV blocks of golden prompts (blocks × block)"
 LOGITS_PART = 8  # auto lowers max_running until the logits take at most 1 / LOGITS_PART of the usable memory
 

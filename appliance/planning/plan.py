@@ -38,6 +38,7 @@ from appliance.planning.pooled import choices as pooled_choices
 from appliance.planning.precision import matmul_precision
 from appliance.planning.self_test import self_test, tolerance
 from appliance.planning.shutdown import shutdown_timing
+from appliance.planning.targets import passed_on
 from appliance.planning.weight_format import other_than_auto, weight_format
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
@@ -108,39 +109,6 @@ def plan(
     check_pieces(settings, max_context.value)
     sha256 = fingerprint(settings)
     group_size, head = other_than_auto(view, checkpoint)
-    config = EngineConfig(
-        model=str(checkpoint.path),
-        device=view.device,
-        dtype=view.dtype,
-        kv_dtype=view.kv_cache,
-        kv_bytes=memory.cache,
-        kv_measured=view.device == "cuda" and memory.cache > 0 and manifest.hardware.kv_cache_memory == "auto",
-        weight_bytes=memory.weights,
-        workspace_bytes=memory.workspace,
-        max_context=max_context.value,
-        block_tokens=view.block_tokens,
-        max_running=budget.running.value,
-        max_step_tokens=budget.step.value,
-        policy=manifest.engine.scheduling.policy,
-        prefix_cache=manifest.engine.cache.prefix and checkpoint.model.encoder is None,
-        overlap=manifest.engine.scheduling.overlap,
-        threads=places.threads.value,
-        tensor=view.tensor,
-        kernels=view.kernels,
-        invariant=invariant,
-        matmul_precision=matmul_precision(settings, view.kernels, view.dtype, invariant),
-        graph_sizes=budget.graph_sizes,
-        graph_bytes=memory.graphs,
-        planned=planned_parts(memory),
-        weights=view.weights,
-        weight_group=group_size,
-        head=head,
-        weight_cache=_weight_cache(settings, view),
-        record_bytes=manifest.engine.record_size,
-        trust_remote_code=manifest.model.trust_remote_code,
-        self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
-        task=resolved_task(manifest, checkpoint),
-    )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = shutdown_timing(settings)
     origin = origin or Facts(checkpoint.path, checkpoint.path, "")
@@ -167,6 +135,25 @@ def plan(
         "lifecycle.linger": linger,
         **sampling_choices,
     }
+    config = EngineConfig(
+        **passed_on(manifest, "engine", choices),
+        model=str(checkpoint.path),
+        kv_bytes=memory.cache,
+        kv_measured=view.device == "cuda" and memory.cache > 0 and manifest.hardware.kv_cache_memory == "auto",
+        weight_bytes=memory.weights,
+        workspace_bytes=memory.workspace,
+        invariant=invariant,
+        matmul_precision=matmul_precision(settings, view.kernels, view.dtype, invariant),
+        graph_sizes=budget.graph_sizes,
+        graph_bytes=memory.graphs,
+        planned=planned_parts(memory),
+        weights=view.weights,
+        weight_group=group_size,
+        head=head,
+        weight_cache=_weight_cache(settings, view),
+        self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
+        task=resolved_task(manifest, checkpoint),
+    )
     effective = _effective(settings, choices)
     return Plan(
         manifest=manifest,
@@ -177,14 +164,12 @@ def plan(
         gateway=gateway_config(
             settings,
             checkpoint,
+            choices=choices,
             names=names,
-            max_context=max_context.value,
             encoder=encoder_limits(checkpoint, max_context.value, config),
             sampling=sampling,
             sha256=sha256,
             outputs_sha256=outputs_hash(resolved_values(effective)),
-            drain_s=drain.value,
-            linger_s=linger.value,
         ),
         memory=memory,
         estimate=estimate(

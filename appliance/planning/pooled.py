@@ -9,6 +9,7 @@ from appliance.config.gateway import LateReading, PooledModel, Task
 from appliance.config.manifest import Manifest
 from appliance.config.settings import Settings
 from appliance.planning.choice import Choice, refuse
+from appliance.planning.targets import passed_on
 from engine.api.config import TaskConfig
 from engine.models.checkpoint import Checkpoint
 from engine.models.modules import LateInteraction
@@ -29,15 +30,11 @@ def resolved_task(manifest: Manifest, checkpoint: Checkpoint) -> TaskConfig:
 
 
 def task_config(manifest: Manifest) -> TaskConfig:
-    pooling = manifest.model.pooling
-    first, second = pooling.score_tokens
+    normalize = manifest.model.pooling.normalize
     return TaskConfig(
+        **passed_on(manifest, "engine.task"),
         task=manifest.model.task,
-        pool=pooling.pool,
-        normalize=None if pooling.normalize == "auto" else pooling.normalize,
-        dimensions=pooling.dimensions,
-        score_tokens=(first, second),
-        text_only=manifest.model.text_only,
+        normalize=None if normalize == "auto" else normalize,
     )
 
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from appliance.config.composition.profiles import Profile
-from appliance.config.manifest import SIZES
 from appliance.config.manifest_file import Match
+from appliance.config.sections.values import SIZES
 from appliance.hardware.machine import Gpu, Machine
 from appliance.planning.memory import spell_bytes
 

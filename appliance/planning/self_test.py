@@ -4,6 +4,7 @@ from appliance.config.keys import spell
 from appliance.config.manifest import Manifest
 from appliance.config.version import __version__
 from appliance.planning.choice import Choice
+from appliance.planning.targets import passed_on
 from engine.api.config import EngineConfig, SelfTest
 from engine.api.golden import BANDS, Arithmetic, Recorded
 
@@ -15,10 +16,8 @@ def self_test(manifest: Manifest, golden: Recorded | None, *, pools: bool) -> Se
     """
     wanted = manifest.lifecycle.self_test
     return SelfTest(
+        **passed_on(manifest, "engine.self_test"),
         prompts=0 if pools else wanted.prompts,
-        at_start=wanted.at_start,
-        every_s=wanted.every,
-        budget_s=wanted.budget,
         tolerance=None if wanted.tolerance == "auto" else wanted.tolerance,
         locked=golden if wanted.prompts and not pools else None,
         refuses=manifest.model.lock != "warn",

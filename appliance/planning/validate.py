@@ -22,9 +22,9 @@ from appliance.config.composition.profiles import Profile
 from appliance.config.document import is_secret, masked, without_password
 from appliance.config.files import suggest_checkpoint, suggest_file
 from appliance.config.fix import Hint, Write
-from appliance.config.manifest import SecretFile
 from appliance.config.merge import at
 from appliance.config.problems import Problem, Refused, unread
+from appliance.config.sections.secrets import SecretFile
 from appliance.config.settings import Given, Settings, load, unvalidated
 from appliance.config.suggest import suggest_name
 from appliance.config.versions import in_older_words

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.planning.derivation import Step, number, product
+from engine.api.config import num_slots
 from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.models.parts import (
     MLP,
@@ -62,7 +63,7 @@ class StepSize:
 
     @property
     def slots(self) -> int:
-        return min(self.rows, self.tokens)
+        return num_slots(self.rows, self.tokens)
 
 
 def workspace(

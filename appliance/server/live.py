@@ -6,7 +6,7 @@ Requests read `service.config` when they arrive, so most keys apply to the next 
 import asyncio
 
 from appliance.config.gateway import GatewayConfig
-from appliance.config.live_keys import FIELDS, FOLLOW
+from appliance.config.live_keys import FOLLOW, live_fields
 from appliance.observability.log import RequestLog, set_level
 from appliance.security.certificate import read_certificate
 from appliance.security.keys import read_keys
@@ -28,7 +28,7 @@ async def apply(service: Service, new: GatewayConfig) -> int:
     It applies at once to all further requests. The files of API keys and of the chat template are read again. Raise
     EngineError; nothing has changed in that case.
     """
-    may = {field.partition(".")[0] for fields in FIELDS.values() for field in fields} | set(FOLLOW)
+    may = {field.partition(".")[0] for fields in live_fields().values() for field in fields} | set(FOLLOW)
     fixed = [
         name
         for name in GatewayConfig.__struct_fields__

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from appliance.config import exits, settings
-from appliance.config.manifest import Manifest, SecretEnv
+from appliance.config.manifest import Manifest
+from appliance.config.sections.secrets import SecretEnv
 from appliance.hardware.machine import cgroup_folders
 from appliance.hardware.nvml import device_state
 from appliance.runtime import listener as listen

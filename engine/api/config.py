@@ -14,7 +14,7 @@ KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4", "fp8"]
 HeadBits = Literal["auto", "stored", "int8", "int4"]
 MatmulPrecision = Literal["highest", "high", "medium"]
-MAX_RUNNING = 256
+MAX_RUNNING = 256  # default of max_running, and the maximum that the manifest's `auto` selects
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -122,6 +122,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     self_test: SelfTest = SelfTest()
 
     @property
+    def slots(self) -> int:
+        """Maximum number of running requests; each of them gets one token in every step."""
+        return num_slots(self.max_running, self.max_step_tokens)
+
+    @property
     def weight_format(self) -> str:
         """All settings that determine the numbers of quantized weights, such as `int4, groups of 64, int8 head`."""
         group = f", groups of {self.weight_group}" if self.weight_group else ""
@@ -139,6 +144,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"cpus={list(self.cpus)}: must name one CPU for each of {self.threads} threads, or none")
         if self.rank_cpus and len(self.rank_cpus) != self.tensor - 1:
             raise ConfigError(f"rank_cpus: {len(self.rank_cpus)} entries for {self.tensor - 1} ranks besides rank 0")
+
+
+def num_slots(max_running: int, max_step_tokens: int) -> int:
+    """Return the maximum number of requests in a step, in which each running request gets at least one token."""
+    return min(max_running, max_step_tokens)
 
 
 def graph_ladder(most: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
+from engine.api.config import MAX_RUNNING, num_slots
 from engine.api.errors import RequestError
 from engine.api.messages import PoolingTask, Submit
 from engine.kv.layout import Layout
@@ -81,7 +82,7 @@ class SchedulerConfig:
     blocks: int  # including the null block
     max_context: int
     vocab_size: int = 2**32  # number of logits
-    max_running: int = 256
+    max_running: int = MAX_RUNNING
     max_step_tokens: int = 512
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     prefix_cache: bool = True
@@ -93,7 +94,7 @@ class SchedulerConfig:
     @property
     def slots(self) -> int:
         """Return the maximum number of running requests; each of them gets one token in every step."""
-        return min(self.max_running, self.max_step_tokens)
+        return num_slots(self.max_running, self.max_step_tokens)
 
     def rope_limit(self, length: int) -> int:
         """Return the length to which a sequence may grow with the rotary scaling for `length`. Beyond it, all positions

@@ -88,7 +88,7 @@ class Scheduler:
         self.step = 0
         self._notify = notify or _ignore_event
         self._now = 0.0  # time of the last event that had one
-        self._slots = min(config.max_running, config.max_step_tokens)  # every running request gets a token in each step
+        self._slots = config.slots
         self._free_slots = list(range(self._slots - 1, -1, -1))
         self._dropped: list[int] = []  # slots freed since the last plan
         self._policy = POLICIES[config.policy]()

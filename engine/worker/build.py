@@ -190,11 +190,11 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         )
         _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
         trim_heap()
-        text_model.reserve(config.max_step_tokens, min(config.max_running, config.max_step_tokens))
+        text_model.reserve(config.max_step_tokens, config.slots)
     reserve = _reserve(config, form)
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner
     table = RequestTable(
-        slots=min(config.max_running, config.max_step_tokens),
+        slots=config.slots,
         max_context=config.max_context,
         layout=form,
         vocab=checkpoint.model.embed.vocab,

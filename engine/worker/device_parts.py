@@ -51,7 +51,7 @@ def device_parts(
     scales = None
     if config.kv_dtype == "fp8":
         scales = read_kv_scales(checkpoint.path, checkpoint.model, checkpoint.tensors)
-    slots, device, embed = min(config.max_running, config.max_step_tokens), text_model.device, checkpoint.model.embed
+    slots, device, embed = config.slots, text_model.device, checkpoint.model.embed
     device_table = DeviceTable(
         slots=slots,
         max_context=config.max_context,

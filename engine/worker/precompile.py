@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from engine.api.config import EngineConfig, TaskConfig, WeightBits, graph_ladder
+from engine.api.config import MAX_RUNNING, EngineConfig, TaskConfig, WeightBits, graph_ladder
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.distributed.world import SINGLE
@@ -47,12 +47,12 @@ def config_for(
         kv_dtype=kv_dtype,  # type: ignore[arg-type]
         kv_bytes=1,
         max_context=16384,
-        max_running=256,
+        max_running=MAX_RUNNING,
         # expert tiles are largest with 64 tokens per expert: here up to 1 of 256 experts per token
         max_step_tokens=16384,
         kernels="triton",
         invariant=invariant,
-        graph_sizes=graph_ladder(256),
+        graph_sizes=graph_ladder(MAX_RUNNING),
         load="random",
         weights=weights,
         task=TaskConfig(task=task),  # type: ignore[arg-type]
@@ -94,8 +94,7 @@ def parts_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tu
     options = {"bits": config.weights, "invariant": config.invariant, "stacked": True, "fp8": fp8}
     text_model = TextModel(model, form, SINGLE, dtype, device, **options)
     text_model.fill(random_weights(model, checkpoint.quantization, dtype, device))
-    slots = min(config.max_running, config.max_step_tokens)
-    table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)
+    table = RequestTable(slots=config.slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)
     return device_parts(config, checkpoint, text_model, form, table), model
 
 

@@ -33,7 +33,7 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
     For a model with experts, also a step for every power of two of tokens, and for the maximum: the tile size depends
     on
     the number of tokens, and each of its ranges contains one of these (kernels/experts)."""
-    vocab, slots = model.embed.vocab, min(config.max_running, config.max_step_tokens)
+    vocab, slots = model.embed.vocab, config.slots
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
     source = model.max_encoder_input
     least = 2 if source else 1  # one encoder token and one decoder token

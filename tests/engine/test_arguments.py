@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from appliance.config.gateway import GatewayConfig
-from appliance.config.keys import keys
+from appliance.config.keys import keys, metadata
 from appliance.server.chat.sampling import logprob_count, resolve, stop_strings
 from appliance.server.chat.window import tokens_within
 from appliance.server.schema.completions import CompletionRequest
@@ -134,3 +134,14 @@ def test_every_key_of_a_manifest_in_messages_of_the_engine_has_an_argument():
                 found |= known & set(words)
     assert len(found) > 8, "the messages were not found"
     assert found <= ARGUMENTS.keys()
+
+
+def test_arguments_are_the_fields_that_the_keys_of_a_manifest_declare_as_their_target():
+    compared = 0
+    for key, declared in metadata().items():
+        for target in declared.targets:
+            config, _, field = target.partition(".")
+            if config == "engine" and key in ARGUMENTS:
+                assert ARGUMENTS[key] == field, key
+                compared += 1
+    assert compared > 10

@@ -1,7 +1,7 @@
 """Explanations of the errors of the HTTP API, by status, type or class. This module loads the gateway's modules."""
 
 from appliance.cli.explanations.layout import field
-from appliance.config.suggest import flat
+from appliance.config.aliases import flat
 from appliance.server.errors.api import ApiError
 
 # Meaning and advice by the name of the class in appliance.server.errors.api.

@@ -3,12 +3,12 @@
 import re
 
 from appliance.cli.explanations.layout import field, filled, lead
+from appliance.config.aliases import flat, foreign_keys, other_names
 from appliance.config.deprecated import DEPRECATED
-from appliance.config.effects import EFFECTS
+from appliance.config.effects import effects
 from appliance.config.effects_format import in_sentences
 from appliance.config.keys import PROFILES, Key, keys, leaves, spell
 from appliance.config.overrides import PREFIX, variable
-from appliance.config.suggest import FOREIGN_KEYS, flat
 from appliance.constraints import variables
 from appliance.constraints.rules import RULES
 
@@ -35,7 +35,7 @@ def _meant(word: str) -> tuple[str, list[Key]]:
             return f"{row.old} was renamed to {row.new} in {row.since}\n\n", [table[row.new]]
     if meant := [key for key in table.values() if flat(key.path[-1]) == flat(named)]:
         return "", meant
-    foreign = FOREIGN_KEYS.get(flat(named))
+    foreign = foreign_keys().get(flat(named))
     return (f"{word} of other servers is {foreign} here\n\n", [table[foreign]]) if foreign else ("", [])
 
 
@@ -50,9 +50,11 @@ def _value(key: Key) -> str:
     if "*" not in key.path:
         lines.append(field("flag", f"--{key.name.replace('_', '-')} {shown}"))
         lines.append(field("variable", f"{variable(key.path)}={shown}"))
-    if key.name in EFFECTS:
-        lines.append(field("a change", " ".join(in_sentences(EFFECTS[key.name]))))
+    if key.name in effects():
+        lines.append(field("a change", " ".join(in_sentences(effects()[key.name]))))
     lines += _together(key)
+    if names := other_names(key.name):
+        lines.append(field("elsewhere", names))
     if others := _related(key):
         lines.append(field("see also", ", ".join(others)))
     return "\n".join(lines)

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from appliance.config.composition.fix import fix_at_definition
 from appliance.config.composition.interpolate import Names, interpolate
-from appliance.config.manifest import Section
 from appliance.config.manifest_file import Match, Profiled
 from appliance.config.merge import at, below, place_of, without
 from appliance.config.problems import Problem, from_fault, from_validation
+from appliance.config.sections.values import Section
 from appliance.config.yaml_loader import Fault, Path, Place, Tree
 
 WHERE: Path = ("hardware", "profiles")

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from appliance.config import live_keys
-from appliance.config.effects import Effect, effect
+from appliance.config.effects import effect
 from appliance.config.fingerprint import outputs_hash
 from appliance.config.gateway import GatewayConfig
+from appliance.config.key import Effect
 from appliance.planning.diff.config_snapshot import ConfigSnapshot, Value
 from appliance.planning.diff.diff import Change, compare
 from appliance.planning.plan import Effective, Plan, resolved_values

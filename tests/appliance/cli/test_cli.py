@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from appliance.cli.main import COMMANDS, main, parser
 from appliance.config import exits
 from appliance.config.keys import leaves
-from appliance.config.manifest import Manifest, Scheduling
+from appliance.config.manifest import Manifest
+from appliance.config.sections.engine import Scheduling
 from appliance.config.settings import Given, Option, load
 
 HIDDEN, INNER, VOCAB = 8, 16, 11

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from appliance.config.effects import EFFECTS
+from appliance.config.effects import effects
 from appliance.config.fingerprint import Unhashable, canonical, digest, graphs_hash, outputs_hash
 from appliance.config.keys import Key, leaves
 
@@ -30,7 +30,7 @@ def another(key: Key) -> Any:
 def test_a_hash_changes_if_and_only_if_the_key_has_that_effect(key: Key) -> None:
     changed = VALUES | {key.name: another(key)}
     assert changed[key.name] != VALUES[key.name]
-    effect = EFFECTS[key.name]
+    effect = effects()[key.name]
     assert (graphs_hash(changed) != graphs_hash(VALUES)) == effect.graphs
     assert (outputs_hash(changed) != outputs_hash(VALUES)) == (effect.outputs != "no")
 

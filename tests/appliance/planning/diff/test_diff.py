@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from appliance.cli.main import main
-from appliance.config.effects import EFFECTS
+from appliance.config.effects import effects
 from appliance.config.gateway import GatewayConfig
 from appliance.config.keys import Key, leaves, takes
-from appliance.config.live_keys import FIELDS, mixed
+from appliance.config.live_keys import live_fields, mixed
 from appliance.config.manifest import API_VERSION
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
@@ -81,12 +81,12 @@ def test_programs_restart_if_their_configuration_changes(folder: Path, key: Key)
         assert now[0] == engines or "engines" in found.restart, f"{key.name}={value}"
         if "gateway" not in found.restart:
             # A reload of the running gateway gives the same configuration as a start.
-            live_keys = [one for one in found.live if one in FIELDS]
+            live_keys = [one for one in found.live if one in live_fields()]
             assert live_keys == list(found.live)
             reloaded = mixed(*(msgspec.convert(each, GatewayConfig) for each in (gateway, now[1])), live_keys)
             assert msgspec.convert(now[1], GatewayConfig) == reloaded, f"{key.name}={value}"
         assert [change.key for change in found.changes if change.key == key.name], "the key itself is told"
-        acting = [EFFECTS[change.key] for change in found.changes if change.acts]
+        acting = [effects()[change.key] for change in found.changes if change.acts]
         marks = [(snapshot.outputs_sha256, snapshot.graphs_sha256) for snapshot in (found.before, found.after)]
         assert (marks[0][0] != marks[1][0]) == any(one.outputs != "no" for one in acting), f"{key.name}={value}"
         assert (marks[0][1] != marks[1][1]) == any(one.graphs for one in acting), f"{key.name}={value}"
@@ -179,7 +179,7 @@ def test_effects_on_clients_are_listed(folder: Path, change: str, said: list[str
     found = differing(folder, change)
     key = change.partition("=")[0]
     marks = [line for line in found.clients if line.startswith("system_fingerprint of replies: slipway-")]
-    assert len(marks) == (EFFECTS[key].outputs != "no")
+    assert len(marks) == (effects()[key].outputs != "no")
     assert [line for line in found.clients if not line.startswith(key) and line not in marks] == []
     assert len(found.clients) == len(said) + len(marks)
     assert all(text in line for text, line in zip(said, found.clients, strict=False))
