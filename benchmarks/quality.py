@@ -19,13 +19,16 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from benchmarks.machine import facts
 from benchmarks.quality_files import gguf_file, tokenize, write_formats
@@ -37,7 +40,7 @@ from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
 from engine.worker.batch import build_batch
 from engine.worker.build import DTYPES
-from kernels.cpu.library import best
+from kernels.cpu.library import BF16_VARIANTS, best
 from kernels.cpu.program import Team
 
 TEXTS = Path(__file__).parent / "texts"
@@ -59,6 +62,7 @@ class Setting:
     """Format of the file whose weights, restored to float32, are the same; None: the arithmetic is not measured."""
     group: int = 0  # inputs that share a scale; 0: the default
     head: HeadBits = "auto"
+    bf16: bool = False  # products in bfloat16: hardware.matmul_precision
     engine: Literal["slipway", "llama.cpp"] = "slipway"
 
 
@@ -69,6 +73,7 @@ SETTINGS = (
     Setting("stored, KV float16", "plain", kv="float16"),
     Setting("stored, KV int8", "plain", kv="int8"),
     Setting("original file", "original"),
+    Setting("bfloat16 products", "plain", twin="bf16_restored", bf16=True),
     Setting("Q8_0", "Q8_0", twin="Q8_0"),
     Setting("int8", "plain", bits="int8", twin="int8_restored"),
     Setting("Q4_0", "Q4_0", twin="Q4_0"),
@@ -137,9 +142,20 @@ def windows_of(file: Path, texts: Path = TEXTS, most: int | None = None) -> list
     return found
 
 
+class Bf16Products(TorchFunctionMode):
+    """Computes projections of torch as bf16 kernels do: weights and activations rounded to bf16, sums in float32."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.linear:
+            x, weight, *rest = args
+            args = x.bfloat16().float(), weight.bfloat16().float(), *rest
+        return function(*args, **(kwargs or {}))
+
+
 @torch.inference_mode()
 def score(folder: Path, windows: Windows, kernels: str, threads: int, setting: Setting = UNQUANTIZED) -> Logprobs:
-    """Run the model over each window in one step and return all log probabilities."""
+    """Run the model over each window in one step and return all log probabilities. Without kernels that multiply in
+    bf16, torch simulates them."""
     kv = setting.kv
     checkpoint = read_checkpoint(folder)
     form = layout(
@@ -150,7 +166,8 @@ def score(folder: Path, windows: Windows, kernels: str, threads: int, setting: S
         ranks=1,
     )
     cpu = torch.device("cpu")
-    team = None if kernels == "torch" else Team(kernels, threads)
+    simulated = setting.bf16 and kernels not in BF16_VARIANTS
+    team = None if kernels == "torch" or simulated else Team(kernels, threads, bf16=setting.bf16)
     quantized = {"bits": setting.bits, "group": setting.group, "head": setting.head}
     model = TextModel(checkpoint.model, form, SINGLE, torch.float32, cpu, team, **quantized)
     model.load(checkpoint)
@@ -168,8 +185,10 @@ def score(folder: Path, windows: Windows, kernels: str, threads: int, setting: S
             tables=[table] * len(form.groups),
             block_tokens=BLOCK,
         )
-        hidden = model.forward(batch, pages)
-        rows.append(model.logits(hidden[:-1].clone()).log_softmax(1))
+        with Bf16Products() if simulated else nullcontext():
+            hidden = model.forward(batch, pages)
+            logits = model.logits(hidden[:-1].clone())
+        rows.append(logits.log_softmax(1))
     if team is not None:
         team.close()
     return Logprobs(windows, rows)

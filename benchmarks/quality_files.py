@@ -11,7 +11,7 @@ from engine.models.footprint import LARGE_GROUP, SMALL_GROUP
 from kernels.quantisation import to_int4, to_int8
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-FORMATS = ("original", "plain", "Q8_0", "Q4_0", "int8_restored", "int4_restored")
+FORMATS = ("original", "plain", "Q8_0", "Q4_0", "int8_restored", "int4_restored", "bf16_restored")
 Values = Any  # numpy arrays
 
 
@@ -45,8 +45,8 @@ def write_formats(file: Path, folder: Path, wanted: Collection[str] = FORMATS) -
     """Write one folder with a GGUF file per wanted format, and original and plain always; return them by format.
 
     original: the given file. plain: its weights in float32. Q8_0, Q4_0: plain, quantized by gguf's reference code.
-    int8_restored, int4_restored: plain, rounded as the engine rounds at load, then restored to float32, with a head of
-    its own because a tied embedding is not rounded.
+    int8_restored, int4_restored, bf16_restored: plain, rounded as the engine rounds at load, then restored to float32,
+    with a head of its own because a tied embedding is not rounded.
     """
     from gguf import GGMLQuantizationType as Type
 
@@ -59,11 +59,12 @@ def write_formats(file: Path, folder: Path, wanted: Collection[str] = FORMATS) -
     made["plain"] = _write(folder / "plain", file, plain, {})
     for kind in (one for one in (Type.Q8_0, Type.Q4_0) if one.name in wanted):
         made[kind.name] = _write(folder / kind.name, file, plain, dict.fromkeys(matrices, kind))
-    for bits, restored in (("int8", _restored_int8), ("int4", _restored_int4)):
+    restorers = {"int8": (_restored_int8,) * 2, "int4": (_restored_int4, _restored_int8), "bf16": (_restored_bf16,) * 2}
+    for bits, (restored, restored_head) in restorers.items():
         if f"{bits}_restored" not in wanted:
             continue
         rounded = {name: restored(values) for name, values in matrices.items() if name != EMBEDDING}
-        rounded[HEAD] = _restored_int8(plain.get(HEAD, plain[EMBEDDING]))
+        rounded[HEAD] = restored_head(plain.get(HEAD, plain[EMBEDDING]))
         made[f"{bits}_restored"] = _write(folder / f"{bits}_restored", file, plain | rounded, {})
     return made
 
@@ -74,6 +75,10 @@ def _restored(rounded: Callable[[Tensor], Any]) -> Callable[[Values], Values]:
 
 _restored_int8 = _restored(lambda weight: to_int8(weight, LARGE_GROUP))
 _restored_int4 = _restored(lambda weight: to_int4(weight, SMALL_GROUP))
+
+
+def _restored_bf16(values: Values) -> Values:
+    return torch.from_numpy(values).bfloat16().float().numpy()
 
 
 def _dequantized(file: Path) -> dict[str, Values]:

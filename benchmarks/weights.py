@@ -37,7 +37,9 @@ def token_bytes(checkpoint: Path, side: Name) -> int | None:
 
 def _held(checkpoint: Path, side: Name) -> int:
     found = read_checkpoint(checkpoint)
-    holder = Holder("float32", tiling=tiling(side.variant or best()), bits=side.bits)  # type: ignore[arg-type]
+    bf16 = side.bits == "bfloat16"
+    bits = "stored" if bf16 else side.bits
+    holder = Holder("float32", tiling=tiling(side.variant or best(), bf16=bf16), bits=bits)  # type: ignore[arg-type]
     parts = part_bytes(footprint(found.model, found.tensors, found.quantization, holder))
     head = parts.get("head", 0)
     return sum(parts.values()) - (parts.get("embedding", 0) if head else 0)

@@ -442,7 +442,7 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
     holder = Holder(
         dtype=config.dtype,
         device=config.device,
-        tiling=tiling(config.kernels),
+        tiling=tiling(config.kernels, bf16=config.matmul_precision == "bfloat16"),
         bits=config.weights,
         group=config.weight_group,
         head=config.head,

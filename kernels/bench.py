@@ -247,7 +247,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--tuned", type=Path, metavar="FILE", help="file for the settings (default: kernels/tuned/DEVICE.json)"
     )
     parser.add_argument(
-        "--kernels", metavar="NAME", help="compiled kernels of a CPU: amx, avx512, avxvnni, avx2 or base"
+        "--kernels", metavar="NAME", help="compiled kernels of a CPU: amx, avx512bf16, avx512, avxvnni, avx2 or base"
     )
     parser.add_argument("--threads", type=int, help="threads of the compiled kernels and of torch")
     parser.add_argument("--batch", nargs="+", default=(), metavar="SPEC", help="steps such as 8q1s4k or q512+8q1s2k")

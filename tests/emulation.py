@@ -9,7 +9,7 @@ import pytest
 
 from kernels.cpu import library
 
-EMULATED = {"amx": "EMULATE_AMX", "avx512": "EMULATE_AVX512"}
+EMULATED = {"amx": "EMULATE_AMX", "avx512bf16": "EMULATE_AVX512BF16", "avx512": "EMULATE_AVX512"}
 HEADERS = Path(__file__).parent / "kernels" / "emulated"
 FLAGS = ("-std=c++20", "-O1", "-g0", "-w", "-fno-math-errno", "-mavx2", "-mfma", "-mf16c", "-shared", "-fPIC")
 

@@ -31,7 +31,8 @@ hardware.device: auto or cuda
 `slipway plan` prints the value of each `auto` and the reason: its preference, or the rule that excludes the preference.
 
 In the tables, "yes" means that the combination starts and generates; otherwise the cell names the [rule](#rules) that
-refuses it. "compiled" is any of the compiled kernels of a CPU (`amx`, `avx512`, `avxvnni`, `avx2`, `neon`, `base`).
+refuses it. "compiled" is any of the compiled kernels of a CPU (`amx`, `avx512bf16`, `avx512`, `avxvnni`, `avx2`,
+`neon`, `base`); `amx` and `avx512bf16` also support `model.dtype: bfloat16`.
 `tests/appliance/constraints/test_cells.py` tests every cell: permitted combinations run on a tiny model, others are
 refused, and an engine that is forced to use them fails.
 """

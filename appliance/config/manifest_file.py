@@ -49,7 +49,7 @@ class Match(Section):
     """Memory of every GPU. A GPU with 80 GB has slightly less than 80GiB: write ">=80GB"."""
     compute_capability: VersionRange = Field("any", examples=[">=9.0"])
     """Compute capability of every GPU."""
-    kernels: Literal["any", "base", "neon", "avx2", "avxvnni", "avx512", "amx"] = "any"
+    kernels: Literal["any", "base", "neon", "avx2", "avxvnni", "avx512", "avx512bf16", "amx"] = "any"
     """Compiled kernels that the CPU can run."""
     cores: CountRange = Field("any", examples=[">=16"])
     """CPU cores that affinity and cgroups permit."""

@@ -1,6 +1,7 @@
 """Rules for devices, kernels and the activation types that they support."""
 
 from appliance.constraints.rule import TORCH, TRITON, Facts, Rule, View, is_compiled
+from kernels.cpu.library import BF16_VARIANTS
 
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # head sizes that the GPU attention kernels support
 MOST_IN_A_GROUP = 64  # query heads per KV head that the same kernels support
@@ -118,8 +119,18 @@ RULES = (
     Rule(
         name="compiled-float32",
         keys=("dtype", "kernels"),
-        holds=lambda view: not is_compiled(view.kernels) or view.dtype == "float32",
-        text="compiled kernels compute in float32",
+        holds=lambda view: (
+            not is_compiled(view.kernels)
+            or view.dtype == "float32"
+            or (view.dtype == "bfloat16" and view.kernels in BF16_VARIANTS)
+        ),
+        text=f"compiled kernels compute in float32, {' and '.join(BF16_VARIANTS)} kernels also in bfloat16",
+    ),
+    Rule(
+        name="compiled-bfloat16-weights",
+        keys=("dtype", "kernels", "weights"),
+        holds=lambda view: not is_compiled(view.kernels) or view.dtype == "float32" or view.weights == "stored",
+        text="compiled kernels multiply in bfloat16 only by weights that are not quantized at load",
     ),
     Rule(
         name="compiled-experts",

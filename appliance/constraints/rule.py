@@ -10,7 +10,8 @@ from typing import Any
 
 from appliance.constraints.facts import ModelFacts
 from appliance.hardware.machine import Machine
-from engine.api.config import Device, Dtype, HeadBits, KVDtype, WeightBits
+from engine.api.config import Device, Dtype, HeadBits, KVDtype, MatmulPrecision, WeightBits
+from kernels.cpu.library import BF16_VARIANTS
 
 TORCH, TRITON = "torch", "triton"
 
@@ -25,6 +26,7 @@ class Facts:
     """Function that returns the memory shortage of a choice, "" if it fits; None disables the memory rule."""
     group_size: int = 0  # inputs that share a scale of weights quantized at load; 0: chosen for the model
     head: HeadBits = "auto"  # number format of the head
+    precision: MatmulPrecision = "highest"  # of float32 matrix products
 
 
 @dataclass
@@ -43,6 +45,16 @@ class View:
     max_context: int = 2
     data: int = 1
     tensor: int = 1
+
+    @property
+    def activations(self) -> Dtype:
+        """Return the type of the activations between operations, which compiled kernels always keep in float32."""
+        return "float32" if is_compiled(self.kernels) else self.dtype
+
+    @property
+    def multiplies_bf16(self) -> bool:
+        """Return whether compiled kernels multiply in bfloat16."""
+        return self.kernels in BF16_VARIANTS and "bfloat16" in (self.dtype, self.facts.precision)
 
 
 def is_compiled(kernels: str) -> bool:

@@ -15,7 +15,7 @@ from engine.kv.layout import cpu_kv_dtype
 # because these are not multiples of the vector width.
 BLOCK_TOKENS = 16
 # float32 lanes of a vector, W in kernels/cpu/simd.h
-LANES = {"amx": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "base": 4}
+LANES = {"amx": 16, "avx512bf16": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "base": 4}
 # Change of the perplexity of SmolLM2-135M-Instruct against pages in float32 (benchmarks.quality, AVX2).
 PERPLEXITY = {"bfloat16": "+0.001 %", "float16": "+0.004 %"}
 MOST_RANKS = 64

@@ -19,7 +19,12 @@ from appliance.hardware.topology import Topology
 GIB = 2**30
 UNITS = {"MiB": 2**20, "GiB": GIB, "TiB": 2**40}
 # Other kernels that a CPU with these kernels runs. AVX-VNNI is newer than AVX-512, and not all AVX-512 CPUs have it.
-INCLUDED_KERNELS = {"amx": ("avx512", "avxvnni", "avx2"), "avx512": ("avx2",), "avxvnni": ("avx2",)}
+INCLUDED_KERNELS = {
+    "amx": ("avx512bf16", "avx512", "avxvnni", "avx2"),
+    "avx512bf16": ("avx512", "avx2"),
+    "avx512": ("avx2",),
+    "avxvnni": ("avx2",),
+}
 SHAPE = re.compile(
     r"(?P<name>[a-z0-9-]+?)(x(?P<count>\d+))?(:(?P<cores>\d+))?(:(?P<size>\d+(\.\d+)?)(?P<unit>[MGT]iB))?"
 )

@@ -92,6 +92,7 @@ class CpuModel:
     core_bandwidth: int  # bytes per second of one core
     bandwidth: int  # bytes per second of one socket
     socket_cores: int  # cores of that socket
+    bf16: int = 0  # bfloat16 operations per cycle and core; 0: its kernels have none
 
     def reach(self, cores: int) -> int:
         """Return the memory bandwidth of this many cores, in bytes per second."""
@@ -103,8 +104,10 @@ class CpuModel:
 CPUS = (
     CpuModel("cpu", "any x86 server with AVX2", "avx2", 32, 64, 2_600_000_000, 12 * GIGA, 140 * GIGA, 32),
     CpuModel("avx512", "Xeon of Ice Lake", "avx512", 64, 256, 2_600_000_000, 14 * GIGA, 204 * GIGA, 40),
-    CpuModel("amx", "Xeon of Sapphire Rapids or newer", "amx", 341, 2048, 2_600_000_000, 20 * GIGA, 307 * GIGA, 56),
-    CpuModel("epyc", "EPYC of Genoa or newer", "avx512", 32, 256, 3_100_000_000, 25 * GIGA, 460 * GIGA, 96),
+    CpuModel(
+        "amx", "Xeon of Sapphire Rapids or newer", "amx", 341, 2048, 2_600_000_000, 20 * GIGA, 307 * GIGA, 56, 1024
+    ),
+    CpuModel("epyc", "EPYC of Genoa or newer", "avx512bf16", 32, 256, 3_100_000_000, 25 * GIGA, 460 * GIGA, 96, 64),
     CpuModel("core", "Core of Alder Lake or newer", "avxvnni", 32, 128, 3_000_000_000, 20 * GIGA, 75 * GIGA, 16),
     CpuModel("graviton", "Graviton 3 or newer", "neon", 32, 128, 2_600_000_000, 20 * GIGA, 307 * GIGA, 64),
     CpuModel("base", "any other CPU", "base", 8, 8, 2_600_000_000, 10 * GIGA, 50 * GIGA, 64),

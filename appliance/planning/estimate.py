@@ -41,7 +41,7 @@ def estimate(
     limit = limits(
         machine,
         device=budget.view.device,
-        dtype=budget.view.dtype,
+        dtype=budget.view.activations,
         weights=kind,
         threads=threads,
         engines=engines,
@@ -81,7 +81,7 @@ def _takes(key: str, meaning: str, size: int, rate: int) -> Account:
 
 
 def _multiplied(checkpoint: Checkpoint, budget: MemoryBudget) -> str:
-    """Return the data type of most matrix products: fp8 or int8 if the weights have it, else float32.
+    """Return the data type of most matrix products: fp8 or int8 if the weights have it, else bfloat16 or float32.
 
     On a GPU, fp8 is returned if any matrix is stored in it. For compiled kernels, int8 is returned if the MLP or expert
     matrices are integers.
@@ -92,5 +92,5 @@ def _multiplied(checkpoint: Checkpoint, budget: MemoryBudget) -> str:
     return (
         "int8"
         if whole or (budget.compiled and resident_weights(checkpoint.model, checkpoint.quantization))
-        else "float32"
+        else ("bfloat16" if budget.view.multiplies_bf16 else "float32")
     )

@@ -50,6 +50,7 @@ def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Res
         None if "tensor" in requested else rank_budgets.lacks,
         group_size=0 if quantization.group_size == "auto" else quantization.group_size,
         head=quantization.head,
+        precision=settings.manifest.hardware.matmul_precision,
     )
     situation = Situation(facts, requested)
     view = solve(situation) or _without_memory(situation)
@@ -122,8 +123,8 @@ def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
             f"{spell_bytes(held)} with compiled kernels of a CPU"
         )
     count = len(checkpoint.quantization.schemes) if checkpoint.quantization is not None else 0
-    restored = facts.model.restored
-    rest = f", {restored} of {count} matrices restored to {view.dtype}" if restored else ""
+    restored, multiplied = facts.model.restored, "bfloat16" if view.multiplies_bf16 else view.activations
+    rest = f", {restored} of {count} matrices restored to {multiplied}" if restored else ""
     return f"the checkpoint's {own}{rest}"
 
 

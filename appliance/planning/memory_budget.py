@@ -148,7 +148,7 @@ def measure(
         pinned=pinned_bytes(size=size, max_context=_table_context(manifest, checkpoint)),
         loading=max(map(temporary_bytes, ranks)),
     )
-    usable, element_bytes = usable_memory(manifest, checkpoint, machine, view), ELEMENT_BYTES[view.dtype]
+    usable, element_bytes = usable_memory(manifest, checkpoint, machine, view), ELEMENT_BYTES[view.activations]
     fixed = workspace(
         model,
         device=view.device,
@@ -255,9 +255,9 @@ def rank_holdings(checkpoint: Checkpoint, view: View) -> tuple[tuple[Holding, ..
 
 def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, ...]:
     holder = Holder(
-        dtype=view.dtype,
+        dtype=view.activations,
         device=view.device,
-        tiling=tiling(view.kernels),
+        tiling=tiling(view.kernels, bf16=view.multiplies_bf16),
         bits=view.weights,
         group=view.facts.group_size,
         head=view.facts.head,

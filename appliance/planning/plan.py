@@ -109,6 +109,7 @@ def plan(
     check_pieces(settings, max_context.value)
     sha256 = fingerprint(settings)
     group_size, head = other_than_auto(view, checkpoint)
+    precision = matmul_precision(settings, view, budget)
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = shutdown_timing(settings)
     origin = origin or Facts(checkpoint.path, checkpoint.path, "")
@@ -122,6 +123,7 @@ def plan(
         **resolved.choices,
         **_prefix(checkpoint),
         **weight_format(settings, checkpoint, view),
+        "hardware.matmul_precision": precision,
         "model.max_context": max_context,
         "hardware.threads": places.threads,
         "hardware.cpus": places.pinned,
@@ -130,7 +132,6 @@ def plan(
         "hardware.capacity.tokens": _length(manifest, max_context.value),
         "engine.scheduling.max_running": budget.running,
         "engine.scheduling.max_step_tokens": budget.step,
-        "lifecycle.self_test.tolerance": tolerance(manifest, view.dtype, view.kv_cache, view.weights),
         "lifecycle.drain": drain,
         "lifecycle.linger": linger,
         **sampling_choices,
@@ -138,12 +139,12 @@ def plan(
     config = EngineConfig(
         **passed_on(manifest, "engine", choices),
         model=str(checkpoint.path),
+        dtype=view.activations,
         kv_bytes=memory.cache,
         kv_measured=view.device == "cuda" and memory.cache > 0 and manifest.hardware.kv_cache_memory == "auto",
         weight_bytes=memory.weights,
         workspace_bytes=memory.workspace,
         invariant=invariant,
-        matmul_precision=matmul_precision(settings, view.kernels, view.dtype, invariant),
         graph_sizes=budget.graph_sizes,
         graph_bytes=memory.graphs,
         planned=planned_parts(memory),
@@ -154,6 +155,7 @@ def plan(
         self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
         task=resolved_task(manifest, checkpoint),
     )
+    choices["lifecycle.self_test.tolerance"] = tolerance(manifest, config)
     effective = _effective(settings, choices)
     return Plan(
         manifest=manifest,

@@ -43,7 +43,8 @@ def storage(plan: Plan) -> str:
 
 
 def _numbers(engine: EngineConfig) -> str:
-    return engine.dtype if engine.weights == "stored" else f"{engine.weights} weights, {engine.dtype}"
+    numbers = engine.dtype if engine.weights == "stored" else f"{engine.weights} weights, {engine.dtype}"
+    return f"{numbers}, products in bfloat16" if engine.matmul_precision == "bfloat16" else numbers
 
 
 def as_text(plan: Plan) -> str:

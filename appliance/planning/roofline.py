@@ -89,7 +89,7 @@ def _of_gpu(gpu: GpuModel, dtype: str, weights: str, engines: int) -> Limits:
 
 
 def _of_cpu(cpu: CpuModel, weights: str, threads: int, engines: int) -> Limits:
-    each = cpu.int8 if weights in ("int8", "int4") else cpu.floats
+    each = cpu.int8 if weights in ("int8", "int4") else cpu.bf16 if weights == "bfloat16" else cpu.floats
     reach = min(cpu.reach(threads), cpu.reach(threads * engines) // engines)
     return Limits(reach, each * cpu.clock * threads, f"{threads} threads of {cpu.description}, assumed")
 

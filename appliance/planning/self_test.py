@@ -25,11 +25,18 @@ def self_test(manifest: Manifest, golden: Recorded | None, *, pools: bool) -> Se
     )
 
 
-def tolerance(manifest: Manifest, dtype: str, kv_dtype: str, weights: str) -> Choice[float]:
+def tolerance(manifest: Manifest, engine: EngineConfig) -> Choice[float]:
     wanted = manifest.lifecycle.self_test.tolerance
     if wanted != "auto":
         return Choice(wanted)
-    found = Arithmetic(device="", kernels="", dtype=dtype, kv_dtype=kv_dtype, weights=weights).coarseness
+    found = Arithmetic(
+        device="",
+        kernels="",
+        dtype=engine.dtype,
+        kv_dtype=engine.kv_dtype,
+        weights=engine.weights,
+        precision=engine.matmul_precision,
+    ).coarseness
     reasons = {"float32": "float32 throughout", "half": "16-bit numbers", "rounded": "quantized weights or KV cache"}
     return Choice(BANDS[found], f"{reasons[found]}; identical engines agree bit for bit")
 

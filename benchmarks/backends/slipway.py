@@ -7,17 +7,19 @@ from benchmarks.backends import STEPS, Job, Measure, prompts
 
 
 def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int]) -> Measure:
-    """bits: stored, int8 or int4; variant: of the compiled kernels, or torch."""
+    """bits: stored, int8, int4, or bfloat16 (stored weights, products in bfloat16); variant: of the compiled kernels,
+    or torch."""
     from engine.llm import LLM, Params
 
     rows, context, _ = most
     kernels: dict[str, Any] = {"kernels": variant} if variant else {}
+    numbers = {"matmul_precision": "bfloat16"} if bits == "bfloat16" else {"weights": bits}
     llm = LLM(
         checkpoint,
-        weights=bits,
         threads=threads,
         max_running=max(1, rows),
         max_context=context + STEPS + overlap_tokens(rows, context) + 16,
+        **numbers,
         **kernels,
     )
     rounds = 0

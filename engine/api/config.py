@@ -13,7 +13,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4", "fp8"]
 HeadBits = Literal["auto", "stored", "int8", "int4"]
-MatmulPrecision = Literal["highest", "high", "medium"]
+MatmulPrecision = Literal["highest", "high", "medium", "bfloat16"]
 MAX_RUNNING = 256  # default of max_running, and the maximum that the manifest's `auto` selects
 
 
@@ -94,7 +94,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     invariant: bool = False
     """Make the outputs of a request independent of the other requests in the batch."""
     matmul_precision: MatmulPrecision = "highest"
-    """Precision of torch's float32 matrix products."""
+    """Precision of float32 matrix products: of torch, or with "bfloat16" of compiled kernels."""
     graph_sizes: tuple[int, ...] = ()
     """Numbers of rows of the decode steps that are captured as CUDA graphs."""
     graph_bytes: int = 0

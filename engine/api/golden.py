@@ -51,7 +51,8 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
         """The coarsest number format, a key of BANDS."""
         if self.weights != "stored" or self.kv_dtype in ("int8", "fp8"):
             return "rounded"
-        return "float32" if (self.dtype, self.kv_dtype) == ("float32", "float32") else "half"
+        wide = (self.dtype, self.kv_dtype) == ("float32", "float32") and self.precision != "bfloat16"
+        return "float32" if wide else "half"
 
 
 class LogitFingerprint(msgspec.Struct, frozen=True, array_like=True):

@@ -44,6 +44,7 @@ class Target:
     stacked: bool = False  # the experts of a layer are stacked in one tensor, for kernels that take all of them
     quantized: QuantizedWeights | None = None  # integers of a quantized checkpoint; dequantized unless kernels use them
     fp8: Fp8Products | None = None  # multiplies by fp8 matrices; None: they are dequantized
+    exact: bool = False  # the matrix is exempt from bf16 arithmetic of compiled kernels
     arena: Arena = field(default_factory=Arena)  # memory of packed weights
 
     def multiply(self, x: Tensor | Rounded, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
@@ -90,8 +91,10 @@ class Target:
         if self.team is None:
             return weight(self.dtype) if self.invariant else pack(weight(self.dtype))
         if self.bits == "stored":
+            tiling = self.team.tiling.exact if self.exact else self.team.tiling
             # Compiled kernels widen bf16 as they read it, which halves the bytes and is exact.
-            return self._held(pack_for(weight(stored if stored == torch.bfloat16 else self.dtype), self.team.tiling))
+            kept = torch.bfloat16 if tiling.bf16 or stored == torch.bfloat16 else self.dtype
+            return self._held(pack_for(weight(kept), tiling))
         known = self.known.get(name) if self.known is not None else None
         if known is None:
             rounded = (to_int4 if self.bits == "int4" else to_int8)(weight(stored), self.group)
@@ -132,7 +135,8 @@ class StackSlice:
 class LinearLayer:
     """y = x W^T (+ b) of one rank. For split "inputs", the ranks' products are summed before the bias is added.
 
-    rounded=False: the weight is exempt from quantization, and dequantized if the checkpoint has it in fp8."""
+    rounded=False: the weight is exempt from quantization and bf16 arithmetic, and dequantized if the checkpoint has it
+    in fp8."""
 
     weight: Tensor | Packed | Fp8Weight  # [rows, inputs] of this rank, packed
     target: Target  # for which it was packed
@@ -148,7 +152,7 @@ class LinearLayer:
 
     def load(self, read: Read, target: Target) -> None:
         """Load this rank's share of the sources."""
-        self.target = target if self._rounded else replace(target, bits="stored")
+        self.target = target if self._rounded else replace(target, bits="stored", exact=True)
         if self.part.bias:
             self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
         if self._stack_slice is not None and target.stacked:

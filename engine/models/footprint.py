@@ -62,6 +62,8 @@ class Tiling(Protocol):
     def width(self) -> int: ...
     @property
     def matrix(self) -> bool: ...
+    @property
+    def bf16(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -358,7 +360,7 @@ class _Footprint:
         else:
             stored = self._stored_type(sources)
             bits: WeightBits = to.bits if rounded else "stored"
-            yield from self._packed(part, name, rows, inputs, stored, bits, restoring)
+            yield from self._packed(part, name, rows, inputs, stored, bits, restoring, exact=not rounded)
         if linear.bias:
             yield Holding(part, f"{name} (bias)", to.dtype, (rows, to.element_bytes))
 
@@ -396,14 +398,24 @@ class _Footprint:
         yield Holding(part, f"{name} (scales)", "float32", (rows, 4))
 
     def _packed(
-        self, part: Part, name: str, rows: int, inputs: int, stored: str, bits: WeightBits, restoring: int = 0
+        self,
+        part: Part,
+        name: str,
+        rows: int,
+        inputs: int,
+        stored: str,
+        bits: WeightBits,
+        restoring: int = 0,
+        *,
+        exact: bool = False,
     ) -> Iterator[Holding]:
-        """Yield a packed matrix, unquantized or quantized at load time."""
+        """Yield a packed matrix, unquantized or quantized at load time. exact: it is exempt from bf16 arithmetic."""
         assert self.to.tiling is not None, "only compiled kernels pack"
         tiling, elements = self.to.tiling, rows * inputs
         if bits == "stored":
-            if stored == "BF16":
-                side, word = (16, 32) if tiling.matrix else (2 * tiling.width, 1)
+            pairs = tiling.bf16 and not exact
+            if stored == "BF16" or pairs:
+                side, word = (16, 32) if tiling.matrix or pairs else (2 * tiling.width, 1)
                 factors = _up(rows, side), _up(inputs, word), 2
                 yield Holding(part, name, "bfloat16", factors, temporary=3 * math.prod(factors) + restoring)
                 return

@@ -38,7 +38,7 @@ from engine.worker.ranks import Ranks
 from engine.worker.table import RequestTable
 from engine.worker.warm import warm
 from engine.worker.worker import Worker
-from kernels.cpu.library import MissingKernels, cpu_name
+from kernels.cpu.library import BF16_VARIANTS, MissingKernels, cpu_name
 from kernels.cpu.program import Team
 from kernels.fp8 import Fp8Products, products_of
 from kernels.jit import installed, interpreted
@@ -155,7 +155,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision(config.matmul_precision)
+    torch.set_float32_matmul_precision("highest" if _is_bf16(config) else config.matmul_precision)
     seconds: dict[str, float] = {}
     on_memory("starting", memory_in_use(device))
     measured = partial(_measured, device=device, seconds=seconds, on_memory=on_memory)
@@ -302,6 +302,9 @@ def _device(config: EngineConfig, rank: int) -> torch.device:
 
 
 def _team(config: EngineConfig) -> Team | None:
+    if _is_bf16(config) and config.kernels not in BF16_VARIANTS:
+        known = " and ".join(BF16_VARIANTS)
+        raise ConfigError(f"matmul_precision=bfloat16: supported only by {known} kernels, not by {config.kernels}")
     if config.kernels in ("torch", "triton"):
         if config.weights != "stored" and (config.weights, config.kernels) != ("fp8", "triton"):
             who = "triton" if config.weights == "fp8" else "compiled"
@@ -317,9 +320,13 @@ def _team(config: EngineConfig) -> Team | None:
             f"kernels={config.kernels}: supported is float32 on a CPU, not {config.dtype} on {config.device}"
         )
     try:
-        return Team(config.kernels, config.threads, config.cpus)
+        return Team(config.kernels, config.threads, config.cpus, bf16=_is_bf16(config))
     except MissingKernels as error:
         raise ConfigError(str(error)) from error
+
+
+def _is_bf16(config: EngineConfig) -> bool:
+    return config.matmul_precision == "bfloat16"
 
 
 def _check_pages(config: EngineConfig) -> None:
@@ -370,7 +377,9 @@ def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None, worl
     if team is None or not quantized or config.weight_cache is None:
         return None
     files = {info.file for info in checkpoint.tensors.values()}
-    return PackedFile(Path(config.weight_cache), files, config.weight_format, team.tiling, (world.rank, world.size))
+    return PackedFile(
+        Path(config.weight_cache), files, config.weight_format, team.tiling.exact, (world.rank, world.size)
+    )
 
 
 @contextmanager

@@ -24,11 +24,17 @@ class Tiling(NamedTuple):
     width: int  # floats of a vector
     word8: int  # inputs of a word of 8-bit weights
     word4: int  # inputs of a word of 4-bit weights
+    bf16: bool = False  # matrices that are not quantized are multiplied in bf16 by activations rounded to bf16
 
     @property
     def matrix(self) -> bool:
         """Return whether the variant has matrix tiles (AMX)."""
         return self.variant == "amx"
+
+    @property
+    def exact(self) -> "Tiling":
+        """Return the layout of matrices that are exempt from bf16 arithmetic."""
+        return self._replace(bf16=False)
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,11 @@ _AVX512_PARTS = ("f", "bw", "vl", "dq", "vnni")
 _AVX512 = (*(f"-mavx512{part}" for part in _AVX512_PARTS), "-mfma", "-mf16c", "-mprefer-vector-width=512")
 _AVX512_NEEDS = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"))
 _AVX2, _AVX2_NEEDS = ("-mavx2", "-mfma", "-mf16c"), frozenset(("avx2", "fma", "f16c"))
+BF16_VARIANTS = ("amx", "avx512bf16")  # variants that can multiply in bf16
 _AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 VARIANTS = (
     Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX), (16, 4, 4)),
+    Variant("avx512bf16", _X86, _AVX512_NEEDS | {"avx512_bf16"}, (*_AVX512, "-mavx512bf16"), (16, 4, 4)),
     Variant("avx512", _X86, _AVX512_NEEDS, _AVX512, (16, 4, 4)),
     Variant("avxvnni", _X86, _AVX2_NEEDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), (8, 4, 4)),
     Variant("avx2", _X86, _AVX2_NEEDS, _AVX2, (8, 4, 4)),
@@ -90,9 +98,10 @@ class MissingKernels(Exception):
     """The requested compiled kernels do not exist; the message names the usable ones."""
 
 
-def tiling(name: str) -> Tiling | None:
-    """Return the weight layout of the variant of this name, which need not run here, or None if there is none."""
-    return next((one.tiling for one in VARIANTS if one.name == name), None)
+def tiling(name: str, *, bf16: bool = False) -> Tiling | None:
+    """Return the weight layout of the variant of this name, which need not run here, or None if there is none. bf16:
+    with bf16 arithmetic."""
+    return next((one.tiling._replace(bf16=bf16) for one in VARIANTS if one.name == name), None)
 
 
 def usable() -> tuple[str, ...]:

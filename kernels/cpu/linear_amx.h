@@ -1,8 +1,9 @@
 // y = x Wᵀ by matrix tiles (Intel AMX).
 //
-// bf16: exact to float. Weights that are bf16 in the checkpoint, and each x as the sum of three bf16 numbers, which
+// AMX_BF16: exact to float. Weights that are bf16 in the checkpoint, and each x as the sum of three bf16 numbers, which
 // together hold all of its digits. Products of two bf16 numbers are exact in float, sums are in float; for each block of
 // inputs the three parts are added in the same order whatever the number of rows.
+// PAIRS_BF16: the same with each x rounded to one bf16 number, which takes a third of the multiplications.
 // int8: x quantized to 8 bits in blocks, as in linear_int.h; the products are in linear_amx_groups.h.
 //
 // A tile holds 16 rows of 64 bytes: 32 inputs of 2 bytes, or 64 of one. bf16 weights: [16 outputs][block][word][output][4
@@ -21,8 +22,17 @@ namespace amx {
 
 constexpr int64_t SIDE = 16, LINE = 64, TILE = SIDE * LINE;  // rows, bytes of a row, bytes
 
-struct Bf16 { static constexpr int64_t INPUTS = 32, PARTS = 3; };
-struct Int8 { static constexpr int64_t INPUTS = 64, PARTS = 1; };
+// Numbers of x in a tile: inputs of a row, and tiles that hold the parts of the same inputs.
+template <int64_t P> struct Bf16 {
+    static constexpr int64_t INPUTS = 32, PARTS = P;
+    static constexpr bool SCALED = false;
+};
+struct Int8 {
+    static constexpr int64_t INPUTS = 64, PARTS = 1;
+    static constexpr bool SCALED = true;
+};
+using Exact = Bf16<3>;
+using Rounded = Bf16<1>;
 
 constexpr int64_t CHUNK = 8;          // row tiles that share one pass over the weights
 constexpr int64_t GROUP = 8;          // output tiles of a piece of work where there are many rows
@@ -59,7 +69,7 @@ static void configure(int64_t tokens) {
 // Blocks of x with a scale of their own, in int8.
 static inline int64_t x_blocks(const Linear& op) { return (op.inputs + op.group - 1) / op.group * op.group / block_of(op); }
 template <class T> static inline int64_t blocks(const Linear& op) {
-    return (T::PARTS == 1 ? x_blocks(op) * block_of(op) + T::INPUTS - 1 : op.inputs + T::INPUTS - 1) / T::INPUTS;
+    return (T::SCALED ? x_blocks(op) * block_of(op) + T::INPUTS - 1 : op.inputs + T::INPUTS - 1) / T::INPUTS;
 }
 static inline int64_t row_tiles(int64_t tokens) { return (tokens + SIDE - 1) / SIDE; }
 static inline int64_t output_tiles(const Linear& op) { return (op.outputs + SIDE - 1) / SIDE; }
@@ -67,7 +77,8 @@ template <class T> static inline int64_t packed_tiles(const Linear& op, int64_t 
     return row_tiles(tokens) * blocks<T>(op) * T::PARTS;
 }
 static inline size_t packed_floats(const Linear& op, int64_t tokens) {
-    if (op.form == AMX_BF16) return size_t(packed_tiles<Bf16>(op, tokens) * TILE / 4);
+    if (op.form == AMX_BF16) return size_t(packed_tiles<Exact>(op, tokens) * TILE / 4);
+    if (op.form == PAIRS_BF16) return size_t(packed_tiles<Rounded>(op, tokens) * TILE / 4);
     const int64_t of_tile = (x_blocks(op) + outlier_words(x_blocks(op))) * SIDE;
     return size_t(packed_tiles<Int8>(op, tokens) * TILE / 4 + row_tiles(tokens) * of_tile);
 }
@@ -83,13 +94,15 @@ static inline vf round_bf16(vf x, uint8_t* out) {
     return (vf)bits;
 }
 
-static void pack_x(Bf16, const Linear& op, const float* x, uint8_t* row, float*, int32_t*, Scratch&) {
-    for (int64_t at = 0; at < op.inputs; at += Bf16::INPUTS, row += Bf16::PARTS * TILE) {
-        alignas(64) float block[Bf16::INPUTS] = {};
-        std::memcpy(block, x + at, sizeof(float) * size_t(std::min(Bf16::INPUTS, op.inputs - at)));
-        for (int64_t half = 0; half < Bf16::INPUTS; half += W) {
+template <int64_t P>
+static void pack_x(Bf16<P>, const Linear& op, const float* x, uint8_t* row, float*, int32_t*, Scratch&) {
+    constexpr int64_t INPUTS = Bf16<P>::INPUTS;
+    for (int64_t at = 0; at < op.inputs; at += INPUTS, row += P * TILE) {
+        alignas(64) float block[INPUTS] = {};
+        std::memcpy(block, x + at, sizeof(float) * size_t(std::min(INPUTS, op.inputs - at)));
+        for (int64_t half = 0; half < INPUTS; half += W) {
             vf rest = load(block + half);
-            for (int64_t part = 0; part < Bf16::PARTS; part++) rest -= round_bf16(rest, row + part * TILE + 2 * half);
+            for (int64_t part = 0; part < P; part++) rest -= round_bf16(rest, row + part * TILE + 2 * half);
         }
     }
 }
@@ -110,7 +123,7 @@ static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* pac
     float* scales = (float*)(tiles + packed_tiles<T>(op, tokens) * TILE);
     uint8_t* tile = tiles + token / SIDE * blocks<T>(op) * T::PARTS * TILE;
     int32_t* list = nullptr;
-    if constexpr (T::PARTS == 1) {
+    if constexpr (T::SCALED) {
         list = outliers(op, tokens, token, (int32_t*)scales);
         scales += token / SIDE * x_blocks(op) * SIDE + token % SIDE;
     }
@@ -121,7 +134,7 @@ static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* pac
 }
 
 // One row tile, N output tiles `apart` from each other. sums: [16][stride].
-template <int N>
+template <class T, int N>
 static void one_by(const uint8_t* x, const uint8_t* w, int64_t apart, int64_t depth, float* sums, int64_t stride, bool more) {
     if (more) {
         _tile_loadd(0, sums, stride * 4);
@@ -132,7 +145,7 @@ static void one_by(const uint8_t* x, const uint8_t* w, int64_t apart, int64_t de
         if constexpr (N > 1) _tile_zero(1);
         if constexpr (N > 2) _tile_zero(2);
     }
-    for (int64_t block = 0; block < depth; block++, x += Bf16::PARTS * TILE, w += TILE) {
+    for (int64_t block = 0; block < depth; block++, x += T::PARTS * TILE, w += TILE) {
         // Weights of some blocks further on; near the end, of the tiles that come next.
         const uint8_t* ahead = w + AHEAD * TILE + (block + AHEAD < depth ? 0 : N * apart - depth * TILE);
         for (int n = 0; n < N; n++)
@@ -141,7 +154,7 @@ static void one_by(const uint8_t* x, const uint8_t* w, int64_t apart, int64_t de
         if constexpr (N > 1) _tile_loadd(4, w + apart, 64);
         if constexpr (N > 2) _tile_loadd(5, w + 2 * apart, 64);
 #define ROWS_OF(part, tile)                                 \
-    if constexpr (part < Bf16::PARTS) {                     \
+    if constexpr (part < T::PARTS) {                     \
         _tile_loadd(tile, x + part * TILE, 64);             \
         _tile_dpbf16ps(0, tile, 3);                               \
         if constexpr (N > 1) { _tile_dpbf16ps(1, tile, 4); }      \
@@ -156,6 +169,7 @@ static void one_by(const uint8_t* x, const uint8_t* w, int64_t apart, int64_t de
 }
 
 // Two row tiles `x_apart` from each other, two output tiles. sums: [32][stride].
+template <class T>
 static void two_by_two(const uint8_t* x, int64_t x_apart, const uint8_t* w, int64_t apart, int64_t depth, float* sums,
                        int64_t stride, bool more) {
     float* lower = sums + 16 * stride;
@@ -165,11 +179,11 @@ static void two_by_two(const uint8_t* x, int64_t x_apart, const uint8_t* w, int6
     } else {
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     }
-    for (int64_t block = 0; block < depth; block++, x += Bf16::PARTS * TILE, w += TILE) {
+    for (int64_t block = 0; block < depth; block++, x += T::PARTS * TILE, w += TILE) {
         _tile_loadd(4, w, 64);
         _tile_loadd(5, w + apart, 64);
 #define ROWS_OF(part)                                       \
-    if constexpr (part < Bf16::PARTS) {                     \
+    if constexpr (part < T::PARTS) {                     \
         _tile_loadd(6, x + part * TILE, 64);                \
         _tile_loadd(7, x + x_apart + part * TILE, 64);      \
         _tile_dpbf16ps(0, 6, 4); _tile_dpbf16ps(1, 6, 5);   \
@@ -192,8 +206,9 @@ struct Work {
     }
 };
 
+template <class T>
 static void piece(const Linear& op, int64_t tokens, const Work& work, const float* packed, int64_t index, Scratch& scratch) {
-    const int64_t all = blocks<Bf16>(op), apart = all * TILE, x_apart = all * Bf16::PARTS * TILE;
+    const int64_t all = blocks<T>(op), apart = all * TILE, x_apart = all * T::PARTS * TILE;
     const int64_t tile = index % work.groups * work.group, tiles = std::min(work.group, output_tiles(op) - tile);
     const int64_t first = index / work.groups * CHUNK, rows = std::min(CHUNK, work.row_tiles - first);
     const int64_t stride = work.group * SIDE;
@@ -203,33 +218,34 @@ static void piece(const Linear& op, int64_t tokens, const Work& work, const floa
         const int64_t depth = std::min(most, all - block);
         const bool more = block > 0;
         const uint8_t* w = (const uint8_t*)op.weight + tile * apart + block * TILE;
-        const uint8_t* x = (const uint8_t*)packed + first * x_apart + block * Bf16::PARTS * TILE;
-        // Rows outside, outputs inside: x is the larger part, three numbers for one, and stays in the nearest cache.
+        const uint8_t* x = (const uint8_t*)packed + first * x_apart + block * T::PARTS * TILE;
+        // Rows outside, outputs inside: x stays in the nearest cache, because it is the larger part with three numbers for one.
         int64_t row = 0;
         for (; row + 1 < rows; row += 2) {
             const uint8_t* pair = x + row * x_apart;
             float* out = sums + row * SIDE * stride;
             int64_t n = 0;
             for (; n + 1 < tiles; n += 2)
-                two_by_two(pair, x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+                two_by_two<T>(pair, x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
             for (; n < tiles; n++) {
-                one_by<1>(pair, w + n * apart, apart, depth, out + n * SIDE, stride, more);
-                one_by<1>(pair + x_apart, w + n * apart, apart, depth, out + (SIDE * stride) + n * SIDE, stride, more);
+                one_by<T, 1>(pair, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+                one_by<T, 1>(pair + x_apart, w + n * apart, apart, depth, out + (SIDE * stride) + n * SIDE, stride, more);
             }
         }
         for (; row < rows; row++) {
             float* out = sums + row * SIDE * stride;
             int64_t n = 0;
-            for (; n + 2 < tiles; n += 3) one_by<3>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
-            for (; n < tiles; n++) one_by<1>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+            for (; n + 2 < tiles; n += 3) one_by<T, 3>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+            for (; n < tiles; n++) one_by<T, 1>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
         }
     }
     put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
 }
 
+template <class T>
 static void pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
     const Work work(op, rows);
-    for (int64_t index = begin; index < end; index++) piece(op, rows, work, packed, index, scratch);
+    for (int64_t index = begin; index < end; index++) piece<T>(op, rows, work, packed, index, scratch);
 }
 
 }  // namespace amx

@@ -25,17 +25,19 @@ static inline void flush_subnormal(bool on) {
 }
 
 // [block][word][row][part][2]: the two inputs of a word as floats.
-static inline size_t few_floats(const Linear& op, int64_t rows) { return size_t(blocks<Bf16>(op) * rows * Bf16::INPUTS * Bf16::PARTS); }
+template <class X> static inline size_t few_floats(const Linear& op, int64_t rows) {
+    return size_t(blocks<X>(op) * rows * X::INPUTS * X::PARTS);
+}
 
-static void pack_few(const Linear& op, int64_t token, int64_t rows, float* packed, Scratch& scratch) {
-    const int64_t tiles = blocks<Bf16>(op), words = Bf16::INPUTS / 2;
-    uint8_t* line = (uint8_t*)at_least(scratch.wide, size_t(tiles * Bf16::PARTS * TILE / 4));
-    pack_x(Bf16{}, op, op.x + token * op.x_stride, line, nullptr, nullptr, scratch);
+template <class X> static void pack_few(const Linear& op, int64_t token, int64_t rows, float* packed, Scratch& scratch) {
+    const int64_t tiles = blocks<X>(op), words = X::INPUTS / 2;
+    uint8_t* line = (uint8_t*)at_least(scratch.wide, size_t(tiles * X::PARTS * TILE / 4));
+    pack_x(X{}, op, op.x + token * op.x_stride, line, nullptr, nullptr, scratch);
     for (int64_t block = 0; block < tiles; block++)
-        for (int64_t part = 0; part < Bf16::PARTS; part++) {
-            const bf16* from = (const bf16*)(line + (block * Bf16::PARTS + part) * TILE);
-            for (int64_t i = 0; i < Bf16::INPUTS; i++)
-                packed[(((block * words + i / 2) * rows + token) * Bf16::PARTS + part) * 2 + i % 2] = widen(from[i]);
+        for (int64_t part = 0; part < X::PARTS; part++) {
+            const bf16* from = (const bf16*)(line + (block * X::PARTS + part) * TILE);
+            for (int64_t i = 0; i < X::INPUTS; i++)
+                packed[(((block * words + i / 2) * rows + token) * X::PARTS + part) * 2 + i % 2] = widen(from[i]);
         }
 }
 
@@ -45,9 +47,9 @@ static inline void fetch(const uint8_t* at, int64_t left, int64_t skip) {
     _mm_prefetch((const char*)at + FAR + (FAR < left ? 0 : skip), _MM_HINT_T1);
 }
 
-template <int R, int T> static void few_bf16(const Linear& op, const float* x, int64_t tile) {
-    constexpr int P = Bf16::PARTS;
-    const int64_t all = blocks<Bf16>(op), apart = all * TILE;
+template <class X, int R, int T> static void few_bf16(const Linear& op, const float* x, int64_t tile) {
+    constexpr int P = X::PARTS;
+    const int64_t all = blocks<X>(op), apart = all * TILE;
     const uint8_t* w = (const uint8_t*)op.weight + tile * apart;
     const vi high = vi{} + int32_t(0xffff0000);
     vf sums[T][R] = {};
@@ -76,16 +78,17 @@ template <int R, int T> static void few_bf16(const Linear& op, const float* x, i
 }
 
 // Pieces [begin, end), each of few_width(rows) output tiles.
-template <int R = 1> static void few_rows(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end) {
+template <class X, int R = 1>
+static void few_rows(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end) {
     if (rows != R) {
-        if constexpr (R < MOST_FEW) few_rows<R + 1>(op, rows, packed, begin, end);
+        if constexpr (R < MOST_FEW) few_rows<X, R + 1>(op, rows, packed, begin, end);
         return;
     }
     constexpr int T = R == 1 ? 2 : 1;
     const int64_t tiles = output_tiles(op);
     for (int64_t tile = begin * T; tile < std::min(end * T, tiles); tile += T) {
         const bool whole = tile + T <= tiles;
-        whole ? few_bf16<R, T>(op, packed, tile) : few_bf16<R, 1>(op, packed, tile);
+        whole ? few_bf16<X, R, T>(op, packed, tile) : few_bf16<X, R, 1>(op, packed, tile);
     }
 }
 

@@ -1,9 +1,10 @@
-"""Weights in the order in which the compiled kernels read them (linear.h, linear_amx.h, linear_int.h).
+"""Weights in the order in which the compiled kernels read them (linear.h, linear_amx.h, linear_pairs.h, linear_int.h).
 
 form         order                                                          used for
 tiles_f32    [outputs / 2V][input][2V], V floats to a vector                float32, and types that round differently
 tiles_bf16   the same in bf16: half the bytes, the same numbers             bf16 checkpoints
 amx_bf16     [outputs / 16][inputs / 32][pair of inputs][output][2]         bf16 checkpoints on CPUs with matrix tiles
+pairs_bf16   the same order; activations are rounded to bf16                all types, with bf16 arithmetic
 tiles_int4   [outputs / V][group]{pairs of words, scales, zero points}      4 bits
 tiles_int8   [outputs / 2V][group]{words, scales}, 128 for zero             8 bits
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from kernels.cpu.library import Tiling
 from kernels.quantisation import Int4Weight, Int8Weight
 
-FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "tiles_int4", "tiles_int8")
+FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "pairs_bf16", "tiles_int4", "tiles_int8")
 Weight = Tensor | Int8Weight | Int4Weight
 
 
@@ -41,12 +42,14 @@ class Packed:
 
 
 def form_for(weight: Weight, tiling: Tiling) -> str:
-    """Return the fastest form that keeps every number of the weight."""
+    """Return the fastest form that keeps every number of the weight. bf16 arithmetic rounds other types to bf16."""
     match weight:
         case Int8Weight():
             return "tiles_int8"
         case Int4Weight():
             return "tiles_int4"
+        case _ if tiling.bf16:
+            return "pairs_bf16"
         case _ if weight.dtype == torch.bfloat16:
             return "amx_bf16" if tiling.matrix else "tiles_bf16"
     return "tiles_f32"
@@ -58,7 +61,7 @@ def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
     if not isinstance(weight, Tensor):
         return _pack_groups(weight, form, tiling)
     outputs, inputs = weight.shape
-    if form == "amx_bf16":
+    if form in ("amx_bf16", "pairs_bf16"):
         data = _words(_padded(weight.to(torch.bfloat16), 16, 32), 16, 2)
     else:
         kept = weight.to(torch.float32 if form == "tiles_f32" else torch.bfloat16)

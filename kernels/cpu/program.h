@@ -57,7 +57,7 @@ struct RopeKV {
     int32_t rope, interleaved, group, layer;
 };
 
-enum Form : int32_t { TILES_F32, TILES_BF16, AMX_BF16, TILES_INT4, TILES_INT8, FORMS };
+enum Form : int32_t { TILES_F32, TILES_BF16, AMX_BF16, PAIRS_BF16, TILES_INT4, TILES_INT8, FORMS };
 
 // y = x Wᵀ (+ b)
 struct Linear {

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import ACTIVATIONS, MissingKernels, Tiling, load
+from kernels.cpu.library import ACTIVATIONS, BF16_VARIANTS, MissingKernels, Tiling, load
 from kernels.cpu.packing import FORMS, Packed
 from kernels.cpu.pages import head_dim
 from kernels.cpu.shm_collective import CollectiveAborted, ShmCollective
@@ -264,17 +264,19 @@ class StepData:
 
 class Team:
     """Threads of one compiled variant. One call of `run` at a time; the caller is one of the threads. cpus: one for
-    each thread, to which all but the caller are pinned, or none."""
+    each thread, to which all but the caller are pinned, or none. bf16: weights are packed for bf16 arithmetic."""
 
-    def __init__(self, variant: str, threads: int, cpus: Sequence[int] = ()) -> None:
+    def __init__(self, variant: str, threads: int, cpus: Sequence[int] = (), *, bf16: bool = False) -> None:
         self.variant, self.threads = variant, threads
         self._runner: int | None = None
         if cpus and len(cpus) != threads:
             raise ValueError(f"{len(cpus)} CPUs for {threads} threads: pass one per thread, or none")
+        if bf16 and variant not in BF16_VARIANTS:
+            raise ValueError(f"{variant} kernels have no bf16 arithmetic; {' and '.join(BF16_VARIANTS)} kernels have")
         self._library = load(variant)
         cut = [c_int64() for _ in range(3)]
         self._library.slipway_tiling(*map(ctypes.byref, cut))
-        self.tiling = Tiling(variant, *(each.value for each in cut))
+        self.tiling = Tiling(variant, *(each.value for each in cut), bf16=bf16)
         _compare_sizes(self._library)
         self._runner = self._library.slipway_start(threads, (c_int32 * len(cpus))(*cpus) if cpus else None)
         if self._runner is None:

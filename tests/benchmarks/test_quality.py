@@ -208,6 +208,17 @@ def test_formats_have_the_weights_of_their_names(file, tmp_path):
         row = torch.from_numpy(tensors[f"{bits}_restored"]["blk.0.ffn_up.weight"].data[0].copy())
         part = row if bits == "int8" else row[:32]
         assert 2 < len(part.unique()) <= levels and "output.weight" in tensors[f"{bits}_restored"]
+    pairs = tensors["bf16_restored"], tensors["plain"]
+    rounded, plain = (torch.from_numpy(one["blk.0.ffn_up.weight"].data.copy()) for one in pairs)
+    assert torch.equal(rounded, plain.bfloat16().float()) and not torch.equal(rounded, plain)
+
+
+def test_torch_simulates_products_of_bf16_numbers():
+    x, weight = torch.randn(5, 300), torch.randn(7, 300)
+    with quality.Bf16Products():
+        found = torch.nn.functional.linear(x, weight)
+    want = x.bfloat16().double() @ weight.bfloat16().double().T
+    assert (found - want).abs().max() < 1e-4 < (x.double() @ weight.double().T - want).abs().max()
 
 
 def test_a_run_writes_every_setting(file, tmp_path, monkeypatch, capsys):
@@ -234,6 +245,6 @@ def test_a_run_writes_every_setting(file, tmp_path, monkeypatch, capsys):
     for name in ("stored", "original file"):
         assert abs(results[name]["arithmetic"]["kl"]) < 1e-6 and results[name]["all"]["same_top"] == 1.0
     assert results["int4"]["all"]["kl"] > results["int8"]["all"]["kl"] > 0
-    for name in ("Q8_0", "int8", "Q4_0", "int4"):
+    for name in ("Q8_0", "int8", "Q4_0", "int4", "bfloat16 products"):
         assert results[name]["arithmetic"]["kl"] > 0
     assert "written to" in capsys.readouterr().out

@@ -48,8 +48,14 @@ def random(*shape, seed=0, dtype=torch.float32):
 
 
 def forms_of(team):
-    """Of weights in full precision."""
-    return FORMS[:3] if team.variant == "amx" else FORMS[:2]
+    """Of weights that are not quantized."""
+    own = {"amx": ("amx_bf16", "pairs_bf16"), "avx512bf16": ("pairs_bf16",)}
+    return (*FORMS[:2], *own.get(team.variant, ()))
+
+
+def activations(form, x):
+    """The numbers that this form multiplies by bf16 weights, in float64."""
+    return (x.bfloat16() if form == "pairs_bf16" else x).double()
 
 
 def multiply(team, weight, x, form=None, bias=None, *, margin=3):
@@ -80,8 +86,8 @@ def test_linear_equals_the_matrix_product_for_any_number_of_rows(team, size):
     for form in forms_of(team):
         for rows in ROWS:
             x = random(rows, size[1], seed=rows)
-            near(multiply(team, weight, x, form), x.double() @ weight.double().T)
-        near(multiply(team, weight, x, form, bias), x.double() @ weight.double().T + bias.double())
+            near(multiply(team, weight, x, form), activations(form, x) @ weight.double().T)
+        near(multiply(team, weight, x, form, bias), activations(form, x) @ weight.double().T + bias.double())
 
 
 def test_row_of_a_linear_does_not_depend_on_other_rows(team):
@@ -101,6 +107,50 @@ def test_row_with_subnormal_digits_does_not_depend_on_other_rows(team, size):
         together = multiply(team, weight, x, form)
         for rows in (1, 2, 3):
             assert torch.equal(multiply(team, weight, x[:rows], form), together[:rows]), rows
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 31, 33, 97, 448, 1153])
+def test_bf16_product_multiplies_each_input_by_its_own_weight(team, inputs):
+    """Whole numbers below 2^24 are added exactly, and powers of 2 are not rounded, so the result is exact."""
+    weight = torch.randint(-8, 9, (50, inputs), generator=torch.Generator().manual_seed(inputs)).bfloat16()
+    x = 2.0 ** torch.randint(0, 8, (200, inputs), generator=torch.Generator().manual_seed(1)).float()
+    for form in forms_of(team):
+        for rows in ROWS:
+            assert torch.equal(multiply(team, weight, x[:rows], form).double(), x[:rows].double() @ weight.double().T)
+
+
+def test_bf16_activations_are_rounded_to_nearest_ties_to_even(team):
+    """A weight of ones on the diagonal returns the activations as they are multiplied."""
+    ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20, 1 - 2**-9 - 2**-20, 3e38, -1e-30, 0])
+    x = torch.cat((ties.repeat(200, 1), random(200, 33, seed=1) * torch.logspace(-20, 30, 33)), 1)
+    for form in forms_of(team):
+        for rows in ROWS:
+            found = multiply(team, torch.eye(x.shape[1]).bfloat16(), x[:rows], form)
+            if form == "pairs_bf16":
+                assert torch.equal(found, x[:rows].bfloat16().float()), rows
+            else:
+                near(found / x[:rows].abs().clamp(min=1e-38), x[:rows].sign(), 1e-6)
+
+
+@pytest.mark.parametrize("variant", library.BF16_VARIANTS)
+def test_bf16_arithmetic_packs_every_unquantized_type_as_pairs(variant):
+    tiling = library.tiling(variant, bf16=True)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        weight = random(20, 40).to(dtype)
+        packed, own = pack(weight, tiling), pack(weight, tiling.exact)
+        assert packed.form == "pairs_bf16" and own.form != "pairs_bf16"
+        assert torch.equal(packed.data, pack(weight.bfloat16(), tiling, "amx_bf16").data)
+    assert pack(to_int8(random(20, 64), 64), tiling).form == "tiles_int8"
+
+
+def test_variants_without_the_instructions_refuse_bf16_arithmetic(team):
+    if team.variant in library.BF16_VARIANTS:
+        made = Team(team.variant, 1, bf16=True)
+        assert made.tiling == team.tiling._replace(bf16=True) == library.tiling(team.variant, bf16=True)
+        made.close()
+    else:
+        with pytest.raises(ValueError, match="kernels have no bf16 arithmetic; amx and avx512bf16 kernels have"):
+            Team(team.variant, 1, bf16=True)
 
 
 def test_float32_weights_keep_all_their_digits(team):

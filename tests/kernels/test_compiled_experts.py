@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from kernels.cpu import program
-from kernels.cpu.library import usable
+from kernels.cpu.library import BF16_VARIANTS, usable
 from kernels.cpu.packing import form_for, pack
 from kernels.cpu.program import ACTS, SCORES, Activate, Cap, Combine, Program, Route, StepData, Team
 from kernels.experts.routes import route
 from kernels.quantisation import activation_block, outlier_ratio, rounded_rows, to_int4, to_int8
 
 POISON = 12345.0
-FULL = ("tiles_f32", "tiles_bf16", "amx_bf16")
+FULL = ("tiles_f32", "tiles_bf16", "amx_bf16", "pairs_bf16")
 ROUNDED = ("tiles_int8", "tiles_int4")
 PAIRS = [
     (variant, form)
     for variant in usable()
     for form in (*FULL, *ROUNDED)
-    if variant == "amx" or not form.startswith("amx")  # matrix tiles are of one variant alone
+    if variant in {"amx_bf16": ("amx",), "pairs_bf16": BF16_VARIANTS}.get(form, (variant,))
 ]
 
 
@@ -52,7 +52,9 @@ def made_in(team, form, weight):
 
 
 def product(form, x, weight):
-    """x: [inputs] float32, as a row is multiplied: rounded to 8 bits where the weights are."""
+    """x: [inputs] float32, as a row is multiplied: rounded to bf16 in pairs, to 8 bits where the weights are."""
+    if form == "pairs_bf16":
+        return weight @ x.bfloat16().double()
     if form in FULL:
         return weight @ x.double()
     group, bits = (32, 4) if "int4" in form else (64, 8)
@@ -236,14 +238,16 @@ def test_mixture_is_the_weighted_sum_of_its_experts(team, form, scores, k):
             for t in range(tokens):
                 y = torch.zeros(hidden, dtype=torch.float64)
                 for e, weight in zip(*chosen_by(logits[t], k, scores), strict=True):
-                    left, right = (ups[e][1] @ x[t].double()).split(inner)
-                    y += weight * (downs[e][1] @ (torch.nn.functional.silu(left) * right))
+                    left, right = product(form, x[t], ups[e][1]).split(inner)
+                    y += weight * product(form, torch.nn.functional.silu(left) * right, downs[e][1])
                 want.append(y)
             want = torch.stack(want)
-            near(mixture(team, logits, k, *packed, x, scores), want)
-            near(mixture(team, logits, k, *packed, x, scores, shared), want + shared)
+            # An activation between two bf16 numbers may be rounded to the other one than in float64.
+            within = 3e-3 if form == "pairs_bf16" else 1e-5
+            near(mixture(team, logits, k, *packed, x, scores), want, within)
+            near(mixture(team, logits, k, *packed, x, scores, shared), want + shared, within)
             opened = gate[:, :1].double().sigmoid()
-            near(mixture(team, logits, k, *packed, x, scores, shared, gate), want + opened * shared)
+            near(mixture(team, logits, k, *packed, x, scores, shared, gate), want + opened * shared, within)
 
 
 @pytest.mark.parametrize(("team", "form"), PAIRS, indirect=["team"])

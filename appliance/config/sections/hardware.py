@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from appliance.config.key import EVERYTHING, SERVICE, Effect, declare
+from appliance.config.key import EVERYTHING, NUMBERS, SERVICE, Effect, declare
 from appliance.config.sections.values import Auto, BytesOrAuto, Count, CpuList, Section
 
 
@@ -59,18 +59,21 @@ class Hardware(Section):
     """CPUs of the engines' threads, such as 0-3,8; auto pins threads on exclusive cores, none never pins."""
     reserved_cores: Annotated[int, Field(ge=0)] | Auto = declare("auto", effect=SERVICE, example=1)
     """Cores reserved for the gateway and the system; auto is 1 above 8 cores, otherwise 0."""
-    kernels: Literal["auto", "torch", "triton", "base", "neon", "avx2", "avxvnni", "avx512", "amx"] = declare(
-        "auto",
-        effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
-        target="engine.kernels",
+    kernels: Literal["auto", "torch", "triton", "base", "neon", "avx2", "avxvnni", "avx512", "avx512bf16", "amx"] = (
+        declare(
+            "auto",
+            effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
+            target="engine.kernels",
+        )
     )
     """Kernels of the engine: auto is triton on a GPU, the fastest compiled kernels on a CPU, otherwise torch."""
     batch_invariant: bool = declare(False, effect=Effect("engine", outputs="rounding", caches=("prefix",), graphs=True))
     """Make the results of a request independent of concurrent requests; slower on a GPU, free on a CPU."""
-    matmul_precision: Literal["highest", "high", "medium"] = declare(
-        "highest", effect=Effect("engine", outputs="yes", caches=("prefix",), graphs=True)
+    matmul_precision: Literal["highest", "high", "medium", "bfloat16"] = declare(
+        "highest", effect=NUMBERS, target="engine.matmul_precision"
     )
-    """Precision of float32 products in torch: highest is exact, high is TF32, medium is bfloat16, if supported."""
+    """Precision of float32 products: highest is exact; with torch, high is TF32 and medium is bfloat16, if supported;
+    bfloat16 needs compiled kernels for AMX or AVX-512 BF16."""
     graphs: bool | Auto = declare("auto", effect=Effect("engine", outputs="rounding", graphs=True, memory=True))
     """Capture decode steps as CUDA graphs at start; auto does so for generating models with Triton kernels, which are
     required."""

@@ -55,7 +55,7 @@ class Model(Section):
         strict=False,
     )
     """Names of the served model; the first is canonical. Default: the last part of the source's name."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = declare("auto", effect=NUMBERS, target="engine.dtype")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = declare("auto", effect=NUMBERS)
     """Data type of weights and activations; auto is the checkpoint's type on a GPU and float32 on a CPU."""
     max_context: Annotated[int, Field(ge=2)] | Auto = declare(
         "auto",

@@ -29,7 +29,10 @@ def test_gpu_memory_is_the_reported_size_less_a_cuda_context() -> None:
 def test_described_cpu_has_its_cores_memory_and_kernels() -> None:
     machine = hardware("amx:16:64GiB")
     assert (machine.cores, machine.memory_free, machine.gpus) == (16, 64 * GIB, ())
-    assert machine.kernels == ("amx", "avx512", "avxvnni", "avx2", "base") and len(machine.topology.allowed) == 16
+    assert (
+        machine.kernels == ("amx", "avx512bf16", "avx512", "avxvnni", "avx2", "base")
+        and len(machine.topology.allowed) == 16
+    )
     assert hardware("graviton:4:512MiB").kernels == ("neon", "base")
     assert hardware("cpu:1:1.5GiB").memory_free == 3 * GIB // 2
 

@@ -16,10 +16,11 @@ def predicted(
     world: Any = SINGLE,
     group: int = 0,
     head: str = "auto",
+    bf16: bool = False,
 ) -> tuple[Holding, ...]:
     holder = Holder(
         dtype=dtype,
-        tiling=tiling(kernels),
+        tiling=tiling(kernels, bf16=bf16),
         bits=bits,
         group=group,
         head=head,

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
+from engine.layers.mlp import ExpertsLayer
 from engine.layers.model import TextModel
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.footprint import mapped_bytes, part_bytes
 from engine.models.ranks import rows_of, share_of, tensor_problem
 from engine.weights.packed import PackedFile
-from kernels.cpu.library import tiling, usable
+from kernels.cpu.library import BF16_VARIANTS, tiling, usable
 from kernels.cpu.program import Team
 from kernels.fp8 import Fp8Products
 from tests.engine.fp8_writers import FP8_KINDS, write_experts
@@ -39,10 +40,27 @@ class FakeWorld:
     all_gather = all_reduce
 
 
-def loaded(checkpoint: Checkpoint, kernels: str, dtype: str = "float32", bits: str = "stored", world: Any = SINGLE):
+class PackingTeam:
+    """Packs weights for bf16 arithmetic of a variant that this CPU need not run."""
+
+    def __init__(self, kernels: str) -> None:
+        self.tiling = tiling(kernels, bf16=True)
+
+
+def loaded(
+    checkpoint: Checkpoint,
+    kernels: str,
+    dtype: str = "float32",
+    bits: str = "stored",
+    world: Any = SINGLE,
+    *,
+    bf16: bool = False,
+):
     form = layout(checkpoint.model, block_tokens=16, element_bytes=4, ranks=world.size)
     fused = kernels == "triton"
-    team = None if fused or kernels == "torch" else Team(kernels, 1)
+    team: Any = None
+    if not fused and kernels != "torch":
+        team = PackingTeam(kernels) if bf16 else Team(kernels, 1)
     fp8 = Fp8Products() if fused else None
     model = TextModel(checkpoint.model, form, world, DTYPES[dtype], "cpu", team, bits, stacked=fused, fp8=fp8)
     model.load(checkpoint)
@@ -69,6 +87,25 @@ def test_every_architecture_holds_what_was_planned_to_the_byte(checkpoint, name,
 @pytest.mark.parametrize("name", ["llama", "qwen2", "cohere-qk-norm", "gemma3", "olmo2", "starcoder2", "qwen2-moe"])
 def test_a_bf16_checkpoint_too(bf16_checkpoint, name, by):
     compare(read_checkpoint(bf16_checkpoint(name).path), by)
+
+
+@pytest.mark.parametrize("by", BF16_VARIANTS)
+@pytest.mark.parametrize("name", ["llama", "llama-odd-heads-biases", "qwen2", "starcoder2", "qwen2-moe"])
+def test_weights_for_bf16_arithmetic_too(checkpoint, bf16_checkpoint, name, by):
+    for path in (checkpoint(name).path, bf16_checkpoint(name).path):
+        compare(read_checkpoint(path), by, bf16=True)
+
+
+@pytest.mark.parametrize("by", BF16_VARIANTS)
+def test_routers_are_exempt_from_bf16_arithmetic(checkpoint, by):
+    """A rounded router would select other experts."""
+    model = loaded(read_checkpoint(checkpoint("qwen2-moe").path), by, bf16=True)
+    layers = [body for block in model.residual_blocks for body in block.bodies if isinstance(body, ExpertsLayer)]
+    assert layers
+    for layer in layers:
+        assert layer.router.weight.form == "tiles_f32"
+        assert {one.weight.form for mlp in layer.experts for one in (mlp.up, mlp.down)} == {"pairs_bf16"}
+    assert model.vocabulary.head.form == "pairs_bf16"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -1,4 +1,4 @@
-"""Tests that the worker sets torch's float32 matmul precision from the configuration when it starts."""
+"""Tests that the worker applies the matmul precision of its configuration when it starts."""
 
 import warnings
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 
+from engine.api.errors import ConfigError
 from engine.worker.build import build_worker
 from tests.engine.worker.test_worker import config, model, silent  # noqa: F401  (fixtures)
 
@@ -32,3 +33,10 @@ def test_default_matmul_precision_is_highest(config):  # noqa: F811
     torch.set_float32_matmul_precision("medium")
     build_worker(config, silent).close()
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("kernels", ["torch", "base"])
+def test_kernels_without_bfloat16_arithmetic_refuse_it(config, kernels):  # noqa: F811
+    wanted = msgspec.structs.replace(config, kernels=kernels, matmul_precision="bfloat16")
+    with pytest.raises(ConfigError, match=f"supported only by amx and avx512bf16 kernels, not by {kernels}"):
+        build_worker(wanted, silent)

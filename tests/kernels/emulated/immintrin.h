@@ -1,10 +1,10 @@
 // Instructions of AVX-512 and AMX that the CPU kernels use, computed by plain loops, so that the AVX-512 and AMX kernels
-// can be tested on a CPU that has only AVX2. Compile with -I of this folder, -mavx2 -mfma -mf16c and EMULATE_AVX512 or
-// EMULATE_AMX defined. Semantics: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
+// can be tested on a CPU that has only AVX2. Compile with -I of this folder, -mavx2 -mfma -mf16c and EMULATE_AVX512,
+// EMULATE_AVX512BF16 or EMULATE_AMX defined. Semantics: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 #pragma once
 #include_next <immintrin.h>
 
-#if defined(EMULATE_AVX512) || defined(EMULATE_AMX)
+#if defined(EMULATE_AVX512) || defined(EMULATE_AVX512BF16) || defined(EMULATE_AMX)
 #include <cstdint>
 #include <cstring>
 
@@ -88,6 +88,37 @@ static inline __m512 halves_to_floats(__m256i x) {
 #define _mm512_maskz_cvtepi8_epi32(mask, x) emulated::bytes_to_ints(x)
 #define _mm512_maskz_cvtepi32_ps(mask, x) emulated::ints_to_floats(x)
 #define _mm512_maskz_cvtph_ps(mask, x) emulated::halves_to_floats(x)
+#endif
+
+#ifdef EMULATE_AVX512BF16
+#define __AVX512BF16__ 1
+
+namespace emulated {
+
+// The odd elements of the pairs first, each sum rounded to float. Subnormal numbers count as zero.
+static inline __m512 dpbf16(__m512 sum, __m512i a, __m512i b) {
+    const unsigned modes = _mm_getcsr();
+    _mm_setcsr(modes | 0x8040);
+    auto sums = lanes<float>(sum);
+    const auto first = lanes<uint32_t>(a), second = lanes<uint32_t>(b);
+    const auto value = [](uint32_t bits) {
+        float x;
+        std::memcpy(&x, &bits, 4);
+        return x;
+    };
+    for (int i = 0; i < 16; i++) {
+        volatile float odd = sums.at[i] + value(first.at[i] & 0xffff0000) * value(second.at[i] & 0xffff0000);
+        volatile float even = odd + value(first.at[i] << 16) * value(second.at[i] << 16);
+        sums.at[i] = even;
+    }
+    _mm_setcsr(modes);
+    return vector<__m512>(sums);
+}
+
+}  // namespace emulated
+
+#define __m512bh __m512i
+#define _mm512_dpbf16_ps emulated::dpbf16
 #endif
 
 #ifdef EMULATE_AMX
