@@ -60,7 +60,7 @@ class EngineUnderTest:
     @property
     def weights(self) -> list[Tensor]:
         """Matrices and norms as kernels read them."""
-        loaded = [layer for branch in self.model.residual_blocks for layer in branch.loadables]
+        loaded = self.model.weights.by_name.values()
         held = [*(layer.weight for layer in loaded if hasattr(layer, "weight")), self.model.vocabulary.head]
         return [one if isinstance(one, Tensor) else one.data for one in held]
 

@@ -22,8 +22,8 @@ from appliance.hardware.machine import Machine
 from appliance.planning.plan import plan
 from benchmarks.machine import facts
 from engine.api.messages import PhaseMemory
+from engine.lowering.footprint import PARTS
 from engine.models.checkpoint import read_checkpoint
-from engine.models.footprint import PARTS
 from engine.models.ranks import tensor_problem
 from engine.worker.build import build_worker
 from engine.worker.memory import trim_heap

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.models.footprint import LARGE_GROUP, SMALL_GROUP
+from engine.lowering.footprint import LARGE_GROUP, SMALL_GROUP
 from kernels.quantisation import to_int4, to_int8
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from benchmarks.backends import Name
 from engine.gguf.file import read_gguf
+from engine.lowering.footprint import Holder, footprint, part_bytes
 from engine.models.checkpoint import read_checkpoint
-from engine.models.footprint import Holder, footprint, part_bytes
 from engine.models.parts import has_experts
 from kernels.cpu.library import best, tiling
 

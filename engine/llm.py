@@ -52,8 +52,8 @@ from engine.api.ranges import (
 from engine.arguments import checked_config, python_names
 from engine.core.loop import build_loop
 from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
+from engine.lowering.footprint import Holder, weight_bytes
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.footprint import Holder, weight_bytes
 from engine.models.parts import Model, has_no_kv_cache
 from engine.models.stored import resident_weights
 from engine.structured.grammar import compiler_for

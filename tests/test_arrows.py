@@ -35,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.models": (
         *("engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files", "engine.text.tokenizer"),
     ),
+    "engine.lowering": ("engine.models", "engine.api.config", "engine.api.errors"),
     "engine.kv": ("engine.api", "engine.models.parts"),
     "engine.structured": ("engine.text", "engine.api"),
     "engine.core": ("engine.api", "engine.kv", "engine.structured", "engine.models.parts"),
@@ -42,13 +43,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.distributed": ("engine.models.ranks", "engine.api", "kernels"),
     "engine.weights": ("engine.models", "engine.distributed", "engine.api", "kernels"),
     "engine.layers": (
-        *("engine.models", "engine.weights", "engine.distributed", "engine.kv.layout", "engine.worker.batch"),
-        *("engine.api", "kernels"),
+        *("engine.models", "engine.lowering", "engine.weights", "engine.distributed", "engine.kv.layout"),
+        *("engine.worker.batch", "engine.api", "kernels"),
     ),
     "engine.sampling": ("engine.layers", "engine.api", "kernels"),
     "engine.worker": (
         *("engine.api", "engine.core.plan", "engine.kv", "engine.models", "engine.weights", "engine.distributed"),
-        *("engine.layers", "engine.sampling", "engine.text", "kernels"),
+        *("engine.layers", "engine.lowering.footprint", "engine.sampling", "engine.text", "kernels"),
     ),
     "appliance": (),
     "appliance.config": ("engine.api",),
@@ -63,12 +64,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.checkpoints": ("appliance.config", "appliance.runtime", "engine.api", "engine.models"),
     "appliance.constraints": (
         *("appliance.config", "appliance.hardware"),
-        *("engine.api", "engine.kv.layout", "engine.models", "kernels.cpu.library"),
+        *("engine.api", "engine.kv.layout", "engine.models", "engine.lowering", "kernels.cpu.library"),
     ),
     "appliance.planning": (
         *("appliance.config", "appliance.hardware", "appliance.constraints", "appliance.checkpoints"),
         *("appliance.security", "appliance.chat_templates", "appliance.output_formats"),
-        *("engine.api", "engine.gguf", "engine.kv.layout", "engine.models", "engine.text", "kernels.cpu.library"),
+        *("engine.api", "engine.gguf", "engine.kv.layout", "engine.models", "engine.lowering", "engine.text"),
+        "kernels.cpu.library",
     ),
     "appliance.planning.diff": (
         *("appliance.planning", "appliance.config", "appliance.hardware", "appliance.constraints"),
@@ -149,6 +151,7 @@ TORCH_FREE = (
     "engine.text",
     "engine.gguf",
     "engine.models",
+    "engine.lowering",
     "engine.core",
     "engine.kv",
     "engine.structured",

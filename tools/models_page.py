@@ -29,13 +29,13 @@ weight formats), with the fused kernels of a GPU, and with torch. Separate secti
 
 TAIL = """
 The tests compare each architecture with transformers in float32: logits within 1e-4, greedy tokens and logprobs through
-the complete engine (`tests/engine/layers`, `tests/engine/test_against_transformers.py`). Architectures whose code is not
-part of transformers (InternLM 2, Baichuan, Qwen 1, MiniCPM, EXAONE 3) are compared with an equivalent model of
+the complete engine (`tests/engine/layers`, `tests/engine/test_against_transformers.py`). Architectures whose code is
+not part of transformers (InternLM 2, Baichuan, Qwen 1, MiniCPM, EXAONE 3) are compared with an equivalent model of
 transformers under other tensor names; their code is never executed.
 
-Checkpoints whose computation would differ are refused with the key of `config.json`: ALiBi positions (Falcon RW, Baichuan
-13B), embeddings of another width than the layers (OPT 350M), clipped queries (`clip_qkv`), and norms of q and k with a
-bias (`qk_layernorm` of Phi).
+Checkpoints whose computation would differ are refused with the key of `config.json`: ALiBi positions (Falcon RW,
+Baichuan 13B), embeddings of another width than the layers (OPT 350M), clipped queries (`clip_qkv`), and norms of q and
+k with a bias (`qk_layernorm` of Phi).
 
 ## Text decoders of multimodal models
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.api.config import WeightBits
+from engine.lowering.lower import lower
+from engine.lowering.measures import torch_parts
 from engine.models.checkpoint import Checkpoint
-from engine.models.native import torch_parts
 from engine.models.parts import (
     MLP,
     Attention,
@@ -77,7 +78,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         whole=tensor_sizes(model, own, compiled=True) if held else (),
         fp8=fp8,
         blocks=tensor_sizes(model, own, fp8=True) if fp8 else (),
-        by_torch=torch_parts(model, ACTIVATIONS),
+        by_torch=torch_parts(lower(model), ACTIVATIONS),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in parts),
         pages=tuple(dict.fromkeys((part.kv_heads, part.head_dim) for part in parts)),
     )

@@ -15,7 +15,7 @@ from appliance.planning.memory import (
 from appliance.planning.memory_budget import SELF_TEST, MemoryBudget
 from appliance.planning.workspace import BUFFER
 from engine.kv.layout import Layout
-from engine.models.footprint import mapped_bytes, part_bytes
+from engine.lowering.footprint import mapped_bytes, part_bytes
 
 
 def breakdown(budget: MemoryBudget, cache: Choice[int], context: int, context_account: Account) -> Memory:

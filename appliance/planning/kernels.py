@@ -25,8 +25,8 @@ from appliance.planning.memory_budget import MemoryBudget
 from appliance.planning.ranks import RankBudgets, suggestions
 from engine.api.config import Dtype
 from engine.kv.layout import Layout
+from engine.lowering.footprint import Holder, weight_bytes
 from engine.models.checkpoint import Checkpoint
-from engine.models.footprint import Holder, weight_bytes
 from kernels.cpu.library import VARIANTS, Tiling
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from appliance.planning.derivation import Account, Step, product
 from engine.kv.layout import Layout
-from engine.models.footprint import Holding, Part
+from engine.lowering.footprint import Holding
+from engine.lowering.program import Part
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 CPU_CACHE_BYTES = 4 * 2**30

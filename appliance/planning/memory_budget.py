@@ -26,8 +26,7 @@ from appliance.planning.workspace import (
 from engine.api.config import MAX_RUNNING, Device, graph_ladder
 from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
-from engine.models.checkpoint import Checkpoint
-from engine.models.footprint import (
+from engine.lowering.footprint import (
     Holder,
     Holding,
     footprint,
@@ -36,6 +35,7 @@ from engine.models.footprint import (
     part_bytes,
     temporary_bytes,
 )
+from engine.models.checkpoint import Checkpoint
 from engine.models.parts import Model, has_no_kv_cache
 from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling

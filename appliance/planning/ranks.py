@@ -16,8 +16,8 @@ from appliance.planning.memory import spell_bytes
 from appliance.planning.memory_budget import MemoryBudget, measure, rank_holdings
 from appliance.planning.placement import place
 from appliance.planning.requirements import Need, need_of, requested_capacity
+from engine.lowering.footprint import Holding
 from engine.models.checkpoint import Checkpoint
-from engine.models.footprint import Holding
 
 SHARES = 100  # memory_share is proposed in steps of 1/100
 

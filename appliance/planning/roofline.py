@@ -17,16 +17,10 @@ from appliance.hardware.devices import CpuModel, GpuModel, cpu_by_kernels, gpu_b
 from appliance.hardware.machine import Machine
 from appliance.planning.derivation import Account, Step, leading, number
 from engine.kv.layout import Layout
-from engine.models.footprint import Holding
-from engine.models.parts import MLP, Attention, Experts, Linear, Model, all_bodies, attentions, bodies, encoder_bodies
-from engine.models.sources import (
-    attention_linears,
-    join,
-    mlp_linears,
-    placed_blocks,
-    routed_mlps,
-    router_linear,
-)
+from engine.lowering.footprint import Holding
+from engine.lowering.lower import lower
+from engine.lowering.measures import attention_operations, encoder_weights, multiplied, touched_experts
+from engine.models.parts import Model
 
 DECODE_LENGTH = 1024  # context length of each row in a decode step
 BATCHES = (1, 8, 32)
@@ -124,7 +118,7 @@ def slowest_step_s(model: Model, made: Roofline, limit: Limits, *, step_tokens: 
 
     This is the last chunk of a prompt that fills the context, or the largest decode step.
     """
-    operations = 2 * active_parameters(model) + attention_operations(model, max_context)
+    operations = 2 * active_parameters(model) + attention_operations(lower(model).ops, max_context)
     prompt_s = step_tokens * operations / (limit.ranks * limit.operations)
     return max(prompt_s, step_tokens / made.prefill.tokens_s, *(one.rows / one.tokens_s for one in made.decode), 0.0)
 
@@ -132,10 +126,12 @@ def slowest_step_s(model: Model, made: Roofline, limit: Limits, *, step_tokens: 
 def _decode(
     model: Model, holdings: Sequence[Holding], layout: Layout, limit: Limits, rows: int, length: int
 ) -> tuple[Account, Ceiling]:
-    holdings = [one for one in holdings if not one.name.startswith(of_sources(model))]
-    dense, experts, share = _matrices(holdings, head=True), _experts(holdings), touched(model, rows)
+    program = lower(model)
+    unread = encoder_weights(program)
+    holdings = [one for one in holdings if one.weight not in unread]
+    dense, experts, share = _matrices(holdings, head=True), _experts(holdings), touched_experts(program, rows)
     state = rows * state_bytes(layout, length)
-    multiplied = 2 * active_parameters(model) + attention_operations(model, length)
+    multiplied = 2 * active_parameters(model) + attention_operations(program.ops, length)
     steps = [leading("matrices except experts and embedding", number(dense), dense)]
     if experts:
         formula = f"{number(experts)} × {number(share)}"
@@ -151,9 +147,10 @@ def _decode(
 
 def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_tokens: int) -> tuple[Account, Ceiling]:
     head = model.embed.vocab * model.embed.hidden
-    multiplied = 2 * (active_parameters(model) - head) + attention_operations(model, step_tokens // 2)
+    multiplied = 2 * (active_parameters(model) - head) + attention_operations(lower(model).ops, step_tokens // 2)
     if model.encoder is not None:
-        holdings = [one for one in holdings if one.name.startswith(of_sources(model))]
+        read_once = encoder_weights(lower(model))
+        holdings = [one for one in holdings if one.weight in read_once]
         multiplied = source_operations(model, min(step_tokens, model.max_encoder_input))
     read = [value for value in (_matrices(holdings, head=False), _experts(holdings)) if value]
     more, ceiling = _ceiling(limit, read, step_tokens, multiplied, 0)
@@ -183,33 +180,10 @@ def _ceiling(
     return steps, Ceiling(rows, tokens / slower, bound)
 
 
-def of_sources(model: Model) -> tuple[str, ...]:
-    """Return the name prefixes of the weights that only encoder input is multiplied by."""
-    if model.encoder is None:
-        return ()
-    norms = [norm.name for norm in (model.encoder.norm, model.encoder.embed.norm) if norm is not None]
-    found = [join(model.root, name) for name in (f"{model.encoder.layers}.", *norms)]
-    for path, block in placed_blocks(model):
-        for body in (body for branch in block for body in bodies(branch)):
-            if isinstance(body, Attention) and body.source:
-                _, k, v, _ = body.sources
-                found.append(join(path, body.name, f"{k}+{v}"))
-    return tuple(found)
-
-
 def source_operations(model: Model, length: int) -> int:
     """Return the operations per token of an encoder input of this length."""
-    total = 0
-    for body in encoder_bodies(model):
-        match body:
-            case Attention():
-                total += 2 * _elements(attention_linears(body)) + 4 * length * body.heads * body.head_dim
-            case MLP():
-                total += 2 * _elements(mlp_linears(body))
-    for body in all_bodies(model):
-        if isinstance(body, Attention) and body.source:
-            total += 2 * _elements(attention_linears(body)[1:2])
-    return total
+    ops = lower(model).encoder
+    return 2 * multiplied(ops) + attention_operations(ops, length)
 
 
 def _matrices(holdings: Sequence[Holding], *, head: bool) -> int:
@@ -225,45 +199,9 @@ def _experts(holdings: Sequence[Holding]) -> int:
     return sum(one.bytes for one in holdings if one.part == "experts")
 
 
-def touched(model: Model, rows: int) -> float:
-    """Return the expected share of experts selected by at least one row, for uniform routing: 1 - (1 - k/n)^rows."""
-    experts = [body for body in all_bodies(model) if isinstance(body, Experts)]
-    shares = [1 - (1 - body.top_k / body.num_experts) ** rows for body in experts]
-    return sum(shares) / len(shares) if shares else 0.0
-
-
 def active_parameters(model: Model) -> int:
     """Return the number of weights that one token is multiplied by, including the head."""
-    total = model.embed.vocab * model.embed.hidden
-    for body in all_bodies(model):
-        match body:
-            case Attention(source=True):
-                into, _, out = attention_linears(body)
-                total += _elements((into, out))
-            case Attention():
-                total += _elements(attention_linears(body))
-            case MLP():
-                total += _elements(mlp_linears(body))
-            case Experts():
-                total += _elements((router_linear(body),)) + body.top_k * _elements(mlp_linears(routed_mlps(body)[0]))
-                total += 0 if body.shared is None else _elements(mlp_linears(body.shared))
-    return total
-
-
-def _elements(linears: Sequence[Linear]) -> int:
-    return sum(linear.inputs * sum(one.units * one.width for one in linear.rows) for linear in linears)
-
-
-def attention_operations(model: Model, length: int) -> int:
-    """Return the attention operations of one token at this context length: one product per key and per value in reach.
-
-    Self-attention and cross-attention are both counted with this length.
-    """
-    total = 0
-    for body in attentions(model):
-        reach = length if body.window is None else min(length, body.window)
-        total += 4 * reach * body.heads * body.head_dim
-    return total
+    return model.embed.vocab * model.embed.hidden + multiplied(lower(model).ops)
 
 
 def state_bytes(layout: Layout, length: int) -> int:

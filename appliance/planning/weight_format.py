@@ -5,8 +5,8 @@ from appliance.constraints.rule import View, is_compiled
 from appliance.constraints.weights import ON_CPU
 from appliance.planning.choice import Choice, refuse
 from engine.api.config import HeadBits
+from engine.lowering.footprint import head_bits, quantization_group
 from engine.models.checkpoint import Checkpoint
-from engine.models.footprint import head_bits, quantization_group
 from engine.models.sources import join
 
 GROUP_SIZE, HEAD = "quantization.group_size", "quantization.head"

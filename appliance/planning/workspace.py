@@ -10,19 +10,11 @@ from dataclasses import dataclass
 from appliance.planning.derivation import Step, number, product
 from engine.api.config import num_slots
 from engine.kv.layout import Layout, blocks_of, whole_blocks
-from engine.models.parts import (
-    MLP,
-    Attention,
-    Block,
-    Body,
-    Experts,
-    Model,
-    Parallel,
-    all_bodies,
-    attentions,
-    bodies,
-    encoder_bodies,
-)
+from engine.lowering.lower import lower
+from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input
+from engine.lowering.program import Attend, Route
+from engine.lowering.rewrites import compiled_ops
+from engine.models.parts import MLP, Attention, Block, Body, Model, bodies
 from engine.models.ranks import share_of
 from kernels.cpu.library import tiling
 
@@ -91,7 +83,7 @@ def workspace(
             return tuple(found)
         found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COPIES[kernels]))
         return tuple(found)
-    for name, width in step_widths(model, ranks).items():
+    for name, width in buffer_widths(compiled_ops(lower(model, ranks))).items():
         found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
     found += _whole(model, size, ranks)
     found.append(product("packed rows (tokens × inputs)", size.tokens + VECTOR, *_packed(model, kernels, ranks), 4))
@@ -109,46 +101,30 @@ def _threads(model: Model, device: str, kernels: str, threads: int, ranks: int) 
     stacks = product("threads", threads, THREAD_BYTES)
     if kernels != "torch":
         return (stacks,)
-    repacked = min(LIBRARY_BYTES, 4 * largest_matrix(model, ranks))
+    repacked = min(LIBRARY_BYTES, 4 * largest_product(lower(model, ranks).ops))
     code = Step("pages of torch's kernels", number(TORCH_CODE_BYTES), TORCH_CODE_BYTES)
     return stacks, code, product("repacked parts of matrices (threads × bytes)", threads, repacked)
-
-
-def largest_matrix(model: Model, ranks: int = 1) -> int:
-    """Return the number of elements of the largest matrix applied to all tokens of a step."""
-    hidden, most = model.embed.hidden, 0
-    for body in all_bodies(model):
-        match body:
-            case Attention():
-                most = max(most, (_own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim)
-            case MLP():
-                most = max(most, 2 * _own(body.intermediate_size, ranks))
-            case Experts():
-                shared = 0 if body.shared is None else _own(body.shared.intermediate_size, ranks)
-                most = max(most, 2 * _own(body.intermediate_size, ranks), 2 * shared)
-    return most * hidden
 
 
 def attention_scores(
     model: Model, *, kernels: str, size: StepSize, max_context: int, ranks: int = 1
 ) -> tuple[Step, ...]:
     """Return the memory of torch's attention for the longest row: keys, values and the scores of one step."""
-    parts = [body for body in attentions(model) if body.causal and not body.source]
-    if kernels != "torch" or not parts:
+    found = [op for op in attends(lower(model, ranks).ops) if op.layer is not None and not op.cross]
+    if kernels != "torch" or not found:
         return ()
     tokens = min(size.tokens, max_context)
 
-    def keys(part: Attention) -> int:
-        return max_context if part.window is None else min(max_context, part.window + tokens)
+    def keys(op: Attend) -> int:
+        return max_context if op.part.window is None else min(max_context, op.part.window + tokens)
 
-    most = max(parts, key=lambda part: _own(part.heads, ranks) * keys(part))
-    heads = _own(most.heads, ranks)
-    rows = min(tokens, max(1, SCORE_ELEMENTS // (heads * keys(most))))
+    most = max(found, key=lambda op: op.heads * keys(op))
+    rows = min(tokens, max(1, SCORE_ELEMENTS // (most.heads * keys(most))))
     gathered = product(
         "keys and values of a row (copies × tokens × heads × width)",
-        *(4, keys(most), _own(most.kv_heads, ranks), most.head_dim, 4),
+        *(4, keys(most), most.kv_heads, most.part.head_dim, 4),
     )
-    scores = product("scores of a row (copies × heads × tokens × keys)", SCORE_COPIES, heads, rows, keys(most), 4)
+    scores = product("scores of a row (copies × heads × tokens × keys)", SCORE_COPIES, most.heads, rows, keys(most), 4)
     return gathered, scores
 
 
@@ -163,7 +139,7 @@ def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> 
     if kernels != "torch":
         return (states,)
     longest = min(model.max_encoder_input, size.tokens)
-    heads = max(body.heads for body in encoder_bodies(model) if isinstance(body, Attention))
+    heads = max(op.heads for op in attends(lower(model).encoder))
     return states, product("scores of an encoder input (heads × tokens × tokens)", heads, longest, longest, 4)
 
 
@@ -171,7 +147,7 @@ def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
     """Return the memory of Triton's expert layer, in 4-byte words: router logits, routes, and the sum for the
     all-reduce.
     """
-    parts = [body for body in all_bodies(model) if isinstance(body, Experts)]
+    parts = [op.part for op in lower(model, ranks).ops if isinstance(op, Route)]
     if not parts:
         return ()
     sums = model.embed.hidden if ranks > 1 else 0
@@ -181,12 +157,12 @@ def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
 
 def _whole(model: Model, size: StepSize, ranks: int) -> tuple[Step, ...]:
     """Return the memory of one layer's keys and values for bidirectional prompts."""
-    part = next((part for part in attentions(model) if not part.causal), None)
-    if part is None:
+    op = next((op for op in attends(lower(model, ranks).ops) if op.layer is None), None)
+    if op is None:
         return ()
     blocks = whole_blocks(size.tokens, size.slots, WHOLE_BLOCK)
     name = f"{BUFFER} keys and values (blocks × tokens × heads)"
-    return (product(name, 2 * blocks, WHOLE_BLOCK, _own(part.kv_heads, ranks) * part.head_dim, 4),)
+    return (product(name, 2 * blocks, WHOLE_BLOCK, op.kv_heads * op.part.head_dim, 4),)
 
 
 def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: int) -> tuple[Step, ...]:
@@ -214,43 +190,6 @@ def logits_bytes(model: Model, rows: int, kernels: str) -> int:
     return rows * model.embed.vocab * 4 * COPIES.get(kernels, COMPILED_COPIES)
 
 
-def step_widths(model: Model, ranks: int = 1) -> dict[str, int]:
-    """Return the floats per token of each buffer in a compiled step, as engine/layers/compiled.py allocates them."""
-    hidden = model.embed.hidden
-    widths = {"x": hidden, "normed": hidden, "out": hidden}
-
-    def wide(name: str, width: int) -> None:
-        widths[name] = max(width, widths.get(name, 0))
-
-    def mlp(part: MLP) -> None:
-        inner = _own(part.intermediate_size, ranks)
-        wide("up", inner * (1 if part.gate is None else 2))
-        wide("activated", inner)
-
-    for body in all_bodies(model):
-        match body:
-            case Attention():
-                heads = _own(body.heads, ranks)
-                wide("qkv", (heads + 2 * _own(body.kv_heads, ranks)) * body.head_dim)
-                wide("attended", heads * body.head_dim)
-            case MLP():
-                mlp(body)
-            case Experts():
-                k, inner = body.top_k, _own(body.intermediate_size, ranks)
-                wide("router", body.num_experts + (body.shared_gate is not None))
-                wide("chosen", k)
-                wide("weights", k)
-                wide("pairs_up", k * 2 * inner)
-                wide("pairs_activated", k * inner)
-                wide("pairs", k * hidden)
-                if body.shared is not None:
-                    wide("shared", hidden)
-                    mlp(body.shared)
-    if any(isinstance(branch.body, Parallel) for block in model.blocks for branch in block):
-        widths["other"] = hidden
-    return widths
-
-
 def _packed(model: Model, kernels: str, ranks: int) -> tuple[int, ...]:
     """Return the floats per token of the packed inputs of a matrix product, as factors.
 
@@ -259,24 +198,15 @@ def _packed(model: Model, kernels: str, ranks: int) -> tuple[int, ...]:
     """
     tiles = tiling(kernels)
     copies = 2 if tiles is not None and tiles.matrix else 1
-    most, times = model.embed.hidden, 1
-    for body in all_bodies(model):
-        match body:
-            case Attention():
-                most = max(most, _own(body.heads, ranks) * body.head_dim)
-            case MLP():
-                most = max(most, _own(body.intermediate_size, ranks))
-            case Experts():
-                shared = 0 if body.shared is None else _own(body.shared.intermediate_size, ranks)
-                most = max(most, _own(body.intermediate_size, ranks), shared)
-                times = max(times, body.top_k)
+    most, times = widest_input(lower(model, ranks).ops)
+    most = max(most, model.embed.hidden)
     return (copies * most, times) if times > 1 else (copies * most,)
 
 
 def attention_partials(model: Model, size: StepSize, kv_tokens: int, ranks: int = 1) -> Step:
     """Return the memory of partial attention results of compiled kernels when a step reads the whole cache."""
-    heads = max((_own(body.heads, ranks) for body in all_bodies(model) if isinstance(body, Attention)), default=0)
-    dim = max((body.head_dim for body in all_bodies(model) if isinstance(body, Attention)), default=0)
+    found = attends(lower(model, ranks).ops)
+    heads, dim = max((op.heads for op in found), default=0), max((op.part.head_dim for op in found), default=0)
     pieces = kv_tokens // SPLIT + size.slots
     return product("parts of attention (pieces × heads × width)", pieces, heads, dim + VECTOR, 4)
 

@@ -6,8 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.api.errors import ConfigError
-from engine.models.ranks import share_of
+from engine.models.ranks import shared_units
 
 
 class World(Protocol):
@@ -53,13 +52,4 @@ def least(world: World, number: int, device: torch.device) -> int:
 def share(units: int, world: World, what: str) -> tuple[int, int]:
     """Return the first unit and the number of units of this rank. If there are fewer units than ranks, they are
     replicated. Raises ConfigError if the units cannot be divided evenly."""
-    found = share_of(units, world.rank, world.size)
-    if found is None:
-        raise ConfigError(
-            f"{world.size} ranks cannot share {units} {what}; use one of {', '.join(map(str, divisors(units)))} ranks"
-        )
-    return found
-
-
-def divisors(units: int) -> list[int]:
-    return [size for size in range(1, units + 1) if units % size == 0]
+    return shared_units(units, world.rank, world.size, what)

@@ -1,12 +1,9 @@
-"""The layers of a loaded model as one list of operations for the compiled kernels: a step is a single call.
-
-These are the declared parts that `block.py` runs with torch; their semantics are documented there. Every operation
-reads
-and writes rows of a few buffers that all layers share.
+"""Executor of a program on a CPU: the list of operations becomes structures for the compiled kernels, and a step is a
+single call. Every operation reads and writes rows of a few buffers that all layers share.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -14,19 +11,39 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import CheckpointError
-from engine.kv.layout import whole_blocks
+from engine.kv.layout import Layout, whole_blocks
 from engine.layers.batch import Batch
-from engine.layers.block import AttentionLayer, ResidualBlockLayer
+from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.linear import LinearLayer
-from engine.layers.mlp import ExpertsLayer, MLPLayer
-from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
+from engine.layers.loaded import LoadedWeights
+from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.vocabulary import Vocabulary
-from engine.models.parts import LayerNorm, Norm, Rope
-from kernels.activation import gated
+from engine.lowering.measures import buffer_widths
+from engine.lowering.program import (
+    Activation,
+    Add,
+    AllReduce,
+    Attend,
+    Combine,
+    Embed,
+    ExpertLinear,
+    Linear,
+    Normalize,
+    Op,
+    PrepareKV,
+    Program,
+    QKNorm,
+    Route,
+    Value,
+)
+from engine.lowering.rewrites import compiled_ops
+from engine.models.parts import LayerNorm, Norm
+from kernels.activation import ACTIVATIONS, gated
 from kernels.cpu import program as cpu
 from kernels.cpu.packing import Packed
-from kernels.cpu.program import Program, StepData, Team
+from kernels.cpu.program import Program as CompiledProgram
+from kernels.cpu.program import StepData, Team
 from kernels.cpu.shm_collective import ShmCollective
 
 MIN_TOKENS = 64
@@ -34,30 +51,26 @@ WHOLE_BLOCK = 16  # tokens per block: a multiple of the vector width of every va
 
 
 class Buffers:
-    """Buffers of a step: float32 [tokens, largest width] by name, reallocated when a step has more tokens."""
+    """Buffers of a step: float32, by name, with room for the widest value. Reallocated when a step has more tokens."""
 
-    def __init__(self) -> None:
-        self.widths: dict[str, int] = {}
+    def __init__(self, widths: dict[str, int]) -> None:
+        self.widths = widths  # elements per token
         self.tensors: dict[str, Tensor] = {}
 
     def make(self, tokens: int) -> None:
-        self.tensors = {name: torch.empty(tokens, width) for name, width in self.widths.items()}
+        self.tensors = {}  # freed first
+        self.tensors = {name: torch.empty(tokens * width) for name, width in self.widths.items()}
+        self.tokens = tokens
 
-    def get(self, name: str, width: int) -> Tensor:
-        """Return a buffer's first columns. Before `make`, only the width is recorded."""
-        self.widths[name] = max(width, self.widths.get(name, 0))
-        return self.tensors[name] if name in self.tensors else torch.empty(0, width)
-
-    def dense(self, name: str, width: int) -> Tensor:
-        """Return the buffer as contiguous rows."""
-        room = self.get(name, width)
-        return room.flatten()[: len(room) * width].view(-1 if len(room) else 0, width)
+    def __getitem__(self, value: Value) -> Tensor:
+        """Return the value's rows, [tokens · rows, width], contiguous."""
+        return self.tensors[value.name][: self.tokens * value.elements].view(-1, value.width)
 
 
 @dataclass(frozen=True)
 class TorchOp:
-    """An operation without a compiled kernel (see engine/models/native.py). torch computes it between two programs, on
-    the first `tokens` rows of the buffers."""
+    """An operation without a compiled kernel (`engine.lowering.measures.torch_parts`). torch computes it between two
+    programs, on the first `tokens` rows of the buffers."""
 
     compute: Callable[[int], None]
 
@@ -65,25 +78,23 @@ class TorchOp:
 class CompiledModel:
     def __init__(
         self,
+        program: Program,
+        weights: LoadedWeights,
         vocabulary: Vocabulary,
-        residual_blocks: Sequence[ResidualBlockLayer],
-        norm: NormLayer | None,
-        ropes: tuple[Rope, ...],
+        layout: Layout,
         team: Team,
         collective: ShmCollective | None = None,
     ) -> None:
         """collective: shared memory of the ranks, if there are several."""
-        self.collective = collective
-        self.vocabulary, self.residual_blocks, self.norm = vocabulary, residual_blocks, norm
-        self.ropes, self.team = ropes, team
-        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in ropes]
-        self.buffers = Buffers()
-        self.hidden = vocabulary.part.hidden
+        self.collective, self.team = collective, team
+        self.program, self.weights, self.vocabulary = program, weights, vocabulary
+        self.ops, self._kv_layers = compiled_ops(program), kv_layers(layout)
+        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
+        self.buffers = Buffers(buffer_widths(self.ops))
         # torch adds the rows of positions and segments, which are small tables.
         self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
-        self.whole = _bidirectional_kv(residual_blocks)
+        self.whole = _bidirectional_kv(self.ops)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
-        self._write_ops()  # records the buffer widths
         self._fit(MIN_TOKENS)
 
     def forward(self, batch: Batch, pages: Tensor) -> Tensor:
@@ -94,7 +105,10 @@ class CompiledModel:
         if self.whole is not None:
             tables, slot_mapping, pages = self.whole.placed(batch)
         if self.sums:
-            self.x[: batch.tokens] = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
+            embed = self.ops[0]
+            assert isinstance(embed, Embed), "a program begins with its embedding"
+            rows = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
+            self.buffers[embed.y][: batch.tokens] = rows
         data = StepData(
             batch.tokens,
             ids=batch.ids,
@@ -106,11 +120,11 @@ class CompiledModel:
             pages=pages,
         )
         for region in self.regions:
-            if isinstance(region, Program):
+            if isinstance(region, CompiledProgram):
                 self.team.run(region, data)
             else:
                 region.compute(batch.tokens)
-        return self.out[: batch.tokens]
+        return self.buffers[self.program.out][: batch.tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Implement `TextModel.logits`. The result is valid until the next call."""
@@ -124,11 +138,12 @@ class CompiledModel:
         if self.collective is not None:
             own = torch.empty(len(hidden), head.outputs)
             self.team.run(
-                Program([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)), StepData(len(hidden))
+                CompiledProgram([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)),
+                StepData(len(hidden)),
             )
             return self._gather_logits(own, y, self.collective)
         ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
-        self.team.run(Program(ops, (hidden, y)), StepData(len(hidden)))
+        self.team.run(CompiledProgram(ops, (hidden, y)), StepData(len(hidden)))
         return y
 
     def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
@@ -136,7 +151,7 @@ class CompiledModel:
         rows = max(1, collective.floats // self.vocabulary.most)
         for part, whole in zip(own.split(rows), y.split(rows), strict=True):
             ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
-            self.team.run(Program(ops, (part, whole)), StepData(len(part)))
+            self.team.run(CompiledProgram(ops, (part, whole)), StepData(len(part)))
         return y
 
     def _caps(self, y: Tensor) -> list[cpu.Op]:
@@ -163,154 +178,144 @@ class CompiledModel:
     def _fit(self, tokens: int) -> None:
         """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
         first."""
-        self.tokens, self.buffers.tensors = tokens, {}
-        self.regions: list[Program | TorchOp] = []
+        self.tokens = tokens
+        self.regions: list[CompiledProgram | TorchOp] = []
         self.buffers.make(tokens)
-        self.regions = _regions(self._write_ops(), tuple(self.buffers.tensors.values()))
+        ops = [made for op in self.ops for made in self._compiled(op)]
+        self.regions = _regions(ops, tuple(self.buffers.tensors.values()))
 
-    def _write_ops(self) -> list[cpu.Op | TorchOp]:
-        get, hidden = self.buffers.get, self.hidden
-        x, normed, out = get("x", hidden), get("normed", hidden), get("out", hidden)
-        self.x = x
-        table, scale = self.vocabulary.table, self.vocabulary.part.scale
-        ops: list[cpu.Op | TorchOp] = []
-        if not self.sums:
-            ops.append(
-                cpu.Embed(
-                    table=table.data_ptr(),
-                    out=x.data_ptr(),
-                    out_stride=x.stride(0),
-                    size=hidden,
-                    type=cpu.TYPES[table.dtype],
-                    scale=scale,
+    def _compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
+        """Yield the structures of an operation."""
+        values, weights = self.buffers, self.weights
+        match op:
+            case Embed():
+                if not self.sums:
+                    yield self._embed(values[op.y])
+            case Normalize():
+                layer = weights.norm(op.weight)
+                yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
+            case Linear():
+                yield _linear(weights.matrix(op.weight), values[op.x], values[op.y])
+            case Activation():
+                yield _activation(op, values[op.x], values[op.y])
+            case Add():
+                x, y = values[op.x], values[op.y]
+                yield cpu.Add(
+                    x=x.data_ptr(),
+                    y=y.data_ptr(),
+                    x_stride=x.stride(0),
+                    y_stride=y.stride(0),
+                    size=op.x.width,
+                    alpha=op.scale,
                 )
-            )
-        if self.vocabulary.norm is not None:
-            ops.append(_norm(self.vocabulary.norm, x, x))
-        for block in self.residual_blocks:
-            read = x
-            if block.before is not None:
-                ops.append(_norm(block.before, x, normed))
-                read = normed
-            for number, body in enumerate(block.bodies):
-                target = out if number == 0 else get("other", hidden)
-                if block.body_norms:
-                    ops.append(_norm(block.body_norms[number], x, normed))
-                    read = normed
-                match body:
-                    case AttentionLayer():
-                        ops += self._attention(body, read, target)
-                    case MLPLayer():
-                        ops += self._mlp(body, read, target)
-                    case ExpertsLayer():
-                        ops += self._experts(body, read, target)
-                if number > 0:
-                    ops.append(_add(target, out, hidden, 1.0))
-            if self.collective is not None:  # one all-reduce for the sum of all bodies
-                ops.append(cpu.all_reduce(self.collective, out, out, gathers=False))
-            if block.after is not None:
-                ops.append(_norm(block.after, out, out))
-            ops.append(_add(out, x, hidden, block.scale))
-            if block.last is not None:
-                ops.append(_norm(block.last, x, x))
-        self.out = x
-        if self.norm is not None:
-            ops.append(_norm(self.norm, x, normed))
-            self.out = normed
-        return ops
+            case AllReduce():
+                assert self.collective is not None, "several ranks have shared memory"
+                yield cpu.all_reduce(self.collective, values[op.x], values[op.x], gathers=False)
+            case QKNorm():
+                yield from self._qk_norm(op, values[op.qkv])
+            case PrepareKV():
+                yield self._prepare_kv(op, values[op.qkv])
+            case Attend():
+                yield self._attend(op, values[op.qkv], values[op.y])
+            case Route():
+                yield _route(op, values)
+            case ExpertLinear():
+                packed = _alike([weights.matrix(matrix) for matrix in op.matrices])
+                yield cpu.experts(packed, values[op.x], values[op.y], op.top_k, gathered=op.gathered)
+            case Combine():
+                yield _combine(op, values)
+            case _:
+                raise NotImplementedError(f"compiled kernels have no {type(op).__name__}")
 
-    def _attention(self, layer: AttentionLayer, x: Tensor, y: Tensor) -> list[cpu.Op | TorchOp]:
-        part, heads, kv_heads = layer.part, layer.heads, layer.qk_heads - layer.heads
-        qkv = self.buffers.get("qkv", (heads + 2 * kv_heads) * part.head_dim)
-        attended = self.buffers.get("attended", heads * part.head_dim)
-        ops: list[cpu.Op | TorchOp] = [_project(layer.qkv, x, qkv)]
-        if isinstance(layer.norm, HeadNorm):
-            ops.append(_head_norm(layer.norm, qkv, layer.qk_heads, part.head_dim))
-        elif isinstance(layer.norm, ProjectionNorm):
-            if self.collective is None:
-                ops += _projection_norm(layer.norm, qkv)
-            else:
-                ops.append(_torch_norm(layer.norm, qkv, layer.qk_heads, part.head_dim))
-        rope, kv_layer = part.rope, layer.kv_layer
-        group, number = (0, 0) if kv_layer is None else (kv_layer.group, kv_layer.layer)
-        heads_op = cpu.RopeKV(
+    def _embed(self, x: Tensor) -> cpu.Embed:
+        table = self.vocabulary.table
+        return cpu.Embed(
+            table=table.data_ptr(),
+            out=x.data_ptr(),
+            out_stride=x.stride(0),
+            size=x.shape[1],
+            type=cpu.TYPES[table.dtype],
+            scale=self.vocabulary.part.scale,
+        )
+
+    def _qk_norm(self, op: QKNorm, qkv: Tensor) -> Iterator[cpu.Op | TorchOp]:
+        layer, dim = self.weights.qk_norm(op.weight), op.weight.attention.head_dim
+        if isinstance(layer, HeadNorm):
+            yield _norm(layer.norm, layer.weight, None, qkv, qkv, groups=op.heads, size=dim)
+        elif self.collective is None:
+            yield from _projection_norm(layer, qkv)
+        else:
+            yield _torch_norm(layer, qkv, op.heads, dim)
+
+    def _prepare_kv(self, op: PrepareKV, qkv: Tensor) -> cpu.RopeKV:
+        rope, place = op.rope, self._place(op.layer)
+        return cpu.RopeKV(
             qkv=qkv.data_ptr(),
             stride=qkv.stride(0),
-            heads=heads,
-            kv_heads=kv_heads,
-            dim=part.head_dim,
+            heads=op.heads,
+            kv_heads=op.kv_heads,
+            dim=op.head_dim,
             rotary_dim=rope.dim if rope else 0,
-            rope=self.ropes.index(rope) if rope else 0,
+            rope=self.program.ropes.index(rope) if rope else 0,
             interleaved=rope.interleaved if rope else False,
-            group=group,
-            layer=number,
+            group=place.group,
+            layer=place.layer,
         )
-        attend = cpu.Attend(
+
+    def _attend(self, op: Attend, qkv: Tensor, y: Tensor) -> cpu.Attend:
+        part, sinks, place = op.part, self.weights.sinks(op.sinks), self._place(op.layer)
+        return cpu.Attend(
             q=qkv.data_ptr(),
-            sinks=None if layer.sinks is None else layer.sinks.data_ptr(),
-            out=attended.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
+            out=y.data_ptr(),
             q_stride=qkv.stride(0),
-            out_stride=attended.stride(0),
-            heads=heads,
-            kv_heads=kv_heads,
+            out_stride=y.stride(0),
+            heads=op.heads,
+            kv_heads=op.kv_heads,
             dim=part.head_dim,
             window=part.window or 0,
-            scale=layer.scale,
+            scale=op.scale,
             softcap=part.softcap or 0.0,
-            group=group,
-            layer=number,
+            group=place.group,
+            layer=place.layer,
             causal=part.causal,
         )
-        return [*ops, heads_op, attend, _project(layer.out, attended, y)]
 
-    def _mlp(self, layer: MLPLayer, x: Tensor, y: Tensor) -> list[cpu.Op | TorchOp]:
-        inner = layer.down.slots.inputs
-        up = self.buffers.get("up", layer.up.slots.rows)
-        activated = self.buffers.get("activated", inner)
-        act = _activate(layer, up, activated, groups=1)
-        return [_project(layer.up, x, up), act, _project(layer.down, activated, y)]
+    def _place(self, layer: int | None) -> KVLayer:
+        """Return the pages of an attention layer; those of bidirectional attention have a single layer."""
+        return KVLayer(0, 0) if layer is None else self._kv_layers[layer]
 
-    def _experts(self, layer: ExpertsLayer, x: Tensor, y: Tensor) -> list[cpu.Op]:
-        part, k, one = layer.part, layer.part.top_k, layer.experts[0]
-        get, dense = self.buffers.get, self.buffers.dense
-        logits, chosen, weights = get("router", layer.router.slots.rows), dense("chosen", k), dense("weights", k)
-        # k rows per token: the outputs of its experts, until they are combined.
-        up, activated = dense("pairs_up", k * one.up.slots.rows), dense("pairs_activated", k * one.down.slots.inputs)
-        out = dense("pairs", k * self.hidden)
-        route = cpu.Route(
-            logits=logits.data_ptr(),
-            chosen=chosen.data_ptr(),  # int32
-            weights=weights.data_ptr(),
-            logits_stride=logits.stride(0),
-            count=part.num_experts,
-            k=k,
-            scores=cpu.SCORES[part.scores],
-        )
-        shared, ops = None, [_project(layer.router, x, logits), route]
-        ups, downs = _alike([each.up for each in layer.experts]), _alike([each.down for each in layer.experts])
-        ops += [
-            cpu.experts(ups, x, _pairs(up, k), k, gathered=True),
-            _activate(one, up, activated, groups=k),
-            cpu.experts(downs, _pairs(activated, k), _pairs(out, k), k, gathered=False),
-        ]
-        if layer.shared is not None:
-            shared = get("shared", self.hidden)
-            ops += self._mlp(layer.shared, x, shared)
-        gate = None if part.shared_gate is None else logits[:, part.num_experts :]
-        combine = cpu.Combine(
-            x=out.data_ptr(),
-            weights=weights.data_ptr(),
-            gate=None if gate is None else gate.data_ptr(),
-            shared=None if shared is None else shared.data_ptr(),
-            y=y.data_ptr(),
-            x_stride=self.hidden,
-            gate_stride=0 if gate is None else gate.stride(0),
-            shared_stride=0 if shared is None else shared.stride(0),
-            y_stride=y.stride(0),
-            size=self.hidden,
-            k=k,
-        )
-        return [*ops, combine]
+
+def _route(op: Route, values: Buffers) -> cpu.Route:
+    logits = values[op.logits]
+    return cpu.Route(
+        logits=logits.data_ptr(),
+        chosen=values[op.chosen].data_ptr(),  # int32
+        weights=values[op.weights].data_ptr(),
+        logits_stride=logits.stride(0),
+        count=op.part.num_experts,
+        k=op.part.top_k,
+        scores=cpu.SCORES[op.part.scores],
+    )
+
+
+def _combine(op: Combine, values: Buffers) -> cpu.Combine:
+    y, logits = values[op.y], values[op.logits]
+    shared = None if op.shared is None else values[op.shared]
+    gate = None if op.part.shared_gate is None else logits[:, op.part.num_experts :]
+    return cpu.Combine(
+        x=values[op.x].data_ptr(),
+        weights=values[op.weights].data_ptr(),
+        gate=None if gate is None else gate.data_ptr(),
+        shared=None if shared is None else shared.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=op.x.width,
+        gate_stride=0 if gate is None else gate.stride(0),
+        shared_stride=0 if shared is None else shared.stride(0),
+        y_stride=y.stride(0),
+        size=op.y.width,
+        k=op.part.top_k,
+    )
 
 
 class BidirectionalKV:
@@ -345,19 +350,13 @@ class BidirectionalKV:
         return torch.zeros(blocks, 1, 2, WHOLE_BLOCK, self.kv_heads, self.dim)
 
 
-def _bidirectional_kv(residual_blocks: Sequence[ResidualBlockLayer]) -> BidirectionalKV | None:
+def _bidirectional_kv(ops: Sequence[Op]) -> BidirectionalKV | None:
     """Return the pages for bidirectional attention, or None for a model with a KV cache."""
-    layers = [body for block in residual_blocks for body in block.bodies if isinstance(body, AttentionLayer)]
-    sizes = {(one.qk_heads - one.heads, one.part.head_dim) for one in layers if one.kv_layer is None}
+    sizes = {(op.kv_heads, op.part.head_dim) for op in ops if isinstance(op, Attend) and op.layer is None}
     if not sizes:
         return None
     (size,) = sizes
     return BidirectionalKV(*size)
-
-
-def _pairs(x: Tensor, k: int) -> Tensor:
-    """[tokens, k · width] → [tokens · k, width]."""
-    return x.unflatten(1, (k, -1)).flatten(0, 1)
 
 
 def _packed(layer: LinearLayer) -> Packed:
@@ -377,63 +376,53 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     return weights
 
 
-def _regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[Program | TorchOp]:
+def _regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[CompiledProgram | TorchOp]:
     """Return programs that are as long as possible, with torch operations between them."""
-    found: list[Program | TorchOp] = []
+    found: list[CompiledProgram | TorchOp] = []
     for is_torch, group in groupby(ops, lambda op: isinstance(op, TorchOp)):
         if is_torch:
             found += [op for op in group if isinstance(op, TorchOp)]
         else:
-            found.append(Program([op for op in group if not isinstance(op, TorchOp)], keep_alive))
+            found.append(CompiledProgram([op for op in group if not isinstance(op, TorchOp)], keep_alive))
     return found
 
 
-def _project(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
-    """Project rows. If the ranks' products are summed, only rank 0 adds the bias."""
+def _linear(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
+    """Multiply rows. If the ranks' products are added, only rank 0 adds the bias."""
     bias = None if layer.part.split == "inputs" and layer.world.rank > 0 else layer.bias
     return cpu.linear(_packed(layer), bias, x, y)
 
 
-def _activate(layer: MLPLayer, x: Tensor, y: Tensor, *, groups: int) -> cpu.Activate | TorchOp:
-    """x: [tokens, groups · (gate and) up]; y: [tokens, groups · inner]."""
-    if layer.part.act not in cpu.ACTS:
-        return _torch_activation(layer, x, y, groups)
+def _activation(op: Activation, x: Tensor, y: Tensor) -> cpu.Activate | TorchOp:
+    if op.act not in cpu.ACTS:
+        return _torch_activation(op, x, y)
     return cpu.Activate(
         x=x.data_ptr(),
         y=y.data_ptr(),
-        x_stride=x.stride(0),
-        y_stride=y.stride(0),
-        inner=layer.down.slots.inputs,
-        groups=groups,
-        act=cpu.ACTS[layer.part.act],
-        gated=layer.has_gate,
+        x_stride=op.x.elements,
+        y_stride=op.y.elements,
+        inner=op.y.width,
+        groups=op.y.rows,
+        act=cpu.ACTS[op.act],
+        gated=op.gated,
         limit=math.inf,
     )
 
 
-def _norm(layer: NormLayer, x: Tensor, y: Tensor) -> cpu.Norm:
-    return _norm_pieces(layer.norm, layer.weight, layer.bias, x, y, groups=1, size=layer.norm.size)
-
-
-def _head_norm(layer: HeadNorm, qkv: Tensor, heads: int, dim: int) -> cpu.Norm:
-    return _norm_pieces(layer.norm, layer.weight, None, qkv, qkv, groups=heads, size=dim)
-
-
-def _projection_norm(layer: ProjectionNorm, qkv: Tensor) -> list[cpu.Op]:
+def _projection_norm(layer: ProjectionNorm, qkv: Tensor) -> Iterator[cpu.Norm]:
     """Normalise q as one piece and k as another."""
-    ops: list[cpu.Op] = []
+    assert layer.part.qk_norm is not None, "the norm of a projection is declared"
     at = 0
     for weight in layer.weights:
         piece = qkv[:, at:]
-        ops.append(_norm_pieces(layer.part.qk_norm, weight, None, piece, piece, groups=1, size=len(weight)))
+        yield _norm(layer.part.qk_norm, weight, None, piece, piece, size=len(weight))
         at += len(weight)
-    return ops
 
 
-def _norm_pieces(
-    norm: Norm | None, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, *, groups: int, size: int
+def _norm(
+    norm: Norm, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, *, groups: int = 1, size: int = 0
 ) -> cpu.Norm:
-    assert norm is not None
+    """size: of each group; the norm's own if 0."""
     return cpu.Norm(
         x=x.data_ptr(),
         weight=weight.data_ptr(),
@@ -442,15 +431,11 @@ def _norm_pieces(
         x_stride=x.stride(0),
         y_stride=y.stride(0),
         groups=groups,
-        size=size,
-        weight_stride=size,
+        size=size or norm.size,
+        weight_stride=size or norm.size,
         norm=cpu.LAYER if isinstance(norm, LayerNorm) else cpu.RMS,
         eps=norm.eps,
     )
-
-
-def _add(y: Tensor, x: Tensor, size: int, alpha: float) -> cpu.Add:
-    return cpu.Add(y=y.data_ptr(), x=x.data_ptr(), y_stride=y.stride(0), x_stride=x.stride(0), size=size, alpha=alpha)
 
 
 def _torch_norm(layer: ProjectionNorm, qkv: Tensor, heads: int, dim: int) -> TorchOp:
@@ -463,12 +448,11 @@ def _torch_norm(layer: ProjectionNorm, qkv: Tensor, heads: int, dim: int) -> Tor
     return TorchOp(compute)
 
 
-def _torch_activation(layer: MLPLayer, x: Tensor, y: Tensor, groups: int) -> TorchOp:
-    width, inner = layer.up.slots.rows, layer.down.slots.inputs
+def _torch_activation(op: Activation, x: Tensor, y: Tensor) -> TorchOp:
+    act, rows = ACTIVATIONS[op.act], op.y.rows
 
     def compute(tokens: int) -> None:
-        read = x[:tokens, : groups * width].unflatten(1, (groups, width))
-        made = gated(layer.act, read) if layer.has_gate else layer.act(read)
-        y[:tokens, : groups * inner] = made.flatten(1)
+        read = x[: tokens * rows]
+        y[: tokens * rows] = gated(act, read) if op.gated else act(read)
 
     return TorchOp(compute)

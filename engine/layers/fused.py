@@ -1,28 +1,48 @@
-"""The layers of a loaded model as launches of fused kernels, for a GPU.
+"""Executor of a program with Triton: one launch of a fused kernel per operation.
 
-These are the declared parts that `block.py` runs with torch; their semantics are documented there. The kernel
-boundaries
-differ: the output of a residual block is added by the norm that follows, and one kernel moves queries, keys and values
-from the projection to where attention reads them (the pages, or, for bidirectional attention, the same buffer). Encoder
-inputs pass through the encoder first; then their keys and values for each decoder layer are written to the pages.
-Nothing waits for the device, and no shape depends on its data, so that a step can be captured as a CUDA graph.
+The kernel boundaries differ from those of torch: the output of a residual block is added by the norm that follows, and
+one kernel moves queries, keys and values from the projection to where attention reads them (the pages, or, for
+bidirectional attention, the same buffer). Encoder inputs pass through the encoder first; then their keys and values for
+each decoder layer are written to the pages. Nothing waits for the device, and no shape depends on its data, so that a
+step can be captured as a CUDA graph.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, CrossAttentionLayer, KVLayer, ResidualBlockLayer
-from engine.layers.encoder import EncoderLayers
-from engine.layers.mlp import ExpertsLayer, MLPLayer
+from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
-from engine.layers.rounded import activated, rounding_of
+from engine.layers.rounded import rounding_of
+from engine.lowering.program import (
+    Activation,
+    Add,
+    AddNormalize,
+    Attend,
+    Combine,
+    Embed,
+    ExpertLinear,
+    Linear,
+    Matrix,
+    Normalize,
+    Op,
+    PrepareKV,
+    QKNorm,
+    Quantized,
+    Route,
+    Value,
+    WriteKV,
+)
+from engine.lowering.rewrites import fuse_add_normalize, fuse_prepare_kv, last_uses, quantize_outputs
 from engine.models.kv_scales import KVScales
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
+from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
@@ -42,6 +62,7 @@ from kernels.sampling.cap_logits import CAP_LOGITS
 
 QKArguments = tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]
 _PLAIN_QK: QKArguments = (None, "rms", 0.0, None, None, False)
+_UNSCALED = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -81,66 +102,38 @@ class FusedModel:
     """Immutable; its only state is the KV pages."""
 
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
-        self.vocabulary, self.residual_blocks, self.norm = (
-            text_model.vocabulary,
-            text_model.residual_blocks,
-            text_model.norm,
-        )
-        self.dtype, self.layout = text_model.dtype, text_model.layout
-        self.encoder, self.cross_attention_layers = text_model.encoder, text_model.cross_attention_layers
-        self._rotations = {rope: Rotation(rope, text_model.device) for rope in text_model.ropes}
-        layers = [body for block in self.residual_blocks for body in block.bodies if isinstance(body, AttentionLayer)]
-        ones = (1.0,) * len(layers)
-        scales = scales or KVScales(ones, ones)
-        self._scales = {
-            id(layer): pair for layer, pair in zip(layers, zip(scales.k, scales.v, strict=True), strict=True)
-        }
-        self._scales |= {id(layer): (1.0, 1.0) for layer in self.cross_attention_layers}
+        self.vocabulary, self.weights = text_model.vocabulary, text_model.weights
+        self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
+        self.program = text_model.program
+        self._rotations = {rope: Rotation(rope, text_model.device) for rope in self.program.ropes}
+        layers = len(self.kv_layers)
+        scales = scales or KVScales((1.0,) * layers, (1.0,) * layers)
+        self.scales = list(zip(scales.k, scales.v, strict=True))
+        self._ops = self._fused(self.program.ops, self.program.out)
+        self._encoder_ops = None
+        if self.program.encoder_out is not None:
+            self._encoder_ops = self._fused(self.program.encoder, self.program.encoder_out)
+
+    def _fused(self, ops: Sequence[Op], out: Value) -> list[tuple[Op, tuple[str, ...]]]:
+        """Return the operations that are launched, each with the buffers that nothing reads afterwards."""
+        fused = quantize_outputs(fuse_add_normalize(fuse_prepare_kv(ops, norms=True)), self._quantizes)
+        return list(zip(fused, last_uses(fused, out), strict=True))
+
+    def _quantizes(self, op: Normalize | AddNormalize | Activation, matrices: Sequence[Matrix]) -> bool:
+        if not isinstance(op, Activation) and not isinstance(op.weight.norm, RMSNorm):
+            return False
+        return rounding_of([self.weights.matrix(matrix) for matrix in matrices]) is not None
 
     def forward(self, step: DeviceStep) -> Tensor:
         """Return the hidden states after the final norm, [tokens, hidden], and write the tokens' keys and values to the
         pages. Encoder inputs of the step must have been read before."""
-        run = _Run(self, step, self.entered(step))
-        for block in self.residual_blocks:
-            run.block(block)
-        return run.end(self.norm)
+        return _Run(self, step).execute(self._ops)[self.program.out]
 
     def encode_inputs(self, encoder_inputs: DeviceStep) -> Tensor:
         """Return the encoder output, [tokens, hidden], and write the keys and values for cross-attention to the
         pages."""
-        assert self.encoder is not None, "only encoder-decoder models have encoder inputs"
-        states = self._encoded(self.encoder, encoder_inputs)
-        for layer in self.cross_attention_layers:
-            kv, kv_layer = layer.kv(states).unflatten(-1, (-1, layer.part.head_dim)), layer.kv_layer
-            slot_mapping = encoder_inputs.slot_mapping[kv_layer.group]
-            QK_NORM_ROPE_KV(
-                kv, encoder_inputs.pages, kv_layer.layer, slot_mapping, 0, *_PLAIN_QK, *self._scales[id(layer)]
-            )
-        return states
-
-    def _encoded(self, encoder: EncoderLayers, encoder_inputs: DeviceStep) -> Tensor:
-        embedding, vocabulary = encoder.embedding, self.vocabulary
-        if vocabulary.world.size > 1:
-            x = embedding.summed(encoder_inputs.ids, encoder_inputs.positions, self.dtype)
-        else:
-            added = encoder_inputs.positions, embedding.position_rows
-            x = EMBEDDING(encoder_inputs.ids, vocabulary.table, self.dtype, vocabulary.part.scale, *added)
-        if embedding.norm is not None:
-            x = fused_norm(embedding.norm, x)
-        run = _Run(self, encoder_inputs, x)
-        for block in encoder.residual_blocks:
-            run.block(block)
-        return run.end(encoder.norm)
-
-    def entered(self, step: DeviceStep) -> Tensor:
-        """Return the input of the first layer, [tokens, hidden]."""
-        vocabulary = self.vocabulary
-        if vocabulary.world.size > 1:
-            x = vocabulary.summed(step.ids, step.positions, step.segments, self.dtype)
-        else:
-            added = step.positions, vocabulary.position_rows, step.segments, vocabulary.segments
-            x = EMBEDDING(step.ids, vocabulary.table, self.dtype, vocabulary.part.scale, *added)
-        return x if vocabulary.norm is None else fused_norm(vocabulary.norm, x)
+        assert self._encoder_ops is not None and self.program.encoder_out is not None, "the model has no encoder"
+        return _Run(self, encoder_inputs).execute(self._encoder_ops)[self.program.encoder_out]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
@@ -149,12 +142,11 @@ class FusedModel:
 
 
 class _Run:
-    """One step through the layers. The residual stream is `x` + `scale` · `pending`."""
+    """One step through the operations."""
 
-    def __init__(self, model: FusedModel, step: DeviceStep, x: Tensor) -> None:
-        self.model, self.step, self.x = model, step, x
-        self.pending: Tensor | None = None
-        self.scale = 1.0
+    def __init__(self, model: FusedModel, step: DeviceStep) -> None:
+        self.model, self.weights, self.step = model, model.weights, step
+        self.values: dict[str, Any] = {}  # Tensor, or Rounded after a Quantized
         self.angles: dict[Rope, tuple[Tensor, Tensor]] = {
             rope: ROPE_ANGLES(step.positions, rotation.frequencies(step.rope_lengths), rotation.attention)
             for rope, rotation in model._rotations.items()
@@ -170,157 +162,203 @@ class _Run:
         if sources is not None:
             self.cross_schedules = DECODE_SCHEDULE(sources.query_start, sources.lengths, kv_heads, None)
 
-    def block(self, block: ResidualBlockLayer) -> None:
-        read: Tensor | Rounded
-        read = self._joined() if block.before is None else self._normed_for(block.before, block)
-        reads = [fused_norm(norm, self.x) for norm in block.body_norms] or [read] * len(block.bodies)
-        y = self._body(block.bodies[0], reads[0])
-        for body, read in zip(block.bodies[1:], reads[1:], strict=True):
-            y = y.add_(self._body(body, read))
-        if block.after is not None:
-            y = fused_norm(block.after, y)
-        self.pending, self.scale = y, block.scale
-        if block.last is not None:
-            self.x = self._normed(block.last)
+    def __getitem__(self, value: Value) -> Any:
+        return self.values[value.name]
 
-    def end(self, norm: NormLayer | None) -> Tensor:
-        return self._joined() if norm is None else self._normed(norm)
+    def __setitem__(self, value: Value, tensor: Any) -> None:
+        self.values[value.name] = tensor
 
-    def _joined(self) -> Tensor:
-        if self.pending is not None:
-            self.x.add_(self.pending, alpha=self.scale)
-            self.pending = None
-        return self.x
-
-    def _normed(self, layer: NormLayer) -> Tensor:
-        if self.pending is None:
-            return fused_norm(layer, self.x)
-        match layer.norm:
-            case RMSNorm(eps=eps):
-                normed, self.x = RMS_NORM(self.pending, layer.weight, eps, self.x, self.scale)
-            case LayerNorm(eps=eps):
-                normed, self.x = LAYER_NORM(self.pending, layer.weight, layer.bias, eps, self.x, self.scale)
-        self.pending = None
-        return normed
-
-    def _normed_for(self, layer: NormLayer, block: ResidualBlockLayer) -> Tensor | Rounded:
-        """Apply the norm. The output is quantized if all bodies of the block multiply by fp8 weights."""
-        wanted = rounding_of(block.bodies)
-        if wanted is None or not isinstance(layer.norm, RMSNorm):
-            return self._normed(layer)
-        residual, x = (None, self.x) if self.pending is None else (self.x, self.pending)
-        made = RMS_NORM_QUANTIZED(
-            x, layer.weight, layer.norm.eps, residual, self.scale, wanted.group, wanted.static_scale
-        )
-        self.pending = None
-        return Rounded(*made[:2])
-
-    def _body(
-        self, body: AttentionLayer | CrossAttentionLayer | MLPLayer | ExpertsLayer, read: Tensor | Rounded
-    ) -> Tensor:
-        match body:
-            case MLPLayer():
-                return body.down(activated(body, body.up(read)))
-            case ExpertsLayer():
-                assert isinstance(read, Tensor), "routers and experts read unquantized rows"
-                return _experts(body, read)
-            case AttentionLayer():
-                return self._attention(body, read)
-            case CrossAttentionLayer():
-                return self._cross_attention(body, read)
-
-    def _attention(self, layer: AttentionLayer, read: Tensor | Rounded) -> Tensor:
-        qkv = layer.qkv(read).unflatten(-1, (-1, layer.part.head_dim))
-        if isinstance(layer.norm, ProjectionNorm):
-            _norm_projections(layer.norm, qkv, layer.heads, layer.qk_heads)
-        out = torch.empty(qkv[:, : layer.heads].shape, dtype=qkv.dtype, device=qkv.device)
-        if layer.kv_layer is None:
-            self._whole(layer, qkv, out)
-        else:
-            self._paged(layer, layer.kv_layer, qkv, out)
-        return layer.out(out.flatten(1))
-
-    def _whole(self, layer: AttentionLayer, qkv: Tensor, out: Tensor) -> None:
-        """Bidirectional attention of each row over its tokens of this step."""
-        part = layer.part
-        if part.rope is not None or isinstance(layer.norm, HeadNorm):
-            QK_NORM_ROPE_KV(qkv, None, 0, None, layer.heads, *self._qk_arguments(layer))
-        q, k, v = qkv[:, : layer.heads], qkv[:, layer.heads : layer.qk_heads], qkv[:, layer.qk_heads :]
-        ENCODER_ATTENTION(q, k, v, self.step.query_start, out, layer.scale, False, part.window, part.softcap)
-
-    def _paged(self, layer: AttentionLayer, kv_layer: KVLayer, qkv: Tensor, out: Tensor) -> None:
-        """Write keys and values of this step to the pages, then attend to the pages."""
-        part, step = layer.part, self.step
-        scales = self.model._scales[id(layer)]
-        QK_NORM_ROPE_KV(
-            qkv,
-            step.pages,
-            kv_layer.layer,
-            step.slot_mapping[kv_layer.group],
-            layer.heads,
-            *self._qk_arguments(layer),
-            *scales,
-        )
-        q, table = qkv[:, : layer.heads], step.tables[kv_layer.group]
-        rows = step.slot, step.query_start, step.lengths
-        options = layer.scale, part.window, part.softcap, layer.sinks
-        if step.singles:
-            schedules = self.schedules[part.window]
-            DECODE_ATTENTION(
-                q, step.pages, kv_layer.layer, table, *rows, schedules, out, *options, *scales, self.decoder_starts
-            )
-        if step.spans:
-            PREFILL_ATTENTION(
-                q, step.pages, kv_layer.layer, table, *rows, out, *options, None, *scales, self.decoder_starts
-            )
-
-    def _cross_attention(self, layer: CrossAttentionLayer, read: Tensor | Rounded) -> Tensor:
-        """Attend from each token to the entire encoder input of its sequence."""
-        part, kv_layer, step = layer.part, layer.kv_layer, self.step
-        assert step.cross_attention is not None and self.cross_schedules is not None, (
-            "cross-attention needs encoder inputs"
-        )
-        q = layer.q(read).unflatten(-1, (-1, part.head_dim))
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        rows = step.cross_attention.slot, step.cross_attention.query_start, step.cross_attention.lengths
-        options = layer.scale, None, part.softcap, None
-        table, scales = step.tables[kv_layer.group], self.model._scales[id(layer)]
-        DECODE_ATTENTION(q, step.pages, kv_layer.layer, table, *rows, self.cross_schedules, out, *options, *scales)
-        return layer.out(out.flatten(1))
-
-    def _qk_arguments(self, layer: AttentionLayer) -> QKArguments:
-        """Return the arguments of QK_NORM_ROPE_KV: weight, kind and eps of the norm, cos and sin, and the layout of
-        pairs."""
-        weight: Tensor | None = None
-        kind: NormKind = "rms"
-        eps = 0.0
-        if isinstance(layer.norm, HeadNorm):
-            weight, eps = layer.norm.weight, layer.norm.norm.eps
-            kind = "layer" if isinstance(layer.norm.norm, LayerNorm) else "rms"
-        rope = layer.part.rope
-        cos, sin = self.angles[rope] if rope is not None else (None, None)
-        return weight, kind, eps, cos, sin, rope is not None and rope.interleaved
+    def execute(self, ops: Sequence[tuple[Op, tuple[str, ...]]]) -> "_Run":
+        for op, unused in ops:
+            FUNCTIONS[type(op)](op, self)
+            for name in unused:
+                self.values.pop(name, None)
+        return self
 
 
-def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
-    """Compute routed and shared experts. As in ExpertsLayer, the sum is in fp32 until all ranks have added to it."""
-    part, ranks = layer.part, layer.world.size
-    assert layer.ups.whole is not None and layer.downs.whole is not None, "experts for fused kernels are loaded stacked"
-    logits = layer.router.in_fp32(read)
+def _embed(op: Embed, run: _Run) -> None:
+    step, tables, vocabulary = run.step, run.weights.tables(op.weight), run.model.vocabulary
+    if vocabulary.world.size > 1:
+        run[op.y] = tables.summed(step.ids, step.positions, step.segments, run.model.dtype)
+        return
+    added = step.positions, tables.position_rows, step.segments, tables.segments
+    run[op.y] = EMBEDDING(step.ids, vocabulary.table, run.model.dtype, vocabulary.part.scale, *added)
+
+
+def _normalize(op: Normalize, run: _Run) -> None:
+    run[op.y] = fused_norm(run.weights.norm(op.weight), run[op.x])
+
+
+def _add_normalize(op: AddNormalize, run: _Run) -> None:
+    layer, x, added = run.weights.norm(op.weight), run[op.x], run[op.added]
+    match layer.norm:
+        case RMSNorm(eps=eps):
+            y, x = RMS_NORM(added, layer.weight, eps, x, op.scale)
+        case LayerNorm(eps=eps):
+            y, x = LAYER_NORM(added, layer.weight, layer.bias, eps, x, op.scale)
+    run[op.x] = x
+    run[op.y] = y
+
+
+def _quantized(op: Quantized, run: _Run) -> None:
+    wanted, inner = rounding_of([run.weights.matrix(matrix) for matrix in op.matrices]), op.op
+    assert wanted is not None, "the readers of a quantized output multiply by fp8 weights"
+    if isinstance(inner, Activation):
+        made = ACTIVATION_QUANTIZED(run[inner.x], inner.act, inner.gated, wanted.group, wanted.static_scale)
+        run[inner.y] = Rounded(*made)
+        return
+    layer = run.weights.norm(inner.weight)
+    residual, x, scale = None, run[inner.x], 1.0
+    if isinstance(inner, AddNormalize):
+        residual, x, scale = x, run[inner.added], inner.scale  # the residual is updated in place
+    made = RMS_NORM_QUANTIZED(x, layer.weight, layer.norm.eps, residual, scale, wanted.group, wanted.static_scale)
+    run[inner.y] = Rounded(*made[:2])
+
+
+def _linear(op: Linear, run: _Run) -> None:
+    layer, x = run.weights.matrix(op.weight), run[op.x]
+    if op.fp32:
+        run[op.y] = layer.in_fp32(x)
+    else:
+        run[op.y] = layer.product(x) if op.partial else layer(x)
+
+
+def _activation(op: Activation, run: _Run) -> None:
+    run[op.y] = ACTIVATION(run[op.x], op.act, op.gated)
+
+
+def _add(op: Add, run: _Run) -> None:
+    run[op.x].add_(run[op.y], alpha=op.scale)
+
+
+def _qk_norm(op: QKNorm, run: _Run) -> None:
+    """Normalise q and k in place, each over all its heads together."""
+    layer, qkv = run.weights.qk_norm(op.weight), run[op.qkv]
+    assert isinstance(layer, ProjectionNorm), "norms of separate heads are fused"
+    dim = op.weight.attention.head_dim
+    if layer.world.size > 1:
+        qk = qkv.unflatten(-1, (-1, dim))[:, : op.heads]
+        qk.copy_(layer(qk))
+        return
+    pieces = qkv[:, : op.queries * dim], qkv[:, op.queries * dim : op.heads * dim]
+    for piece, weight in zip(pieces, layer.weights, strict=True):
+        RMS_NORM(piece, weight, layer.eps, None, 1.0, piece)
+
+
+def _prepare_kv(op: PrepareKV, run: _Run) -> None:
+    if op.layer is None and op.rope is None and op.norm is None:
+        return
+    weight, kind, eps = None, "rms", 0.0
+    if op.norm is not None:
+        norm = run.weights.qk_norm(op.norm.weight)
+        assert isinstance(norm, HeadNorm), "only norms of separate heads are fused"
+        weight, eps, kind = norm.weight, norm.norm.eps, "layer" if isinstance(norm.norm, LayerNorm) else "rms"
+    cos, sin = (None, None) if op.rope is None else run.angles[op.rope]
+    arguments = weight, kind, eps, cos, sin, op.rope is not None and op.rope.interleaved
+    qkv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
+    if op.layer is None:
+        QK_NORM_ROPE_KV(qkv, None, 0, None, op.heads, *arguments)
+        return
+    place, step = run.model.kv_layers[op.layer], run.step
+    scales = run.model.scales[op.layer]
+    QK_NORM_ROPE_KV(qkv, step.pages, place.layer, step.slot_mapping[place.group], op.heads, *arguments, *scales)
+
+
+def _write_kv(op: WriteKV, run: _Run) -> None:
+    """Write the keys and values of encoder inputs; others are written by PrepareKV."""
+    place, step = run.model.kv_layers[op.layer], run.step
+    kv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
+    QK_NORM_ROPE_KV(kv, step.pages, place.layer, step.slot_mapping[place.group], 0, *_PLAIN_QK, *_UNSCALED)
+
+
+def _attend(op: Attend, run: _Run) -> None:
+    part, step = op.part, run.step
+    qkv = run[op.qkv].unflatten(-1, (-1, part.head_dim))
+    out = torch.empty(qkv[:, : op.heads].shape, dtype=qkv.dtype, device=qkv.device)
+    if op.layer is None:
+        q, k, v = qkv.split((op.heads, op.kv_heads, op.kv_heads), 1)
+        ENCODER_ATTENTION(q, k, v, step.query_start, out, op.scale, False, part.window, part.softcap)
+    elif op.cross:
+        _cross_attention(op, run.model.kv_layers[op.layer], run, qkv, out)
+    else:
+        _paged_attention(op, run.model.kv_layers[op.layer], run, qkv[:, : op.heads], out)
+    run[op.y] = out.flatten(1)
+
+
+def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tensor) -> None:
+    """Attend to the pages."""
+    part, step, table = op.part, run.step, run.step.tables[place.group]
+    assert op.layer is not None, "pages belong to a layer"
+    scales, starts = run.model.scales[op.layer], run.decoder_starts
+    rows = step.slot, step.query_start, step.lengths
+    options = op.scale, part.window, part.softcap, run.weights.sinks(op.sinks)
+    if step.singles:
+        schedules = run.schedules[part.window]
+        DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, schedules, out, *options, *scales, starts)
+    if step.spans:
+        PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *options, None, *scales, starts)
+
+
+def _cross_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tensor) -> None:
+    """Attend from each token to the entire encoder input of its sequence."""
+    step = run.step
+    assert step.cross_attention is not None and run.cross_schedules is not None, "cross-attention needs encoder inputs"
+    rows = step.cross_attention.slot, step.cross_attention.query_start, step.cross_attention.lengths
+    options, table = (op.scale, None, op.part.softcap, None), step.tables[place.group]
+    DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, run.cross_schedules, out, *options, *_UNSCALED)
+
+
+@dataclass(frozen=True)
+class _Routes:
+    """Routes of a step's tokens, and the tiles of rows by expert."""
+
+    order: Tensor
+    pairs: Tensor
+    tiles: Tensor
+    rows: int
+
+
+def _route(op: Route, run: _Run) -> None:
+    part, logits = op.part, run[op.logits]
     expert_ids, weights, order = EXPERT_ROUTES(logits, part.num_experts, part.top_k, part.scores)
-    rows = tile_rows(len(read), part.top_k, part.num_experts)
-    pairs, tiles = EXPERT_SCHEDULE(expert_ids, part.num_experts, rows)
-    up = EXPERT_MATMUL(read, layer.ups.whole, pairs, tiles, part.top_k, rows)
-    inner = ACTIVATION(up, part.act, layer.experts[0].has_gate)
-    del up
-    y = EXPERT_MATMUL(inner, layer.downs.whole, pairs, tiles, 1, rows)
-    del inner
-    shared = None
-    if layer.shared is not None:
-        shared = layer.shared.down.product(activated(layer.shared, layer.shared.up(read)))
-    opening = None if part.shared_gate is None else logits
-    y = EXPERT_SUM(y, weights, order, shared, opening, part.num_experts, read.dtype if ranks == 1 else torch.float32)
-    return y if ranks == 1 else layer.world.all_reduce(y).to(read.dtype)
+    rows = tile_rows(len(logits), part.top_k, part.num_experts)
+    run[op.chosen] = _Routes(order, *EXPERT_SCHEDULE(expert_ids, part.num_experts, rows), rows)
+    run[op.weights] = weights
+
+
+def _expert_linear(op: ExpertLinear, run: _Run) -> None:
+    routes, stack = run[op.chosen], run.weights.stacks[op.stack]
+    assert stack.whole is not None, "experts for fused kernels are loaded stacked"
+    k = op.top_k if op.gathered else 1
+    run[op.y] = EXPERT_MATMUL(run[op.x], stack.whole, routes.pairs, routes.tiles, k, routes.rows)
+
+
+def _combine(op: Combine, run: _Run) -> None:
+    """The sum is in fp32 until all ranks have added to it."""
+    part, dtype = op.part, run[op.x].dtype
+    shared = None if op.shared is None else run[op.shared]
+    opening = None if part.shared_gate is None else run[op.logits]
+    summed = torch.float32 if op.reduce else dtype
+    y = EXPERT_SUM(run[op.x], run[op.weights], run[op.chosen].order, shared, opening, part.num_experts, summed)
+    run[op.y] = run.model.vocabulary.world.all_reduce(y).to(dtype) if op.reduce else y
+
+
+FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
+    Embed: _embed,
+    Normalize: _normalize,
+    AddNormalize: _add_normalize,
+    Quantized: _quantized,
+    Linear: _linear,
+    Activation: _activation,
+    Add: _add,
+    QKNorm: _qk_norm,
+    PrepareKV: _prepare_kv,
+    WriteKV: _write_kv,
+    Attend: _attend,
+    Route: _route,
+    ExpertLinear: _expert_linear,
+    Combine: _combine,
+}
 
 
 def fused_norm(layer: NormLayer, x: Tensor) -> Tensor:
@@ -329,13 +367,3 @@ def fused_norm(layer: NormLayer, x: Tensor) -> Tensor:
             return RMS_NORM(x, layer.weight, eps)
         case LayerNorm(eps=eps):
             return LAYER_NORM(x, layer.weight, layer.bias, eps)
-
-
-def _norm_projections(norm: ProjectionNorm, qkv: Tensor, heads: int, qk_heads: int) -> None:
-    """Normalise q and k in place, each over all its heads together."""
-    if norm.world.size > 1:
-        qkv[:, :qk_heads] = norm(qkv[:, :qk_heads])
-        return
-    for piece, weight in zip((qkv[:, :heads], qkv[:, heads:qk_heads]), norm.weights, strict=True):
-        flat = piece.flatten(1)
-        RMS_NORM(flat, weight, norm.eps, None, 1.0, flat)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.api.config import WeightBits
 from engine.distributed.world import World
-from engine.models.footprint import LARGE_GROUP
+from engine.lowering.footprint import LARGE_GROUP
 from engine.models.parts import Linear
 from engine.models.sources import join
 from engine.weights.packed import PackedFile

@@ -1,4 +1,4 @@
-"""Measured memory of a loaded model, by the parts that are planned (engine/models/footprint.py).
+"""Measured memory of a loaded model, by the parts that are planned (engine/lowering/footprint.py).
 
 Every tensor is counted once, even if it is shared. Tensors in a mapped file are counted separately: their pages belong
 to the page cache, which drops them if memory is short.
@@ -6,20 +6,18 @@ to the page cache, which drops them if memory is short.
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, CrossAttentionLayer, ResidualBlockLayer, Sinks
-from engine.layers.encoder import EncoderLayers
 from engine.layers.linear import LinearLayer
-from engine.layers.mlp import ExpertsLayer, MLPLayer
+from engine.layers.loaded import Loadable, LoadedWeights, Sinks
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
-from engine.layers.vocabulary import Vocabulary
+from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
+from engine.lowering.program import Matrix, Program
 from kernels.cpu.packing import Packed
 from kernels.fp8 import Fp8Weight
 
@@ -39,19 +37,12 @@ class MemoryUsage:
         return sum(self.parts.values())
 
 
-def memory_usage(
-    vocabulary: Vocabulary,
-    residual_blocks: Sequence[ResidualBlockLayer],
-    norm: NormLayer | None,
-    pooler: PoolerLayer | None = None,
-    encoder: EncoderLayers | None = None,
-) -> MemoryUsage:
+def memory_usage(program: Program, weights: LoadedWeights, pooler: PoolerLayer | None = None) -> MemoryUsage:
     files = _Files()
     parts: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     mapped = 0
-    tensors = _tensors(vocabulary, residual_blocks, norm, pooler)
-    for part, tensor in tensors if encoder is None else chain(tensors, _encoder(encoder)):
+    for part, tensor in _tensors(program, weights, pooler):
         parts.setdefault(part, 0)
         place = tensor.data_ptr(), tensor.nbytes
         if place in seen or not tensor.nbytes:
@@ -64,69 +55,34 @@ def memory_usage(
     return MemoryUsage(parts, mapped)
 
 
-def _tensors(
-    vocabulary: Vocabulary,
-    residual_blocks: Sequence[ResidualBlockLayer],
-    norm: NormLayer | None,
-    pooler: PoolerLayer | None,
-) -> Iterator[tuple[str, Tensor]]:
-    tables = (vocabulary.table, vocabulary.positions, vocabulary.segments)
-    yield from (("embedding", table) for table in tables if table is not None)
-    if vocabulary.norm is not None:
-        yield from _norm(vocabulary.norm)
-    if vocabulary.head is not None:
-        yield from (("head", tensor) for tensor in _pieces(vocabulary.head, vocabulary.bias))
+def _tensors(program: Program, weights: LoadedWeights, pooler: PoolerLayer | None) -> Iterator[tuple[str, Tensor]]:
+    for weight in program.weights:
+        part = weight.part if isinstance(weight, Matrix) else "norms"
+        yield from _loaded(part, weights.by_name[weight.name])
     if pooler is not None:
         yield from (("head", tensor) for tensor in pooler.tensors)
-    yield from _blocks(residual_blocks)
-    if norm is not None:
-        yield from _norm(norm)
 
 
-def _encoder(encoder: EncoderLayers) -> Iterator[tuple[str, Tensor]]:
-    if encoder.embedding.positions is not None:
-        yield "embedding", encoder.embedding.positions
-    for norm in (encoder.embedding.norm, encoder.norm):
-        if norm is not None:
-            yield from _norm(norm)
-    yield from _blocks(encoder.residual_blocks)
-
-
-def _blocks(residual_blocks: Sequence[ResidualBlockLayer]) -> Iterator[tuple[str, Tensor]]:
-    for block in residual_blocks:
-        for layer in block.norms:
-            yield from _norm(layer)
-        for body in block.bodies:
-            match body:
-                case AttentionLayer() | CrossAttentionLayer():
-                    for one in body.loadables:
-                        yield from _loadable("attention", one)
-                case MLPLayer():
-                    for one in body.loadables:
-                        yield from _loadable("mlp", one)
-                case ExpertsLayer():
-                    for one in body.loadables:
-                        yield from _loadable("experts", one)
-
-
-def _loadable(
-    part: str, layer: LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks
-) -> Iterator[tuple[str, Tensor]]:
+def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
+    """part: of a matrix."""
     match layer:
         case LinearLayer():
             yield from ((part, tensor) for tensor in _pieces(layer.weight, layer.bias))
         case Sinks():
-            yield part, layer.logits
+            yield "attention", layer.logits
         case NormLayer():
-            yield from _norm(layer)
+            yield from (("norms", tensor) for tensor in (layer.weight, layer.bias) if tensor is not None)
         case HeadNorm():
             yield "norms", layer.weight
         case ProjectionNorm():
             yield from (("norms", weight) for weight in layer.weights)
-
-
-def _norm(layer: NormLayer) -> Iterator[tuple[str, Tensor]]:
-    yield from (("norms", tensor) for tensor in (layer.weight, layer.bias) if tensor is not None)
+        case Vocabulary():
+            tables = (layer.table, layer.positions, layer.segments)
+            yield from (("embedding", table) for table in tables if table is not None)
+            if layer.head is not None:
+                yield from (("head", tensor) for tensor in _pieces(layer.head, layer.bias))
+        case EncoderEmbedding(positions=Tensor() as positions):
+            yield "embedding", positions
 
 
 def _pieces(weight: Tensor | Packed | Fp8Weight, bias: Tensor | None) -> Iterator[Tensor]:

@@ -12,19 +12,18 @@ from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
-from engine.layers.block import CrossAttentionLayer, KVLayerAllocator, ResidualBlockLayer
 from engine.layers.compiled import CompiledModel
-from engine.layers.encoder import EncoderLayers
 from engine.layers.linear import Target
+from engine.layers.loaded import unloaded
 from engine.layers.memory_usage import MemoryUsage, memory_usage
-from engine.layers.norm import NormLayer
 from engine.layers.pooler import PoolerLayer
-from engine.layers.step import plan_step
+from engine.layers.reference import ReferenceExecutor
 from engine.layers.vocabulary import Vocabulary
+from engine.lowering.footprint import head_bits, quantization_group
+from engine.lowering.lower import lower
 from engine.models.checkpoint import Checkpoint, check_tensors
-from engine.models.footprint import head_bits, quantization_group
-from engine.models.parts import Model, attentions
-from engine.models.sources import join, sources
+from engine.models.parts import Model
+from engine.models.sources import sources
 from engine.models.stored import stored_tensors
 from engine.weights.files import Weights
 from engine.weights.packed import PackedFile
@@ -95,22 +94,14 @@ class TextModel:
             raise ValueError(f"compiled kernels support float32 on a CPU, not {dtype} on {device}")
         if team is not None and world.size > 1 and self._collective is None:
             raise ValueError(f"compiled kernels of {world.size} ranks need a world with shared memory")
+        if team is not None and model.encoder is not None:
+            raise ValueError("compiled kernels do not support encoder-decoder models; set kernels to torch")
         self.compiled: CompiledModel | None = None
+        self.program = lower(model, world.size)
         self.vocabulary = Vocabulary(model, world)
-        allocator = KVLayerAllocator(layout)
-        self.encoder: EncoderLayers | None = None
-        if model.encoder is not None:
-            if team is not None:
-                raise ValueError("compiled kernels do not support encoder-decoder models; set kernels to torch")
-            self.encoder = EncoderLayers(model.encoder, model.root, world, self.vocabulary, allocator)
-        self.residual_blocks = [
-            ResidualBlockLayer(residual_block, join(model.root, model.layers, str(index)), world, allocator)
-            for index, block in enumerate(model.blocks)
-            for residual_block in block
-        ]
-        self.norm = NormLayer(model.norm, model.root) if model.norm is not None else None
+        self.weights = unloaded(self.program, self.vocabulary, world)
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
-        self.ropes = tuple({part.rope for part in attentions(model) if part.rope is not None})
+        self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -137,13 +128,7 @@ class TextModel:
     def fill(self, weights: Weights | QuantizedWeights | RandomWeights, known: PackedFile | None = None) -> None:
         """Let every layer read its weights."""
         wanted = sources(self.model)
-        loadables = [self.vocabulary, *(layer for block in self.residual_blocks for layer in block.loadables)]
-        if self.encoder is not None:
-            loadables.extend(self.encoder.loadables)
-        if self.norm is not None:
-            loadables.append(self.norm)
-        if self.pooler is not None:
-            loadables.append(self.pooler)
+        loadables = [*self.weights.by_name.values(), *([] if self.pooler is None else [self.pooler])]
         quantized = weights if isinstance(weights, QuantizedWeights) else None
         target = replace(self.target, known=known, quantized=quantized)
         for layer in loadables:
@@ -151,20 +136,13 @@ class TextModel:
             weights.release()
             if known is not None:
                 known.release()
-        self.memory_usage = memory_usage(self.vocabulary, self.residual_blocks, self.norm, self.pooler, self.encoder)
+        self.memory_usage = memory_usage(self.program, self.weights, self.pooler)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"
         if self.target.team is not None:
             self.compiled = CompiledModel(
-                self.vocabulary, self.residual_blocks, self.norm, self.ropes, self.target.team, self._collective
+                self.program, self.weights, self.vocabulary, self.layout, self.target.team, self._collective
             )
-
-    @property
-    def cross_attention_layers(self) -> list[CrossAttentionLayer]:
-        """The cross-attention layers."""
-        return [
-            body for block in self.residual_blocks for body in block.bodies if isinstance(body, CrossAttentionLayer)
-        ]
 
     def reserve(self, tokens: int, rows: int) -> None:
         """Allocate the buffers for steps of up to this many tokens and this many rows of logits."""
@@ -182,15 +160,7 @@ class TextModel:
         tokens' keys and values to `pages`."""
         if self.compiled is not None:
             return self.compiled.forward(batch, pages)
-        step = plan_step(batch, pages, self.layout, self.ropes)
-        if self.encoder is not None and batch.encoder_inputs is not None:
-            states = self.encoder(batch.encoder_inputs, pages, self.dtype)
-            for layer in self.cross_attention_layers:
-                layer.write_kv(states, step)
-        x = self.vocabulary.entered(batch, self.dtype)
-        for block in self.residual_blocks:
-            x = block(x, step)
-        return x if self.norm is None else self.norm(x)
+        return self._reference.forward(batch, pages)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

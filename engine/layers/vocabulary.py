@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.distributed.world import World
-from engine.layers.batch import Batch
 from engine.layers.linear import Read, Target
-from engine.layers.norm import NormLayer
 from engine.models.parts import Embedding, Head, Lookup, Model
 from engine.models.sources import join
 from engine.weights.slot import Slot, Slots
@@ -35,7 +33,6 @@ class Vocabulary:
     def __init__(self, model: Model, world: World) -> None:
         self.part, self.out, self.world = model.embed, model.head, world
         self.root, self.name = model.root, f"{join(model.root, model.embed.name)}.weight"
-        self.norm = None if self.part.norm is None else NormLayer(self.part.norm, model.root)
         self.first = world.rank * self.part.vocab // world.size
         self.last = (world.rank + 1) * self.part.vocab // world.size
         self.most = -(-self.part.vocab // world.size)
@@ -52,8 +49,6 @@ class Vocabulary:
         self.table = rows if in_file else rows.to(target.device, target.dtype)
         added = self.part.positions, self.part.segments
         self.positions, self.segments = (added_rows(read, self.root, one, self.part.hidden, target) for one in added)
-        if self.norm is not None:
-            self.norm.load(read, target)
         if self.out is not None:
             self._load_head(read, self.out)
 
@@ -83,11 +78,6 @@ class Vocabulary:
         mine = (ids >= self.first) & (ids < self.last)
         rows = embedding(torch.where(mine, ids - self.first, 0), self.table, dtype, self.part.scale)
         return self.world.all_reduce(rows.masked_fill_(~mine.unsqueeze(1), 0))
-
-    def entered(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        """Return the input of the first layer, [tokens, hidden]."""
-        x = self.summed(batch.ids, batch.positions, batch.segments, dtype)
-        return x if self.norm is None else self.norm(x)
 
     def summed(self, ids: Tensor, positions: Tensor, segments: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the sum of token, position and segment rows, [tokens, hidden]. Arguments: [tokens] integers."""
@@ -134,15 +124,13 @@ class EncoderEmbedding:
     norm."""
 
     positions: Tensor | None = None  # [positions, hidden]
+    segments: Tensor | None = None  # encoders of encoder-decoders have none
 
     def __init__(self, part: Embedding, root: str, vocabulary: Vocabulary) -> None:
         self.part, self.root, self.vocabulary = part, root, vocabulary
-        self.norm = None if part.norm is None else NormLayer(part.norm, root)
 
     def load(self, read: Read, target: Target) -> None:
         self.positions = added_rows(read, self.root, self.part.positions, self.part.hidden, target)
-        if self.norm is not None:
-            self.norm.load(read, target)
 
     @property
     def position_rows(self) -> Tensor | None:
@@ -150,12 +138,7 @@ class EncoderEmbedding:
         part = self.part.positions
         return None if self.positions is None or part is None else self.positions[part.offset :]
 
-    def entered(self, ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the input of the first layer, [tokens, hidden]."""
-        x = self.summed(ids, positions, dtype)
-        return x if self.norm is None else self.norm(x)
-
-    def summed(self, ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    def summed(self, ids: Tensor, positions: Tensor, segments: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the sum of the rows of tokens and positions, [tokens, hidden]. Arguments: [tokens] integers."""
         x = self.vocabulary.embed(ids, dtype)
         if self.position_rows is not None:

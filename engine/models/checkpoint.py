@@ -15,6 +15,7 @@ from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError, TaskError
 from engine.api.files import INDEX_BYTES, read_json_object
 from engine.gguf.file import find_gguf
+from engine.models.activations import check_parts
 from engine.models.assumed import UNSAID, assumed_tensors, assumptions
 from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
@@ -22,7 +23,6 @@ from engine.models.gguf import made_config, read_weights
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.modules import Modules, read_modules
-from engine.models.native import check_parts
 from engine.models.parts import Model
 from engine.models.quantized import MODELOPT, modelopt_settings, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration

@@ -139,7 +139,13 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        return self.whole_or_none("head_dim") or self.hidden // self.heads
+        size = self.whole_or_none("head_dim") or self.hidden // self.heads
+        if size < 1:
+            raise CheckpointError(
+                f"config.json: {self.name('hidden_size')} is {self.hidden} and {self.name('num_attention_heads')} "
+                f"{self.heads}; a head must have at least one dimension"
+            )
+        return size
 
     def window(self, key: str = "sliding_window") -> int | None:
         """Return the attention window, or None if it is not smaller than the context."""

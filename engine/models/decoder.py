@@ -42,5 +42,5 @@ def llama_decoder(
 
 def mask_buffers(c: Config, layers: str, attention: str) -> tuple[str, ...]:
     """Return the names of the causal masks that old exporters stored in each layer. They are not weights."""
-    buffers = ("bias", "masked_bias", "causal_mask", "rotary_emb.inv_freq")
+    buffers = ("bias", "masked_bias", "causal_mask")
     return tuple(f"{layers}.{index}.{attention}.{name}" for index in range(c.layers) for name in buffers)

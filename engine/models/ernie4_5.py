@@ -12,7 +12,7 @@ from engine.models.parts import MLP, Attention, Model, RMSNorm
 from engine.models.rope import rope
 
 ARCHITECTURES = ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM", "HeliumForCausalLM")
-"""The second name is that of the first exporters."""
+"""The first exported checkpoints have the second name."""
 
 _ERNIE = {
     "max_position_embeddings": 131_072,

@@ -13,7 +13,7 @@ from engine.models.parts import MLP, Attention, Block, Embedding, Head, LayerNor
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("FalconForCausalLM", "RWForCausalLM")
-"""The second name is that of the first exporters."""
+"""The first exported checkpoints have the second name."""
 
 _NAMES = {
     "hidden_act": "activation",

@@ -17,8 +17,9 @@ _DEFAULTS: dict[str, Any] = {"hidden_act": "silu", "max_position_embeddings": 32
 
 
 def declare(config: Mapping[str, Any]) -> Model:
-    c = Config.of(config, **_DEFAULTS)
-    return _second(c) if config["architectures"][0] == "InternLM2ForCausalLM" else _third(c)
+    is_second = config["architectures"][0] == "InternLM2ForCausalLM"
+    c = Config.of(config, bias=is_second, **_DEFAULTS)
+    return _second(c) if is_second else _third(c)
 
 
 def _second(c: Config) -> Model:
@@ -58,7 +59,7 @@ def _second(c: Config) -> Model:
 
 
 def _third(c: Config) -> Model:
-    """The keys of biases are the checkpoints' own, or those of transformers."""
+    """Biases have the keys of the checkpoints (`qkv_bias`, `bias`) or of transformers."""
     positions = rope(c)
     bias = c.flag("bias") or c.flag("mlp_bias")
     attention = Attention(

@@ -9,7 +9,8 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, Rope, named
+from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, named
+from engine.models.rope import rope
 
 ARCHITECTURES = ("QWenLMHeadModel",)
 
@@ -33,7 +34,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         heads=c.heads,
         kv_heads=c.heads,
         head_dim=c.head_dim,
-        rope=Rope(dim=int(c.head_dim * c.positive("rotary_pct")), theta=c.number("rotary_emb_base")),
+        rope=rope(c, theta=c.number("rotary_emb_base"), partial=c.number("rotary_pct")),
         bias=(True, bias),
         sources=("c_attn", "c_attn", "c_attn", "c_proj"),
         name="attn",

@@ -2,12 +2,13 @@
 
 Divided are heads, the intermediate size of MLPs and experts, and the vocabulary (whose shares may differ by one row).
 There may be fewer KV heads than ranks; then several ranks have copies of a head. Layers load the same shares
-(engine/distributed/world.py) that plans count (engine/models/footprint.py).
+(engine/distributed/world.py) that plans count (engine/lowering/footprint.py).
 """
 
 import math
 from collections.abc import Iterable, Iterator
 
+from engine.api.errors import ConfigError
 from engine.models.parts import MLP, Attention, Experts, Model, Rows, all_bodies, encoder_bodies
 from engine.models.schemes import FP8_BLOCK, Quantization, alike, alike_fp8
 from engine.models.sources import projections, stacked_paths
@@ -23,6 +24,15 @@ def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:
     if units < ranks and ranks % units == 0:
         return rank * units // ranks, 1
     return None
+
+
+def shared_units(units: int, rank: int, ranks: int, what: str) -> tuple[int, int]:
+    """Return `share_of`. Raises ConfigError if the units cannot be divided; what: their name in the message."""
+    found = share_of(units, rank, ranks)
+    if found is None:
+        possible = ", ".join(str(size) for size in range(1, units + 1) if units % size == 0)
+        raise ConfigError(f"{ranks} ranks cannot share {units} {what}; use one of {possible} ranks")
+    return found
 
 
 def row_runs(piece: Rows, first: int, units: int) -> Iterator[tuple[int, int]]:

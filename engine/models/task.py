@@ -129,7 +129,8 @@ def _scorer(model: Model, wanted: TaskConfig, folder: Path) -> Model:
 
 
 def _unread(model: Model) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*model.unread, *UNREAD)))
+    head = () if model.head is None else (f"{model.head.name}.weight", f"{model.head.name}.bias")
+    return tuple(dict.fromkeys((*model.unread, *UNREAD, *head)))
 
 
 def _token_ids(words: tuple[str, str], folder: Path) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ def largest_step(parts: DeviceParts, pages: Tensor, tokens: int, longest: int) -
     """Return the step of this many tokens that takes the most memory: prompts of at most `longest`, in as few rows as
     possible. For an encoder-decoder model: this many encoder tokens, then this many decoder tokens, all at position 0,
     because the position table may be shorter."""
-    if parts.model.encoder is None:
+    if not parts.model.program.encoder:
         return _prompts(parts.layout, pages, tokens, longest)
     step = _prompts(parts.layout, pages, tokens, tokens)
     zeros = torch.zeros_like(step.ids)

@@ -64,7 +64,7 @@ class HostRunner:
             rope_lengths=table.rope_lengths,
             tables=table.tables,
             block_tokens=self._layout.block_tokens,
-            sources=None if self._text_model.encoder is None else table.sources,
+            sources=table.sources if self._text_model.program.encoder else None,
             device=self._pages.device,
         )
 

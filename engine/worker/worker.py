@@ -12,7 +12,7 @@ from engine.api.golden import Arithmetic
 from engine.api.messages import RankMemory
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.kv.layout import Layout
-from engine.models.footprint import PARTS
+from engine.lowering.footprint import PARTS
 from engine.models.parts import Model
 
 

@@ -15,12 +15,14 @@ from safetensors.torch import load_file, save_file
 from engine.api.errors import CheckpointError, ConfigError, RequestError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers.batch import EncoderInputs
-from engine.layers.encoder import EncoderLayers
+from engine.layers import reference
 from engine.layers.model import TextModel
+from engine.layers.reference import Run
+from engine.layers.step import Step
 from engine.llm import LLM, Params
+from engine.lowering.footprint import mapped_bytes, part_bytes
+from engine.lowering.program import WriteKV
 from engine.models.checkpoint import read_checkpoint
-from engine.models.footprint import mapped_bytes, part_bytes
 from tests.engine.layers.planned import predicted
 from tests.engine.translators import CASES, LONGEST, VOCAB, Translator, write
 
@@ -114,13 +116,14 @@ def test_weights_take_what_was_planned_to_the_byte(translator):
 
 def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeypatch):
     read: list[tuple[int, ...]] = []
-    run = EncoderLayers.__call__
+    execute = reference.execute
 
-    def counted(self, encoder_inputs, pages, dtype):
-        read.append(encoder_inputs.count)
-        return run(self, encoder_inputs, pages, dtype)
+    def counted(ops, run):
+        if not ops[0].weight.own_tokens:  # of the encoder
+            read.append(run.step.count)
+        return execute(ops, run)
 
-    monkeypatch.setattr(EncoderLayers, "__call__", counted)
+    monkeypatch.setattr(reference, "execute", counted)
     with LLM(bart.path, **SMALL) as llm:
         read.clear()  # what made it warm
         llm.generate([[5, 6, 7], [8, 9]], greedy(20))
@@ -135,8 +138,12 @@ def test_encoder_attends_to_later_tokens(bart):
     model.load(checkpoint)
     states = []
     for source in ([5, 6, 7], [5, 6, 8]):
-        encoder_inputs = EncoderInputs(torch.tensor(source), torch.arange(3), (), (3,))
-        states.append(model.encoder(encoder_inputs, torch.empty(0), torch.float32))
+        step = Step(torch.empty(0), (), (), {}, (3,))
+        run = Run(model.weights, SINGLE, (), torch.float32, step, torch.tensor(source), torch.arange(3))
+        ops = [op for op in model.program.encoder if not isinstance(op, WriteKV)]
+        with torch.inference_mode():
+            reference.execute(ops, run)
+        states.append(run[model.program.encoder_out])
     assert (states[0][0] - states[1][0]).abs().max() > 1e-3
     expected = bart.model.model.encoder(torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     torch.testing.assert_close(states[0], expected, atol=2e-5, rtol=0)

@@ -29,7 +29,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Embedding, Head, LayerNorm, Model, ResidualBlock, RMSNorm, Rope
 from engine.models.ranks import tensor_problem
 from engine.models.schemes import FP8_BLOCK, Quantization, Scheme
-from engine.models.sources import linear_paths
+from engine.models.sources import attention_linears, linear_paths, mlp_linears
 from kernels.cpu.library import VARIANTS
 from tests.appliance.constraints.test_solve import FACTS, PLAIN, pool, situations
 
@@ -365,10 +365,9 @@ def test_rank_rules_match_the_layers_and_the_engine_check() -> None:
     """By building the tensor-parallel layers themselves, for every small number of ranks."""
     from engine.api.errors import ConfigError
     from engine.distributed.world import Single
-    from engine.layers.block import AttentionLayer, KVLayer
-    from engine.layers.mlp import MLPLayer
+    from engine.layers.linear import LinearLayer
 
-    built = (AttentionLayer, MLPLayer, KVLayer, Single, ConfigError)
+    built = (LinearLayer, Single, ConfigError)
     for heads, kv_heads, intermediate_sizes in (
         (8, 2, 48),
         (6, 3, 36),
@@ -395,16 +394,17 @@ def test_rank_rules_match_the_layers_and_the_engine_check() -> None:
 def shares(attention: Attention, intermediate_sizes: int, ranks: int, of: tuple[Any, ...]) -> bool:
     """Return True if every rank's layers can be built, and if their shares are consistent and add up to the full
     layers."""
-    attention_layer, mlp_layer, place, single, refusal = of
+    linear_layer, single, refusal = of
     try:
         for rank in range(ranks):
             world = single(rank, ranks)
-            layer = attention_layer(attention, "", world, place(0, 0))
-            mlp = mlp_layer(MLP(hidden=16, intermediate_size=intermediate_sizes), "", world)
-            kv_heads_of_rank = layer.qk_heads - layer.heads
-            if layer.heads * attention.head_dim != layer.out.slots.inputs or layer.heads % kv_heads_of_rank:
+            qkv, out = (linear_layer(linear, "", world) for linear in attention_linears(attention))
+            mlp = MLP(hidden=16, intermediate_size=intermediate_sizes)
+            up, down = (linear_layer(linear, "", world) for linear in mlp_linears(mlp))
+            heads, kv_heads, _ = (piece.rows // attention.head_dim for piece in qkv.slots.pieces)
+            if heads * attention.head_dim != out.slots.inputs or heads % kv_heads:
                 return False
-            if mlp.up.slots.rows != 2 * mlp.down.slots.inputs:
+            if up.slots.rows != 2 * down.slots.inputs:
                 return False
     except refusal:
         return False

@@ -9,7 +9,7 @@ from appliance.hardware.devices import CONTEXT_BYTES, CPUS, GPUS, cpu_by_kernels
 from appliance.planning.plan import Plan, plan
 from appliance.planning.roofline import active_parameters
 from engine.models.checkpoint import Checkpoint
-from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, Rope
+from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, Rope, named
 from kernels.cpu.library import VARIANTS
 from tests.appliance.planning import test_plan
 
@@ -111,8 +111,8 @@ def checkpoint() -> Checkpoint:
     norm = RMSNorm(size=1024, eps=1e-6)
     attention = Attention(hidden=1024, heads=16, kv_heads=8, head_dim=128, rope=Rope(dim=128, theta=1e6))
     block = (
-        ResidualBlock(body=attention, before=norm),
-        ResidualBlock(body=MLP(hidden=1024, intermediate_size=3072), before=norm),
+        ResidualBlock(body=attention, before=named(norm, "one")),
+        ResidualBlock(body=MLP(hidden=1024, intermediate_size=3072), before=named(norm, "two")),
     )
     embed = Embedding(vocab=151936, hidden=1024)
     model = Model(embed=embed, blocks=(block,) * 28, norm=norm, head=Head(tied=True), max_context=40960)

@@ -16,7 +16,7 @@ from appliance.hardware.machine import Machine
 from appliance.planning.plan import Plan
 from appliance.planning.report import as_json, as_text
 from appliance.planning.validate import validate
-from engine.models.footprint import PARTS
+from engine.lowering.footprint import PARTS
 from engine.worker.build import build_worker
 from engine.worker.ranks import Ranks
 from tests.appliance.planning.test_reality import HOST, built

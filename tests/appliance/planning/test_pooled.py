@@ -14,10 +14,12 @@ from appliance.config.settings import Given, Option
 from appliance.hardware.described import hardware
 from appliance.planning.plan import Plan
 from appliance.planning.validate import validate
-from appliance.planning.workspace import step_widths
 from engine.layers.compiled import WHOLE_BLOCK
+from engine.lowering.footprint import PARTS
+from engine.lowering.lower import lower
+from engine.lowering.measures import buffer_widths
+from engine.lowering.rewrites import compiled_ops
 from engine.models.checkpoint import read_checkpoint
-from engine.models.footprint import PARTS
 from tests.appliance.planning.test_reality import HOST, SMALL, built
 from tests.engine.layers.pooled_cases import CASES, SIZES, WHOLE, save
 from tests.engine.test_pooling import late
@@ -79,7 +81,7 @@ def test_buffers_of_a_step_are_as_wide_as_planned(folder: Callable, name: str) -
     checkpoint = read_checkpoint(folder(name))
     model = loaded(checkpoint, "base")
     assert model.compiled is not None
-    assert model.compiled.buffers.widths == step_widths(checkpoint.model)
+    assert model.compiled.buffers.widths == buffer_widths(compiled_ops(lower(checkpoint.model)))
     assert WHOLE_BLOCK == 16
 
 

@@ -12,12 +12,14 @@ from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option, load
 from appliance.hardware.machine import Machine
 from appliance.planning.plan import Plan, plan
-from appliance.planning.workspace import step_widths
 from engine.__main__ import differences
 from engine.api.config import EngineConfig
 from engine.api.messages import RankMemory, Ready
+from engine.lowering.footprint import PARTS
+from engine.lowering.lower import lower
+from engine.lowering.measures import buffer_widths
+from engine.lowering.rewrites import compiled_ops
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.footprint import PARTS
 from engine.worker.build import build_worker
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, usable
@@ -170,4 +172,4 @@ def test_buffers_of_a_step_are_as_wide_as_planned(folder: Callable, name: str) -
     checkpoint = read_checkpoint(folder(name))
     model = loaded(checkpoint, "base")
     assert model.compiled is not None
-    assert model.compiled.buffers.widths == step_widths(checkpoint.model)
+    assert model.compiled.buffers.widths == buffer_widths(compiled_ops(lower(checkpoint.model)))

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-odd": ("GPT2", {**GPT, **GPT_ODD, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
     "starcoder": ("GPTBigCode", {**GPT}),
     "starcoder-heads": ("GPTBigCode", {**GPT, **GPT_ODD, "multi_query": False, "scale_attn_weights": False}),
-    "neox": ("GPTNeoX", {**SIZES, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}}),
+    "neox": ("GPTNeoX", {**SIZES, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
     "neox-odd": ("GPTNeoX", {**SIZES, **ONE_KV, "use_parallel_residual": False, "attention_bias": False,
                              "hidden_act": "gelu_fast", "tie_word_embeddings": True,
                              "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
@@ -185,6 +185,12 @@ def _internlm2(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
     return _renamed(tensors, names), {**settings, "bias": config["attention_bias"]}
 
 
+def _internlm3(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """transformers computes it with its Llama, which it also names in config.json."""
+    settings = {**config, "architectures": ["InternLM3ForCausalLM"]}
+    return tensors, {**settings, "qkv_bias": settings.pop("attention_bias"), "bias": settings.pop("mlp_bias")}
+
+
 def _baichuan(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
     settings = _llama_config(config, "BaichuanForCausalLM")
     del settings["num_key_value_heads"]
@@ -247,6 +253,7 @@ def _without_tied(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[st
 
 WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
     "internlm2": _internlm2,
+    "internlm3": _internlm3,
     "baichuan": _baichuan,
     "baichuan2": _baichuan2,
     "qwen1": _qwen1,

@@ -3,8 +3,8 @@
 from typing import Any
 
 from engine.distributed.world import SINGLE
+from engine.lowering.footprint import Holder, Holding, footprint
 from engine.models.checkpoint import Checkpoint
-from engine.models.footprint import Holder, Holding, footprint
 from kernels.cpu.library import tiling
 
 

@@ -4,6 +4,7 @@ For example layers of several sizes, a shared expert without a gate, and experts
 compare compiled and fused kernels with torch, and torch with an explicit sum."""
 
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,15 @@ from appliance.planning.derivation import summed
 from appliance.planning.workspace import PROCESS_BYTES, StepSize, workspace
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers.fused import _experts
+from engine.layers import fused as fused_executor
 from engine.layers.linear import Target
-from engine.layers.mlp import ExpertsLayer
+from engine.layers.loaded import LoadedWeights, unloaded
 from engine.layers.model import TextModel, make_pages
+from engine.layers.reference import Run, execute
+from engine.layers.vocabulary import Vocabulary
+from engine.lowering.lower import lower
+from engine.lowering.program import Combine, Linear, Op, Route
+from engine.lowering.rewrites import last_uses
 from engine.models.parts import (
     MLP,
     Attention,
@@ -91,24 +97,61 @@ def test_layers_of_several_sizes_share_the_working_memory(compiled):
     torch.testing.assert_close(logits(filled(compiled)), logits(filled("torch")), atol=1e-4, rtol=0)
 
 
+class ExpertsLayer:
+    """The operations of one layer of experts, with loaded weights."""
+
+    def __init__(self, ops: list[Op], weights: LoadedWeights, world) -> None:
+        self.ops, self.weights, self.world = ops, weights, world
+        router, self.route, ups, _, downs, *_, self.combine = ops
+        self.router = weights.matrix(router.weight)
+        self.ups, self.downs = ([weights.matrix(one) for one in op.matrices] for op in (ups, downs))
+        self.stacks = [weights.stacks[op.stack].whole for op in (ups, downs)]
+        self.shared = [weights.matrix(op.weight) for op in ops[1:] if isinstance(op, Linear)]
+        self.linears = [self.router, *self.ups, *self.downs, *self.shared]
+
+    def torch(self, x):
+        run = Run(self.weights, self.world, (), x.dtype, None, None, None)
+        run.values[self.ops[0].x.name] = x
+        execute(self.ops, run)
+        return run[self.combine.y]
+
+    def fused(self, x):
+        run = object.__new__(fused_executor._Run)
+        run.weights, run.model = self.weights, SimpleNamespace(vocabulary=SimpleNamespace(world=self.world))
+        run.values = {self.ops[0].x.name: x}
+        return run.execute(list(zip(self.ops, last_uses(self.ops, self.combine.y), strict=True)))[self.combine.y]
+
+
+def expert_layers(program, weights, world=SINGLE):
+    """Return the layers of experts of a program, in order."""
+    found, ops = [], list(program.ops)
+    for at, op in enumerate(ops):
+        if isinstance(op, Route):
+            last = next(at for at in range(at, len(ops)) if isinstance(ops[at], Combine))
+            found.append(ExpertsLayer(ops[at - 1 : last + 1], weights, world))
+    return found
+
+
 @pytest.mark.parametrize("block", [0, 1])
 def test_torch_experts_sum_routed_and_shared_outputs(block):
     model = filled("torch")
-    layer = next(body for body in model.residual_blocks[2 * block + 1].bodies if isinstance(body, ExpertsLayer))
+    layer = expert_layers(model.program, model.weights)[block]
+    part = layer.route.part
     x = torch.randn(30, HIDDEN, generator=torch.Generator().manual_seed(1))
-    act = {"gelu": torch.nn.functional.gelu, "relu": torch.relu}[layer.part.act]
+    act = {"gelu": torch.nn.functional.gelu, "relu": torch.relu}[part.act]
 
-    def mlp(which, row):
-        gate, up = (which.up.weight.double() @ row).chunk(2)
-        return which.down.weight.double() @ (act(gate) * up)
+    def mlp(up, down, row):
+        gate, up = (up.weight.double() @ row).chunk(2)
+        return down.weight.double() @ (act(gate) * up)
 
-    for row, got in zip(x.double(), layer(x, None), strict=True):
+    for row, got in zip(x.double(), layer.torch(x), strict=True):
         scores = layer.router.weight.double() @ row
-        best = scores.topk(layer.part.top_k).indices
+        best = scores.topk(part.top_k).indices
         shares = scores.softmax(0)[best] if block == 0 else scores[best].softmax(0)
-        want = sum(share * mlp(layer.experts[e], row) for share, e in zip(shares, best.tolist(), strict=True))
-        if layer.shared is not None:
-            want += mlp(layer.shared, row)
+        chosen = zip(shares, best.tolist(), strict=True)
+        want = sum(share * mlp(layer.ups[e], layer.downs[e], row) for share, e in chosen)
+        if layer.shared:
+            want += mlp(*layer.shared, row)
         torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=0)
 
 
@@ -128,12 +171,17 @@ class Rank:
         return x
 
 
-def layer_of(part, world=SINGLE, dtype=torch.float32):
+def layer_of(part, world=SINGLE, dtype=torch.float32, device="cpu", hidden=HIDDEN):
     """Return a layer of experts with random, stacked weights."""
-    layer = ExpertsLayer(part, "layers.0", world)
-    weights = RandomWeights(sources(with_layers(part)), torch.float32, torch.device("cpu"))
-    for one in layer.loadables:
-        one.load(weights.read, Target(dtype, torch.device("cpu"), invariant=True, stacked=True))
+    model = with_layers(part, hidden=hidden)
+    program = lower(model, world.size)
+    loaded = unloaded(program, Vocabulary(model, world), world)
+    kind = dtype if device == "meta" else torch.float32
+    weights = RandomWeights(sources(model), kind, torch.device(device))
+    for name, one in loaded.by_name.items():
+        if name.startswith("layers."):
+            one.load(weights.read, Target(dtype, torch.device(device), invariant=device == "cpu", stacked=True))
+    (layer,) = expert_layers(program, loaded, world)
     return layer
 
 
@@ -161,7 +209,7 @@ def test_fused_experts_equal_torch(part, tokens):
     """Test few tokens, so that most experts have none, and more tokens than a tile."""
     layer = layer_of(part)
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
-    torch.testing.assert_close(_experts(layer, x), layer(x, None), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(layer.fused(x), layer.torch(x), atol=2e-6, rtol=1e-5)
 
 
 @fused
@@ -171,7 +219,7 @@ def test_extreme_routing():
     x = torch.rand(90, HIDDEN, generator=torch.Generator().manual_seed(1))
     layer.router.weight[[0, 5]] = -layer.router.weight[3]
     assert (layer.router.in_fp32(x)[:, :6].argmax(1) == 3).all()
-    torch.testing.assert_close(_experts(layer, x), layer(x, None), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(layer.fused(x), layer.torch(x), atol=2e-6, rtol=1e-5)
 
 
 @fused
@@ -179,10 +227,10 @@ def test_extreme_routing():
 def test_a_row_of_experts_is_the_same_in_tiles_of_any_size_bit_for_bit(part):
     layer = layer_of(part)
     x = torch.randn(150, HIDDEN, generator=torch.Generator().manual_seed(2))
-    whole = _experts(layer, x)
+    whole = layer.fused(x)
     for row in (0, 1, 77, 149):
-        assert torch.equal(_experts(layer, x[row : row + 1])[0], whole[row])
-    assert torch.equal(_experts(layer, x[40:60]), whole[40:60])
+        assert torch.equal(layer.fused(x[row : row + 1])[0], whole[row])
+    assert torch.equal(layer.fused(x[40:60]), whole[40:60])
 
 
 @fused
@@ -191,23 +239,21 @@ def test_ranks_sum_expert_outputs_in_float32(dtype, tolerance):
     x = torch.randn(11, HIDDEN, generator=torch.Generator().manual_seed(3)).to(dtype)
     ranks = [Rank(number, 2) for number in range(2)]
     for world in ranks:
-        assert _experts(layer_of(GATED, world, dtype), x).dtype == dtype
+        assert layer_of(GATED, world, dtype).fused(x).dtype == dtype
     (first,), (second,) = (world.brought for world in ranks)
     assert first.dtype == second.dtype == torch.float32
-    whole = _experts(layer_of(GATED, dtype=dtype), x).float()
+    whole = layer_of(GATED, dtype=dtype).fused(x).float()
     torch.testing.assert_close(first + second, whole, atol=tolerance, rtol=tolerance)
 
 
 def test_expert_matrices_are_stored_once_and_stacked():
     layer = layer_of(SMALL)
-    for stack, linears in (
-        (layer.ups.whole, [expert.up for expert in layer.experts]),
-        (layer.downs.whole, [expert.down for expert in layer.experts]),
-    ):
+    for stack, linears in zip(layer.stacks, (layer.ups, layer.downs), strict=True):
         assert len(stack) == len(linears) == SMALL.num_experts and stack.is_contiguous()
         for number, linear in enumerate(linears):
             assert linear.weight.data_ptr() == stack[number].data_ptr() and linear.weight.shape == stack[number].shape
-    assert filled("torch").residual_blocks[1].bodies[0].ups.whole is None, "torch has each by itself"
+    stacks = filled("torch").weights.stacks.values()
+    assert stacks and all(stack.whole is None for stack in stacks), "torch has each by itself"
 
 
 class Live(TorchDispatchMode):
@@ -256,13 +302,10 @@ def test_a_step_takes_no_more_than_the_plan_counts(tokens, shared, inner):
     sizes = {"hidden": hidden, "intermediate_size": inner, "num_experts": 128, "top_k": 8}
     part = Experts(scores="softmax", shared=beside, shared_gate=gate, **sizes)
     model = with_layers(part, hidden=hidden)
-    layer = ExpertsLayer(part, "layers.0", SINGLE)
-    weights = RandomWeights(sources(model), torch.bfloat16, torch.device("meta"))
-    for one in layer.loadables:
-        one.load(weights.read, Target(torch.bfloat16, torch.device("meta"), stacked=True))
+    layer = layer_of(part, dtype=torch.bfloat16, device="meta", hidden=hidden)
     x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
-    with recorded(), Live(*(one.weight for one in layer.loadables)) as live:
-        _experts(layer, x)
+    with recorded(), Live(*(one.weight for one in layer.linears)) as live:
+        layer.fused(x)
     steps = workspace(model, device="cuda", kernels="triton", size=StepSize(tokens, 1), element_bytes=2)
     counted = summed(steps) - PROCESS_BYTES["cuda"]
     assert live.most <= counted <= 2 * live.most + 10 * x.nbytes

@@ -11,8 +11,8 @@ from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.compiled import TorchOp
 from engine.layers.model import TextModel
+from engine.lowering.measures import torch_parts
 from engine.models.checkpoint import read_checkpoint
-from engine.models.native import torch_parts
 from kernels.cpu.library import ACTIVATIONS, usable
 from kernels.cpu.program import Program, Team
 
@@ -77,7 +77,7 @@ def test_torch_computes_the_parts_named_in_the_plan(house, acts, compiled):
     regions = model.compiled.regions
     others = [region for region in regions if isinstance(region, TorchOp)]
     wanted = Counter(acts[number % len(acts)] for number in range(len(model.model.blocks)))["relu2"]
-    named = torch_parts(model.model, ACTIVATIONS)
+    named = torch_parts(model.program, ACTIVATIONS)
     assert named == ((f"activation relu2 of {wanted} MLPs",) if wanted else ())
     assert len(others) == wanted and len(regions) == 2 * wanted + 1
     assert all(isinstance(region, Program) for region in regions[::2])

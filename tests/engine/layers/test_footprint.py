@@ -9,10 +9,10 @@ from torch import Tensor
 
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers.mlp import ExpertsLayer
 from engine.layers.model import TextModel
+from engine.lowering.footprint import mapped_bytes, part_bytes
+from engine.lowering.program import ExpertLinear, Linear
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.footprint import mapped_bytes, part_bytes
 from engine.models.ranks import rows_of, share_of, tensor_problem
 from engine.weights.packed import PackedFile
 from kernels.cpu.library import BF16_VARIANTS, tiling, usable
@@ -100,11 +100,11 @@ def test_weights_for_bf16_arithmetic_too(checkpoint, bf16_checkpoint, name, by):
 def test_routers_are_exempt_from_bf16_arithmetic(checkpoint, by):
     """A rounded router would select other experts."""
     model = loaded(read_checkpoint(checkpoint("qwen2-moe").path), by, bf16=True)
-    layers = [body for block in model.residual_blocks for body in block.bodies if isinstance(body, ExpertsLayer)]
-    assert layers
-    for layer in layers:
-        assert layer.router.weight.form == "tiles_f32"
-        assert {one.weight.form for mlp in layer.experts for one in (mlp.up, mlp.down)} == {"pairs_bf16"}
+    ops, matrix = model.program.ops, model.weights.matrix
+    routers = [matrix(op.weight) for op in ops if isinstance(op, Linear) and op.fp32]
+    experts = [matrix(one) for op in ops if isinstance(op, ExpertLinear) for one in op.matrices]
+    assert routers and {router.weight.form for router in routers} == {"tiles_f32"}
+    assert experts and {one.weight.form for one in experts} == {"pairs_bf16"}
     assert model.vocabulary.head.form == "pairs_bf16"
 
 

@@ -14,6 +14,7 @@ from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.model import TextModel
 from engine.layers.rounded import rounding_of
+from engine.lowering.program import ExpertLinear
 from engine.models.checkpoint import read_checkpoint
 from engine.models.ranks import tensor_problem
 from kernels.cpu.library import best
@@ -30,6 +31,8 @@ needs_triton = pytest.mark.skipif(not installed(), reason="Triton is not install
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 RAGGED = {"hidden_size": 160, "head_dim": 40, "intermediate_size": 200, "num_key_value_heads": 1}
 WIDENED = Fp8Products(rounded=False)
+
+QKV = "model.layers.0.self_attn.q_proj+k_proj+v_proj"
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +160,10 @@ def test_experts_are_restored_beside_what_stays_in_fp8(kind, tmp_path, driver, i
     made, prompt = write_experts(tmp_path, kind), ids(9, 4)
     engine = driver(made.path, kernels="triton", fp8=WIDENED)
     torch.testing.assert_close(engine.run(prompt, 4), made.logits(prompt), atol=1e-4, rtol=0)
-    attention, experts = (branch.bodies[0] for branch in engine.model.residual_blocks[:2])
-    assert isinstance(attention.qkv.weight, Fp8Weight)
-    assert all(expert.up.weight.dtype == torch.float32 for expert in experts.experts)
+    matrices = [op.matrices for op in engine.model.program.ops if isinstance(op, ExpertLinear)]
+    assert matrices and isinstance(engine.model.weights.by_name[QKV].weight, Fp8Weight)
+    experts = [engine.model.weights.matrix(matrix) for of in matrices for matrix in of]
+    assert all(expert.weight.dtype == torch.float32 for expert in experts)
     got, plain = driver(made.path, kernels="triton").run(prompt, 4), made.logits(prompt)
     assert 0 < (got - plain).norm() / plain.norm() < 0.1
 
@@ -248,23 +252,25 @@ def test_every_block_type_reads_rows_in_its_format(architecture, more, tmp_path,
 
 
 def test_rows_are_quantized_once_if_all_bodies_share_the_format(written, driver, own):
-    def bodies(made):
-        return [branch.bodies[0] for branch in driver(made.path, kernels="triton").model.residual_blocks]
+    def readers(made):
+        """The first matrices of the attention and of the MLP."""
+        loaded = driver(made.path, kernels="triton").model.weights.by_name
+        return loaded[QKV], loaded["model.layers.0.mlp.gate_proj+up_proj"]
 
-    attention, mlp, *_ = bodies(written("channel-dynamic"))
-    blocks, *_ = bodies(written("blocks"))
-    static, static_mlp, *_ = bodies(written("autofp8-static"))
+    attention, mlp = readers(written("channel-dynamic"))
+    blocks, _ = readers(written("blocks"))
+    static, static_mlp = readers(written("autofp8-static"))
     plain_made = own("channel-dynamic")
     plain_made.leave_out("model.layers.0.self_attn.q_proj")
-    plain, *_ = bodies(plain_made)
+    plain, _ = readers(plain_made)
     both = rounding_of((attention, mlp))
     assert (both.group, both.static_scale) == (128, None)
     assert rounding_of((plain,)) is None
     assert rounding_of((attention, plain)) is None and rounding_of((plain, attention)) is None
     narrow = written("channel-dynamic", **RAGGED)
-    assert rounding_of((attention, bodies(narrow)[0])) is None
+    assert rounding_of((attention, readers(narrow)[0])) is None
     assert rounding_of((blocks,)).group == 128
-    assert rounding_of((static,)).static_scale is static.qkv.weight.static_scale
+    assert rounding_of((static,)).static_scale is static.weight.static_scale
     assert rounding_of((static, static_mlp)) is None
 
 
@@ -282,7 +288,7 @@ def test_a_matrix_of_which_one_source_is_plain_is_restored(own, driver, ids):
 @needs_triton
 def test_norms_and_activations_round_where_all_their_readers_are_in_fp8(written, driver, ids, monkeypatch):
     """A layer excluded from quantization reads unrounded inputs: here the down projection of layer 1."""
-    from engine.layers import fused, rounded
+    from engine.layers import fused
     from kernels import fp8
 
     called = []
@@ -291,8 +297,8 @@ def test_norms_and_activations_round_where_all_their_readers_are_in_fp8(written,
         return lambda *args: called.append(name) or op(*args)
 
     monkeypatch.setattr(fused, "RMS_NORM_QUANTIZED", counted("norm", fused.RMS_NORM_QUANTIZED))
-    monkeypatch.setattr(rounded, "ACTIVATION_QUANTIZED", counted("activation", rounded.ACTIVATION_QUANTIZED))
-    monkeypatch.setattr(rounded, "ACTIVATION", counted("plain activation", rounded.ACTIVATION))
+    monkeypatch.setattr(fused, "ACTIVATION_QUANTIZED", counted("activation", fused.ACTIVATION_QUANTIZED))
+    monkeypatch.setattr(fused, "ACTIVATION", counted("plain activation", fused.ACTIVATION))
     monkeypatch.setattr(fp8, "QUANTIZE_ROWS", counted("rows", fp8.QUANTIZE_ROWS))
     driver(written("channel-dynamic").path, kernels="triton").run(ids(3, 1), 3)
     first = ["norm", "rows", "norm", "activation"]

@@ -14,8 +14,9 @@ from gguf.quants import quantize
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.api.errors import CheckpointError
+from engine.layers.linear import LinearLayer
+from engine.lowering.footprint import part_bytes
 from engine.models.checkpoint import check_tensors, read_checkpoint
-from engine.models.footprint import part_bytes
 from engine.weights.files import Weights
 from engine.weights.quantized import QuantizedWeights
 from kernels.cpu.library import best
@@ -173,9 +174,7 @@ def test_blocks_are_held_as_they_are_and_others_restored(tmp_path, driver, compi
 
 
 def linears(engine):
-    for branch in engine.model.residual_blocks:
-        for body in branch.bodies:
-            yield from (body.qkv, body.out) if hasattr(body, "qkv") else (body.up, body.down)
+    return [layer for layer in engine.model.weights.by_name.values() if isinstance(layer, LinearLayer)]
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0])

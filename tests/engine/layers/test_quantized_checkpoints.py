@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from engine.api.errors import CheckpointError
+from engine.layers.linear import LinearLayer
+from engine.lowering.footprint import part_bytes
 from engine.models.checkpoint import check_tensors, read_checkpoint
-from engine.models.footprint import part_bytes
 from engine.models.ranks import tensor_problem
 from engine.models.sources import linear_paths, projections, sources
 from engine.weights.files import Weights
@@ -44,9 +45,7 @@ def own(tmp_path):
 
 
 def linears(model):
-    for branch in model.residual_blocks:
-        for body in branch.bodies:
-            yield from (body.qkv, body.out) if hasattr(body, "qkv") else (body.up, body.down)
+    return [layer for layer in model.weights.by_name.values() if isinstance(layer, LinearLayer)]
 
 
 def restored(plain, layer):

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.quantization_error import DEMO, compare, conversations
 from engine.api.errors import CheckpointError
-from engine.layers.mlp import ExpertsLayer
-from engine.models.footprint import part_bytes
+from engine.lowering.footprint import part_bytes
+from engine.lowering.program import ExpertLinear, Linear
 from engine.weights.packed import PackedFile
 from kernels.cpu.library import Tiling, best
 from kernels.cpu.program import Team
@@ -21,6 +21,8 @@ from kernels.quantisation import to_int4, to_int8
 from tests.engine.layers.planned import predicted
 
 SOME = ["llama", "qwen2", "gemma2", "cohere", "starcoder2", "olmo2", "mixtral", "qwen2-moe", "olmoe"]
+
+QKV = "model.layers.0.self_attn.q_proj+k_proj+v_proj"
 
 
 @pytest.mark.parametrize("case_name", SOME)
@@ -118,13 +120,11 @@ def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, 
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     engine = driver(tmp_path, kernels=compiled, bits=bits)
     assert part_bytes(predicted(engine.checkpoint, compiled, bits=bits)) == engine.model.memory_usage.parts
-    kept = [layer.router for layer in experts_of(engine.model)]
+    kept = [matrices[0] for matrices in experts_of(engine.model)]
     assert [router.weight.form.partition("_")[2] for router in kept] == ["bf16"]
     experts = 31 * 3 * 64 * 64
     each = {"stored": 2 * experts, "int8": experts + experts // 64 * 2, "int4": experts // 2 + experts // 32 * 2}
-    held = sum(
-        mlp.up.weight.nbytes + mlp.down.weight.nbytes for layer in experts_of(engine.model) for mlp in layer.experts
-    )
+    held = sum(matrix.weight.nbytes for matrices in experts_of(engine.model) for matrix in matrices[1:])
     assert held == each[bits]
 
 
@@ -136,7 +136,7 @@ def test_groups_and_head_are_quantized_as_the_manifest_says(group, head, bits, c
     assert part_bytes(predicted(engine.checkpoint, compiled, bits=bits, group=group, head=head)) == (
         engine.model.memory_usage.parts
     )
-    matrix, made = engine.model.residual_blocks[0].bodies[0].qkv.weight, engine.model.vocabulary.head
+    matrix, made = engine.model.weights.by_name[QKV].weight, engine.model.vocabulary.head
     kinds = {"stored": ("tiles_f32", 0), "int8": ("tiles_int8", group or 64), "int4": ("tiles_int4", group or 32)}
     assert (matrix.form, matrix.group) == kinds[bits]
     expected = head if head != "auto" else "stored" if bits == "stored" else "int8"
@@ -146,7 +146,14 @@ def test_groups_and_head_are_quantized_as_the_manifest_says(group, head, bits, c
 
 
 def experts_of(model):
-    return [body for branch in model.residual_blocks for body in branch.bodies if isinstance(body, ExpertsLayer)]
+    """Return the router and the matrices of the experts of each layer."""
+    ops, matrix = model.program.ops, model.weights.matrix
+    found = []
+    for at, op in enumerate(ops):
+        if isinstance(op, Linear) and op.fp32:
+            experts = [one for later in ops[at : at + 5] if isinstance(later, ExpertLinear) for one in later.matrices]
+            found.append([matrix(op.weight), *map(matrix, experts)])
+    return found
 
 
 def test_experts_of_one_layer_in_several_types_are_refused_by_name(bf16_checkpoint, tmp_path, driver, compiled):

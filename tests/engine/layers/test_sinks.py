@@ -10,6 +10,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.llama import modeling_llama
 
 from engine.api.errors import CheckpointError
+from engine.layers.loaded import Sinks
 from engine.models import families, llama
 from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import Attention
@@ -76,8 +77,9 @@ def test_sinks_matter(sunk, driver, ids):
     path, logits = sunk
     prompt = ids(29, 1)
     engine = driver(path)
-    for branch in engine.model.residual_blocks[::2]:
-        branch.bodies[0]._sinks.logits = torch.full((HEADS,), -1e9)
+    for layer in engine.model.weights.by_name.values():
+        if isinstance(layer, Sinks):
+            layer.logits = torch.full((HEADS,), -1e9)
     assert (logits(prompt) - engine.run(prompt, 29)).abs().max() > 0.1
 
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError, UnknownArchitecture
+from engine.lowering.footprint import Holder, weight_bytes
 from engine.models.checkpoint import check_tensors, read_checkpoint
-from engine.models.footprint import Holder, weight_bytes
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -8,7 +8,7 @@ import torch
 from engine.api.errors import ConfigError
 from engine.kv.layout import layout
 from engine.layers.model import TextModel
-from engine.models.footprint import Holder, footprint
+from engine.lowering.footprint import Holder, footprint
 from engine.models.parts import (
     MLP,
     Attention,

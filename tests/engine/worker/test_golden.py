@@ -147,7 +147,7 @@ def test_zeroed_page_is_detected(compiled, plain):
 def test_other_checkpoint_is_detected_in_the_widest_band(locked):
     """A norm scaled by 1.1, a smaller change than any wrong file of the same shape, is detected."""
     victim = EngineUnderTest(configured())
-    norm = victim.model.residual_blocks[0].loadables[0].weight
+    norm = victim.model.weights.by_name["model.layers.0.input_layernorm"].weight
     with victim.changed(norm, lambda weight: weight.mul_(1.1)):
         assert differing(victim.good, victim.record(), Band(BANDS["half"], "")) != []
     victim.worker.close()

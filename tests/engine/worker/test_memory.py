@@ -21,8 +21,8 @@ from engine.api.config import EngineConfig, write_config
 from engine.api.errors import OutOfMemory
 from engine.api.messages import PhaseMemory
 from engine.kv.layout import layout
+from engine.lowering.footprint import Holder, footprint, loading_bytes
 from engine.models.checkpoint import read_checkpoint
-from engine.models.footprint import Holder, footprint, loading_bytes
 from engine.worker.build import build_worker, pool_blocks
 from engine.worker.memory import Meter
 from kernels.cpu.library import best, tiling

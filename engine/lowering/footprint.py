@@ -1,27 +1,26 @@
 """Exact weight memory of one rank in bytes: every tensor with its share, quantization and padding.
 
-Computed from the declaration and the headers alone, without torch. Layers load by the same declarations
-(engine/layers),
-and packed weights are padded as in kernels/cpu/packing.py. Tests compare both with the allocated tensors, byte by byte.
+Computed from the weights of the lowered program and the headers alone, without torch. Engines load the same weights
+(engine/layers/loaded.py), and packed weights are padded as in kernels/cpu/packing.py. Tests compare both with the
+allocated tensors, byte by byte.
 
 Two properties are not in the headers: whether all symmetric zero points of a gptq checkpoint are the midpoint (assumed
 true), and whether the groups of an act-order checkpoint are contiguous (assumed false).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
 from engine.api.config import Dtype, HeadBits, WeightBits
+from engine.lowering.lower import lower
+from engine.lowering.program import Matrix, NormVector, Part, QKNormVectors, SinkLogits, Tables
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
 from engine.models.parts import (
-    MLP,
     Attention,
     Dense,
     Embedding,
-    Experts,
     LayerNorm,
     Linear,
     Model,
@@ -29,23 +28,12 @@ from engine.models.parts import (
     PooledNorm,
     Pooler,
     TokenLogits,
-    block_norms,
-    bodies,
 )
 from engine.models.ranks import fp8_unit, row_runs, rows_of, share_of
 from engine.models.schemes import CHANNEL_GROUP, FP8_BLOCK, Quantization, Scheme, alike, alike_fp8
-from engine.models.sources import (
-    attention_linears,
-    join,
-    mlp_linears,
-    placed_blocks,
-    qk_norms,
-    routed_mlps,
-    router_linear,
-)
+from engine.models.sources import join, qk_norms
 from engine.models.stored import SCALE_SUFFIX
 
-Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
 PARTS: tuple[Part, ...] = ("embedding", "attention", "mlp", "experts", "norms", "head")
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -108,6 +96,7 @@ class Holding(NamedTuple):
     mapped: bool = False  # used directly in the mapped checkpoint file (page cache)
     temporary: int = 0  # additional bytes while it is loaded
     read: int = 0  # bytes of the checkpoint's files that are resident meanwhile
+    weight: str = ""  # name of the weight in the program
 
     @property
     def bytes(self) -> int:
@@ -148,8 +137,8 @@ def temporary_bytes(holdings: tuple[Holding, ...]) -> int:
 def footprint(
     model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None, holder: Holder
 ) -> tuple[Holding, ...]:
-    """Return all memory of one rank, in loading order. Raises ValueError if the model's heads or rows cannot be divided
-    among the ranks."""
+    """Return all memory of one rank, in loading order. Raises ConfigError if the model's heads or rows cannot be
+    divided among the ranks."""
     return tuple(_Footprint(model, tensors, quantization, holder).holdings())
 
 
@@ -159,30 +148,27 @@ class _Footprint:
     ) -> None:
         self.model, self.tensors, self.to = model, tensors, holder
         self.schemes: Mapping[str, Scheme] = {} if quantization is None else quantization.schemes
+        self._experts: dict[tuple[object, ...], tuple[Matrix, tuple[Holding, ...]]] = {}
 
     def holdings(self) -> Iterator[Holding]:
         model = self.model
         names = [join(model.root, model.embed.name), *([] if model.head is None else [model.head.name])]
         read = sum(map(self._file_bytes, names))
-        yield from (one._replace(read=read) for one in self._vocabulary())
-        if model.encoder is not None:
-            yield from self._added(model.encoder.embed)
-            if model.encoder.norm is not None:
-                yield from self._norm(model.encoder.norm, model.root)
-        for path, block in placed_blocks(model):
-            for branch in block:
-                for norm in block_norms(branch):
-                    yield from self._norm(norm, path)
-                for body in bodies(branch):
-                    match body:
-                        case Attention():
-                            yield from self._attention(body, join(path, body.name))
-                        case MLP():
-                            yield from self._mlp("mlp", body, join(path, body.name))
-                        case Experts():
-                            yield from self._experts(body, join(path, body.name))
-        if model.norm is not None:
-            yield from self._norm(model.norm, model.root)
+        for weight in lower(model, self.to.ranks).weights:
+            match weight:
+                case Tables(own_tokens=True):
+                    found: Iterable[Holding] = (one._replace(read=read) for one in self._vocabulary())
+                case Tables(embed=embed):
+                    found = self._added(embed)
+                case Matrix():
+                    found = self._linear(weight)
+                case NormVector(norm=norm, path=path):
+                    found = self._norm(norm, path)
+                case QKNormVectors(attention=part, path=path):
+                    found = (self._qk_norm(part, path),)
+                case SinkLogits(attention=part, path=path):
+                    found = (Holding("attention", weight.name, "float32", (self._share(part.heads), 4)),)
+            yield from (one._replace(weight=weight.name) for one in found)
         if model.pooler is not None:
             yield from self._pooler(model.pooler)
 
@@ -207,38 +193,10 @@ class _Footprint:
                             "head", f"{name} (bias)", "float32", (norm.size, 4), self._in_file(f"{name}.bias")
                         )
 
-    def _attention(self, part: Attention, path: str) -> Iterator[Holding]:
-        for linear in attention_linears(part):
-            yield from self._linear("attention", linear, path)
-        if part.qk_norm is not None:
-            heads, kv_heads = self._share(part.heads), self._share(part.kv_heads)
-            name = join(path, "+".join(norm.name for norm, _ in qk_norms(part)))
-            yield Holding("norms", name, "float32", (heads + kv_heads, part.head_dim, 4))
-        if part.sinks:
-            yield Holding("attention", join(path, "sinks"), "float32", (self._share(part.heads), 4))
-
-    def _mlp(self, part: Part, mlp: MLP, path: str) -> Iterator[Holding]:
-        for linear in mlp_linears(mlp):
-            yield from self._linear(part, linear, path)
-
-    def _experts(self, part: Experts, path: str) -> Iterator[Holding]:
-        yield from self._linear("experts", router_linear(part), path, rounded=False)
-        routed = routed_mlps(part)
-        pieces = [row.source for linear in mlp_linears(routed[0]) for row in linear.rows]
-        counted: dict[tuple[str, ...], tuple[str, tuple[Holding, ...]]] = {}  # up to 18,000 matrices of a few kinds
-        for mlp in routed:
-            name = join(path, mlp.name)
-            kinds = tuple(self._stored(f"{name}.{piece}.weight") for piece in pieces)
-            if self.schemes or kinds not in counted:
-                matrices = mlp_linears(mlp)
-                counted[kinds] = (
-                    name,
-                    tuple(chain(*(self._linear("experts", one, name, stacked=True) for one in matrices))),
-                )
-            first, holdings = counted[kinds]
-            yield from (one._replace(name=name + one.name[len(first) :]) for one in holdings)
-        if part.shared is not None:
-            yield from self._mlp("experts", part.shared, join(path, part.shared.name))
+    def _qk_norm(self, part: Attention, path: str) -> Holding:
+        heads, kv_heads = self._share(part.heads), self._share(part.kv_heads)
+        name = join(path, "+".join(norm.name for norm, _ in qk_norms(part)))
+        return Holding("norms", name, "float32", (heads + kv_heads, part.head_dim, 4))
 
     def _norm(self, norm: Norm, path: str) -> Iterator[Holding]:
         name = join(path, norm.name)
@@ -287,15 +245,13 @@ class _Footprint:
             yield Holding("head", f"{head.name} (bias)", to.dtype, (rows, to.element_bytes), mapped=in_file)
 
     def _added(self, embed: Embedding) -> Iterator[Holding]:
-        """Yield the position and segment tables, and the norm of the embeddings."""
+        """Yield the position and segment tables."""
         for table in (embed.positions, embed.segments):
             if table is not None and table.period is not None:
                 factors = table.count, embed.hidden, self.to.element_bytes
                 yield Holding("embedding", "positions (computed)", self.to.dtype, factors)
             elif table is not None:
                 yield self._lookup(join(self.model.root, table.name), table.count, embed.hidden)
-        if embed.norm is not None:
-            yield from self._norm(embed.norm, self.model.root)
 
     def _lookup(self, path: str, count: int, hidden: int) -> Holding:
         """Return a table that every rank has completely."""
@@ -323,13 +279,24 @@ class _Footprint:
 
     # Matrices
 
-    def _linear(
-        self, part: Part, linear: Linear, path: str, *, rounded: bool = True, stacked: bool = False
-    ) -> Iterator[Holding]:
-        sources = {join(path, one.source) for one in linear.rows}
-        read = sum(self._file_bytes(source) for source in sources)
-        for one in self._matrix(part, linear, path, rounded=rounded, stacked=stacked):
-            yield one._replace(read=read)
+    def _linear(self, weight: Matrix) -> Iterator[Holding]:
+        """Yield a matrix. The experts of a layer, up to 18,000 in a model, are of a few kinds, each computed once."""
+        linear, path = weight.linear, weight.path
+        sources = list(dict.fromkeys(join(path, one.source) for one in linear.rows))
+        if weight.expert is None or self.schemes:
+            yield from self._read(weight, sources)
+            return
+        key = linear, *(self._stored(f"{source}.weight") for source in sources)
+        if key not in self._experts:
+            self._experts[key] = weight, tuple(self._read(weight, sources))
+        first, holdings = self._experts[key]
+        yield from (one._replace(name=weight.name + one.name.removeprefix(first.name)) for one in holdings)
+
+    def _read(self, weight: Matrix, sources: list[str]) -> Iterator[Holding]:
+        read = sum(map(self._file_bytes, sources))
+        stacked = weight.expert is not None
+        matrix = self._matrix(weight.part, weight.linear, weight.path, rounded=weight.quantized, stacked=stacked)
+        yield from (one._replace(read=read) for one in matrix)
 
     def _file_bytes(self, path: str) -> int:
         """Return the size of a projection's matrix in the checkpoint's files, without scales and zero points."""

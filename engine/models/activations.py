@@ -1,21 +1,10 @@
-"""Parts of a declared model without a compiled kernel, which torch computes.
+"""Check of the activations that a declaration names. Independent of torch and of the kernels."""
 
-Independent of torch and of the kernels: a plan uses it before anything is loaded, and engine/layers/compiled.py follows
-the same rule.
-"""
-
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from engine.api.errors import CheckpointError
 from engine.models.config import ACTIVATIONS
 from engine.models.parts import MLP, Experts, Model, all_bodies, encoder_bodies
-
-
-def torch_parts(model: Model, activations: Collection[str]) -> tuple[str, ...]:
-    """Return descriptions of such parts, most frequent first. activations: supported by the compiled kernels."""
-    acts = Counter(act for act in _acts(model) if act not in activations)
-    return tuple(f"activation {act} of {count} MLPs" for act, count in acts.most_common())
 
 
 def check_parts(model: Model, place: str) -> None:

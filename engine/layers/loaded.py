@@ -1,0 +1,104 @@
+"""Loaded weights of a program, by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.distributed.world import World, share
+from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
+from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
+from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
+from engine.lowering.program import (
+    ExpertLinear,
+    Matrix,
+    NormVector,
+    Program,
+    QKNormVectors,
+    SinkLogits,
+    Tables,
+    Weight,
+)
+from engine.models.parts import Attention
+from engine.models.sources import join
+
+
+class Sinks:
+    """The learned logits of an attention's heads, [heads] fp32 of this rank."""
+
+    logits: Tensor
+
+    def __init__(self, part: Attention, path: str, world: World) -> None:
+        self.path = join(path, "sinks")
+        self.first, self.heads = share(part.heads, world, "heads")
+
+    def load(self, read: Read, target: Target) -> None:
+        self.logits = read(self.path)[self.first : self.first + self.heads].to(target.device, torch.float32, copy=True)
+
+
+Loadable = LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks | Vocabulary | EncoderEmbedding
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """Weights of a program on one rank. They have no tensors before their `load`."""
+
+    by_name: Mapping[str, Loadable]  # in the order of loading
+    stacks: Mapping[str, ExpertStack]  # matrices of routed experts that are stacked, by ExpertLinear.stack
+
+    def matrix(self, weight: Matrix) -> LinearLayer:
+        found = self.by_name[weight.name]
+        assert isinstance(found, LinearLayer), f"{weight.name} is a matrix"
+        return found
+
+    def norm(self, weight: NormVector) -> NormLayer:
+        found = self.by_name[weight.name]
+        assert isinstance(found, NormLayer), f"{weight.name} is a norm"
+        return found
+
+    def qk_norm(self, weight: QKNormVectors) -> HeadNorm | ProjectionNorm:
+        found = self.by_name[weight.name]
+        assert isinstance(found, HeadNorm | ProjectionNorm), f"{weight.name} is a norm of queries and keys"
+        return found
+
+    def sinks(self, weight: SinkLogits | None) -> Tensor | None:
+        """Return [heads] fp32, or None for an attention without sinks."""
+        if weight is None:
+            return None
+        found = self.by_name[weight.name]
+        assert isinstance(found, Sinks), f"{weight.name} are logits"
+        return found.logits
+
+    def tables(self, weight: Tables) -> Vocabulary | EncoderEmbedding:
+        found = self.by_name[weight.name]
+        assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
+        return found
+
+
+def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWeights:
+    """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder."""
+    stacks: dict[str, ExpertStack] = {}
+    slices: dict[str, StackSlice] = {}
+    for op in program.ops:
+        if isinstance(op, ExpertLinear):
+            stack = stacks[op.stack] = ExpertStack(len(op.matrices))
+            slices |= {matrix.name: StackSlice(stack, number) for number, matrix in enumerate(op.matrices)}
+
+    def made(weight: Weight) -> Loadable:
+        match weight:
+            case Matrix(linear=linear, path=path):
+                place = slices.get(weight.name)
+                return LinearLayer(linear, path, world, rounded=weight.quantized, stack_slice=place)
+            case NormVector(norm=norm, path=path):
+                return NormLayer(norm, path)
+            case QKNormVectors(attention=part, path=path):
+                return (ProjectionNorm if part.qk_norm_span == "all" else HeadNorm)(part, path, world)
+            case SinkLogits(attention=part, path=path):
+                return Sinks(part, path, world)
+            case Tables(own_tokens=True):
+                return vocabulary
+            case Tables(embed=embed, root=root):
+                return EncoderEmbedding(embed, root, vocabulary)
+
+    return LoadedWeights({weight.name: made(weight) for weight in program.weights}, stacks)

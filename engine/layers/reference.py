@@ -1,0 +1,223 @@
+"""Executor of a program with torch: one short function per operation. It is the reference of the other executors."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.distributed.world import World
+from engine.kv.layout import Layout
+from engine.layers.batch import Batch
+from engine.layers.kv import KVLayer, kv_layers
+from engine.layers.loaded import LoadedWeights
+from engine.layers.norm import normed
+from engine.layers.step import Step, plan_step
+from engine.lowering.program import (
+    Activation,
+    Add,
+    AddNormalize,
+    AllReduce,
+    Attend,
+    Combine,
+    Embed,
+    ExpertLinear,
+    Linear,
+    Normalize,
+    Op,
+    PrepareKV,
+    Program,
+    QKNorm,
+    Rotate,
+    Route,
+    Value,
+    WriteKV,
+)
+from kernels.activation import ACTIVATIONS, gated
+from kernels.attention.encoder_torch import encoder_attention
+from kernels.experts.routes import route
+from kernels.paged_attention import paged_attention
+from kernels.paged_kv import write_kv
+from kernels.rope import rotate_
+
+
+@dataclass
+class Run:
+    """Values of a step so far, by name."""
+
+    weights: LoadedWeights
+    world: World
+    kv_layers: Sequence[KVLayer]
+    dtype: torch.dtype
+    step: Step
+    ids: Tensor  # [tokens] integers, as are positions and segments
+    positions: Tensor
+    segments: Tensor | None = None
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, value: Value) -> Tensor:
+        return self.values[value.name]
+
+    def __setitem__(self, value: Value, tensor: Tensor) -> None:
+        self.values[value.name] = tensor
+
+
+class ReferenceExecutor:
+    def __init__(
+        self, program: Program, weights: LoadedWeights, world: World, layout: Layout, dtype: torch.dtype
+    ) -> None:
+        self.program, self.layout = program, layout
+        self._parts = weights, world, kv_layers(layout), dtype
+
+    def forward(self, batch: Batch, pages: Tensor) -> Tensor:
+        """Return the hidden states after the final norm, [tokens, hidden]. Writes keys and values to the pages."""
+        program = self.program
+        step = plan_step(batch, pages, self.layout, program.ropes)
+        if program.encoder and batch.encoder_inputs is not None:
+            inputs = batch.encoder_inputs
+            alone = Step(pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
+            execute(program.encoder, Run(*self._parts, alone, inputs.ids, inputs.positions))
+        run = Run(*self._parts, step, batch.ids, batch.positions, batch.segments)
+        execute(program.ops, run)
+        return run[program.out]
+
+
+def execute(ops: Sequence[Op], run: Run) -> None:
+    for op in ops:
+        FUNCTIONS[type(op)](op, run)
+
+
+def _embed(op: Embed, run: Run) -> None:
+    run[op.y] = run.weights.tables(op.weight).summed(run.ids, run.positions, run.segments, run.dtype)
+
+
+def _normalize(op: Normalize, run: Run) -> None:
+    run[op.y] = run.weights.norm(op.weight)(run[op.x])
+
+
+def _linear(op: Linear, run: Run) -> None:
+    layer, x = run.weights.matrix(op.weight), run[op.x]
+    if op.fp32:
+        run[op.y] = layer.in_fp32(x)
+    elif op.partial:
+        run[op.y] = layer.product(x)
+    else:
+        run[op.y] = layer(x)
+
+
+def _activation(op: Activation, run: Run) -> None:
+    act, x = ACTIVATIONS[op.act], run[op.x]
+    run[op.y] = gated(act, x) if op.gated else act(x)
+
+
+def _add(op: Add, run: Run) -> None:
+    run[op.x] = run[op.x].add_(run[op.y], alpha=op.scale)
+
+
+def _all_reduce(op: AllReduce, run: Run) -> None:
+    run[op.x] = run.world.all_reduce(run[op.x])
+
+
+def _heads(x: Tensor, head_dim: int) -> Tensor:
+    """[tokens, heads · head_dim] → [tokens, heads, head_dim]."""
+    return x.unflatten(-1, (-1, head_dim))
+
+
+def _qk_norm(op: QKNorm, run: Run) -> None:
+    qk = _heads(run[op.qkv], op.weight.attention.head_dim)[:, : op.heads]
+    qk.copy_(run.weights.qk_norm(op.weight)(qk))
+
+
+def _rotate(op: Rotate, run: Run) -> None:
+    rotate_(_heads(run[op.qkv], op.head_dim)[:, : op.heads], *run.step.angles[op.rope], op.rope.interleaved)
+
+
+def _write_kv(op: WriteKV, run: Run) -> None:
+    kv = _heads(run[op.qkv], op.head_dim)[:, op.heads :]
+    place = run.kv_layers[op.layer]
+    writes = (run.step.cross_writes if op.cross else run.step.writes)[place.group][place.layer]
+    write_kv(run.step.pages, writes, kv[:, : op.kv_heads], kv[:, op.kv_heads :])
+
+
+def _prepare_kv(op: PrepareKV, run: Run) -> None:
+    sizes = {"heads": op.heads, "kv_heads": op.kv_heads, "head_dim": op.head_dim}
+    if op.norm is not None:
+        _qk_norm(op.norm, run)
+    if op.rope is not None:
+        _rotate(Rotate(qkv=op.qkv, rope=op.rope, heads=op.heads + op.kv_heads, head_dim=op.head_dim), run)
+    if op.layer is not None:
+        _write_kv(WriteKV(qkv=op.qkv, layer=op.layer, **sizes), run)
+
+
+def _attend(op: Attend, run: Run) -> None:
+    part, step = op.part, run.step
+    qkv = _heads(run[op.qkv], part.head_dim)
+    q, k, v = qkv.split((op.heads, op.kv_heads, op.kv_heads), 1) if not op.cross else (qkv, None, None)
+    if op.layer is None:
+        run[op.y] = encoder_attention(q, k, v, step.count, op.scale, part.window, part.softcap).flatten(1)
+        return
+    place = run.kv_layers[op.layer]
+    reads = (step.cross_reads if op.cross else step.reads)[place.group]
+    options: dict[str, Any] = {"scale": op.scale, "softcap": part.softcap}
+    if not op.cross:
+        options["sinks"] = run.weights.sinks(op.sinks)
+    run[op.y] = paged_attention(q, k, v, step.pages, place.layer, reads, **options).flatten(1)
+
+
+def _route(op: Route, run: Run) -> None:
+    logits = run[op.logits][:, : op.part.num_experts]
+    run[op.chosen], run[op.weights] = route(logits, op.part.top_k, op.part.scores)
+
+
+def _expert_linear(op: ExpertLinear, run: Run) -> None:
+    """Multiply the pairs of each expert together."""
+    x, chosen = run[op.x], run[op.chosen].flatten()
+    y: Tensor | None = None
+    for number, matrix in enumerate(op.matrices):
+        pairs = (chosen == number).nonzero().flatten()
+        if len(pairs):
+            product = run.weights.matrix(matrix).product(x[pairs // op.top_k if op.gathered else pairs])
+            y = product.new_empty(len(chosen), product.shape[1]) if y is None else y
+            y[pairs] = product
+    run[op.y] = x.new_empty(0, op.y.width) if y is None else y
+
+
+def _combine(op: Combine, run: Run) -> None:
+    """Add a token's experts in the order of their numbers, in float32."""
+    chosen, x = run[op.chosen], run[op.x].unflatten(0, (-1, op.part.top_k))
+    dtype = x.dtype
+    order = chosen.argsort(dim=1)
+    scaled = x.float() * run[op.weights].unsqueeze(2)
+    y = torch.zeros_like(scaled[:, 0])
+    for pairs in order.unbind(1):
+        y += scaled[torch.arange(len(x), device=x.device), pairs]
+    if op.shared is not None:
+        gate = 1.0 if op.part.shared_gate is None else run[op.logits][:, op.part.num_experts :].sigmoid()
+        y += run[op.shared].float() * gate
+    run[op.y] = (run.world.all_reduce(y) if op.reduce else y).to(dtype)
+
+
+def _add_normalize(op: AddNormalize, run: Run) -> None:
+    x = run[op.x].add_(run[op.added], alpha=op.scale)
+    layer = run.weights.norm(op.weight)
+    run[op.x], run[op.y] = x, normed(layer.norm, x, layer.weight, layer.bias)
+
+
+FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
+    Embed: _embed,
+    Normalize: _normalize,
+    Linear: _linear,
+    Activation: _activation,
+    Add: _add,
+    AllReduce: _all_reduce,
+    QKNorm: _qk_norm,
+    Rotate: _rotate,
+    WriteKV: _write_kv,
+    PrepareKV: _prepare_kv,
+    Attend: _attend,
+    Route: _route,
+    ExpertLinear: _expert_linear,
+    Combine: _combine,
+    AddNormalize: _add_normalize,
+}

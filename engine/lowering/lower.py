@@ -1,0 +1,208 @@
+"""Lowering: a declared model and a number of ranks → the operations of a step on one rank."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from engine.lowering.program import (
+    Activation,
+    Add,
+    Attend,
+    Combine,
+    Embed,
+    ExpertLinear,
+    Linear,
+    Matrix,
+    Normalize,
+    NormVector,
+    Op,
+    Part,
+    Program,
+    QKNorm,
+    QKNormVectors,
+    Rotate,
+    Route,
+    SinkLogits,
+    Tables,
+    Value,
+    WriteKV,
+)
+from engine.models import parts
+from engine.models.parts import MLP, Attention, Encoder, Experts, Model, ResidualBlock, bodies, body_norms
+from engine.models.ranks import shared_units
+from engine.models.sources import attention_linears, join, mlp_linears, routed_mlps, router_linear
+
+
+@lru_cache(maxsize=4)
+def lower(model: Model, ranks: int = 1) -> Program:
+    """Return the program of each of `ranks` tensor-parallel ranks. Raises ConfigError if heads or rows cannot be
+    divided among them."""
+    return _Lowering(model, ranks).program()
+
+
+class _Lowering:
+    """`x` is the residual stream, `normed` the input of a residual block, `out` its output."""
+
+    def __init__(self, model: Model, ranks: int) -> None:
+        self.model, self.ranks = model, ranks
+        hidden = model.embed.hidden
+        self.x, self.normed, self.out = (Value(name=name, width=hidden) for name in ("x", "normed", "out"))
+        self.layers = 0  # attention layers with a KV cache so far
+
+    def program(self) -> Program:
+        model, encoder = self.model, self.model.encoder
+        before = () if encoder is None else tuple(self._encoder(encoder))
+        ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
+        cross: list[Op] = []
+        for index, block in enumerate(model.blocks):
+            path = join(model.root, model.layers, str(index))
+            for part in block:
+                ops += self._residual_block(part, path)
+                cross += self._cross_kv(part, path)
+        ops += self._final_norm(model.norm)
+        out = self.x if model.norm is None else self.normed
+        if encoder is None:
+            return Program(tuple(ops), out)
+        states = self.x if encoder.norm is None else self.normed
+        linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
+        return Program(tuple(ops), out, (*before, *linked), states)
+
+    def _encoder(self, encoder: Encoder) -> Iterator[Op]:
+        root = self.model.root
+        yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
+        for index, block in enumerate(encoder.blocks):
+            for part in block:
+                yield from self._residual_block(part, join(root, encoder.layers, str(index)))
+        yield from self._final_norm(encoder.norm)
+
+    def _embedding(self, tables: Tables) -> Iterator[Op]:
+        yield Embed(y=self.x, weight=tables)
+        if tables.embed.norm is not None:
+            yield self._norm(tables.embed.norm, self.model.root, self.x, self.x)
+
+    def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
+        if norm is not None:
+            yield self._norm(norm, self.model.root, self.x, self.normed)
+
+    def _residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
+        read = self.x
+        if part.before is not None:
+            read = self.normed
+            yield self._norm(part.before, path, self.x, read)
+        for number, body in enumerate(bodies(part)):
+            y = self.out if number == 0 else Value(name="other", width=self.out.width)
+            if norms := body_norms(part):
+                read = self.normed
+                yield self._norm(norms[number], path, self.x, read)
+            match body:
+                case Attention():
+                    yield from self._attention(body, join(path, body.name), read, y)
+                case MLP():
+                    yield from self._mlp(body, join(path, body.name), read, y, "mlp")
+                case Experts():
+                    yield from self._experts(body, join(path, body.name), read, y)
+            if number > 0:
+                yield Add(x=self.out, y=y)
+        if part.after is not None:
+            yield self._norm(part.after, path, self.out, self.out)
+        yield Add(x=self.x, y=self.out, scale=part.scale)
+        if part.last is not None:
+            yield self._norm(part.last, path, self.x, self.x)
+
+    def _attention(self, part: Attention, path: str, x: Value, y: Value) -> Iterator[Op]:
+        *into, out = (Matrix(linear=linear, path=path, part="attention") for linear in attention_linears(part))
+        heads, kv_heads, dim = self._share(part.heads, "heads"), self._share(part.kv_heads, "KV heads"), part.head_dim
+        attended = Value(name="attended", width=heads * dim)
+        sinks = SinkLogits(attention=part, path=path) if part.sinks else None
+        if part.source:
+            q = Value(name="q", width=heads * dim)
+            yield Linear(x=x, y=q, weight=into[0])
+            layer = self.layers - 1
+            yield Attend(qkv=q, y=attended, part=part, layer=layer, heads=heads, kv_heads=kv_heads, cross=True)
+        else:
+            qkv = Value(name="qkv", width=(heads + 2 * kv_heads) * dim)
+            yield Linear(x=x, y=qkv, weight=into[0])
+            if part.qk_norm is not None:
+                vectors = QKNormVectors(attention=part, path=path)
+                yield QKNorm(qkv=qkv, weight=vectors, heads=heads + kv_heads, queries=heads)
+            if part.rope is not None:
+                yield Rotate(qkv=qkv, rope=part.rope, heads=heads + kv_heads, head_dim=dim)
+            number = self.layers if part.causal else None
+            if number is not None:
+                self.layers += 1
+                yield WriteKV(qkv=qkv, layer=number, heads=heads, kv_heads=kv_heads, head_dim=dim)
+            yield Attend(qkv=qkv, y=attended, part=part, layer=number, heads=heads, kv_heads=kv_heads, sinks=sinks)
+        yield self._summed(attended, y, out)
+
+    def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:
+        """Yield the operations that write the keys and values of encoder states for a cross-attention. Its layer is the
+        one lowered last."""
+        for part in bodies(block):
+            if isinstance(part, Attention) and part.source:
+                inside, kv_heads = join(path, part.name), self._share(part.kv_heads, "KV heads")
+                matrix = Matrix(linear=attention_linears(part)[1], path=inside, part="attention")
+                kv = Value(name="kv", width=2 * kv_heads * part.head_dim)
+                yield Linear(x=self.x, y=kv, weight=matrix)
+                sizes = {"heads": 0, "kv_heads": kv_heads, "head_dim": part.head_dim}
+                yield WriteKV(qkv=kv, layer=self.layers - 1, cross=True, **sizes)
+
+    def _mlp(self, part: MLP, path: str, x: Value, y: Value, kind: Part, *, partial: bool = False) -> Iterator[Op]:
+        """partial: this rank's share of a sum that another operation completes."""
+        up, down = (Matrix(linear=linear, path=path, part=kind) for linear in mlp_linears(part))
+        inner = self._share(part.intermediate_size, "inner values")
+        wide, activated = Value(name="up", width=self._rows(up)), Value(name="activated", width=inner)
+        yield Linear(x=x, y=wide, weight=up)
+        yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None)
+        yield Linear(x=activated, y=y, weight=down, partial=True) if partial else self._summed(activated, y, down)
+
+    def _experts(self, part: Experts, path: str, x: Value, y: Value) -> Iterator[Op]:
+        router = Matrix(linear=router_linear(part), path=path, part="experts", quantized=False)
+        routed = routed_mlps(part)
+        ups, downs = (
+            tuple(
+                Matrix(linear=linear, path=join(path, mlp.name), part="experts", expert=number)
+                for number, mlp in enumerate(routed)
+            )
+            for linear in mlp_linears(routed[0])
+        )
+        k, inner = part.top_k, self._share(part.intermediate_size, "inner values")
+        logits = Value(name="router", width=self._rows(router))
+        chosen, weights = Value(name="chosen", width=k), Value(name="weights", width=k)
+        wide = Value(name="pairs_up", width=self._rows(ups[0]), rows=k)
+        activated = Value(name="pairs_activated", width=inner, rows=k)
+        pairs = Value(name="pairs", width=self.out.width, rows=k)
+        yield Linear(x=x, y=logits, weight=router, fp32=True)
+        yield Route(logits=logits, chosen=chosen, weights=weights, part=part)
+        yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True)
+        yield Activation(x=wide, y=activated, act=part.act, gated=True)
+        yield ExpertLinear(x=activated, y=pairs, chosen=chosen, matrices=downs, top_k=k, gathered=False)
+        shared = None
+        if part.shared is not None:
+            shared = Value(name="shared", width=self.out.width)
+            inside = join(path, part.shared.name)
+            yield from self._mlp(part.shared, inside, x, shared, "experts", partial=True)
+        yield Combine(
+            x=pairs,
+            chosen=chosen,
+            weights=weights,
+            logits=logits,
+            shared=shared,
+            y=y,
+            part=part,
+            reduce=self.ranks > 1,
+        )
+
+    def _summed(self, x: Value, y: Value, weight: Matrix) -> Linear:
+        """Return a projection whose inputs are divided among the ranks."""
+        return Linear(x=x, y=y, weight=weight, reduce=self.ranks > 1)
+
+    def _norm(self, norm: parts.Norm, path: str, x: Value, y: Value) -> Normalize:
+        return Normalize(x=x, y=y, weight=NormVector(norm=norm, path=path))
+
+    def _rows(self, matrix: Matrix) -> int:
+        """Return the outputs of a matrix on one rank."""
+        divided = matrix.linear.split == "rows"
+        return sum((self._share(row.units, "rows") if divided else row.units) * row.width for row in matrix.linear.rows)
+
+    def _share(self, units: int, what: str) -> int:
+        return shared_units(units, 0, self.ranks, what)[1]

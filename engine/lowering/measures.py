@@ -1,0 +1,92 @@
+"""Sizes and costs of a program, as sums over its operations."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from engine.lowering.program import (
+    Activation,
+    Attend,
+    ExpertLinear,
+    Linear,
+    Matrix,
+    Op,
+    Program,
+    Route,
+    values_read,
+    values_written,
+    weights_of,
+)
+
+
+def buffer_widths(ops: Sequence[Op]) -> dict[str, int]:
+    """Return the elements per token of each buffer: the largest value of that name."""
+    widths: dict[str, int] = {}
+    for op in ops:
+        for value in (*values_written(op), *values_read(op)):
+            widths[value.name] = max(value.elements, widths.get(value.name, 0))
+    return widths
+
+
+def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ...]:
+    """Return descriptions of the operations that torch computes for the compiled kernels, most frequent first.
+    activations: supported by the compiled kernels. The routed experts of a layer count as one MLP."""
+    ops = (*program.encoder, *program.ops)
+    acts = Counter(op.act for op in ops if isinstance(op, Activation) and op.act not in activations)
+    return tuple(f"activation {act} of {count} MLPs" for act, count in acts.most_common())
+
+
+def elements(matrix: Matrix) -> int:
+    """Return the number of weights of a matrix, of all ranks."""
+    return matrix.linear.inputs * sum(row.units * row.width for row in matrix.linear.rows)
+
+
+def multiplied(ops: Iterable[Op]) -> int:
+    """Return the number of weights that a token is multiplied by; `ops` of a program for one rank."""
+    total = 0
+    for op in ops:
+        match op:
+            case Linear(weight=weight):
+                total += elements(weight)
+            case ExpertLinear(matrices=matrices, top_k=top_k):
+                total += top_k * elements(matrices[0])
+    return total
+
+
+def attention_operations(ops: Iterable[Op], length: int) -> int:
+    """Return the operations of a token's attention at this context length: a product for each key and each value in
+    reach. Self-attention and cross-attention are both counted with this length."""
+    total = 0
+    for op in ops:
+        if isinstance(op, Attend):
+            window = None if op.cross else op.part.window
+            total += 4 * (length if window is None else min(length, window)) * op.heads * op.part.head_dim
+    return total
+
+
+def touched_experts(program: Program, rows: int) -> float:
+    """Return the expected share of experts selected by at least one row, for uniform routing: 1 - (1 - k/n)^rows."""
+    parts = [op.part for op in program.ops if isinstance(op, Route)]
+    shares = [1 - (1 - part.top_k / part.num_experts) ** rows for part in parts]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def encoder_weights(program: Program) -> frozenset[str]:
+    """Return the names of the weights that only encoder inputs are multiplied by."""
+    named = [{weight.name for op in ops for weight in weights_of(op)} for ops in (program.encoder, program.ops)]
+    return frozenset(named[0] - named[1])
+
+
+def widest_input(ops: Iterable[Op]) -> tuple[int, int]:
+    """Return the largest number of inputs of a matrix, and the largest number of rows per token that are multiplied."""
+    products = [op for op in ops if isinstance(op, Linear | ExpertLinear)]
+    rows = max((op.top_k for op in products if isinstance(op, ExpertLinear)), default=1)
+    return max((op.x.width for op in products), default=0), rows
+
+
+def largest_product(ops: Iterable[Op]) -> int:
+    """Return the number of elements of the largest matrix on a rank."""
+    return max((op.x.width * op.y.width for op in ops if isinstance(op, Linear | ExpertLinear)), default=0)
+
+
+def attends(ops: Iterable[Op]) -> list[Attend]:
+    return [op for op in ops if isinstance(op, Attend)]

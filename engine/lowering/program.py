@@ -1,0 +1,403 @@
+"""Intermediate representation of a model's step on one rank: operations on named buffers, and the weights they use.
+
+Independent of torch. `engine.lowering.lower` makes a `Program` from a declaration; `engine.lowering.rewrites` fuses
+operations for an executor. The executors are in engine/layers: reference.py (torch), compiled.py (C++ on a CPU) and
+fused.py (Triton). Memory and roofline of a plan are sums over the same list (`engine.lowering.measures`).
+
+Every operation reads and writes the rows of all tokens of a step. Operations on a buffer run in order; a buffer has the
+value that was written last.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from engine.models import parts
+from engine.models.parts import Attention, Embedding, Experts, Head, Norm, Rope
+from engine.models.sources import join
+
+Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A buffer: [tokens · rows, width]."""
+
+    name: str
+    width: int  # on one rank
+    rows: int = 1  # per token: the number of selected experts for pairs of a token and an expert
+
+    @property
+    def elements(self) -> int:
+        """Elements per token."""
+        return self.rows * self.width
+
+
+# Weights. `name` is unique in a program.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A projection, as `linear` fuses it from tensors of the checkpoint under `path`."""
+
+    linear: parts.Linear
+    path: str
+    part: Part
+    quantized: bool = True  # False: exempt from quantization at load time
+    expert: int | None = None  # number of a routed expert
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, "+".join(dict.fromkeys(row.source for row in self.linear.rows)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormVector:
+    """Weight and bias of a norm."""
+
+    norm: Norm
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, self.norm.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QKNormVectors:
+    """Weights of the norms of queries and keys."""
+
+    attention: Attention
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, "qk_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkLogits:
+    """A logit for each head of an attention with sinks."""
+
+    attention: Attention
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, "sinks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """Rows of tokens, positions and segments. The head of a decoder belongs to them, because it may be tied."""
+
+    embed: Embedding
+    root: str
+    head: Head | None
+    own_tokens: bool = True  # False: the encoder of an encoder-decoder, which uses the decoder's rows of tokens
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.embed.name) if self.own_tokens else "encoder tables"
+
+
+Weight = Matrix | NormVector | QKNormVectors | SinkLogits | Tables
+
+
+# Operations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """y = scale · row of the token + row of its position + row of its segment."""
+
+    y: Value
+    weight: Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalize:
+    """y = norm(x)."""
+
+    x: Value
+    y: Value
+    weight: NormVector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """y = x W^T (+ b).
+
+    reduce: the products of the ranks are added. partial: without the bias, as this rank's share of a sum that a later
+    operation completes. fp32: y is float32 in any case."""
+
+    x: Value
+    y: Value
+    weight: Matrix
+    reduce: bool = False
+    partial: bool = False
+    fp32: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """y = act(gate) · up of x = [gate, up], or act(x). expert: of the rows of selected experts."""
+
+    x: Value
+    y: Value
+    act: str
+    gated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add:
+    """x += scale · y, or y of another body of the same block (scale 1)."""
+
+    x: Value
+    y: Value
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """x = sum of the x of all ranks."""
+
+    x: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class QKNorm:
+    """Normalise the first `heads` heads of qkv in place: queries, then keys."""
+
+    qkv: Value
+    weight: QKNormVectors
+    heads: int
+    queries: int  # heads that are queries
+
+    @property
+    def separate(self) -> bool:
+        """Whether each head is normalised separately; else all queries together, and all keys."""
+        return self.weight.attention.qk_norm_span != "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotate:
+    """Rotary position embedding of the first `heads` heads of qkv, in place."""
+
+    qkv: Value
+    rope: Rope
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteKV:
+    """Write keys and values to the pages of a layer. cross: of an encoder input, from kv = [keys, values]."""
+
+    qkv: Value
+    layer: int
+    heads: int  # of the queries before the keys; 0 in kv
+    kv_heads: int
+    head_dim: int
+    cross: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareKV:
+    """Fused QKNorm, Rotate and WriteKV."""
+
+    qkv: Value
+    norm: QKNorm | None
+    rope: Rope | None
+    layer: int | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attend:
+    """y = attention of the queries in qkv over the pages of a layer, or over the keys and values of the same step
+    (layer None). cross: over an encoder input; qkv has only queries."""
+
+    qkv: Value
+    y: Value
+    part: Attention
+    layer: int | None
+    heads: int
+    kv_heads: int
+    sinks: SinkLogits | None = None
+    cross: bool = False
+
+    @property
+    def scale(self) -> float:
+        return float(self.part.head_dim**-0.5 if self.part.scale is None else self.part.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """Select the experts of each token from router logits: numbers and weights, [tokens, top_k]."""
+
+    logits: Value
+    chosen: Value
+    weights: Value
+    part: Experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLinear:
+    """y[pair] = x[pair] W^T of the pair's expert. gathered: x has one row per token, which its pairs share."""
+
+    x: Value
+    y: Value
+    chosen: Value
+    matrices: tuple[Matrix, ...]
+    top_k: int
+    gathered: bool
+
+    @property
+    def stack(self) -> str:
+        """Name of the matrices together."""
+        return f"{self.matrices[0].name} × {len(self.matrices)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """y = Σ weight · x of a token's pairs, in the order of their experts (+ shared, or sigmoid(gate) · shared), in
+    float32. reduce: the sums of the ranks are added."""
+
+    x: Value
+    chosen: Value
+    weights: Value
+    logits: Value  # the last one is the gate of the shared expert
+    shared: Value | None
+    y: Value
+    part: Experts
+    reduce: bool = False
+
+
+# Fused operations, made by rewrites.
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddNormalize:
+    """x += scale · added; y = norm(x)."""
+
+    x: Value
+    added: Value
+    scale: float
+    y: Value
+    weight: NormVector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """`op`, with its output quantized for the matrices that read it."""
+
+    op: Normalize | AddNormalize | Activation
+    matrices: tuple[Matrix, ...]
+
+
+Op = (
+    Embed
+    | Normalize
+    | Linear
+    | Activation
+    | Add
+    | AllReduce
+    | QKNorm
+    | Rotate
+    | WriteKV
+    | PrepareKV
+    | Attend
+    | Route
+    | ExpertLinear
+    | Combine
+    | AddNormalize
+    | Quantized
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step of one rank. `encoder` computes encoder inputs first and writes their keys and values."""
+
+    ops: tuple[Op, ...]
+    out: Value  # the hidden states
+    encoder: tuple[Op, ...] = ()
+    encoder_out: Value | None = None
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """Return all weights in the order of their first use, which is the order of loading. Those of an encoder come
+        first, after the tables of the decoder."""
+        found: dict[str, Weight] = {}
+        for op in (*self.ops[:1], *self.encoder, *self.ops[1:]):
+            for weight in weights_of(op):
+                found.setdefault(weight.name, weight)
+        return tuple(found.values())
+
+    @cached_property
+    def ropes(self) -> tuple[Rope, ...]:
+        ropes = (op.rope for op in (*self.encoder, *self.ops) if isinstance(op, Rotate | PrepareKV))
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+
+
+def weights_of(op: Op) -> Iterator[Weight]:
+    """Yield the weights of an operation."""
+    match op:
+        case ExpertLinear(matrices=matrices):
+            yield from matrices
+        case Attend(sinks=SinkLogits() as sinks):
+            yield sinks
+        case PrepareKV(norm=QKNorm(weight=weight)):
+            yield weight
+        case Quantized(op=inner):
+            yield from weights_of(inner)
+        case Embed() | Normalize() | Linear() | QKNorm() | AddNormalize():
+            yield op.weight
+
+
+def values_read(op: Op) -> tuple[Value, ...]:
+    """Return the buffers that an operation reads."""
+    match op:
+        case Embed():
+            return ()
+        case Normalize() | Linear() | Activation():
+            return (op.x,)
+        case Add():
+            return op.x, op.y
+        case AllReduce():
+            return (op.x,)
+        case QKNorm() | Rotate() | WriteKV() | PrepareKV() | Attend():
+            return (op.qkv,)
+        case Route():
+            return (op.logits,)
+        case ExpertLinear():
+            return op.x, op.chosen
+        case Combine():
+            return op.x, op.chosen, op.weights, op.logits, *(() if op.shared is None else (op.shared,))
+        case AddNormalize():
+            return op.x, op.added
+        case Quantized():
+            return values_read(op.op)
+
+
+def values_written(op: Op) -> tuple[Value, ...]:
+    """Return the buffers that an operation writes, also partially or in place."""
+    match op:
+        case Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+            return (op.y,)
+        case Add() | AllReduce():
+            return (op.x,)
+        case QKNorm() | Rotate() | PrepareKV():
+            return (op.qkv,)
+        case WriteKV():
+            return ()
+        case Route():
+            return op.chosen, op.weights
+        case AddNormalize():
+            return op.x, op.y
+        case Quantized():
+            return values_written(op.op)

@@ -1,0 +1,137 @@
+"""Rewrites of a list of operations. Each returns a list that computes the same with fewer or other operations; an
+executor applies those that it has kernels for."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from engine.lowering.program import (
+    Activation,
+    Add,
+    AddNormalize,
+    AllReduce,
+    Attend,
+    Combine,
+    Linear,
+    Matrix,
+    Normalize,
+    Op,
+    PrepareKV,
+    Program,
+    QKNorm,
+    Quantized,
+    Rotate,
+    Value,
+    WriteKV,
+    values_read,
+    values_written,
+)
+
+Ops = tuple[Op, ...]
+
+
+def compiled_ops(program: Program) -> Ops:
+    """Return the operations that the compiled kernels run."""
+    return reduce_sums(fuse_prepare_kv(program.ops, norms=False))
+
+
+def fuse_prepare_kv(ops: Sequence[Op], *, norms: bool) -> Ops:
+    """Join the operations between a projection and its attention: rotation and writing of keys and values, and with
+    `norms` also the norms of separate heads."""
+    made: list[Op] = []
+    for op in ops:
+        if isinstance(op, Attend) and not op.cross:
+            prepared = PrepareKV(
+                qkv=op.qkv,
+                norm=None,
+                rope=None,
+                layer=op.layer,
+                heads=op.heads,
+                kv_heads=op.kv_heads,
+                head_dim=op.part.head_dim,
+            )
+            while made:
+                match made[-1]:
+                    case WriteKV(cross=False):
+                        pass
+                    case Rotate(rope=rope):
+                        prepared = replace(prepared, rope=rope)
+                    case QKNorm(separate=True) as norm if norms:
+                        prepared = replace(prepared, norm=norm)
+                    case _:
+                        break
+                made.pop()
+            made.append(prepared)
+        made.append(op)
+    return tuple(made)
+
+
+def fuse_add_normalize(ops: Sequence[Op]) -> Ops:
+    """Join the addition to the residual stream with the norm that follows."""
+    made: list[Op] = []
+    for op in ops:
+        last = made[-1] if made else None
+        if isinstance(op, Normalize) and isinstance(last, Add) and last.x == op.x:
+            made[-1] = AddNormalize(x=op.x, added=last.y, scale=last.scale, y=op.y, weight=op.weight)
+        else:
+            made.append(op)
+    return tuple(made)
+
+
+def reduce_sums(ops: Sequence[Op]) -> Ops:
+    """Add the products of the ranks once per residual block, after the outputs of its bodies are added: between the
+    bodies and the operations on their sum."""
+    made: list[Op] = []
+    pending: Value | None = None
+    for op in ops:
+        if isinstance(op, Linear | Combine) and op.reduce:
+            pending = pending or op.y
+            made.append(replace(op, reduce=False))
+            continue
+        if pending is not None and _uses(op, pending) and not (isinstance(op, Add) and op.x == pending):
+            made.append(AllReduce(x=pending))
+            pending = None
+        made.append(op)
+    return tuple(made)
+
+
+def quantize_outputs(
+    ops: Sequence[Op], possible: Callable[[Normalize | AddNormalize | Activation, Sequence[Matrix]], bool]
+) -> Ops:
+    """Quantize the output of a norm or an activation if all of its readers are matrices, and it is `possible` for
+    them."""
+    made: list[Op] = []
+    for at, op in enumerate(ops):
+        if isinstance(op, Normalize | AddNormalize | Activation):
+            readers = _readers(ops, at, op.y)
+            matrices = [one.weight for one in readers if isinstance(one, Linear)]
+            if readers and len(matrices) == len(readers) and possible(op, matrices):
+                made.append(Quantized(op=op, matrices=tuple(matrices)))
+                continue
+        made.append(op)
+    return tuple(made)
+
+
+def last_uses(ops: Sequence[Op], kept: Value) -> tuple[tuple[str, ...], ...]:
+    """Return for each operation the names of the buffers that nothing reads afterwards, except `kept`."""
+    found: list[tuple[str, ...]] = []
+    later = {kept.name}
+    for op in reversed(ops):
+        read, written = ({value.name for value in of(op)} for of in (values_read, values_written))
+        found.append(tuple(sorted((read | written) - later)))
+        later = (later - (written - read)) | read
+    return tuple(reversed(found))
+
+
+def _uses(op: Op, value: Value) -> bool:
+    return any(one.name == value.name for one in (*values_read(op), *values_written(op)))
+
+
+def _readers(ops: Sequence[Op], at: int, value: Value) -> list[Op]:
+    """Return the operations that read what operation `at` writes to `value`."""
+    found: list[Op] = []
+    for op in ops[at + 1 :]:
+        if any(one.name == value.name for one in values_read(op)):
+            found.append(op)
+        if any(one.name == value.name for one in values_written(op)):
+            return found
+    return found
