@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from engine.lowering.program import (
     Value,
     WriteKV,
 )
+from engine.lowering.rewrites import last_uses
 from kernels.activation import ACTIVATIONS, gated
 from kernels.attention.encoder_torch import encoder_attention
 from kernels.experts.routes import route
@@ -68,6 +70,8 @@ class ReferenceExecutor:
         self, program: Program, weights: LoadedWeights, world: World, layout: Layout, dtype: torch.dtype
     ) -> None:
         self.program, self.layout = program, layout
+        self._unused = last_uses(program.ops, program.out)
+        self._encoder_unused = last_uses(program.encoder, program.encoder_out or program.out)
         self._parts = weights, world, kv_layers(layout), dtype
 
     def forward(self, batch: Batch, pages: Tensor) -> Tensor:
@@ -77,15 +81,18 @@ class ReferenceExecutor:
         if program.encoder and batch.encoder_inputs is not None:
             inputs = batch.encoder_inputs
             alone = Step(pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
-            execute(program.encoder, Run(*self._parts, alone, inputs.ids, inputs.positions))
+            execute(program.encoder, Run(*self._parts, alone, inputs.ids, inputs.positions), self._encoder_unused)
         run = Run(*self._parts, step, batch.ids, batch.positions, batch.segments)
-        execute(program.ops, run)
+        execute(program.ops, run, self._unused)
         return run[program.out]
 
 
-def execute(ops: Sequence[Op], run: Run) -> None:
-    for op in ops:
+def execute(ops: Sequence[Op], run: Run, unused: Sequence[Sequence[str]] = ()) -> None:
+    """unused: the buffers that may be freed after each operation; nothing is freed by default."""
+    for op, names in zip_longest(ops, unused, fillvalue=()):
         FUNCTIONS[type(op)](op, run)
+        for name in names:
+            run.values.pop(name, None)
 
 
 def _embed(op: Embed, run: Run) -> None:
