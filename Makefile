@@ -4,6 +4,7 @@
 # make fuzz TEXTS=10000 SEED=7        set up, then parse TEXTS fuzzed replies of each output format, streamed and complete
 # make lock                           rewrite requirements/; LOCK='--wheels DIR' adds hashes of other builds of torch
 # make test                           set up, then check format, lint and types, and run the tests
+# make test REPEAT=3                  run up to 3 failed tests again, alone: tests/repeat.py
 # make test-all                       like test, with every instruction set of this CPU and the nightly tests
 # make emulated                       set up, then test the AVX-512 and AMX kernels on a CPU that has only AVX2
 # make quick                          set up, then run the unit tests, which take about a minute
@@ -30,7 +31,8 @@ help:
 serve: $(VENV)/.runtime
 	@exec $(BIN)/slipway serve $(MANIFEST) --host $(HOST) --port $(PORT)
 
-PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20
+PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 \
+	$(if $(REPEAT),--repeat-failed $(REPEAT))
 
 test: $(VENV)/.test lint types
 	$(PYTEST) -m "not variants and not nightly"

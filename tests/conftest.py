@@ -18,6 +18,7 @@ import torch
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
+from tests import repeat
 from tests.emulation import use_emulated
 from tests.interpreter import fix_dot_order
 from tests.tiers import is_variant
@@ -55,8 +56,9 @@ LONGEST = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--emulate", action="store_true", help="run CPU kernels for AVX-512 and AMX, emulated")
+    pluginmanager.register(repeat)
 
 
 def pytest_configure(config: pytest.Config) -> None:
