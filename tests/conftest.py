@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from tests import repeat
 from tests.emulation import use_emulated
-from tests.interpreter import fix_dot_order
+from tests.interpreter import fix_dot_order, save_time
 from tests.tiers import is_variant
 
 # Two worker processes with two OpenMP threads each compete for two cores. Threads spin while they wait for threads
@@ -34,6 +34,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if find_spec("triton") is not None:
         fix_dot_order()
+        save_time()
 
 LONGEST = (
     "kernels/test_aot.py",

@@ -10,8 +10,8 @@ import torch
 from kernels.jit import installed, interpreted, jit, launch, tl
 from kernels.op import tensors
 from kernels.ops import OPS
-from tests.interpreter import fixed_order_matmul, interpreter_as_shipped
-from tests.kernels.test_ops import compare, copied, inputs
+from tests.interpreter import fixed_order_matmul, interpreter_as_shipped, without_saving_time
+from tests.kernels.test_ops import compare, copied, inputs, same
 
 pytestmark = pytest.mark.skipif(not (installed() and interpreted()), reason="kernels are compiled here")
 VECTORS = [(1, 1, 1), (1, 2, 1), (1, 129, 1), (2, 33, 1), (2, 300, 1), (1, 300, 2)]
@@ -93,3 +93,24 @@ def test_kernels_with_dots_hold_their_tolerance_with_the_dot_of_numpy(op, case):
     wanted = tensors(op.reference(*copied(args)))
     with interpreter_as_shipped():
         compare(op, case, torch.float32, wanted, tensors(op(*copied(args))))
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_an_interpreter_that_saves_time_computes_the_same_bits(op):
+    case = op.cases[0]
+    fast = tensors(op(*copied(inputs(op, case, torch.float32))))
+    with without_saving_time():
+        slow = tensors(op(*copied(inputs(op, case, torch.float32))))
+    assert len(fast) == len(slow) and all(map(same, slow, fast))
+
+
+@jit
+def _wrong(out, size: tl.constexpr):
+    tl.store(out + tl.arange(0, size), 1.0)
+
+
+def test_an_interpreter_that_saves_time_refuses_what_the_shipped_one_refuses():
+    for _ in range(2):
+        with pytest.raises(Exception, match="power of 2"):
+            launch(_wrong, (1,), torch.empty(8), size=3)
+    launch(_wrong, (1,), torch.empty(8), size=4)
