@@ -218,7 +218,7 @@ class CompiledModel:
             case Attend():
                 yield self._attend(op, values[op.qkv], values[op.y])
             case Route():
-                yield _route(op, values)
+                yield self._route(op, values)
             case ExpertLinear():
                 packed = _alike([weights.matrix(matrix) for matrix in op.matrices])
                 yield cpu.experts(packed, values[op.x], values[op.y], op.top_k, gathered=op.gathered)
@@ -281,22 +281,27 @@ class CompiledModel:
             causal=part.causal,
         )
 
+    def _route(self, op: Route, values: Buffers) -> cpu.Route:
+        part, logits, correction = op.part, values[op.logits], self.weights.correction(op.correction)
+        return cpu.Route(
+            logits=logits.data_ptr(),
+            chosen=values[op.chosen].data_ptr(),  # int32
+            weights=values[op.weights].data_ptr(),
+            correction=None if correction is None else correction.data_ptr(),
+            logits_stride=logits.stride(0),
+            count=part.num_experts,
+            k=part.top_k,
+            groups=part.groups,
+            groups_kept=part.groups_kept,
+            scale=part.weight_scale,
+            scores=cpu.SCORES[part.scores],
+            top_two=part.group_score == "top_two",
+            normalized=part.normalized,
+        )
+
     def _place(self, layer: int | None) -> KVLayer:
         """Return the pages of an attention layer; those of bidirectional attention have a single layer."""
         return KVLayer(0, 0) if layer is None else self._kv_layers[layer]
-
-
-def _route(op: Route, values: Buffers) -> cpu.Route:
-    logits = values[op.logits]
-    return cpu.Route(
-        logits=logits.data_ptr(),
-        chosen=values[op.chosen].data_ptr(),  # int32
-        weights=values[op.weights].data_ptr(),
-        logits_stride=logits.stride(0),
-        count=op.part.num_experts,
-        k=op.part.top_k,
-        scores=cpu.SCORES[op.part.scores],
-    )
 
 
 def _combine(op: Combine, values: Buffers) -> cpu.Combine:

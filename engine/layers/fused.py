@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.layers.kv import KVLayer, kv_layers
+from engine.layers.loaded import routing
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
@@ -320,7 +321,8 @@ class _Routes:
 
 def _route(op: Route, run: _Run) -> None:
     part, logits = op.part, run[op.logits]
-    expert_ids, weights, order = EXPERT_ROUTES(logits, part.num_experts, part.top_k, part.scores)
+    correction = run.weights.correction(op.correction)
+    expert_ids, weights, order = EXPERT_ROUTES(logits, part.num_experts, routing(part), correction)
     rows = tile_rows(len(logits), part.top_k, part.num_experts)
     run[op.chosen] = _Routes(order, *EXPERT_SCHEDULE(expert_ids, part.num_experts, rows), rows)
     run[op.weights] = weights

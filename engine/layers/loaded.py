@@ -11,6 +11,7 @@ from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Tar
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
 from engine.lowering.program import (
+    Correction,
     ExpertLinear,
     Matrix,
     NormVector,
@@ -20,8 +21,9 @@ from engine.lowering.program import (
     Tables,
     Weight,
 )
-from engine.models.parts import Attention
+from engine.models.parts import Attention, Experts
 from engine.models.sources import join
+from kernels.experts.routes import Routing
 
 
 class Sinks:
@@ -37,7 +39,21 @@ class Sinks:
         self.logits = read(self.path)[self.first : self.first + self.heads].to(target.device, torch.float32, copy=True)
 
 
-Loadable = LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks | Vocabulary | EncoderEmbedding
+class ExpertCorrection:
+    """A number for each expert."""
+
+    values: Tensor
+
+    def __init__(self, weight: Correction) -> None:
+        self.path = weight.name
+
+    def load(self, read: Read, target: Target) -> None:
+        self.values = read(self.path).flatten().to(target.device, torch.float32, copy=True)
+
+
+Loadable = (
+    LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks | ExpertCorrection | Vocabulary | EncoderEmbedding
+)
 
 
 @dataclass(frozen=True)
@@ -70,10 +86,30 @@ class LoadedWeights:
         assert isinstance(found, Sinks), f"{weight.name} are logits"
         return found.logits
 
+    def correction(self, weight: Correction | None) -> Tensor | None:
+        """Return [num_experts] fp32, or None."""
+        if weight is None:
+            return None
+        found = self.by_name[weight.name]
+        assert isinstance(found, ExpertCorrection), f"{weight.name} are numbers of experts"
+        return found.values
+
     def tables(self, weight: Tables) -> Vocabulary | EncoderEmbedding:
         found = self.by_name[weight.name]
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
         return found
+
+
+def routing(part: Experts) -> Routing:
+    return Routing(
+        top_k=part.top_k,
+        scores=part.scores,
+        groups=part.groups,
+        groups_kept=part.groups_kept,
+        group_score=part.group_score,
+        normalized=part.normalized,
+        scale=part.weight_scale,
+    )
 
 
 def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWeights:
@@ -96,6 +132,8 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return (ProjectionNorm if part.qk_norm_span == "all" else HeadNorm)(part, path, world)
             case SinkLogits(attention=part, path=path):
                 return Sinks(part, path, world)
+            case Correction():
+                return ExpertCorrection(weight)
             case Tables(own_tokens=True):
                 return vocabulary
             case Tables(embed=embed, root=root):

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from engine.layers.linear import LinearLayer
-from engine.layers.loaded import Loadable, LoadedWeights, Sinks
+from engine.layers.loaded import ExpertCorrection, Loadable, LoadedWeights, Sinks
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
 from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
@@ -70,6 +70,8 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield from ((part, tensor) for tensor in _pieces(layer.weight, layer.bias))
         case Sinks():
             yield "attention", layer.logits
+        case ExpertCorrection():
+            yield "experts", layer.values
         case NormLayer():
             yield from (("norms", tensor) for tensor in (layer.weight, layer.bias) if tensor is not None)
         case HeadNorm():

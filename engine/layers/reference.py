@@ -12,7 +12,7 @@ from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.kv import KVLayer, kv_layers
-from engine.layers.loaded import LoadedWeights
+from engine.layers.loaded import LoadedWeights, routing
 from engine.layers.norm import normed
 from engine.layers.step import Step, plan_step
 from engine.lowering.program import (
@@ -174,7 +174,7 @@ def _attend(op: Attend, run: Run) -> None:
 
 def _route(op: Route, run: Run) -> None:
     logits = run[op.logits][:, : op.part.num_experts]
-    run[op.chosen], run[op.weights] = route(logits, op.part.top_k, op.part.scores)
+    run[op.chosen], run[op.weights] = route(logits, routing(op.part), run.weights.correction(op.correction))
 
 
 def _expert_linear(op: ExpertLinear, run: Run) -> None:

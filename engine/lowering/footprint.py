@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from engine.api.config import Dtype, HeadBits, WeightBits
 from engine.lowering.lower import lower
-from engine.lowering.program import Matrix, NormVector, Part, QKNormVectors, SinkLogits, Tables
+from engine.lowering.program import Correction, Matrix, NormVector, Part, QKNormVectors, SinkLogits, Tables
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
 from engine.models.parts import (
     Attention,
@@ -168,6 +168,8 @@ class _Footprint:
                     found = (self._qk_norm(part, path),)
                 case SinkLogits(attention=part, path=path):
                     found = (Holding("attention", weight.name, "float32", (self._share(part.heads), 4)),)
+                case Correction(experts=experts):
+                    found = (Holding("experts", weight.name, "float32", (experts.num_experts, 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
         if model.pooler is not None:
             yield from self._pooler(model.pooler)

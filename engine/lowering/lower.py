@@ -9,6 +9,7 @@ from engine.lowering.program import (
     Add,
     Attend,
     Combine,
+    Correction,
     Embed,
     ExpertLinear,
     Linear,
@@ -172,7 +173,8 @@ class _Lowering:
         activated = Value(name="pairs_activated", width=inner, rows=k)
         pairs = Value(name="pairs", width=self.out.width, rows=k)
         yield Linear(x=x, y=logits, weight=router, fp32=True)
-        yield Route(logits=logits, chosen=chosen, weights=weights, part=part)
+        correction = Correction(experts=part, path=path) if part.correction else None
+        yield Route(logits=logits, chosen=chosen, weights=weights, part=part, correction=correction)
         yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True)
         yield Activation(x=wide, y=activated, act=part.act, gated=True)
         yield ExpertLinear(x=activated, y=pairs, chosen=chosen, matrices=downs, top_k=k, gathered=False)

@@ -89,6 +89,18 @@ class SinkLogits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Correction:
+    """A number for each expert, which is added to the scores that select experts."""
+
+    experts: Experts
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, self.experts.correction)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tables:
     """Rows of tokens, positions and segments. The head of a decoder belongs to them, because it may be tied."""
 
@@ -102,7 +114,7 @@ class Tables:
         return join(self.root, self.embed.name) if self.own_tokens else "encoder tables"
 
 
-Weight = Matrix | NormVector | QKNormVectors | SinkLogits | Tables
+Weight = Matrix | NormVector | QKNormVectors | SinkLogits | Correction | Tables
 
 
 # Operations
@@ -243,6 +255,7 @@ class Route:
     chosen: Value
     weights: Value
     part: Experts
+    correction: Correction | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,6 +364,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield from matrices
         case Attend(sinks=SinkLogits() as sinks):
             yield sinks
+        case Route(correction=Correction() as correction):
+            yield correction
         case PrepareKV(norm=QKNorm(weight=weight)):
             yield weight
         case Quantized(op=inner):

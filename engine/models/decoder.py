@@ -6,14 +6,14 @@ Each family declares its attention, MLP and norm; `llama_decoder` places them.
 from collections.abc import Sequence
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Embedding, Head, Model, Norm, ResidualBlock, Rope, named
+from engine.models.parts import MLP, Attention, Embedding, Experts, Head, Model, Norm, ResidualBlock, Rope, named
 from engine.models.rope import claimed_context
 
 
 def llama_decoder(
     c: Config,
     attention: Attention | Sequence[Attention],
-    mlp: MLP,
+    mlp: MLP | Sequence[MLP | Experts] | Experts,
     norm: Norm,
     *,
     positions: Rope,
@@ -21,18 +21,19 @@ def llama_decoder(
     embedding: float = 1.0,
     logits: float = 1.0,
 ) -> Model:
-    """Return the declaration. attention: of all layers, or of each. residual, embedding, logits: multipliers.
+    """Return the declaration. attention, mlp: of all layers, or of each. residual, embedding, logits: multipliers.
 
     positions: RoPE that determines the longest sequence."""
     layers = (attention,) * c.layers if isinstance(attention, Attention) else tuple(attention)
+    mlps = (mlp,) * c.layers if isinstance(mlp, MLP | Experts) else tuple(mlp)
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden, scale=embedding),
         blocks=tuple(
             (
                 ResidualBlock(before=named(norm, "input_layernorm"), body=one, scale=residual),
-                ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp, scale=residual),
+                ResidualBlock(before=named(norm, "post_attention_layernorm"), body=two, scale=residual),
             )
-            for one in layers
+            for one, two in zip(layers, mlps, strict=True)
         ),
         norm=named(norm, "norm"),
         head=Head(tied=c.flag("tie_word_embeddings"), scale=logits),

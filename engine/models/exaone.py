@@ -48,7 +48,6 @@ def _third(c: Config, model: Model, attention: Attention, mlp: MLP, norm: RMSNor
 def _fourth(c: Config, model: Model, attention: Attention, mlp: MLP, norm: RMSNorm) -> Model:
     attention = replace(attention, qk_norm=RMSNorm(size=c.head_dim, eps=norm.eps))
     has_windows = c.whole_or_none("sliding_window") is not None
-    kinds = c.layer_types(_pattern(c) if has_windows else ("full_attention",) * c.layers)
 
     def block(kind: str) -> tuple[ResidualBlock, ...]:
         is_sliding = kind == "sliding_attention"
@@ -62,7 +61,13 @@ def _fourth(c: Config, model: Model, attention: Attention, mlp: MLP, norm: RMSNo
             ResidualBlock(body=mlp, after=named(norm, "post_feedforward_layernorm")),
         )
 
-    return replace(model, blocks=tuple(map(block, kinds)))
+    return replace(model, blocks=tuple(map(block, window_kinds(c))))
+
+
+def window_kinds(c: Config) -> tuple[str, ...]:
+    """Return the kind of each layer, "full_attention" or "sliding_attention"."""
+    has_windows = c.whole_or_none("sliding_window") is not None
+    return c.layer_types(_pattern(c) if has_windows else ("full_attention",) * c.layers)
 
 
 def _pattern(c: Config) -> tuple[str, ...]:

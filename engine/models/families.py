@@ -18,6 +18,7 @@ from engine.models import (
     falcon,
     gemma,
     glm4,
+    glm4_moe,
     gpt2,
     gpt_neox,
     gptj,
@@ -25,6 +26,7 @@ from engine.models import (
     internlm,
     llama,
     minicpm,
+    minimax_m2,
     ministral,
     mixtral,
     modernbert,
@@ -54,7 +56,7 @@ Declare = Callable[[Mapping[str, Any]], Model]
 DECODERS = (
     *(llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe),
     *(arcee, baichuan, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, nemotron, olmo),
-    *(opt, phi, qwen1, seed_oss, smollm3, stablelm),
+    *(opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2),
 )
 TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)

@@ -1,6 +1,7 @@
-"""OLMoE: many small experts in every layer; q and k are normalised over the entire projection.
+"""OLMoE: many small experts in every layer; q and k are normalised over the entire projection. FlexOlmo: the same with
+norms after each body.
 
-Source: transformers modeling_olmoe.py; arXiv:2409.02060.
+Source: transformers modeling_olmoe.py, modeling_flex_olmo.py; arXiv:2409.02060.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from engine.models.config import Config
 from engine.models.parts import Attention, Embedding, Experts, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, rope
 
-ARCHITECTURES = ("OlmoeForCausalLM",)
+ARCHITECTURES = ("OlmoeForCausalLM", "FlexOlmoForCausalLM")
 
 _DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
@@ -20,11 +21,13 @@ _DEFAULTS: dict[str, Any] = {
     "num_experts_per_tok": 8,
     "rms_norm_eps": 1e-5,
 }
+_FLEX = {"num_experts": 7, "num_experts_per_tok": 5, "rms_norm_eps": 1e-6}
 
 
 def declare(config: Mapping[str, Any]) -> Model:
-    c = Config.of(config, **_DEFAULTS)
-    eps, positions = c.number("rms_norm_eps"), rope(c)
+    is_flex = config["architectures"][0] == "FlexOlmoForCausalLM"
+    c = Config.of(config, **(_DEFAULTS | _FLEX if is_flex else _DEFAULTS))
+    eps, positions = c.number("rms_norm_eps"), rope(c, theta=500_000.0 if is_flex else 10_000.0)
     if c.number_or_none("clip_qkv") is not None:
         raise CheckpointError("config.json: clip_qkv is set: clipping of queries, keys and values is not supported")
     attention = Attention(
@@ -47,13 +50,15 @@ def declare(config: Mapping[str, Any]) -> Model:
         act=c.activation(),
     )
     norm = RMSNorm(size=c.hidden, eps=eps)
-    block = (
-        ResidualBlock(before=named(norm, "input_layernorm"), body=attention),
-        ResidualBlock(before=named(norm, "post_attention_layernorm"), body=experts),
-    )
+    if is_flex:
+        first = ResidualBlock(body=attention, after=named(norm, "post_attention_layernorm"))
+        second = ResidualBlock(body=experts, after=named(norm, "post_feedforward_layernorm"))
+    else:
+        first = ResidualBlock(before=named(norm, "input_layernorm"), body=attention)
+        second = ResidualBlock(before=named(norm, "post_attention_layernorm"), body=experts)
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),
-        blocks=(block,) * c.layers,
+        blocks=((first, second),) * c.layers,
         norm=named(norm, "norm"),
         head=Head(tied=c.flag("tie_word_embeddings")),
         max_context=claimed_context(c, positions),

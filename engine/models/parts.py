@@ -182,13 +182,19 @@ class MLP:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Σ w_e · expert_e(x) over the `top_k` experts with the largest router logits (ties: lowest index), plus
+    """Σ w_e · expert_e(x) over the `top_k` experts with the largest scores (ties: lowest index), plus
     sigmoid(s x) · shared(x) if there is a shared expert, or shared(x) without `shared_gate`.
 
-    `scores` defines w_e:
+    `scores` defines the scores and w_e:
 
-    softmax          softmax over all experts
+    softmax          softmax of the router logits over all experts
     softmax_chosen   softmax over the selected experts, which equals the former normalised to a sum of 1
+    sigmoid          sigmoid of each logit
+
+    Experts are selected by score + `correction`. If there are `groups` (equal numbers of experts, in order), only those
+    of the `groups_kept` best groups are selected; `group_score` is what a group counts, its largest sum or the total of
+    its two largest. w_e is the score without correction, divided by the sum over the selected experts if
+    `normalized`, and multiplied by `weight_scale`.
 
     Expert e is an MLP with tensors under `experts`.e. The router is a separate projection, which is never quantized.
     """
@@ -197,9 +203,17 @@ class Experts:
     intermediate_size: int  # of each routed expert
     num_experts: int
     top_k: int  # experts per token
-    scores: Literal["softmax", "softmax_chosen"]
+    scores: Literal["softmax", "softmax_chosen", "sigmoid"]
     act: str = "silu"
     router: str = "gate"
+    router_bias: bool = False
+    correction: str = ""  # name of a number for each expert
+    correction_is_row: bool = False  # stored as [1, num_experts] (ERNIE)
+    groups: int = 1
+    groups_kept: int = 1
+    group_score: Literal["max", "top_two"] = "top_two"
+    normalized: bool = False
+    weight_scale: float = 1.0
     experts: str = "experts"
     gate: str = "gate_proj"
     up: str = "up_proj"

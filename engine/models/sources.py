@@ -88,7 +88,7 @@ def router_linear(part: Experts) -> Linear:
     rows = [Rows(source=part.router, units=part.num_experts)]
     if part.shared_gate is not None:
         rows.append(Rows(source=part.shared_gate, units=1))
-    return Linear(rows=tuple(rows), inputs=part.hidden, split=None)
+    return Linear(rows=tuple(rows), inputs=part.hidden, split=None, bias=part.router_bias)
 
 
 def routed_mlps(part: Experts) -> tuple[MLP, ...]:
@@ -283,6 +283,9 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                     found |= norm_sources(replace(norm, name=name), join(path, body.name), own)
             if body.sinks:
                 found[f"{join(path, body.name)}.sinks"] = (body.heads,)
+        if isinstance(body, Experts) and body.correction:
+            shape = (1, body.num_experts) if body.correction_is_row else (body.num_experts,)
+            found[join(path, body.name, body.correction)] = shape
         for inside, linear in _linears(body, path):
             found |= linear_sources(linear, inside)
     return found

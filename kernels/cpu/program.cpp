@@ -85,7 +85,7 @@ void pack_pairs(const Experts& op, int64_t token, float* packed, const experts::
     }
 }
 
-void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scratch& scratch, const experts::Order& order) {
+void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scratch& scratch, experts::Order& order) {
     switch (op.kind) {
         case EMBED: return embed_row(*static_cast<const Embed*>(op.params), token, step);
         case NORM: return norm_row(*static_cast<const Norm*>(op.params), token);
@@ -100,7 +100,7 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
         }
         case LINEAR:
             return pack(*static_cast<const Linear*>(op.params), token, step.tokens, aligned(runner.packed), scratch);
-        case ROUTE: return route_row(*static_cast<const Route*>(op.params), token);
+        case ROUTE: return route_row(*static_cast<const Route*>(op.params), token, order);
         case EXPERTS:
             return pack_pairs(*static_cast<const Experts*>(op.params), token, aligned(runner.packed), order, scratch);
         case ALL_REDUCE: return reduce_row(*static_cast<const AllReduce*>(op.params), token);

@@ -12,7 +12,7 @@ enum Kind : int32_t {
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
 enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU };
-enum Scores : int32_t { SOFTMAX, SOFTMAX_CHOSEN };
+enum Scores : int32_t { SOFTMAX, SOFTMAX_CHOSEN, SIGMOID };
 
 // out[t] = table[ids[t]] · scale
 struct Embed {
@@ -91,8 +91,10 @@ struct Route {
     const float* logits;  // [tokens][logits_stride]
     int32_t* chosen;      // [tokens][k]
     float* weights;       // [tokens][k]
-    int64_t logits_stride, count, k;
-    int32_t scores;
+    const float* correction;  // [count], added to the scores that are compared; null: none
+    int64_t logits_stride, count, k, groups, groups_kept;  // groups: equal numbers of experts, in order
+    float scale;                                           // of the weights
+    int32_t scores, top_two, normalized;                   // top_two: of a group its two largest count, else its largest
 };
 
 // One linear for each expert over the rows of the tokens that the last Route assigned to it. Rows of y are sorted by

@@ -19,7 +19,7 @@ from kernels.cpu.shm_collective import CollectiveAborted, ShmCollective
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 PAGE_TYPES = TYPES | {torch.int8: 3}
 ACTS = {name: number for number, name in enumerate(ACTIVATIONS)}
-SCORES = {"softmax": 0, "softmax_chosen": 1}
+SCORES = {"softmax": 0, "softmax_chosen": 1, "sigmoid": 2}
 RMS, LAYER = 0, 1
 
 Field = tuple[str, Any]
@@ -120,9 +120,10 @@ class Cap(Structure):
 class Route(Structure):
     kind: ClassVar[int] = 8
     _fields_ = [
-        *_fields(c_void_p, "logits chosen weights"),
-        *_fields(c_int64, "logits_stride count k"),
-        ("scores", c_int32),
+        *_fields(c_void_p, "logits chosen weights correction"),
+        *_fields(c_int64, "logits_stride count k groups groups_kept"),
+        ("scale", c_float),
+        *_fields(c_int32, "scores top_two normalized"),
     ]
 
 

@@ -10,7 +10,7 @@ from kernels.cpu import program
 from kernels.cpu.library import BF16_VARIANTS, usable
 from kernels.cpu.packing import form_for, pack
 from kernels.cpu.program import ACTS, SCORES, Activate, Cap, Combine, Program, Route, StepData, Team
-from kernels.experts.routes import route
+from kernels.experts.routes import Routing, route
 from kernels.quantisation import activation_block, outlier_ratio, rounded_rows, to_int4, to_int8
 
 POISON = 12345.0
@@ -73,13 +73,14 @@ def chosen_by(logits, k, scores):
 class Run:
     """Buffers of a step and the operations on them. Result buffers are larger than needed and filled with poison."""
 
-    def __init__(self, team, logits, k, scores="softmax"):
+    def __init__(self, team, logits, k, scores="softmax", correction=None, **more):
+        """correction: [experts] fp32; more: further fields of Route."""
         self.team, self.k, self.tokens, self.logits = team, k, len(logits), logits
         self.chosen = torch.full((self.tokens + 1, k), -7, dtype=torch.int32)
         self.weights = torch.full((self.tokens + 1, k), POISON)
         wide = torch.full((self.tokens, logits.shape[1] + 2), math.nan)
         wide[:, : logits.shape[1]] = logits
-        self.holds = [wide]
+        self.holds = [wide, correction]
         self.ops = [
             Route(
                 logits=wide.data_ptr(),
@@ -89,6 +90,8 @@ class Run:
                 count=logits.shape[1],
                 k=k,
                 scores=SCORES[scores],
+                correction=None if correction is None else correction.data_ptr(),
+                **{"groups": 1, "groups_kept": 1, "scale": 1.0, **more},
             )
         ]
 
@@ -116,7 +119,7 @@ def by_expert(run):
     return sorted(found, key=lambda pair: pair[1])
 
 
-@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("scores", ["softmax", "softmax_chosen"])
 @pytest.mark.parametrize(("count", "k"), [(1, 1), (5, 1), (5, 2), (16, 4), (7, 7), (128, 8)])
 def test_row_uses_the_experts_with_the_largest_logits(team, count, k, scores):
     logits = random(33, count) * 2
@@ -124,12 +127,64 @@ def test_row_uses_the_experts_with_the_largest_logits(team, count, k, scores):
     logits[4] = 0.25
     run = Run(team, logits, k, scores)
     run.go()
-    numbers, weights = route(logits, k, scores)
+    numbers, weights = route(logits, Routing(k, scores))
     for t in range(len(logits)):
         want_numbers, want_weights = chosen_by(logits[t], k, scores)
         assert run.chosen[t].tolist() == want_numbers == numbers[t].tolist()
         near(run.weights[t], torch.tensor(want_weights), 1e-6)
         near(weights[t], torch.tensor(want_weights), 1e-6)
+
+
+def chosen_in_groups(logits, correction, routing):
+    """Numbers and weights of a row's experts, by sorting in float64."""
+    row = logits.double()
+    scores = (row.sigmoid() if routing.scores == "sigmoid" else row.softmax(-1)).tolist()
+    compared = [score + add for score, add in zip(scores, correction.double().tolist(), strict=True)]
+    size = len(scores) // routing.groups
+    inside = [sorted(compared[g * size : (g + 1) * size], reverse=True) for g in range(routing.groups)]
+    totals = [most[0] if routing.group_score == "max" else sum(most[:2]) for most in inside]
+    kept = sorted(range(routing.groups), key=lambda g: (-totals[g], g))[: routing.groups_kept]
+    numbers = sorted((e for e in range(len(scores)) if e // size in kept), key=lambda e: (-compared[e], e))
+    numbers = numbers[: routing.top_k]
+    total = sum(scores[e] for e in numbers) if routing.normalized else 1.0
+    return numbers, [routing.scale * scores[e] / total for e in numbers]
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(3, "sigmoid"),
+        Routing(5, "sigmoid", scale=2.5),
+        Routing(4, "sigmoid", 4, 2, "top_two", True, 1.5),
+        Routing(6, "sigmoid", 8, 2),
+        Routing(3, "softmax", 6, 2, "max", False, 16.0),
+        Routing(4, "softmax", 3, 1, "top_two", True),
+    ],
+    ids=str,
+)
+def test_experts_of_the_best_groups_are_chosen_by_corrected_scores(team, routing, corrected):
+    logits = random(33, 24) * 2
+    correction = random(24) * 0.3 if corrected else torch.zeros(24)
+    run = Run(
+        team,
+        logits,
+        routing.top_k,
+        routing.scores,
+        correction if corrected else None,
+        groups=routing.groups,
+        groups_kept=routing.groups_kept,
+        scale=routing.scale,
+        top_two=routing.group_score == "top_two",
+        normalized=routing.normalized,
+    )
+    run.go()
+    numbers, weights = route(logits, routing, correction if corrected else None)
+    for t in range(len(logits)):
+        want_numbers, want_weights = chosen_in_groups(logits[t], correction, routing)
+        assert run.chosen[t].tolist() == want_numbers == numbers[t].tolist()
+        near(run.weights[t], torch.tensor(want_weights), 1e-5)
+        near(weights[t], torch.tensor(want_weights), 1e-5)
 
 
 def test_large_and_nan_router_logits(team):
@@ -225,7 +280,7 @@ def weights_of(team, form, count, hidden, inner):
 
 
 @pytest.mark.parametrize(("team", "form"), [pair for pair in PAIRS if pair[1] in FULL], indirect=["team"])
-@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("scores", ["softmax", "softmax_chosen"])
 @pytest.mark.parametrize("k", [1, 2, 6])
 def test_mixture_is_the_weighted_sum_of_its_experts(team, form, scores, k):
     count, hidden, inner = 6, 45, 19

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.experts.matmul import EXPERT_MATMUL
-from kernels.experts.routes import EXPERT_ROUTES
+from kernels.experts.routes import EXPERT_ROUTES, Routing
 from kernels.experts.schedule import EXPERT_SCHEDULE, TILES, max_tiles, tile_rows
 from kernels.experts.sum import EXPERT_SUM
 from kernels.jit import installed, interpreted
@@ -77,9 +77,15 @@ def test_tile_capacity_is_exact_for_any_routing(rows):
 def test_inconsistent_arguments_are_rejected():
     logits, x = torch.zeros(2, 4), torch.zeros(2, 8)
     with pytest.raises(ValueError, match="top_k=5, num_experts=4, 4 logits"):
-        EXPERT_ROUTES(logits, 4, 5, "softmax")
+        EXPERT_ROUTES(logits, 4, Routing(5, "softmax"), None)
     with pytest.raises(ValueError, match="top_k=2, num_experts=5, 4 logits"):
-        EXPERT_ROUTES(logits, 5, 2, "softmax")
+        EXPERT_ROUTES(logits, 5, Routing(2, "softmax"), None)
+    with pytest.raises(ValueError, match="4 experts in 3 groups"):
+        EXPERT_ROUTES(logits, 4, Routing(2, "sigmoid", 3, 2), None)
+    with pytest.raises(ValueError, match="4 experts in 2 groups, of which 1 are kept: no 3 experts"):
+        EXPERT_ROUTES(logits, 4, Routing(3, "sigmoid", 2, 1), None)
+    with pytest.raises(ValueError, match="softmax_chosen"):
+        EXPERT_ROUTES(logits, 4, Routing(2, "softmax_chosen"), torch.zeros(4))
     expert_ids = torch.zeros(2, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match="expert_ids"):
         EXPERT_SCHEDULE(expert_ids.t(), 4, 16)

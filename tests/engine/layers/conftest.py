@@ -124,12 +124,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                        "shared_expert_intermediate_size": 26, "norm_topk_prob": True,
                                        "use_sliding_window": True, "sliding_window": 8, "qkv_bias": False}),
     "olmoe": ("Olmoe", {"num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 12}),
+    "glm4-moe": ("Glm4Moe", {"head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4,
+                             "topk_group": 2, "moe_intermediate_size": 18, "first_k_dense_replace": 1,
+                             "routed_scaling_factor": 1.5, "rope_parameters": plain("default")}),
 }  # fmt: skip
 # Together they have every part of all cases (test_features.py).
 EACH_PART = (
     *("llama-odd-heads-biases", "llama-own-head-size", "llama-linear", "llama-dynamic", "llama-llama3"),
     *("llama-yarn-mscale", "llama-yarn-attention", "phi3-long", "gemma2", "olmo2", "granite", "starcoder2"),
-    *("cohere-qk-norm", "glm4", "qwen3-moe", "qwen2-moe"),
+    *("cohere-qk-norm", "glm4", "qwen3-moe", "qwen2-moe", "glm4-moe"),
 )
 
 
@@ -161,6 +164,9 @@ def random_model(name: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.15)
     return model
 
 

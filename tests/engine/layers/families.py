@@ -32,7 +32,12 @@ GPT_ODD = {"n_embd": 40, "n_head": 5, "n_inner": 65}
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}  # loops that support all sizes
 HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
+MOE = {"moe_intermediate_size": 22, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 1,
+       "routed_scaling_factor": 1.5}  # fmt: skip
+EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
+ERNIE = {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3}
 
 # name -> configuration class, all settings
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -111,6 +116,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "minicpm-odd": ("Granite", {**SIZES, **ONE_KV, "embedding_multiplier": 5.0, "residual_multiplier": 0.8 / 3**0.5,
                                 "attention_multiplier": 8**-0.5, "logits_scaling": 2.0, "attention_bias": True}),
     "exaone3": ("Llama", {**SIZES}),
+    "glm4-moe": ("Glm4Moe", {**SIZES, **MOE, "head_dim": 16, "num_hidden_layers": 4, "attention_bias": True,
+                             "use_qk_norm": True, "first_k_dense_replace": 2,
+                             "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
+    "glm4-moe-groups": ("Glm4Moe", {**SIZES, **ONE_KV, **MOE, "head_dim": 8, "n_routed_experts": 12, "n_group": 4,
+                                    "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False,
+                                    "first_k_dense_replace": 0,
+                                    "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
+    "solar-open": ("SolarOpen", {**SIZES, **MOE, "head_dim": 16}),
+    "solar-open-odd": ("SolarOpen", {**SIZES, **ONE_KV, **MOE, "head_dim": 8, "n_group": 2, "topk_group": 1,
+                                     "tie_word_embeddings": True}),
+    "dots1": ("Dots1", {**SIZES, **MOE, "first_k_dense_replace": 1, "sliding_window": 5, "max_window_layers": 1}),
+    "dots1-odd": ("Dots1", {**SIZES, **ONE_KV, **MOE, "n_routed_experts": 9, "n_group": 3, "topk_group": 2,
+                            "norm_topk_prob": True, "attention_bias": True, "sliding_window": None}),
+    "exaone-moe": ("ExaoneMoe", {**SIZES, **EXAONE, "head_dim": 16, "sliding_window": 7, "layer_types": HYBRID}),
+    "exaone-moe-odd": ("ExaoneMoe", {**SIZES, **ONE_KV, **EXAONE, "num_experts": 8, "n_group": 4, "topk_group": 3,
+                                     "num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense", "sparse"],
+                                     "sliding_window": 4, "sliding_window_pattern": 2}),
+    "ernie4_5-moe": ("Ernie4_5_Moe", {**SIZES, **ERNIE}),
+    "ernie4_5-moe-odd": ("Ernie4_5_Moe", {**SIZES, **ONE_KV, **ERNIE, "num_hidden_layers": 4, "use_bias": True,
+                                          "moe_num_experts": 5, "moe_num_shared_experts": 0, "moe_layer_interval": 2,
+                                          "moe_layer_start_index": 0, "tie_word_embeddings": False}),
+    "minimax-m2": ("MiniMaxM2", {**SIZES, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3,
+                                 "intermediate_size": 22, "rotary_dim": 8}),
+    "minimax-m2-odd": ("MiniMaxM2", {**SIZES, **ONE_KV, "head_dim": 8, "num_local_experts": 5,
+                                     "num_experts_per_tok": 1, "intermediate_size": 35}),
+    "flex-olmo": ("FlexOlmo", {**SIZES, "intermediate_size": 22, "num_experts": 7, "num_experts_per_tok": 5}),
+    "flex-olmo-odd": ("FlexOlmo", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_experts": 3,
+                                   "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True}),
     "exaone3-odd": ("Llama", {**SIZES, **ONE_KV, "head_dim": 16, "tie_word_embeddings": True}),
 }  # fmt: skip
 LOOSE = ("internlm3",)  # transformers' dynamic rotation keeps state: every call needs a fresh model
@@ -121,10 +154,13 @@ def random_family(name: str) -> Any:
     kind, settings = CASES[name]
     config = getattr(transformers, f"{kind}Config")(**settings)
     torch.manual_seed(len(name))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.15)
         if name == "baichuan2":
             head = model.lm_head.weight
             head.copy_(torch.nn.functional.normalize(head))
