@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.models.config import Config
 from engine.models.decoder import llama_decoder
-from engine.models.parts import MLP, Attention, Experts, Model, RMSNorm
+from engine.models.parts import MLP, Attention, Experts, Head, Model, RMSNorm
 from engine.models.rope import rope
 
 _EXPERTS = ("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM")
@@ -63,7 +63,8 @@ def declare(config: Mapping[str, Any]) -> Model:
     if not is_moe:
         return model
     # The layers `mtp_…` predict several tokens; they are not used.
-    return replace(model, head=replace(model.head, bias=c.flag("use_bias")), unread=("mtp_",))
+    head = Head(tied=c.flag("tie_word_embeddings"), bias=c.flag("use_bias"))
+    return replace(model, head=head, unread=("mtp_",))
 
 
 def _mlps(c: Config, mlp: MLP) -> tuple[MLP | Experts, ...]:
