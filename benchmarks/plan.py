@@ -133,7 +133,7 @@ def _shared(path: Path, name: str, stored: str, asked: str) -> Iterator[Row]:
     """By two ranks, where they can."""
     read = read_checkpoint(path)
     for kernels in ("torch", best()):
-        if tensor_problem(read.model, read.quantization, 2, compiled=kernels != "torch") is None:
+        if tensor_problem(read.model, read.quantization, 2, "torch" if kernels == "torch" else "compiled") is None:
             sets = (f"hardware.kernels={kernels}", "parallelism.tensor=2", "hardware.cpus=none")
             yield from measure(path, name, stored, asked, *sets)
 

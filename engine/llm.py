@@ -55,7 +55,7 @@ from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model, has_no_kv_cache
-from engine.models.stored import resident_weights
+from engine.models.stored import native_paths
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.files import has_tokenizer
@@ -420,9 +420,9 @@ def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, wei
     if device != "cpu" or dtype != "float32" or kernels == "triton":
         return dtype
     own = checkpoint.quantization
-    held = own is not None and kernels != "torch" and bool(resident_weights(checkpoint.model, own))
-    gguf = own is not None and own.method == "gguf" and not own.is_plain
-    return cpu_kv_dtype(checkpoint.dtype, quantized=weights in ("int8", "int4") or held, gguf=gguf)
+    held = kernels != "torch" and bool(native_paths(checkpoint.model, own, "compiled"))
+    float16_scales = own is not None and own.float16_pages
+    return cpu_kv_dtype(checkpoint.dtype, quantized=weights in ("int8", "int4") or held, float16_scales=float16_scales)
 
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:

@@ -46,8 +46,8 @@ class Fp8Weight:
     def restored(self) -> Tensor:
         """Return the weight as [outputs, inputs] float32."""
         (outputs, inputs), groups = self.values.shape, self.scales.shape[1]
-        rows = self.scales.repeat_interleave(self.unit, 0)[:outputs]
-        return self.values.float() * rows.repeat_interleave(inputs if groups == 1 else GROUP, 1)[:, :inputs]
+        scales = self.scales.repeat_interleave(self.unit, 0)[:outputs]
+        return self.values.float().mul_(scales if groups == 1 else scales.repeat_interleave(GROUP, 1)[:, :inputs])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Facts about a checkpoint and a machine that rules use. This module imports no torch and reads no weights."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from engine.api.config import WeightBits
 from engine.lowering.lower import lower
@@ -20,9 +21,8 @@ from engine.models.parts import (
     has_experts,
 )
 from engine.models.ranks import tensor_sizes
-from engine.models.schemes import CHANNEL_GROUP, Scheme, alike
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
-from engine.models.stored import fp8_weights, resident_weights
+from engine.models.stored import native_paths
 from kernels.cpu.library import ACTIVATIONS
 
 
@@ -42,7 +42,8 @@ class ModelFacts:
     mixed_expert_formats: tuple[WeightBits, ...] = ()
     """Values of quantization.weights for which the experts of one layer would have several formats."""
     quantized: str = ""  # the quantization as text; "" without one
-    method: str = ""
+    quantizable: bool = False  # True if quantization.weights may quantize the matrices that are dequantized
+    float16_pages: bool = False  # True if the scales of the weights suggest a float16 KV cache on a CPU
     held: bool = False  # True if compiled kernels multiply by the checkpoint's integer weights directly
     restored: int = 0  # number of quantized matrices that compiled kernels must dequantize
     whole: tuple[int, ...] = ()  # rank counts that split the integer weights only between quantization groups
@@ -57,9 +58,8 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     model, own = checkpoint.model, checkpoint.quantization
     parts = attentions(model)
     attending = [body for body in (*encoder_bodies(model), *all_bodies(model)) if isinstance(body, Attention)]
-    held: dict[str, Scheme] = resident_weights(model, own) if own is not None else {}
+    held, fp8 = (native_paths(model, own, executor) for executor in ("compiled", "triton"))
     is_quantized = own is not None and not own.is_plain
-    fp8 = 0 if own is None else len(fp8_weights(model, own))
     return ModelFacts(
         dtype=checkpoint.dtype,
         max_context=model.max_context,
@@ -72,12 +72,13 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         encoder_decoder=model.encoder is not None,
         mixed_expert_formats=_mixed_expert_formats(checkpoint),
         quantized=str(own) if is_quantized else "",
-        method="" if own is None else own.method,
+        quantizable=own is not None and own.quantizable,
+        float16_pages=own is not None and own.float16_pages,
         held=bool(held),
         restored=_restored(checkpoint, held),
-        whole=tensor_sizes(model, own, compiled=True) if held else (),
-        fp8=fp8,
-        blocks=tensor_sizes(model, own, fp8=True) if fp8 else (),
+        whole=tensor_sizes(model, own, "compiled") if held else (),
+        fp8=len(fp8),
+        blocks=tensor_sizes(model, own, "triton") if fp8 else (),
         by_torch=torch_parts(lower(model), ACTIVATIONS),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in parts),
         pages=tuple(dict.fromkeys((part.kv_heads, part.head_dim) for part in parts)),
@@ -92,14 +93,13 @@ def _intermediate_sizes(model: Model) -> Iterator[int]:
             yield body.shared.intermediate_size
 
 
-def _restored(checkpoint: Checkpoint, held: dict[str, Scheme]) -> int:
+def _restored(checkpoint: Checkpoint, held: Collection[str]) -> int:
     """Return the number of quantized matrices that compiled kernels must dequantize."""
     own = checkpoint.quantization
     if own is None:
         return 0
-    paths = {path for fused in fused_paths(checkpoint.model) for path in fused}
-    quantized = (path for path, scheme in own.schemes.items() if scheme.form != "turned")
-    return sum(path in paths and f"{path}.weight" not in held for path in quantized)
+    paths = {path for fused in fused_paths(checkpoint.model) for path in fused} - set(held)
+    return sum(path in paths for path in own.formats if own.restores(path))
 
 
 def _mixed_expert_formats(checkpoint: Checkpoint) -> tuple[WeightBits, ...]:
@@ -131,15 +131,13 @@ def _expert_matrices(model: Model) -> Iterator[list[tuple[str, ...]]]:
                     yield [tuple(join(inside, row.source) for row in linears[at].rows) for inside, linears in mlps]
 
 
-def _form(checkpoint: Checkpoint, paths: tuple[str, ...]) -> str | tuple[int, int, bool]:
-    """Return the format in which compiled kernels hold a fused matrix: bits, group and zero points, or a plain type."""
-    schemes = {} if checkpoint.quantization is None else checkpoint.quantization.schemes
-    own = [schemes.get(path) for path in paths]
-    if alike(own):
-        zeros = any(scheme is not None and scheme.zeros for scheme in own)
-        first = next(scheme for scheme in own if scheme is not None)
-        return first.bits, first.group or CHANNEL_GROUP, zeros
-    if any(scheme is not None and scheme.form != "turned" for scheme in own):
+def _form(checkpoint: Checkpoint, paths: tuple[str, ...]) -> str | tuple[Any, ...]:
+    """Return the layout in which compiled kernels hold a fused matrix, or a plain type."""
+    own = checkpoint.quantization
+    native = None if own is None else own.native(paths, "compiled")
+    if native is not None:
+        return native.layout
+    if own is not None and any(map(own.restores, paths)):
         return "float32"
     types = {info.dtype if (info := checkpoint.tensors.get(f"{path}.weight")) else "" for path in paths}
     return "bfloat16" if types == {"BF16"} else "float32"

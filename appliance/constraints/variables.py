@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.constraints import ranks
-from appliance.constraints.facts import ModelFacts
 from appliance.constraints.kernels import BF16_CAPABILITY, RULES
 from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_compiled
 from appliance.constraints.weights import ON_CPU
@@ -82,11 +81,7 @@ def _pages(view: View) -> tuple[str, ...]:
     if view.device != "cpu" or view.dtype != "float32" or view.kernels == TRITON:
         return (view.dtype,)
     quantized = view.weights in ON_CPU or (is_compiled(view.kernels) and model.held)
-    return (cpu_kv_dtype(model.dtype, quantized=quantized, gguf=_is_quantized_gguf(model)),)
-
-
-def _is_quantized_gguf(model: ModelFacts) -> bool:
-    return model.method == "gguf" and model.quantized != ""
+    return (cpu_kv_dtype(model.dtype, quantized=quantized, float16_scales=model.float16_pages),)
 
 
 def _pages_why(view: View) -> str:
@@ -98,7 +93,7 @@ def _pages_why(view: View) -> str:
         return f"half the bytes, and much smaller errors than {view.weights} weights"
     if is_compiled(view.kernels) and model.held:
         return f"half the bytes, and much smaller errors than weights in {model.quantized}"
-    whose = "the type of a GGUF file's scales" if _is_quantized_gguf(model) else "the checkpoint's type"
+    whose = "the type of the weights' scales" if model.float16_pages else "the checkpoint's type"
     return f"{whose}, half the bytes of float32, measured perplexity {PERPLEXITY[view.kv_cache]}"
 
 

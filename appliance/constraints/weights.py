@@ -7,7 +7,7 @@ ON_CPU = ("int8", "int4")  # types that compiled kernels multiply by after quant
 
 def _roundable(view: View) -> bool:
     model = view.facts.model
-    others = model.method == "gguf" and model.restored > 0 and view.weights != "fp8"
+    others = model.quantizable and model.restored > 0 and view.weights != "fp8"
     return view.weights == "stored" or not model.quantized or others
 
 
@@ -36,7 +36,7 @@ RULES = (
     Rule(
         name="rounded-twice",
         keys=("weights",),
-        facts=("model.quantized", "model.method", "model.restored"),
+        facts=("model.quantized", "model.quantizable", "model.restored"),
         holds=_roundable,
         text="a quantized checkpoint is not quantized again, except GGUF weights of other types",
         because=lambda facts: (

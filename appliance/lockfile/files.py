@@ -11,18 +11,18 @@ import msgspec
 
 from appliance.planning.tokenizer import DESCRIBED, PLAIN, tokenizer_name
 from engine.api.files import INDEX_BYTES, read_file, read_text
+from engine.formats.registry import settings_files
 from engine.gguf.file import find_gguf
 from engine.models.checkpoint import INDEX, SINGLE
 from engine.models.kv_scales import FILE as KV_SCALES
 from engine.models.modules import module_names
-from engine.models.quantized import MODELOPT
 from engine.models.remote import REMOTE_FILE
 
 # Files read by name if they exist: configuration, tokenizer, templates, scales, code.
 NAMED = (
     *("config.json", "generation_config.json"),
     *(*DESCRIBED, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
-    *(KV_SCALES, MODELOPT, REMOTE_FILE),
+    *(KV_SCALES, *(method.file for method in settings_files()), REMOTE_FILE),
 )
 ADDED = "added_tokens.json"
 """Extra tokens, read with tokenizer files that do not include them."""

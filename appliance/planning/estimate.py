@@ -7,7 +7,7 @@ from appliance.planning.derivation import Account, Step, number
 from appliance.planning.memory_budget import MemoryBudget
 from appliance.planning.roofline import Roofline, limits, roofline, slowest_step_s
 from engine.models.checkpoint import Checkpoint
-from engine.models.stored import resident_weights
+from engine.models.stored import native_paths
 
 DISK_BYTES_S = 1_000_000_000  # assumed: local disk of a cloud host; the page cache is several times as fast
 NETWORK_BYTES_S = 125_000_000  # assumed: 1 Gbit/s
@@ -91,6 +91,6 @@ def _multiplied(checkpoint: Checkpoint, budget: MemoryBudget) -> str:
     whole = any(one.what.startswith("int") for one in budget.holdings if one.part in ("mlp", "experts"))
     return (
         "int8"
-        if whole or (budget.compiled and resident_weights(checkpoint.model, checkpoint.quantization))
+        if whole or (budget.compiled and native_paths(checkpoint.model, checkpoint.quantization, "compiled"))
         else ("bfloat16" if budget.view.multiplies_bf16 else "float32")
     )

@@ -24,6 +24,7 @@ from appliance.planning.memory import spell_bytes
 from appliance.planning.memory_budget import MemoryBudget
 from appliance.planning.ranks import RankBudgets, suggestions
 from engine.api.config import Dtype
+from engine.formats.native import E4M3, Groups
 from engine.kv.layout import Layout
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.models.checkpoint import Checkpoint
@@ -113,30 +114,29 @@ def _by_torch(facts: Facts) -> str:
 
 def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     """Describe the type and size of the weights of a quantized checkpoint in memory."""
-    own = facts.model.quantized
-    if facts.model.fp8 and not is_compiled(view.kernels):
+    model = facts.model
+    if is_compiled(view.kernels):
+        count = len(checkpoint.quantization.formats) if checkpoint.quantization is not None else 0
+        multiplied = "bfloat16" if view.multiplies_bf16 else view.activations
+        rest = f", {model.restored} of {count} matrices restored to {multiplied}" if model.restored else ""
+        return f"the checkpoint's {model.quantized}{rest}"
+    if model.fp8 and view.kernels == TRITON:
         return _as_fp8(checkpoint, facts, view)
-    if not is_compiled(view.kernels):
-        there, held = _held(checkpoint, view.dtype, None), _held(checkpoint, view.dtype, VARIANTS[0].tiling)
-        return (
-            f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of "
-            f"{spell_bytes(held)} with compiled kernels of a CPU"
-        )
-    count = len(checkpoint.quantization.schemes) if checkpoint.quantization is not None else 0
-    restored, multiplied = facts.model.restored, "bfloat16" if view.multiplies_bf16 else view.activations
-    rest = f", {restored} of {count} matrices restored to {multiplied}" if restored else ""
-    return f"the checkpoint's {own}{rest}"
+    text = f"the checkpoint's {model.quantized}, restored to {view.dtype} for {view.kernels}: "
+    there = spell_bytes(_held(checkpoint, view.dtype, None))
+    if model.held:
+        held = _held(checkpoint, view.dtype, VARIANTS[0].tiling)
+        return f"{text}{there} instead of {spell_bytes(held)} with {Groups.where}"
+    if model.fp8:
+        held = _held(checkpoint, view.dtype, None, fp8=True)
+        return f"{text}{there} instead of {spell_bytes(held)} with {E4M3.where}"
+    return f"{text}{there}; no kernels multiply by this format"
 
 
 def _as_fp8(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
-    """Describe the type and size of fp8 weights in memory: kept for Triton on a GPU with fp8 units, else converted."""
+    """Describe the type and size of fp8 weights that Triton kernels multiply by."""
     own, there = facts.model.quantized, _held(checkpoint, view.dtype, None)
     held = _held(checkpoint, view.dtype, None, fp8=True)
-    if view.kernels != TRITON:
-        return (
-            f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of "
-            f"{spell_bytes(held)} with Triton kernels of a GPU"
-        )
     gpus, rest = facts.machine.gpus, facts.model.restored - facts.model.fp8
     text = f"the checkpoint's {own}: {spell_bytes(held)} instead of {spell_bytes(there)} in {view.dtype}"
     if rest:

@@ -35,10 +35,9 @@ def _head(settings: Settings, checkpoint: Checkpoint, view: View) -> Choice[str]
             refuse(settings, HEAD, f"{wanted}: this model pools and has no head; use auto", instead="auto")
         return Choice("auto", "this model pools and has no head")
     path = join(checkpoint.model.root, checkpoint.model.embed.name) if out.tied else out.name
-    schemes = {} if checkpoint.quantization is None else checkpoint.quantization.schemes
-    scheme = schemes.get(path)
-    if wanted != "auto" and scheme is not None and scheme.bits:
-        refuse(settings, HEAD, f"{wanted}: the checkpoint stores the head in {scheme}; use auto", instead="auto")
+    native = None if checkpoint.quantization is None else checkpoint.quantization.native((path,), "compiled")
+    if wanted != "auto" and native is not None:
+        refuse(settings, HEAD, f"{wanted}: the checkpoint stores the head in {native}; use auto", instead="auto")
     if wanted in ON_CPU and not is_compiled(view.kernels):
         because = f"only compiled kernels of a CPU multiply by it, and these are {view.kernels} kernels"
         refuse(settings, HEAD, f"{wanted}: {because}; use auto", instead="auto")

@@ -17,13 +17,14 @@ SCALE_BYTES = {"int8": 4}
 MAX_SPARE = 0.1
 
 
-def cpu_kv_dtype(checkpoint: str, *, quantized: bool, gguf: bool) -> str:
+def cpu_kv_dtype(checkpoint: str, *, quantized: bool, float16_scales: bool) -> str:
     """Return the default type of the pages beside float32 activations on a CPU: the checkpoint's own type.
 
-    checkpoint: type of its plain weights. quantized: kernels multiply by weights of 8 or 4 bits. gguf: a GGUF file with
-    quantized weights, whose scales are float16. Both get pages in float16, which rounds 8 times as finely as bfloat16.
+    checkpoint: type of its plain weights. quantized: kernels multiply by weights of 8 or 4 bits. float16_scales: the
+    weights are quantized, with scales in float16. Both get pages in float16, which rounds 8 times as finely as
+    bfloat16.
     """
-    return "float16" if quantized or gguf else checkpoint
+    return "float16" if quantized or float16_scales else checkpoint
 
 
 def blocks_of(tokens: int, block_tokens: int) -> int:

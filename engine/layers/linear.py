@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.api.config import WeightBits
 from engine.distributed.world import World
+from engine.formats.native import Executor
 from engine.lowering.footprint import LARGE_GROUP
 from engine.models.parts import Linear
 from engine.models.sources import join
@@ -42,7 +43,7 @@ class Target:
     """Triton multiplies, so that the sums of a row do not depend on the other rows. Otherwise the library multiplies,
     which selects its algorithm by size."""
     stacked: bool = False  # the experts of a layer are stacked in one tensor, for kernels that take all of them
-    quantized: QuantizedWeights | None = None  # integers of a quantized checkpoint; dequantized unless kernels use them
+    quantized: QuantizedWeights | None = None  # of a quantized checkpoint
     fp8: Fp8Products | None = None  # multiplies by fp8 matrices; None: they are dequantized
     exact: bool = False  # the matrix is exempt from bf16 arithmetic of compiled kernels
     arena: Arena = field(default_factory=Arena)  # memory of packed weights
@@ -60,18 +61,19 @@ class Target:
         """Return [rows, outputs] in fp32."""
         return matmul(x, weight, bias, torch.float32) if self.invariant else linear_fp32(x, weight, bias)
 
-    def whole_numbers(self, path: str, matrix: Slots) -> Packed | None:
-        """Return the packed matrix of these sources if kernels can multiply by the checkpoint's integers."""
-        if self.team is None or self.quantized is None:
-            return None
-        numbers = self.quantized.fused(path, matrix)
-        return None if numbers is None else self._held(pack_for(numbers, self.team.tiling))
+    @property
+    def executor(self) -> Executor:
+        return "compiled" if self.team is not None else "torch" if self.fp8 is None else "triton"
 
-    def stored_fp8(self, path: str, matrix: Slots) -> Fp8Weight | None:
-        """Return the matrix of these sources if kernels can multiply by the checkpoint's fp8."""
-        if self.fp8 is None or self.quantized is None:
-            return None
-        return self.quantized.fused_fp8(path, matrix, self.device)
+    def native(self, path: str, matrix: Slots) -> Packed | Fp8Weight | None:
+        """Return the matrix of these sources if kernels multiply by the checkpoint's numbers, else None."""
+        found = None
+        if self.quantized is not None:
+            found = self.quantized.native(path, matrix, self.executor, self.device, everywhere=self.exact)
+        if found is None or isinstance(found, Fp8Weight):
+            return found
+        assert self.team is not None, "integers are for compiled kernels"
+        return self._held(pack_for(found, self.team.tiling))
 
     def stored_dtype(self, read: Read, path: str, matrix: Slots) -> torch.dtype:
         """Return the type in which the checkpoint stores all sources of a weight; float32 if they differ or are
@@ -135,8 +137,8 @@ class StackSlice:
 class LinearLayer:
     """y = x W^T (+ b) of one rank. For split "inputs", the ranks' products are summed before the bias is added.
 
-    rounded=False: the weight is exempt from quantization and bf16 arithmetic, and dequantized if the checkpoint has it
-    in fp8."""
+    rounded=False: the weight is exempt from quantization and bf16 arithmetic. It is dequantized unless kernels multiply
+    by the checkpoint's numbers everywhere."""
 
     weight: Tensor | Packed | Fp8Weight  # [rows, inputs] of this rank, packed
     target: Target  # for which it was packed
@@ -159,10 +161,7 @@ class LinearLayer:
             place = self._stack_slice.stack.place(self._stack_slice.number, self.slots, target)
             self.weight = fill(place, read, self.path, "weight", self.slots)
             return
-        as_stored = target.whole_numbers(self.path, self.slots)
-        if as_stored is None and self._rounded:
-            as_stored = target.stored_fp8(self.path, self.slots)
-        self.weight = as_stored or self.target.pack(
+        self.weight = self.target.native(self.path, self.slots) or self.target.pack(
             self.name,
             target.stored_dtype(read, self.path, self.slots),
             lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device),

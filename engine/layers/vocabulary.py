@@ -58,7 +58,9 @@ class Vocabulary:
         rounded = replace(target, bits=target.head, group=target.head_group)
         count = self.last - self.first
         share = Slot(path if out.tied else out.name, self.first, count, 0)
-        packed: Tensor | Packed | None = target.whole_numbers("", Slots((share,), count, 0, self.part.hidden))
+        packed: Tensor | Packed | None = replace(target, exact=True).native(
+            "", Slots((share,), count, 0, self.part.hidden)
+        )
         if packed is None:
             tied = self.table[mine] if target.team is not None else self.table
             source = tied if out.tied else read(f"{out.name}.weight")[mine]

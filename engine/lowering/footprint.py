@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from engine.api.config import Dtype, HeadBits, WeightBits
+from engine.formats.native import Executor, Native, Places
 from engine.lowering.lower import lower
 from engine.lowering.program import Correction, Matrix, NormVector, Part, QKNormVectors, SinkLogits, Tables
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
@@ -29,10 +30,9 @@ from engine.models.parts import (
     Pooler,
     TokenLogits,
 )
-from engine.models.ranks import fp8_unit, row_runs, rows_of, share_of
-from engine.models.schemes import CHANNEL_GROUP, FP8_BLOCK, Quantization, Scheme, alike, alike_fp8
+from engine.models.quantized import Quantization
+from engine.models.ranks import row_runs, rows_of, share_of
 from engine.models.sources import join, qk_norms
-from engine.models.stored import SCALE_SUFFIX
 
 PARTS: tuple[Part, ...] = ("embedding", "attention", "mlp", "experts", "norms", "head")
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -67,6 +67,10 @@ class Holder:
     rank: int = 0
     ranks: int = 1
     fp8: bool = False  # fp8 matrices of a checkpoint are kept in fp8, because Triton kernels multiply by them
+
+    @property
+    def executor(self) -> Executor:
+        return "compiled" if self.tiling is not None else "triton" if self.fp8 else "torch"
 
     @property
     def element_bytes(self) -> int:
@@ -147,7 +151,7 @@ class _Footprint:
         self, model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None, holder: Holder
     ) -> None:
         self.model, self.tensors, self.to = model, tensors, holder
-        self.schemes: Mapping[str, Scheme] = {} if quantization is None else quantization.schemes
+        self.quantization = quantization
         self._experts: dict[tuple[object, ...], tuple[Matrix, tuple[Holding, ...]]] = {}
 
     def holdings(self) -> Iterator[Holding]:
@@ -216,7 +220,7 @@ class _Footprint:
         Compiled kernels look up the rows of all ranks. An unmodified tied head shares the embedding's memory."""
         embed, head, to = self.model.embed, self.model.head, self.to
         path = join(self.model.root, embed.name)
-        _, rows = rows_of(embed.vocab, to.rank, to.ranks)
+        first, rows = rows_of(embed.vocab, to.rank, to.ranks)
         stored, restored = self._stored(f"{path}.weight"), self._restored(path)
         in_file = to.device == "cpu" and stored != "F64" and not restored
         kept = stored if in_file else HEADER_NAMES[to.dtype]
@@ -233,9 +237,9 @@ class _Footprint:
             return
         source = path if head.tied else head.name
         name = f"{head.name} (of {embed.name})" if head.tied else head.name
-        numbers = self._numbers([source])
-        if to.tiling is not None and numbers is not None:
-            yield from self._packed_numbers("head", name, [source], numbers, rows, embed.hidden)
+        native = self._native_of([source], everywhere=True)
+        if native is not None:
+            yield from self._native("head", name, native, [source], rows, embed.hidden, [(first, 0)])
         else:
             there = kept if head.tied else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
             held_there = in_file if head.tied else to.device == "cpu" and not self._restored(source)
@@ -285,7 +289,7 @@ class _Footprint:
         """Yield a matrix. The experts of a layer, up to 18,000 in a model, are of a few kinds, each computed once."""
         linear, path = weight.linear, weight.path
         sources = list(dict.fromkeys(join(path, one.source) for one in linear.rows))
-        if weight.expert is None or self.schemes:
+        if weight.expert is None or self.quantization is not None:
             yield from self._read(weight, sources)
             return
         key = linear, *(self._stored(f"{source}.weight") for source in sources)
@@ -302,8 +306,9 @@ class _Footprint:
 
     def _file_bytes(self, path: str) -> int:
         """Return the size of a projection's matrix in the checkpoint's files, without scales and zero points."""
-        found = (self.tensors.get(f"{path}.{suffix}") for suffix in MATRIX_SUFFIXES)
-        return sum(info.bytes for info in found if info is not None)
+        format = None if self.quantization is None else self.quantization.formats.get(path)
+        info = self.tensors.get(f"{path}.{'weight' if format is None else format.matrix}")
+        return 0 if info is None else info.bytes
 
     def _matrix(self, part: Part, linear: Linear, path: str, *, rounded: bool, stacked: bool) -> Iterator[Holding]:
         """Yield one matrix. stacked: of a routed expert, which is part of a stacked tensor and never kept in fp8."""
@@ -312,39 +317,24 @@ class _Footprint:
         inputs = self._share(linear.inputs) if linear.split == "inputs" else linear.inputs
         names = list(dict.fromkeys(one.source for one in linear.rows))
         sources, name = [join(path, one) for one in names], join(path, "+".join(names))
-        numbers = self._numbers(sources)
+        native = self._native_of(sources, everywhere=stacked or not rounded)
         restoring = RESTORING_BYTES * rows * inputs if any(map(self._restored, sources)) else 0
         in_fp8 = rounded and not stacked
         if to.bits == "fp8" and in_fp8:
             stored_bytes = ELEMENT_BYTES[self._stored_type(sources)]
             yield from self._rounded_fp8(part, name, rows, inputs, stored_bytes, restoring)
-        elif to.fp8 and in_fp8 and alike_fp8(map(self.schemes.get, sources)):
-            yield from self._stored_fp8(part, name, linear, sources, rows, inputs)
+        elif native is not None:
+            yield from self._native(part, name, native, sources, rows, inputs, tuple(self._places(linear)))
         elif to.tiling is None:
             transposed = rows * inputs * 4 if to.device == "cpu" and to.dtype == "float32" else 0
             factors = rows, inputs, to.element_bytes
             yield Holding(part, name, to.dtype, factors, temporary=transposed + restoring)
-        elif numbers is not None:
-            yield from self._packed_numbers(part, name, sources, numbers, rows, inputs)
         else:
             stored = self._stored_type(sources)
             bits: WeightBits = to.bits if rounded else "stored"
             yield from self._packed(part, name, rows, inputs, stored, bits, restoring, exact=not rounded)
         if linear.bias:
             yield Holding(part, f"{name} (bias)", to.dtype, (rows, to.element_bytes))
-
-    def _stored_fp8(
-        self, part: Part, name: str, linear: Linear, sources: list[str], rows: int, inputs: int
-    ) -> Iterator[Holding]:
-        """Yield a matrix in the checkpoint's fp8, with a scale for each output or for each block."""
-        scheme = self.schemes[sources[0]]
-        yield Holding(part, name, "fp8", (rows, inputs, 1), temporary=rows * inputs)
-        scales: tuple[int, ...] = (rows, 4)
-        if scheme.scales == "block":
-            scales = -(-rows // fp8_unit(self._places(linear))), -(-inputs // FP8_BLOCK), 4
-        yield Holding(part, f"{name} (scales)", "float32", scales)
-        if scheme.inputs == "static":
-            yield Holding(part, f"{name} (scale of the inputs)", "float32", (4,))
 
     def _places(self, linear: Linear) -> Iterator[tuple[int, int]]:
         """Yield the start of each piece of a rank's matrix, in its source and in the matrix."""
@@ -397,23 +387,14 @@ class _Footprint:
         factors = _up(rows, vectors * tiling.width), -(-inputs // group), each
         yield Holding(part, name, f"{bits}, groups of {group} with a scale", factors, temporary=temporary)
 
-    def _packed_numbers(
-        self, part: Part, name: str, sources: list[str], schemes: list[Scheme], rows: int, inputs: int
+    def _native(
+        self, part: Part, name: str, native: Native, sources: list[str], rows: int, inputs: int, places: Places
     ) -> Iterator[Holding]:
-        """Yield a packed matrix of the checkpoint's own integers."""
-        assert self.to.tiling is not None, "only compiled kernels pack"
-        tiling = self.to.tiling
-        first, elements = schemes[0], rows * inputs
-        temporary = 6 * elements  # unpacked, joined, padded and reordered, one byte each
-        group = first.group or CHANNEL_GROUP
-        scale = self._scale_bytes(sources, schemes)
-        zeros = first.bits == 4 and any(scheme.zeros for scheme in schemes)
-        each = group * first.bits // 8 + scale + zeros
-        what = f"int{first.bits}, groups of {group} with a scale{' and a zero point' if zeros else ''}"
-        factors = _up(rows, tiling.width * (1 if first.bits == 4 else 2)), -(-inputs // group), each
-        yield Holding(part, name, what, factors, temporary=temporary)
-        if any(scheme.ordered for scheme in schemes) and first.group is not None:
-            yield Holding(part, f"{name} (order)", "int32", (inputs, 4))
+        """Yield a matrix of the checkpoint's own numbers. places: start of each piece, in its source and in the
+        matrix."""
+        width = 0 if self.to.tiling is None else self.to.tiling.width
+        for piece in native.pieces(rows, inputs, width, self._scale_bytes(sources), places):
+            yield Holding(part, name + piece.suffix, piece.what, piece.factors, temporary=piece.temporary)
 
     # Types in the checkpoint
 
@@ -429,21 +410,20 @@ class _Footprint:
 
     def _restored(self, path: str) -> bool:
         """Return whether a weight is dequantized when it is read."""
-        scheme = self.schemes.get(path)
-        return scheme is not None and scheme.form != "turned"
+        return self.quantization is not None and self.quantization.restores(path)
 
-    def _numbers(self, sources: list[str]) -> list[Scheme] | None:
-        """Return the schemes of sources that are kept as integers, or None if some are dequantized or differ."""
-        found = [self.schemes.get(source) for source in sources]
-        schemes = [scheme for scheme in found if scheme is not None]
-        return schemes if alike(found) else None
+    def _native_of(self, sources: list[str], *, everywhere: bool) -> Native | None:
+        """Return the executor's product for a matrix of these sources, or None if they are dequantized. everywhere:
+        only a product that is supported everywhere."""
+        native = None if self.quantization is None else self.quantization.native(tuple(sources), self.to.executor)
+        return None if native is None or (everywhere and not native.everywhere) else native
 
-    def _scale_bytes(self, sources: list[str], schemes: list[Scheme]) -> int:
+    def _scale_bytes(self, sources: list[str]) -> int:
         """Return the size of a group's scale in the type that all sources share, else in float32."""
         kinds = set()
-        for source, scheme in zip(sources, schemes, strict=True):
-            suffix = SCALE_SUFFIX.get(scheme.form)
-            info = None if suffix is None else self.tensors.get(f"{source}.{suffix}")
+        for source in sources:
+            format = None if self.quantization is None else self.quantization.formats.get(source)
+            info = self.tensors.get(f"{source}.{format.scale}") if format is not None and format.scale else None
             kinds.add("F16" if info is None else info.dtype)
         return ELEMENT_BYTES[kinds.pop()] if len(kinds) == 1 else 4
 
@@ -454,7 +434,6 @@ class _Footprint:
         return found[1]
 
 
-MATRIX_SUFFIXES = ("weight", "qweight", "weight_packed")
 ROUNDED_ROWS = 4096  # rows that are quantized at a time (kernels/quantisation.py)
 RESTORING_BYTES = 16  # per element: numbers, scales and zero points in float32, and their product
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
 from engine.models.parts import Model
-from engine.models.schemes import Quantization
+from engine.models.quantized import Quantization
 from engine.models.stored import stored_tensors
 
 STORED_AS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}

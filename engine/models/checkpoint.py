@@ -14,6 +14,7 @@ from typing import Any
 from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError, TaskError
 from engine.api.files import INDEX_BYTES, read_json_object
+from engine.formats.registry import settings_files
 from engine.gguf.file import find_gguf
 from engine.models.activations import check_parts
 from engine.models.assumed import UNSAID, assumed_tensors, assumptions
@@ -24,9 +25,8 @@ from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.modules import Modules, read_modules
 from engine.models.parts import Model
-from engine.models.quantized import MODELOPT, modelopt_settings, read_quantization
+from engine.models.quantized import Quantization, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
-from engine.models.schemes import Quantization, with_names
 from engine.models.sources import harmless, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
@@ -89,7 +89,7 @@ def read_checkpoint(
         tensors, quantization = read_weights(blocks, architecture, model)
     elif weights:
         tensors = read_tensors(folder)
-        quantization = None if quantization is None else with_names(quantization, tensors)
+        quantization = None if quantization is None else quantization.named(tensors)
     modules = read_modules(folder)
     model = fitted(reroot(model, tensors), config, task, modules, folder)
     if model.transposed:
@@ -208,12 +208,14 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization:
 
 
 def _read_config(folder: Path, blocks: Path | None) -> dict[str, Any]:
-    file, modelopt = folder / "config.json", folder / MODELOPT
+    file = folder / "config.json"
     if blocks is not None and not file.exists():
         return made_config(blocks)
     config = read_json_object(file)
-    if "quantization_config" not in config and modelopt.exists():
-        config["quantization_config"] = modelopt_settings(read_json_object(modelopt), str(modelopt))
+    for method in settings_files():
+        own = folder / method.file
+        if "quantization_config" not in config and method.file_settings is not None and own.exists():
+            config["quantization_config"] = method.file_settings(read_json_object(own), str(own))
     return config
 
 

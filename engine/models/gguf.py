@@ -1,8 +1,8 @@
 """Read a checkpoint from one GGUF file, with its tensors under the names and in the layout of Hugging Face.
 
 The configuration is the folder's config.json, or is derived from the keys in the file. llama.cpp's converter permutes
-the rows of Llama's q and k from halves to interleaved pairs in each head; `Scheme.heads` marks matrices that must be
-permuted back. Source: ggml's description of GGUF, llama.cpp's convert_hf_to_gguf.py.
+the rows of Llama's q and k (`engine.formats.ggml`). Source: ggml's description of GGUF,
+llama.cpp's convert_hf_to_gguf.py.
 """
 
 import importlib.util
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import CheckpointError
+from engine.formats.format import Format
+from engine.formats.ggml import format_of
 from engine.gguf.file import GgufFile, GgufTensor, read_gguf
 from engine.models.headers import TensorInfo
 from engine.models.parts import Model, attentions
-from engine.models.schemes import Form, Quantization, Scheme
+from engine.models.quantized import Quantization
 from engine.models.sources import join, linear_paths
-from engine.models.stored import PLAIN
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -47,12 +48,11 @@ MAX_FACTOR_BYTES = 1 << 16
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
 _CONTROL = 3  # tokenizer.ggml.token_type
-BITS = {"Q4_0": 4, "Q8_0": 8}  # blocks of 32 with a float16 scale, kept as integers; other types are dequantized
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str, TensorInfo], Quantization | None]:
-    """Return the tensors of a file by their names in the declaration, and the schemes of those that are not plain."""
+    """Return the tensors of a file by their names in the declaration, and the formats of those that are not plain."""
     found = read_gguf(file)
     kind = str(found.require("general.architecture"))
     if architecture not in ARCHITECTURES or ARCHITECTURES[architecture] != kind:
@@ -73,21 +73,19 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
     }
     heads = _heads(model) if kind == "llama" else {}
     paths = [*linear_paths(model), join(model.root, model.embed.name)]
-    schemes = {}
+    formats: dict[str, Format] = {}
     for path in paths:
         info = tensors.get(f"{path}.weight")
-        turned = heads.get(path.rsplit(".", 1)[-1], 0)
-        if info is not None and (info.dtype not in PLAIN or turned):
-            bits = BITS.get(info.dtype, 0)
-            form: Form = "turned" if info.dtype in PLAIN else "gguf"
-            schemes[path] = Scheme(form=form, bits=bits, group=32 if bits else None, heads=turned)
-    restored = [tensors[f"{path}.weight"].dtype for path, one in schemes.items() if one.form == "gguf" and not one.bits]
-    if restored and importlib.util.find_spec("gguf") is None:
-        raise CheckpointError(
-            f"{file}: tensors of type {restored[0]} are dequantized by the package gguf, which is not installed; "
-            "pip install gguf"
-        )
-    return tensors, Quantization("gguf", schemes) if schemes else None
+        format = None if info is None else format_of(info.dtype, heads.get(path.rsplit(".", 1)[-1], 0))
+        if info is None or format is None:
+            continue
+        if format.requires and importlib.util.find_spec(format.requires) is None:
+            raise CheckpointError(
+                f"{file}: tensors of type {info.dtype} are dequantized by the package {format.requires}, which is not "
+                f"installed; pip install {format.requires}"
+            )
+        formats[path] = format
+    return tensors, Quantization("gguf", formats) if formats else None
 
 
 def made_config(file: Path) -> dict[str, Any]:

@@ -5,13 +5,13 @@ There may be fewer KV heads than ranks; then several ranks have copies of a head
 (engine/distributed/world.py) that plans count (engine/lowering/footprint.py).
 """
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from engine.api.errors import ConfigError
+from engine.formats.native import Executor
 from engine.models.parts import MLP, Attention, Experts, Model, Rows, all_bodies, encoder_bodies
-from engine.models.schemes import FP8_BLOCK, Quantization, alike, alike_fp8
-from engine.models.sources import projections, stacked_paths
+from engine.models.quantized import Quantization
+from engine.models.sources import join, projections, stacked_paths
 
 MAX_RANKS = 64
 
@@ -52,19 +52,11 @@ def rows_of(vocab: int, rank: int, ranks: int) -> tuple[int, int]:
     return first, (rank + 1) * vocab // ranks - first
 
 
-def fp8_unit(places: Iterable[tuple[int, int]]) -> int:
-    """Return how many consecutive rows of a fused fp8 matrix share a scale if its sources have block scales. Pieces may
-    start within a block. places: first row of each piece in its source and in the matrix."""
-    return math.gcd(FP8_BLOCK, *(row for place in places for row in place))
-
-
 def tensor_problem(
-    model: Model, quantization: Quantization | None, size: int, *, compiled: bool = False, fp8: bool = False
+    model: Model, quantization: Quantization | None, size: int, executor: Executor = "torch"
 ) -> str | None:
-    """Return why this many ranks cannot share the model, or None.
-
-    compiled: kernels multiply by the checkpoint's integers, whose groups of inputs cannot be divided.
-    fp8: kernels multiply by the checkpoint's fp8, whose blocks cannot be divided."""
+    """Return why this many ranks cannot share the model, or None. executor: may multiply by the checkpoint's numbers,
+    whose groups or blocks of inputs cannot be divided."""
     if size == 1:
         return None
     for units, what in dict.fromkeys(_units(model)):
@@ -72,22 +64,13 @@ def tensor_problem(
             return f"{size} ranks cannot share {units} {what}"
     if model.embed.vocab < size:
         return f"{size} ranks cannot share a vocabulary of {model.embed.vocab}"
-    if compiled and quantization is not None:
-        return next(_cut_groups(model, quantization, size), None)
-    if fp8 and quantization is not None:
-        return next(_cut_blocks(model, quantization, size), None)
-    return None
+    return None if quantization is None else next(_split_problems(model, quantization, size, executor), None)
 
 
-def tensor_sizes(
-    model: Model, quantization: Quantization | None, *, compiled: bool = False, fp8: bool = False
-) -> tuple[int, ...]:
+def tensor_sizes(model: Model, quantization: Quantization | None, executor: Executor = "torch") -> tuple[int, ...]:
     """Return every number of ranks that can share the model, including 1."""
-    return tuple(
-        size
-        for size in range(1, MAX_RANKS + 1)
-        if tensor_problem(model, quantization, size, compiled=compiled, fp8=fp8) is None
-    )
+    sizes = range(1, MAX_RANKS + 1)
+    return tuple(size for size in sizes if tensor_problem(model, quantization, size, executor) is None)
 
 
 def _units(model: Model) -> Iterator[tuple[int, str]]:
@@ -104,29 +87,15 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
                     yield body.shared.intermediate_size, "inner values of a shared expert"
 
 
-def _cut_groups(model: Model, quantization: Quantization, size: int) -> Iterator[str]:
-    for path, linear in projections(model):
-        schemes = [quantization.schemes.get(f"{path}.{piece.source}") for piece in linear.rows]
-        scheme = schemes[0]
-        if linear.split != "inputs" or scheme is None or not alike(schemes):
-            continue
-        name, inputs = f"{path}.{linear.rows[0].source}", linear.inputs // size
-        if scheme.ordered:
-            yield f"{name} has groups in act order, which {size} ranks cannot share"
-        elif scheme.group is not None and inputs % scheme.group:
-            wrong = f"not a multiple of the group size {scheme.group}"
-            yield f"{size} ranks would each get {inputs} inputs of {name}, {wrong}"
-
-
-def _cut_blocks(model: Model, quantization: Quantization, size: int) -> Iterator[str]:
+def _split_problems(model: Model, quantization: Quantization, size: int, executor: Executor) -> Iterator[str]:
     stacked = stacked_paths(model)
     for path, linear in projections(model):
-        schemes = [quantization.schemes.get(f"{path}.{piece.source}") for piece in linear.rows]
-        if linear.split != "inputs" or schemes[0] is None or schemes[0].scales != "block" or not alike_fp8(schemes):
+        if linear.split != "inputs":
             continue
-        name, inputs = f"{path}.{linear.rows[0].source}", linear.inputs // size
-        if name in stacked:  # dequantized before they are divided
-            continue
-        if inputs % FP8_BLOCK:
-            wrong = f"not a multiple of the block size {FP8_BLOCK}"
-            yield f"{size} ranks would each get {inputs} inputs of {name}, {wrong}"
+        paths = tuple(join(path, piece.source) for piece in linear.rows)
+        native = quantization.native(paths, executor)
+        if native is None or (not native.everywhere and not stacked.isdisjoint(paths)):
+            continue  # dequantized before it is divided
+        problem = native.split_problem(linear.inputs, size)
+        if problem is not None:
+            yield f"{paths[0]} {problem}"

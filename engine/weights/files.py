@@ -45,6 +45,17 @@ class Weights:
         self._bytes: dict[Path, Tensor] = {}  # the same memory
         self._unreleased: set[str] = set()
 
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def type(self, name: str) -> str:
+        """Return the type of a tensor in the file, such as `BF16` or `Q4_K`."""
+        return self.tensors[name].dtype
+
+    def file(self, path: str) -> Path:
+        """Return the file that has the tensors of a projection."""
+        return next(info.file for name, info in self.tensors.items() if name.startswith(f"{path}."))
+
     def read(self, name: str) -> Tensor:
         """Return a read-only view of the tensor in the stored type, or of its bytes for a ggml type."""
         info = self.tensors[name]

@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -34,6 +35,15 @@ class RandomWeights:
             fill = 1.0 if name.endswith("weight") else 0.0
             return torch.full(shape, fill, dtype=self._dtype, device=self._device)
         return self._matrix(name, shape)
+
+    def has(self, name: str) -> bool:
+        return name in self._shapes
+
+    def type(self, name: str) -> str:
+        return "F8_E4M3" if name in self._fp8 else "F32"
+
+    def file(self, path: str) -> Path:
+        return Path("random weights")
 
     def release(self) -> None:
         """Do nothing: the caller owns the tensors."""

@@ -7,11 +7,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from engine.formats.format import Stored
 from engine.models.checkpoint import INDEX, read_checkpoint
 from engine.models.gguf import LAYER_NAMES, NAMES
 from engine.models.headers import ELEMENT_BYTES
 from engine.models.sources import sources
-from engine.models.stored import Stored, stored_tensors
+from engine.models.stored import stored_tensors
 
 CONFIGS = Path(__file__).with_name("configs")
 SHARD_BYTES = 5 * 10**9  # as exporters cut them

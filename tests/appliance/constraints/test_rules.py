@@ -25,10 +25,12 @@ from appliance.planning.kernels import resolve
 from appliance.planning.plan import Plan, plan
 from appliance.planning.ranks import RankBudgets
 from appliance.planning.validate import validate
+from engine.formats.gptq import Gptq
+from engine.formats.native import FP8_BLOCK, Groups
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Embedding, Head, LayerNorm, Model, ResidualBlock, RMSNorm, Rope
+from engine.models.quantized import Quantization
 from engine.models.ranks import tensor_problem
-from engine.models.schemes import FP8_BLOCK, Quantization, Scheme
 from engine.models.sources import attention_linears, linear_paths, mlp_linears
 from kernels.cpu.library import VARIANTS
 from tests.appliance.constraints.test_solve import FACTS, PLAIN, pool, situations
@@ -388,7 +390,7 @@ def test_rank_rules_match_the_layers_and_the_engine_check() -> None:
             told = not broken(facts, device="cpu", kernels="torch", tensor=ranks)
             sizes = (heads, kv_heads, intermediate_sizes, ranks)
             assert told == shares(attention, intermediate_sizes, ranks, built), sizes
-            assert told == (tensor_problem(made.model, None, ranks, compiled=False) is None), sizes
+            assert told == (tensor_problem(made.model, None, ranks) is None), sizes
 
 
 def shares(attention: Attention, intermediate_sizes: int, ranks: int, of: tuple[Any, ...]) -> bool:
@@ -413,7 +415,7 @@ def shares(attention: Attention, intermediate_sizes: int, ranks: int, of: tuple[
 
 def test_whole_numbers_that_ranks_would_cut_within_a_group_are_restored_for_torch(tmp_path: Path) -> None:
     made = checkpoint()
-    scheme = dict.fromkeys(linear_paths(made.model), Scheme("gptq", 4, 32))
+    scheme = dict.fromkeys(linear_paths(made.model), Gptq(Groups(4, 32)))
     own = replace(made, quantization=Quantization("gptq", scheme))
     why = (
         "compiled kernels multiply by the checkpoint's 4 bits (gptq, groups of 32), which cannot be cut along inputs "

@@ -26,8 +26,8 @@ def gpus(count: int = 1, capability: tuple[int, int] = (9, 0), **more: Any) -> M
 
 
 PLAIN = ModelFacts(dtype="bfloat16", max_context=2, heads=((4, 2),), intermediate_sizes=(96,))
-QUANTIZED = replace(PLAIN, quantized="4 bits (gptq)", method="gptq", held=True, whole=(1, 2))
-GGUF = replace(PLAIN, quantized="gguf (other types)", method="gguf", restored=9)
+QUANTIZED = replace(PLAIN, quantized="4 bits (gptq)", held=True, whole=(1, 2))
+GGUF = replace(PLAIN, quantized="gguf (other types)", quantizable=True, float16_pages=True, restored=9)
 FACTS = {
     "a bare CPU": Facts(PLAIN, BARE),
     "a CPU": Facts(PLAIN, COMPILED),

@@ -18,9 +18,13 @@ from appliance.planning.memory import CPU_CACHE_BYTES, Memory
 from appliance.planning.plan import Plan, fingerprint, plan
 from appliance.planning.workspace import PROCESS_BYTES, StepSize, workspace
 from engine.api.config import EngineConfig
+from engine.formats.format import Format
+from engine.formats.ggml import Blocks, IntegerBlocks, Permuted
+from engine.formats.gptq import Gptq
+from engine.formats.native import Groups
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Embedding, Experts, Head, Model, ResidualBlock, RMSNorm, Rope
-from engine.models.schemes import Quantization, Scheme
+from engine.models.quantized import Quantization
 from engine.models.sources import linear_paths
 
 BASE = "apiVersion: slipway/v2\nmodel: {source: {path: /models/tiny}}\n"
@@ -444,10 +448,10 @@ def test_pages_have_the_type_of_16_bit_activations(tmp_path: Path) -> None:
 
 
 def test_pages_of_a_quantized_gguf_file_are_float16_with_torch_kernels(tmp_path: Path) -> None:
-    found = planned(tmp_path, facts=quantized("gguf", Scheme("gguf", 4, 32)))
+    found = planned(tmp_path, facts=quantized("gguf", IntegerBlocks()))
     value, why = reason(found, "quantization.kv_cache")
-    assert value == "float16" and why.startswith("the type of a GGUF file's scales, half the bytes of float32")
-    plain = planned(tmp_path, facts=quantized("gguf", Scheme("turned", 0, None, heads=2)))
+    assert value == "float16" and why.startswith("the type of the weights' scales, half the bytes of float32")
+    plain = planned(tmp_path, facts=quantized("gguf", Permuted(heads=2)))
     assert plain.engines[0].kv_dtype == "bfloat16"
 
 
@@ -637,13 +641,13 @@ def test_the_plan_says_where_threads_run(tmp_path: Path) -> None:
     assert by_torch.other_cpus == (2, 3)
 
 
-FOUR_BITS = Scheme("gptq", 4, 32, zeros=True)
+FOUR_BITS = Gptq(Groups(4, 32, zeros=True))
 
 
-def quantized(method: str = "gptq", scheme: Scheme = FOUR_BITS, few: bool = False) -> Checkpoint:
+def quantized(method: str = "gptq", form: Format = FOUR_BITS, few: bool = False) -> Checkpoint:
     """`few`: quantize only the MLPs' matrices; in one layer they are fused with an unquantized matrix."""
     paths = [path for path in linear_paths(model()) if not few or ("mlp" in path and "0.mlp.up" not in path)]
-    return replace(checkpoint(), quantization=Quantization(method, dict.fromkeys(paths, scheme)))
+    return replace(checkpoint(), quantization=Quantization(method, dict.fromkeys(paths, form)))
 
 
 def test_quantized_weights_stay_as_they_are_with_compiled_kernels(tmp_path: Path) -> None:
@@ -690,7 +694,7 @@ def test_quantized_weights_are_not_rounded_again(tmp_path: Path) -> None:
 
 
 def test_what_a_gguf_file_has_in_other_types_may_be_rounded(tmp_path: Path) -> None:
-    facts = quantized("gguf", Scheme("gguf", 0, None))
+    facts = quantized("gguf", Blocks())
     auto = planned(tmp_path, machine=COMPILED, facts=facts)
     assert reason(auto, "quantization.weights")[1] == (
         "the checkpoint's gguf (other types), 21 of 21 matrices restored to float32"
@@ -700,4 +704,4 @@ def test_what_a_gguf_file_has_in_other_types_may_be_rounded(tmp_path: Path) -> N
     rounded = planned(tmp_path, *sets, machine=COMPILED, facts=facts)
     assert rounded.engines[0].weights == "int8" and rounded.memory.weights < auto.memory.weights / 3
     with pytest.raises(Refused):
-        planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=quantized("gguf", Scheme("gguf", 4, 32)))
+        planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=quantized("gguf", IntegerBlocks()))

@@ -164,7 +164,7 @@ def test_fp8_of_each_rank_too(tmp_path, kind, architecture):
         compare(checkpoint, "triton")
         return
     for rank in range(2):
-        if tensor_problem(checkpoint.model, checkpoint.quantization, 2, fp8=True) is None:
+        if tensor_problem(checkpoint.model, checkpoint.quantization, 2, "triton") is None:
             compare(checkpoint, "triton", world=FakeWorld(rank, 2))
 
 

@@ -390,7 +390,7 @@ def test_each_rank_holds_its_rows_and_inputs_with_their_scales(kind, written):
     """The concatenated matrices of all ranks equal those of a single rank."""
     made = written(kind, hidden_size=256, head_dim=64)
     checkpoint = read_checkpoint(made.path)
-    assert tensor_problem(checkpoint.model, checkpoint.quantization, 2, fp8=True) is None
+    assert tensor_problem(checkpoint.model, checkpoint.quantization, 2, "triton") is None
 
     def loaded(world):
         form = layout(checkpoint.model, block_tokens=4, element_bytes=4, ranks=world.size)
@@ -466,10 +466,11 @@ def test_ranks_that_cut_blocks_are_refused_where_fp8_is_multiplied(own):
     checkpoint = read_checkpoint(own("blocks").path)
     form = layout(checkpoint.model, block_tokens=4, element_bytes=4, ranks=2)
     model = TextModel(checkpoint.model, form, FakeWorld(0, 2), torch.float32, "cpu", fp8=Fp8Products())
-    assert "2 ranks would each get 64 inputs of model.layers.0.self_attn.o_proj" in (
-        tensor_problem(checkpoint.model, checkpoint.quantization, 2, fp8=True) or ""
-    )
-    with pytest.raises(CheckpointError, match="o_proj: a rank's 64 of 128 inputs are not whole blocks of 128"):
+    problem = "model.layers.0.self_attn.o_proj has blocks of 128 inputs, and 2 ranks would get 64 of 128 each"
+    assert tensor_problem(checkpoint.model, checkpoint.quantization, 2, "triton") == problem
+    with pytest.raises(
+        CheckpointError, match=rf"^{problem}; lower parallelism.tensor \(possible: 1\), or"
+    ):
         model.load(checkpoint)
     restoring = TextModel(checkpoint.model, form, FakeWorld(0, 2), torch.float32, "cpu")
     restoring.load(checkpoint)

@@ -185,10 +185,10 @@ def test_the_numbers_of_blocks_are_bit_for_bit_those_of_the_package(kind, tmp_pa
     shapes = {name: info.shape for name, info in read.tensors.items()}
     own = QuantizedWeights(weights, read.quantization, shapes)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(folder / "model.gguf").tensors}
-    for path in read.quantization.schemes:
+    for path in read.quantization.formats:
         tensor = tensors[gguf_name(f"{path}.weight")]
         want = torch.from_numpy(gguf.quants.dequantize(tensor.data, kind))
-        assert torch.equal(own.numbers(path).restored(), want) and torch.equal(own.read(f"{path}.weight"), want)
+        assert torch.equal(own.unpacked(path).restored(), want) and torch.equal(own.read(f"{path}.weight"), want)
 
 
 def test_dequantized_weights_may_be_quantized(tmp_path, driver, ids):

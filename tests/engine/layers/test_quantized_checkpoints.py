@@ -285,7 +285,7 @@ def test_all_projections_of_the_kinds_are_quantized_but_for_those_left_out(writt
     for kind in KINDS:
         read = read_checkpoint(written(kind).path)
         left_out = set(KINDS[kind].settings.get("ignore", ())) | {"lm_head"}
-        assert set(read.quantization.schemes) == set(linear_paths(read.model)) - left_out
+        assert set(read.quantization.formats) == set(linear_paths(read.model)) - left_out
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -300,7 +300,7 @@ def test_ranks_hold_their_share_of_the_whole_numbers(kind, size, written):
         for rank in range(size):
             share = slots(part, Fixed(rank, size))
             try:
-                numbers = weights.fused(path, share)
+                numbers = weights.native(path, share, "compiled", torch.device("cpu"))
             except CheckpointError as error:
                 assert part.split == "inputs" and "lower parallelism.tensor" in str(error)
                 refused += 1
@@ -308,9 +308,9 @@ def test_ranks_hold_their_share_of_the_whole_numbers(kind, size, written):
             want = fused(weights.read, path, "weight", share, torch.float32, torch.device("cpu"))
             if numbers is not None:
                 assert torch.equal(numbers.restored(), want), path
-    problem = tensor_problem(model, own, size, compiled=True)
+    problem = tensor_problem(model, own, size, "compiled")
     assert (problem is not None) == (refused > 0), problem
-    assert tensor_problem(model, own, size, compiled=False) is None
+    assert tensor_problem(model, own, size) is None
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -322,7 +322,7 @@ def test_ranks_stay_as_near_to_transformers_as_one_does(kind, size, written, dri
     def work(world):
         return driver(made.path, kernels=best(), world=world, threads=1).run(prompt, 5)
 
-    if tensor_problem(checkpoint.model, checkpoint.quantization, size, compiled=True) is not None:
+    if tensor_problem(checkpoint.model, checkpoint.quantization, size, "compiled") is not None:
         with pytest.raises(CheckpointError, match="set hardware.kernels to torch"):
             on_ranks(size, work, best())
         return

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError
+from engine.formats.modelopt import METHOD
 from engine.models.checkpoint import check_tensors, read_checkpoint
 from engine.models.kv_scales import FILE, KVScales, read_kv_scales
-from engine.models.quantized import MODELOPT
 from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import Written, random_model, write
 
@@ -145,7 +145,7 @@ def move_settings(made: Written, change: Callable[[dict], None] = lambda setting
     quantization |= {"exclude_modules": settings["ignore"]}
     change(quantization)
     producer = {"name": "modelopt", "version": "0.29.0"}
-    (made.path / MODELOPT).write_text(json.dumps({"producer": producer, "quantization": quantization}))
+    (made.path / METHOD.file).write_text(json.dumps({"producer": producer, "quantization": quantization}))
 
 
 def test_settings_in_modelopts_own_file_are_those_of_config_json(modelopt: Written) -> None:
@@ -160,7 +160,7 @@ def test_settings_in_modelopts_own_file_are_those_of_config_json(modelopt: Writt
 
 def test_a_kv_cache_alone_may_be_quantized(modelopt: Written, plain: Path) -> None:
     quantization = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
-    (plain / MODELOPT).write_text(json.dumps({"quantization": quantization}))
+    (plain / METHOD.file).write_text(json.dumps({"quantization": quantization}))
     assert read_checkpoint(plain).quantization is None
 
 
@@ -172,11 +172,11 @@ def test_unsupported_modelopt_formats_are_rejected(modelopt: Written) -> None:
 
 def test_config_json_wins_over_modelopts_own_file(modelopt: Written) -> None:
     before = read_checkpoint(modelopt.path).quantization
-    (modelopt.path / MODELOPT).write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    (modelopt.path / METHOD.file).write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
     assert read_checkpoint(modelopt.path).quantization == before
 
 
 def test_a_damaged_file_is_named(plain: Path) -> None:
-    (plain / MODELOPT).write_text('{"quantization": 1}')
+    (plain / METHOD.file).write_text('{"quantization": 1}')
     with pytest.raises(CheckpointError, match=r"hf_quant_config.json: quantization is 1; it must be an object"):
         read_checkpoint(plain)

@@ -7,9 +7,13 @@ import pytest
 from transformers.quantizers import quantizers_utils
 
 from engine.api.errors import CheckpointError
+from engine.formats.awq import Awq
+from engine.formats.compressed_tensors import Int8, Packed
+from engine.formats.fp8 import INVERSES, NAMES, Fp8
+from engine.formats.gptq import Gptq
+from engine.formats.native import E4M3, Groups
 from engine.models.llama import declare
 from engine.models.quantized import quantized_paths, read_quantization
-from engine.models.schemes import Scheme, with_names
 from engine.models.sources import linear_paths
 
 CONFIG = {
@@ -25,7 +29,7 @@ PATHS = linear_paths(MODEL)
 
 
 def quantized(**settings):
-    return quantized_paths(settings, PATHS, "lm_head", "config.json: quantization_config")
+    return tuple(quantized_paths(settings, PATHS, "lm_head", "config.json: quantization_config"))
 
 
 def compressed(targets, ignore):
@@ -137,8 +141,8 @@ def test_the_refusal_names_method_count_and_both_kinds_of_layers():
     )
 
 
-def eight(scales, inputs, named=("weight_scale", "input_scale")):
-    return Scheme("fp8", 0, None, scales=scales, inputs=inputs, named=named)
+def eight(scales, inputs, named=NAMES):
+    return Fp8(E4M3(scales, inputs), named)
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
@@ -159,38 +163,37 @@ def read(settings):
 @pytest.mark.parametrize(
     ("settings", "scheme", "words"),
     [
-        (GPTQ, Scheme("gptq", 4, 128, zero_offset=1), "4 bits (gptq, groups of 128)"),
+        (GPTQ, Gptq(Groups(4, 128), zero_offset=1), "4 bits (gptq, groups of 128)"),
         (
             {**GPTQ, "group_size": -1, "sym": False, "desc_act": True, "checkpoint_format": "gptq_v2"},
-            Scheme("gptq", 4, None, zeros=True, ordered=True),
+            Gptq(Groups(4, None, zeros=True, ordered=True)),
             "4 bits (gptq, one scale per output)",
         ),
-        ({**GPTQ, "bits": 8, "group_size": 32}, Scheme("gptq", 8, 32, zero_offset=1), "8 bits (gptq, groups of 32)"),
-        (AWQ, Scheme("awq", 4, 64, zeros=True), "4 bits (awq, groups of 64)"),
-        ({**AWQ, "version": "GEMM"}, Scheme("awq", 4, 64, zeros=True), "4 bits (awq, groups of 64)"),
-        (packed(), Scheme("packed", 4, 128), "4 bits (compressed-tensors, groups of 128)"),
-        (packed({"symmetric": False, "actorder": "group"}), Scheme("packed", 4, 128, zeros=True, ordered=True), None),
-        (packed({"actorder": "weight"}), Scheme("packed", 4, 128), None),
-        (packed({"num_bits": 8, "strategy": "channel", "group_size": None}), Scheme("packed", 8, None), None),
+        ({**GPTQ, "bits": 8, "group_size": 32}, Gptq(Groups(8, 32), zero_offset=1), "8 bits (gptq, groups of 32)"),
+        (AWQ, Awq(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
+        ({**AWQ, "version": "GEMM"}, Awq(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
+        (packed(), Packed(Groups(4, 128)), "4 bits (compressed-tensors, groups of 128)"),
+        (packed({"symmetric": False, "actorder": "group"}), Packed(Groups(4, 128, zeros=True, ordered=True)), None),
+        (packed({"actorder": "weight"}), Packed(Groups(4, 128)), None),
+        (packed({"num_bits": 8, "strategy": "channel", "group_size": None}), Packed(Groups(8, None)), None),
         (
             packed(
                 {"num_bits": 8, "strategy": "channel"},
                 {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
                 format="int-quantized",
             ),
-            Scheme("int8", 8, None),
+            Int8(Groups(8, None)),
             "8 bits (compressed-tensors, one scale per output)",
         ),
     ],
 )
 def test_scheme_of_each_projection(settings, scheme, words):
     found = read(settings)
-    assert set(found.schemes) == set(PATHS[:-1]) and set(found.schemes.values()) == {scheme}
+    assert set(found.formats) == set(PATHS[:-1]) and set(found.formats.values()) == {scheme}
     assert words in (None, str(found))
 
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-INVERSES = ("weight_scale_inv", "activation_scale")
 
 
 def floats(weights=None, inputs=None, **more):
@@ -228,7 +231,7 @@ STATIC = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"
 )
 def test_scheme_of_fp8_settings(settings, scheme, words):
     found = read(settings)
-    assert set(found.schemes) == set(PATHS[:-1]) and set(found.schemes.values()) == {scheme}
+    assert set(found.formats) == set(PATHS[:-1]) and set(found.formats.values()) == {scheme}
     assert words in (None, str(found))
 
 
@@ -268,9 +271,9 @@ def test_modelopt_leaves_out_what_patterns_of_a_shell_name():
 def test_scales_of_whole_matrices_have_the_names_that_the_checkpoint_gives_them():
     made = read({**FP8, "weight_block_size": None})
     names = {f"{PATHS[0]}.weight_scale_inv", f"{PATHS[1]}.weight_scale"}
-    found = with_names(made, names).schemes
-    assert [found[path].named[0] for path in PATHS[:3]] == ["weight_scale_inv", "weight_scale", "weight_scale"]
-    assert with_names(read(FP8), names) == read(FP8)
+    found = made.named(names).formats
+    assert [found[path].names[0] for path in PATHS[:3]] == ["weight_scale_inv", "weight_scale", "weight_scale"]
+    assert read(FP8).named(names) == read(FP8)
 
 
 def test_groups_of_several_kinds_and_a_quantized_head():
@@ -279,10 +282,10 @@ def test_groups_of_several_kinds_and_a_quantized_head():
     first = {"targets": [r"re:.*mlp.*"], "weights": eight, "format": "int-quantized"}
     settings["config_groups"] = {"a": first, **settings["config_groups"]}
     found = read(settings)
-    assert found.schemes["model.layers.3.mlp.up_proj"] == Scheme("int8", 8, None)
-    assert found.schemes["model.layers.3.self_attn.q_proj"] == Scheme("packed", 4, 128)
+    assert found.formats["model.layers.3.mlp.up_proj"] == Int8(Groups(8, None))
+    assert found.formats["model.layers.3.self_attn.q_proj"] == Packed(Groups(4, 128))
     assert str(found) == "compressed-tensors (4 bits, groups of 128; 8 bits, one scale per output)"
-    assert "lm_head" in read({**GPTQ, "lm_head": True}).schemes
+    assert "lm_head" in read({**GPTQ, "lm_head": True}).formats
 
 
 @pytest.mark.parametrize(

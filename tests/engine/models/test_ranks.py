@@ -96,7 +96,7 @@ def test_divisible_models_load_on_ranks(name):
     """For up to 13 ranks, the check and the layers agree on the sizes that can be split."""
     declared = CASES[name]
     for size in range(1, 14):
-        problem = tensor_problem(declared, None, size, compiled=False)
+        problem = tensor_problem(declared, None, size)
         if problem is None:
             for rank in range(size):
                 built(declared, rank, size)
@@ -111,7 +111,7 @@ def test_planned_share_of_a_rank_equals_its_memory(name):
 
     Weights that a checkpoint would memory-map are random here and allocated."""
     declared = CASES[name]
-    for size in tensor_sizes(declared, None, compiled=False):
+    for size in tensor_sizes(declared, None):
         for rank in (0, size - 1):
             one = built(declared, rank, size)
             one.fill(RandomWeights(sources(declared), torch.float32, torch.device("cpu")))
@@ -120,11 +120,11 @@ def test_planned_share_of_a_rank_equals_its_memory(name):
 
 
 def test_heads_kv_heads_inner_sizes_and_vocabulary_are_named():
-    assert tensor_sizes(plain(), None, compiled=False) == (1, 2, 6)
-    assert tensor_problem(plain(), None, 4, compiled=False) == "4 ranks cannot share 6 heads"
-    assert tensor_problem(plain(kv_heads=3), None, 2, compiled=False) == "2 ranks cannot share 3 KV heads"
-    assert tensor_problem(plain(inner=35), None, 2, compiled=False) == "2 ranks cannot share 35 inner values of an MLP"
+    assert tensor_sizes(plain(), None) == (1, 2, 6)
+    assert tensor_problem(plain(), None, 4) == "4 ranks cannot share 6 heads"
+    assert tensor_problem(plain(kv_heads=3), None, 2) == "2 ranks cannot share 3 KV heads"
+    assert tensor_problem(plain(inner=35), None, 2) == "2 ranks cannot share 35 inner values of an MLP"
     uneven = model(ResidualBlock(body=attention()), ResidualBlock(body=replace(EXPERTS, intermediate_size=7)))
-    assert "7 inner values of an expert" in tensor_problem(uneven, None, 2, compiled=False)
+    assert "7 inner values of an expert" in tensor_problem(uneven, None, 2)
     tiny = model(ResidualBlock(body=attention(heads=6, kv_heads=6)), vocab=4)
-    assert "a vocabulary of 4" in tensor_problem(tiny, None, 6, compiled=False)
+    assert "a vocabulary of 4" in tensor_problem(tiny, None, 6)

@@ -1,0 +1,1 @@
+"""Quantization formats of checkpoints: one file each, listed in `registry.py`."""

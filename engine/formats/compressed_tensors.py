@@ -1,0 +1,180 @@
+"""compressed-tensors, by group of projections and format:
+
+pack-quantized                    q + 8 or q + 128 packed along the inputs, scales [outputs, groups or 1]
+int-quantized, naive-quantized    plain int8
+float-quantized, naive-quantized  fp8 (fp8.py)
+
+A projection is quantized if it matches a `targets` entry of a group and no entry of `ignore`. An entry is a module's
+path, `re:` and a regular expression that matches from the start of the path, or a torch class. Source:
+compressed-tensors 0.20, compressed_tensors.utils.match.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from engine.api.errors import CheckpointError
+from engine.formats.format import (
+    SCALES,
+    Format,
+    Method,
+    Settings,
+    Stored,
+    StoredMatrix,
+    UnsupportedFormat,
+    group_size,
+    one_of,
+    refuse,
+    words,
+)
+from engine.formats.fp8 import Fp8, check_block
+from engine.formats.integers import signed, unpacked, unsigned
+from engine.formats.layers import entries, pattern
+from engine.formats.native import E4M3, Groups
+
+_CLASSES = ("Linear", "Module")
+
+
+@dataclass(frozen=True)
+class Packed(Format):
+    native: Groups
+
+    matrix: ClassVar[str] = "weight_packed"
+    scale: ClassVar[str] = "weight_scale"
+
+    def tensors(self, rows: int, inputs: int) -> dict[str, Stored]:
+        each, groups = 32 // self.native.bits, words(inputs, self.native.group or inputs)
+        found = {
+            "weight_packed": Stored((rows, words(inputs, each)), ("I32",)),
+            "weight_scale": Stored((rows, groups), SCALES),
+            "weight_shape": Stored((2,), ("I64", "I32"), optional=True),
+        }
+        if self.native.zeros:
+            found["weight_zero_point"] = Stored((words(rows, each), groups), ("I32",))
+        if self.native.ordered:
+            found["weight_g_idx"] = Stored((inputs,), ("I32", "I64"))
+        return found
+
+    def unpack(self, matrix: StoredMatrix) -> Any:
+        import torch
+
+        read, bits, declared = matrix.read, self.native.bits, [matrix.rows, matrix.inputs]
+        if matrix.has("weight_shape") and read("weight_shape").tolist() != declared:
+            raise matrix.error(
+                f"{matrix.path}.weight_shape is {read('weight_shape').tolist()}, but config.json makes it {declared}"
+            )
+        values = unpacked(read("weight_packed"), bits)[:, : matrix.inputs]
+        zeros = None
+        if self.native.zeros:
+            zeros = unpacked(read("weight_zero_point").T, bits)[:, : matrix.rows].T.to(torch.int16)
+        return unsigned(matrix, self.native, values, read("weight_scale"), zeros, "weight_g_idx")
+
+
+@dataclass(frozen=True)
+class Int8(Format):
+    native: Groups
+
+    scale: ClassVar[str] = "weight_scale"
+
+    def tensors(self, rows: int, inputs: int) -> dict[str, Stored]:
+        groups = words(inputs, self.native.group or inputs)
+        return {"weight": Stored((rows, inputs), ("I8",)), "weight_scale": Stored((rows, groups), SCALES)}
+
+    def unpack(self, matrix: StoredMatrix) -> Any:
+        return signed(matrix.read("weight"), matrix.read("weight_scale"), self.native.group)
+
+
+def _format(settings: Settings, name: str) -> Format:
+    group = settings["config_groups"][name]
+    form = group.get("format") or settings.get("format")
+    for key in ("sparsity_config", "transform_config"):
+        if settings.get(key) and settings[key].get("format") != "dense":
+            refuse(key, settings[key], "it must be left out")
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if isinstance(weights, dict) and weights.get("type") == "float":
+        return _fp8(group, form, name)
+    if not isinstance(weights, dict) or weights.get("type", "int") != "int":
+        refuse(f"{name}.weights", weights, "supported are whole numbers, and float of 8 bits")
+    if inputs is not None and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("dynamic")):
+        refuse(f"{name}.input_activations", inputs, "supported are none, and dynamic int8")
+    bits, symmetric, strategy = weights.get("num_bits"), weights.get("symmetric", True), weights.get("strategy")
+    if strategy not in ("group", "channel"):
+        refuse(f"{name}.weights.strategy", strategy, "supported are group and channel")
+    size = None if strategy == "channel" else group_size(weights.get("group_size"), f"{name}.weights.group_size")
+    ordered = str(weights.get("actorder")).lower() in ("group", "dynamic", "true")
+    if form == "pack-quantized" and (bits == 4 or (bits == 8 and symmetric)):
+        return Packed(Groups(bits, size, zeros=not symmetric, ordered=ordered))
+    if form in ("int-quantized", "naive-quantized") and bits == 8 and symmetric and not ordered:
+        return Int8(Groups(8, size))
+    which = "asymmetric " if not symmetric else ""
+    raise UnsupportedFormat(
+        f"config_groups.{name} is {which}{form} of {bits} bits; supported are pack-quantized of 4 bits, pack-quantized "
+        "and int-quantized of 8 where symmetric"
+    )
+
+
+def _fp8(group: Settings, form: Any, name: str) -> Fp8:
+    weights, inputs = group["weights"], group.get("input_activations")
+    if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
+        raise UnsupportedFormat(
+            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; supported is float-quantized "
+            "of 8"
+        )
+    if weights.get("symmetric", True) is not True or weights.get("dynamic"):
+        refuse(f"{name}.weights", weights, "supported are symmetric ones that are stored")
+    scales = one_of(f"{name}.weights.strategy", weights.get("strategy"), ("tensor", "channel", "block"))
+    if scales == "block":
+        check_block(f"{name}.weights.block_structure", weights.get("block_structure"))
+    if group.get("output_activations"):
+        refuse(f"{name}.output_activations", group["output_activations"], "it must be left out")
+    return Fp8(E4M3(scales, None if inputs is None else _fp8_inputs(inputs, name)))
+
+
+def _fp8_inputs(inputs: Settings, name: str) -> Literal["static", "dynamic"]:
+    key = f"{name}.input_activations"
+    if inputs.get("num_bits") != 8 or inputs.get("type") != "float" or inputs.get("symmetric", True) is not True:
+        refuse(key, inputs, "with fp8 weights, supported are none, and symmetric float of 8 bits")
+    if inputs.get("dynamic") is True:
+        return "dynamic"
+    if inputs.get("dynamic") or inputs.get("strategy") != "tensor":
+        refuse(key, inputs, "supported are dynamic ones, and static ones of strategy tensor")
+    return "static"
+
+
+def _groups(settings: Settings, paths: Sequence[str], head: str, where: str) -> dict[str, str]:
+    """Return the quantized paths, each with the first of the config_groups that matches it."""
+    groups: Mapping[str, Any] = settings.get("config_groups") or {}
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise CheckpointError(f"{where}.config_groups must be an object of groups")
+    targets = {name: entries(one, "targets", f"{where}.config_groups.{name}") for name, one in groups.items()}
+    ignored = entries(settings, "ignore", where)
+    found = {path: next((n for n, own in targets.items() if _matches(own, path, where)), None) for path in paths}
+    return {path: name for path, name in found.items() if name is not None and not _matches(ignored, path, where)}
+
+
+def _matches(listed: list[str], path: str, where: str) -> bool:
+    return any(
+        pattern(entry[3:], where).match(path) is not None if entry.startswith("re:") else entry in (path, *_CLASSES)
+        for entry in listed
+    )
+
+
+METHOD = Method(
+    name="compressed-tensors",
+    format=_format,
+    groups=_groups,
+    advice="compressed-tensors (pack-quantized, int-quantized or float-quantized)",
+    table=(
+        ("compressed-tensors, pack-quantized", "4 bits, and 8 if symmetric; also `actorder`", "4 bits; 8 bits"),
+        (
+            "compressed-tensors, int-quantized",
+            "8 bits, symmetric; activations unquantized or dynamic int8",
+            "8 bits",
+        ),
+        (
+            "compressed-tensors, float-quantized",
+            "scales per matrix, output or block; activations plain, dynamic or static",
+            "fp8",
+        ),
+    ),
+)

@@ -1,0 +1,153 @@
+"""Matrix products that executors have for quantized weights, as data: which weights can be fused, how ranks may split
+them, and their size in memory. A format without such a product is dequantized when it is loaded.
+
+Groups    integers with a scale for each output and group of inputs: compiled kernels (kernels/cpu/linear_int.h)
+E4M3      float8_e4m3fn with a scale for each matrix, output or block: Triton kernels (kernels/fp8.py)
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+Executor = Literal["torch", "compiled", "triton"]
+CHANNEL_GROUP = 128  # matrices with one scale per output are stored in groups of this size with equal scales
+FP8_BLOCK = 128  # number of outputs, and of inputs, of an fp8 block with one scale
+MOST_RANKS = 64
+Places = Sequence[tuple[int, int]]
+
+
+class Piece(NamedTuple):
+    """A tensor that a matrix takes in memory."""
+
+    suffix: str  # of its name
+    what: str  # data type, for people
+    factors: tuple[int, ...]  # the product is the size in bytes
+    temporary: int = 0  # additional bytes while it is loaded
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Integers of 4 or 8 bits with a scale for each output and group of inputs, and optional zero points."""
+
+    bits: int
+    group: int | None  # number of inputs that share a scale; None: all
+    zeros: bool = False  # has zero points; else the zero point is the midpoint
+    ordered: bool = False  # an index assigns inputs to groups (act order); else groups are contiguous
+
+    executor: ClassVar[Executor] = "compiled"
+    where: ClassVar[str] = "compiled kernels of a CPU"
+    everywhere: ClassVar[bool] = True  # also for routers, routed experts and the head
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits, {'one scale per output' if self.group is None else f'groups of {self.group}'}"
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Matrices of the same kind can be fused."""
+        return self.bits, self.group
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """Experts of a layer need the same layout."""
+        return self.bits, self.group or CHANNEL_GROUP, self.zeros
+
+    def joined(self, others: Sequence["Groups"]) -> "Groups":
+        """Return the product of a fused matrix. others: of all its sources, of one kind."""
+        zeros, ordered = any(one.zeros for one in others), any(one.ordered for one in others)
+        return replace(self, zeros=zeros, ordered=ordered)
+
+    def split_problem(self, inputs: int, ranks: int) -> str | None:
+        """Return why ranks cannot split these inputs, or None."""
+        if self.ordered:
+            return f"has groups in act order, which {ranks} ranks cannot share"
+        if self.group is not None and inputs // ranks % self.group:
+            return f"has groups of {self.group} inputs, and {ranks} ranks would get {inputs // ranks} of {inputs} each"
+        return None
+
+    def pieces(self, rows: int, inputs: int, width: int, scale_bytes: int, places: Places) -> tuple[Piece, ...]:
+        """Return the tensors of a matrix. width: lanes of a vector. scale_bytes: of a scale in the checkpoint. places:
+        start of each piece of the matrix, in its source and in the matrix."""
+        group, zeros = self.group or CHANNEL_GROUP, self.zeros and self.bits == 4
+        what = f"int{self.bits}, groups of {group} with a scale{' and a zero point' if zeros else ''}"
+        side = width * (1 if self.bits == 4 else 2)
+        factors = -(-rows // side) * side, -(-inputs // group), group * self.bits // 8 + scale_bytes + zeros
+        # unpacked, joined, padded and reordered, one byte each
+        numbers = Piece("", what, factors, temporary=6 * rows * inputs)
+        has_order = self.ordered and self.group is not None
+        return (numbers, Piece(" (order)", "int32", (inputs, 4))) if has_order else (numbers,)
+
+
+Scales = Literal["tensor", "channel", "block"]
+_SCALES = {
+    "tensor": "one scale per matrix",
+    "channel": "one scale per output",
+    "block": f"blocks of {FP8_BLOCK} x {FP8_BLOCK}",
+}
+
+
+@dataclass(frozen=True)
+class E4M3:
+    """float8_e4m3fn. Scales per output and per matrix can be fused, block scales only with block scales; activations
+    must be quantized in the same way."""
+
+    scales: Scales
+    inputs: Literal["static", "dynamic"] | None = None
+    """How activations are quantized: by a scale of the checkpoint, by a scale for each token, or not."""
+
+    executor: ClassVar[Executor] = "triton"
+    where: ClassVar[str] = "Triton kernels of a GPU"
+    everywhere: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return f"fp8, {_SCALES[self.scales]}"
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return self.scales == "block", self.inputs
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        return ("e4m3", *self.kind)
+
+    def joined(self, others: Sequence["E4M3"]) -> "E4M3":
+        return self if self.scales == "block" else replace(self, scales="channel")
+
+    def split_problem(self, inputs: int, ranks: int) -> str | None:
+        if self.scales == "block" and inputs // ranks % FP8_BLOCK:
+            return f"has blocks of {FP8_BLOCK} inputs, and {ranks} ranks would get {inputs // ranks} of {inputs} each"
+        return None
+
+    def pieces(self, rows: int, inputs: int, width: int, scale_bytes: int, places: Places) -> tuple[Piece, ...]:
+        scales: tuple[int, ...] = (rows, 4)
+        if self.scales == "block":
+            scales = -(-rows // block_unit(places)), -(-inputs // FP8_BLOCK), 4
+        found = (
+            Piece("", "fp8", (rows, inputs, 1), temporary=rows * inputs),
+            Piece(" (scales)", "float32", scales),
+        )
+        return (*found, Piece(" (scale of the inputs)", "float32", (4,))) if self.inputs == "static" else found
+
+
+Native = Groups | E4M3
+
+
+def fuse(sources: Iterable[Native | None]) -> Native | None:
+    """Return the product of a matrix that is fused from these sources, or None if they must be dequantized."""
+    found: list[Any] = list(dict.fromkeys(sources))
+    if any(one is None for one in found) or len({(type(one), one.kind) for one in found}) != 1:
+        return None
+    joined: Native = found[0].joined(found)
+    return joined
+
+
+def block_unit(places: Iterable[tuple[int, int]]) -> int:
+    """Return how many consecutive rows of a fused matrix share a scale if its sources have block scales. Pieces may
+    start within a block. places: first row of each piece in its source and in the matrix."""
+    return math.gcd(FP8_BLOCK, *(row for place in places for row in place))
+
+
+def split_sizes(native: Native, inputs: int) -> tuple[int, ...]:
+    """Return the numbers of ranks that can split these inputs."""
+    sizes = (size for size in range(1, MOST_RANKS + 1) if inputs % size == 0)
+    return tuple(size for size in sizes if size == 1 or native.split_problem(inputs, size) is None)
