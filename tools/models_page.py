@@ -1,4 +1,4 @@
-"""Write docs/models.md from the declarations in engine/models: supported architectures and their features."""
+"""Write docs/models.md from engine/models and engine/formats: supported architectures and number formats."""
 
 import inspect
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from engine.formats.registry import BUILT_IN  # noqa: E402
 from engine.models.families import ARCHITECTURES, FAMILIES  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
@@ -99,13 +100,7 @@ activations; the plan shows the memory that this requires.
 
 | checkpoint | supported | stored as |
 |---|---|---|
-| gptq (`gptq`, `gptq_v2`) | 4 bits, and 8 if `sym` is true; also `desc_act` | 4 bits; 8 bits in groups |
-| awq | 4 bits, version gemm | 4 bits |
-| compressed-tensors, pack-quantized | 4 bits, and 8 if symmetric; also `actorder` | 4 bits; 8 bits |
-| compressed-tensors, int-quantized | 8 bits, symmetric; activations unquantized or dynamic int8 | 8 bits |
-| compressed-tensors, float-quantized | scales per matrix, output or block; activations plain, dynamic or static | fp8 |
-| fp8 (transformers, AutoFP8) | fp8 with scales per matrix or block; activations dynamic or static | fp8 |
-| modelopt | `quant_algo: FP8` in `config.json` or `hf_quant_config.json`: scales per matrix, static activations | fp8 |
+FORMATS
 | one `.gguf` file: Llama, Mistral, Qwen2, Qwen3 | every type that the package `gguf` dequantizes | see below |
 
 Checkpoints may contain scales for an 8-bit KV cache: as tensors of one number per layer (`k_proj.k_scale` and
@@ -128,7 +123,7 @@ attention probabilities are accepted and not used, because attention is not comp
 
 Supported is `float8_e4m3fn` with scales per matrix, per output or per block of 128 x 128 (`weight_scale`, or
 `weight_scale_inv` as in transformers). With Triton kernels a weight takes one byte, and matrices that are multiplied
-together keep their own scales (`engine/weights/fp8.py`). The product depends on the GPU and the checkpoint:
+together keep their own scales (`engine/weights/fused.py`). The product depends on the GPU and the checkpoint:
 
 | scales | compute capability | activations | product |
 |---|---|---|---|
@@ -159,6 +154,12 @@ tokens are read from the file, unless its folder has separate files for them ([s
 Write one file of declarations and add one line to `engine/models/families.py`. A checkpoint folder may also contain its
 own: `slipway_model.py` with `ARCHITECTURES` and `declare(config)`, used only with `model.trust_remote_code: true`,
 because its code is then executed.
+
+## Add a quantization format
+
+Write one file in `engine/formats` and add one line to `engine/formats/registry.py`. Another Python package can register
+a format without a change here, as an entry point of the group `slipway.formats`. `architecture.md` has
+[the recipe](architecture.md#a-quantization-format).
 """
 
 
@@ -169,7 +170,9 @@ def models_page() -> str:
         (family,) = (module for module in FAMILIES if name in module.ARCHITECTURES)
         first = " ".join((inspect.getdoc(family) or "").split("\n\n")[0].split())
         lines.append(f"| `{name}` | {first} | `engine/models/{family.__name__.rpartition('.')[2]}.py` |\n")
-    return HEAD + "".join(lines) + TAIL
+    rows = (row for method in BUILT_IN for row in method.table)
+    formats = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return HEAD + "".join(lines) + TAIL.replace("FORMATS\n", formats)
 
 
 if __name__ == "__main__":
