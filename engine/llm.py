@@ -51,6 +51,7 @@ from engine.api.ranges import (
 )
 from engine.arguments import checked_config, python_names
 from engine.core.loop import build_loop
+from engine.formats.load_time import load_formats
 from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.models.checkpoint import Checkpoint, read_checkpoint
@@ -422,7 +423,8 @@ def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, wei
     own = checkpoint.quantization
     held = kernels != "torch" and bool(native_paths(checkpoint.model, own, "compiled"))
     float16_scales = own is not None and own.float16_pages
-    return cpu_kv_dtype(checkpoint.dtype, quantized=weights in ("int8", "int4") or held, float16_scales=float16_scales)
+    quantized = weights in load_formats("compiled") or held
+    return cpu_kv_dtype(checkpoint.dtype, quantized=quantized, float16_scales=float16_scales)
 
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:

@@ -51,7 +51,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.sampling": ("engine.layers", "engine.api", "kernels"),
     "engine.worker": (
         *("engine.api", "engine.core.plan", "engine.kv", "engine.models", "engine.weights", "engine.distributed"),
-        *("engine.layers", "engine.lowering.footprint", "engine.sampling", "engine.text", "kernels"),
+        *("engine.formats", "engine.layers", "engine.lowering.footprint", "engine.sampling", "engine.text", "kernels"),
     ),
     "appliance": (),
     "appliance.config": ("engine.api",),
@@ -66,7 +66,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.checkpoints": ("appliance.config", "appliance.runtime", "engine.api", "engine.models"),
     "appliance.constraints": (
         *("appliance.config", "appliance.hardware"),
-        *("engine.api", "engine.kv.layout", "engine.models", "engine.lowering", "kernels.cpu.library"),
+        *("engine.api", "engine.formats", "engine.kv.layout", "engine.models", "engine.lowering"),
+        "kernels.cpu.library",
     ),
     "appliance.planning": (
         *("appliance.config", "appliance.hardware", "appliance.constraints", "appliance.checkpoints"),

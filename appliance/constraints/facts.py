@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from engine.api.config import WeightBits
+from engine.formats.load_time import load_formats
 from engine.lowering.lower import lower
 from engine.lowering.measures import torch_parts
 from engine.models.checkpoint import Checkpoint
@@ -116,7 +117,7 @@ def _mixed_expert_formats(checkpoint: Checkpoint) -> tuple[WeightBits, ...]:
         if len(forms) > 1:
             found.add("stored")
         if len({"rounded" if isinstance(form, str) else form for form in forms}) > 1:
-            found |= {"int8", "int4"}
+            found.update(cast(tuple[WeightBits, ...], load_formats("compiled")))
     return tuple(sorted(found))
 
 

@@ -7,6 +7,7 @@ from appliance.constraints import ranks
 from appliance.constraints.kernels import BF16_CAPABILITY, RULES
 from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_compiled
 from appliance.constraints.weights import ON_CPU
+from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import cpu_kv_dtype
 
 # Attention of 4 rows over 2,048 tokens (16 query heads of size 128, 8 KV heads, float16 cache, one thread, AVX-512)
@@ -150,7 +151,7 @@ VARIABLES = (
     Variable(
         key="quantization.weights",
         name="weights",
-        values=_always("stored", "int8", "int4", "fp8"),
+        values=_always("stored", *LOAD_FORMATS),
         auto=_always("stored"),
         why=lambda view: f"the checkpoint's {view.facts.model.quantized or view.facts.model.dtype}",
         prefers="the checkpoint's weights",

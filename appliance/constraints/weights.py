@@ -1,13 +1,15 @@
 """Rules for weights: which weights can be quantized, and which kernels multiply by them."""
 
 from appliance.constraints.rule import TRITON, Rule, View, is_compiled
+from engine.formats.load_time import load_formats
 
-ON_CPU = ("int8", "int4")  # types that compiled kernels multiply by after quantization at load time
+ON_CPU = load_formats("compiled")  # formats of weights that are quantized while they are loaded
+ON_GPU = load_formats("triton")
 
 
 def _roundable(view: View) -> bool:
     model = view.facts.model
-    others = model.quantizable and model.restored > 0 and view.weights != "fp8"
+    others = model.quantizable and model.restored > 0 and view.weights not in ON_GPU
     return view.weights == "stored" or not model.quantized or others
 
 
@@ -16,20 +18,20 @@ RULES = (
         name="rounded",
         keys=("weights", "kernels"),
         holds=lambda view: view.weights not in ON_CPU or is_compiled(view.kernels),
-        text="only compiled CPU kernels support weights that are quantized to int8 or int4",
+        text=f"only compiled CPU kernels support weights that are quantized to {' or '.join(ON_CPU)}",
     ),
     Rule(
         name="rounded-fp8",
         keys=("weights", "kernels"),
-        holds=lambda view: view.weights != "fp8" or view.kernels == TRITON,
-        text="only Triton kernels support weights that are quantized to fp8",
+        holds=lambda view: view.weights not in ON_GPU or view.kernels == TRITON,
+        text=f"only Triton kernels support weights that are quantized to {' or '.join(ON_GPU)}",
     ),
     Rule(
         name="rounded-experts",
         keys=("weights",),
         facts=("model.experts",),
-        holds=lambda view: view.weights != "fp8" or not view.facts.model.experts,
-        text="models with experts are not quantized to fp8",
+        holds=lambda view: view.weights not in ON_GPU or not view.facts.model.experts,
+        text=f"models with experts are not quantized to {' or '.join(ON_GPU)}",
         because=lambda facts: "the model has experts, which Triton kernels multiply in the type of the activations",
         chosen=True,
     ),

@@ -5,6 +5,7 @@ from appliance.constraints.rule import View, is_compiled
 from appliance.constraints.weights import ON_CPU
 from appliance.planning.choice import Choice, refuse
 from engine.api.config import HeadBits
+from engine.formats.load_time import LOAD_FORMATS
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.models.checkpoint import Checkpoint
 from engine.models.sources import join
@@ -60,8 +61,8 @@ def _group(settings: Settings, checkpoint: Checkpoint, view: View, head: str) ->
         return Choice(wanted)
     bits = view.weights if view.weights in ON_CPU else head_bits("stored", "int8")
     found = quantization_group(bits, checkpoint.model)
-    if bits == "int4":
-        why = "4 bits need small groups"
+    if LOAD_FORMATS[bits].small_groups:
+        why = f"{bits.removeprefix('int')} bits need small groups"
     elif checkpoint.model.head is None:
         why = "the vectors of a pooling model need the accuracy"
     else:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.api.config import WeightBits
 from engine.distributed.world import World
+from engine.formats.load_time import LOAD_FORMATS
 from engine.formats.native import Executor
 from engine.lowering.footprint import LARGE_GROUP
 from engine.models.parts import Linear
@@ -20,9 +21,8 @@ from kernels.cpu.packing import Packed
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
 from kernels.e4m3 import Rounded, Rounding
-from kernels.fp8 import Fp8Products, Fp8Weight, to_fp8
+from kernels.fp8 import Fp8Products, Fp8Weight
 from kernels.linear import linear, linear_fp32, matmul, pack
-from kernels.quantisation import to_int4, to_int8
 
 Read = Callable[[str], Tensor]
 
@@ -88,19 +88,20 @@ class Target:
     ) -> Tensor | Packed | Fp8Weight:
         """Return the packed matrix of this name. stored: type in the checkpoint. weight(dtype): reads the matrix,
         [outputs, inputs] of that type."""
-        if self.bits == "fp8":
-            return to_fp8(weight(stored))
-        if self.team is None:
-            return weight(self.dtype) if self.invariant else pack(weight(self.dtype))
-        if self.bits == "stored":
+        format = LOAD_FORMATS.get(self.bits)
+        if format is None:
+            if self.team is None:
+                return weight(self.dtype) if self.invariant else pack(weight(self.dtype))
             tiling = self.team.tiling.exact if self.exact else self.team.tiling
             # Compiled kernels widen bf16 as they read it, which halves the bytes and is exact.
             kept = torch.bfloat16 if tiling.bf16 or stored == torch.bfloat16 else self.dtype
             return self._held(pack_for(weight(kept), tiling))
+        if self.team is None:
+            made: Fp8Weight = format.quantize(weight(stored), self.group)
+            return made
         known = self.known.get(name) if self.known is not None else None
         if known is None:
-            rounded = (to_int4 if self.bits == "int4" else to_int8)(weight(stored), self.group)
-            known = self._held(pack_for(rounded, self.team.tiling))
+            known = self._held(pack_for(format.quantize(weight(stored), self.group), self.team.tiling))
             if self.known is not None:
                 self.known.put(name, known)
             return known

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.api.config import HeadBits, WeightBits
 from engine.distributed.shared import Shared
 from engine.distributed.world import World
+from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.compiled import CompiledModel
@@ -74,8 +75,10 @@ class TextModel:
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
         of_head = head_bits(bits, head)
+        executor = "compiled" if team is not None else "torch" if fp8 is None else "triton"
         for one in (bits, of_head):
-            if one != "stored" and (fp8 is None if one == "fp8" else team is None):
+            format = LOAD_FORMATS.get(one)
+            if format is not None and format.executor != executor:
                 raise ValueError(f"torch cannot multiply by {one} weights; use weights as stored, or other kernels")
         self.target = Target(
             dtype,

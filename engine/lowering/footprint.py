@@ -11,9 +11,10 @@ true), and whether the groups of an act-order checkpoint are contiguous (assumed
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, cast
 
 from engine.api.config import Dtype, HeadBits, WeightBits
+from engine.formats.load_time import LOAD_FORMATS, SCALE_SIZE
 from engine.formats.native import Executor, Native, Places
 from engine.lowering.lower import lower
 from engine.lowering.program import Correction, Matrix, NormVector, Part, QKNormVectors, SinkLogits, Tables
@@ -40,7 +41,6 @@ HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Numbers of inputs that share a scale in weights quantized at load time.
 SMALL_GROUP = 32  # 4 bits, and 8 bits of pooling models, whose vectors need the accuracy
 LARGE_GROUP = 64
-SCALE_SIZE = 2  # bytes of that scale: float16 with 4 bits, bfloat16 with 8
 
 
 class Tiling(Protocol):
@@ -79,15 +79,16 @@ class Holder:
 
 def quantization_group(bits: WeightBits, model: Model) -> int:
     """Return the number of inputs that share a scale if the manifest does not set it."""
-    return SMALL_GROUP if bits == "int4" or model.head is None else LARGE_GROUP
+    format = LOAD_FORMATS.get(bits)
+    return SMALL_GROUP if (format is not None and format.small_groups) or model.head is None else LARGE_GROUP
 
 
 def head_bits(bits: WeightBits, head: HeadBits) -> WeightBits:
-    """Return the format to which the head is quantized. By default it has at least 8 bits, because it selects the
-    token, and is not quantized on a GPU."""
+    """Return the format to which the head is quantized."""
     if head != "auto":
         return head
-    return "int8" if bits in ("int8", "int4") else "stored"
+    format = LOAD_FORMATS.get(bits)
+    return "stored" if format is None else cast(WeightBits, format.head)
 
 
 class Holding(NamedTuple):
@@ -270,8 +271,14 @@ class _Footprint:
 
     def _head(self, name: str, rows: int, inputs: int, stored: str, in_file: bool, *, tied: bool) -> Iterator[Holding]:
         to = self.to
+        bits = head_bits(to.bits, to.head)
         if to.tiling is not None:
-            yield from self._packed("head", name, rows, inputs, stored, head_bits(to.bits, to.head))
+            plain = bits == "stored"
+            yield from (
+                self._packed("head", name, rows, inputs, stored)
+                if plain
+                else self._quantized("head", name, bits, rows, inputs, stored)
+            )
             return
         transposed = to.device == "cpu" and to.dtype == "float32"
         if stored == HEADER_NAMES[to.dtype] and not transposed and (in_file or tied):
@@ -319,20 +326,20 @@ class _Footprint:
         sources, name = [join(path, one) for one in names], join(path, "+".join(names))
         native = self._native_of(sources, everywhere=stacked or not rounded)
         restoring = RESTORING_BYTES * rows * inputs if any(map(self._restored, sources)) else 0
-        in_fp8 = rounded and not stacked
-        if to.bits == "fp8" and in_fp8:
-            stored_bytes = ELEMENT_BYTES[self._stored_type(sources)]
-            yield from self._rounded_fp8(part, name, rows, inputs, stored_bytes, restoring)
-        elif native is not None:
+        format = LOAD_FORMATS.get(to.bits) if rounded else None
+        if format is not None and (format.executor != to.executor or (stacked and not format.everywhere)):
+            format = None
+        if native is not None:
             yield from self._native(part, name, native, sources, rows, inputs, tuple(self._places(linear)))
+        elif format is not None:
+            yield from self._quantized(part, name, to.bits, rows, inputs, self._stored_type(sources), restoring)
         elif to.tiling is None:
             transposed = rows * inputs * 4 if to.device == "cpu" and to.dtype == "float32" else 0
             factors = rows, inputs, to.element_bytes
             yield Holding(part, name, to.dtype, factors, temporary=transposed + restoring)
         else:
             stored = self._stored_type(sources)
-            bits: WeightBits = to.bits if rounded else "stored"
-            yield from self._packed(part, name, rows, inputs, stored, bits, restoring, exact=not rounded)
+            yield from self._packed(part, name, rows, inputs, stored, restoring, exact=not rounded)
         if linear.bias:
             yield Holding(part, f"{name} (bias)", to.dtype, (rows, to.element_bytes))
 
@@ -347,45 +354,30 @@ class _Footprint:
                 yield start, at
                 at += rows
 
-    def _rounded_fp8(
-        self, part: Part, name: str, rows: int, inputs: int, stored_bytes: int, restoring: int
+    def _quantized(
+        self, part: Part, name: str, bits: WeightBits, rows: int, inputs: int, stored: str, restoring: int = 0
     ) -> Iterator[Holding]:
-        """Yield a matrix that is quantized to fp8 at load time, with a scale for each output."""
-        chunk = min(rows, ROUNDED_ROWS) * inputs * 4 * 3
-        temporary = rows * inputs * stored_bytes + chunk + restoring
-        yield Holding(part, name, "fp8", (rows, inputs, 1), temporary=temporary)
-        yield Holding(part, f"{name} (scales)", "float32", (rows, 4))
+        """Yield a matrix that is quantized at load time."""
+        format, width = LOAD_FORMATS[bits], 0 if self.to.tiling is None else self.to.tiling.width
+        native = format.native(self.to.group or quantization_group(bits, self.model))
+        temporary = format.loading_bytes(rows, inputs, ELEMENT_BYTES.get(stored, 4)) + restoring
+        for piece in native.pieces(rows, inputs, width, SCALE_SIZE, ()):
+            yield Holding(part, name + piece.suffix, piece.what, piece.factors, temporary=temporary)
+            temporary = 0
 
     def _packed(
-        self,
-        part: Part,
-        name: str,
-        rows: int,
-        inputs: int,
-        stored: str,
-        bits: WeightBits,
-        restoring: int = 0,
-        *,
-        exact: bool = False,
+        self, part: Part, name: str, rows: int, inputs: int, stored: str, restoring: int = 0, *, exact: bool = False
     ) -> Iterator[Holding]:
-        """Yield a packed matrix, unquantized or quantized at load time. exact: it is exempt from bf16 arithmetic."""
+        """Yield a packed matrix that is not quantized. exact: it is exempt from bf16 arithmetic."""
         assert self.to.tiling is not None, "only compiled kernels pack"
-        tiling, elements = self.to.tiling, rows * inputs
-        if bits == "stored":
-            pairs = tiling.bf16 and not exact
-            if stored == "BF16" or pairs:
-                side, word = (16, 32) if tiling.matrix or pairs else (2 * tiling.width, 1)
-                factors = _up(rows, side), _up(inputs, word), 2
-                yield Holding(part, name, "bfloat16", factors, temporary=3 * math.prod(factors) + restoring)
-                return
-            factors = _up(rows, 2 * tiling.width), inputs, 4
-            yield Holding(part, name, "float32", factors, temporary=3 * math.prod(factors) + restoring)
-            return
-        temporary = _rounding(elements, inputs, ELEMENT_BYTES.get(stored, 4), bits) + restoring
-        group, vectors = self.to.group or quantization_group(bits, self.model), 1 if bits == "int4" else 2
-        each = group * int(bits.removeprefix("int")) // 8 + SCALE_SIZE
-        factors = _up(rows, vectors * tiling.width), -(-inputs // group), each
-        yield Holding(part, name, f"{bits}, groups of {group} with a scale", factors, temporary=temporary)
+        tiling = self.to.tiling
+        pairs = tiling.bf16 and not exact
+        if stored == "BF16" or pairs:
+            side, word = (16, 32) if tiling.matrix or pairs else (2 * tiling.width, 1)
+            factors, what = (_up(rows, side), _up(inputs, word), 2), "bfloat16"
+        else:
+            factors, what = (_up(rows, 2 * tiling.width), inputs, 4), "float32"
+        yield Holding(part, name, what, factors, temporary=3 * math.prod(factors) + restoring)
 
     def _native(
         self, part: Part, name: str, native: Native, sources: list[str], rows: int, inputs: int, places: Places
@@ -434,15 +426,7 @@ class _Footprint:
         return found[1]
 
 
-ROUNDED_ROWS = 4096  # rows that are quantized at a time (kernels/quantisation.py)
 RESTORING_BYTES = 16  # per element: numbers, scales and zero points in float32, and their product
-
-
-def _rounding(elements: int, inputs: int, stored_bytes: int, bits: WeightBits) -> int:
-    """Return the additional memory for quantizing a matrix: the matrix twice in its stored type, then its integers in
-    several layouts, and some rows of it in float32 several times."""
-    chunk = min(elements, ROUNDED_ROWS * inputs) * 4 * (9 if bits == "int4" else 3)
-    return max(2 * stored_bytes * elements, (stored_bytes + 1) * elements + chunk, 6 * elements)
 
 
 def _up(count: int, multiple: int) -> int:

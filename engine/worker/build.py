@@ -20,6 +20,7 @@ from engine.api.messages import PhaseMemory
 from engine.distributed.group import open_group
 from engine.distributed.shared import open_shared
 from engine.distributed.world import SINGLE, World, least
+from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint, read_checkpoint
@@ -305,16 +306,10 @@ def _team(config: EngineConfig) -> Team | None:
     if _is_bf16(config) and config.kernels not in BF16_VARIANTS:
         known = " and ".join(BF16_VARIANTS)
         raise ConfigError(f"matmul_precision=bfloat16: supported only by {known} kernels, not by {config.kernels}")
+    _check_weights(config)
     if config.kernels in ("torch", "triton"):
-        if config.weights != "stored" and (config.weights, config.kernels) != ("fp8", "triton"):
-            who = "triton" if config.weights == "fp8" else "compiled"
-            raise ConfigError(f"weights={config.weights}: supported only by {who} kernels, not by {config.kernels}")
-        if config.head in ("int8", "int4"):
-            raise ConfigError(f"head={config.head}: supported only by compiled kernels, not by {config.kernels}")
         _check_kernels(config)
         return None
-    if config.weights == "fp8":
-        raise ConfigError(f"weights=fp8: supported only by triton kernels, not by {config.kernels}")
     if config.device != "cpu" or config.dtype != "float32":
         raise ConfigError(
             f"kernels={config.kernels}: supported is float32 on a CPU, not {config.dtype} on {config.device}"
@@ -323,6 +318,14 @@ def _team(config: EngineConfig) -> Team | None:
         return Team(config.kernels, config.threads, config.cpus, bf16=_is_bf16(config))
     except MissingKernels as error:
         raise ConfigError(str(error)) from error
+
+
+def _check_weights(config: EngineConfig) -> None:
+    executor = config.kernels if config.kernels in ("torch", "triton") else "compiled"
+    for key, value in (("weights", config.weights), ("head", config.head)):
+        format = LOAD_FORMATS.get(value)
+        if format is not None and format.executor != executor:
+            raise ConfigError(f"{key}={value}: supported only by {format.executor} kernels, not by {config.kernels}")
 
 
 def _is_bf16(config: EngineConfig) -> bool:
@@ -373,7 +376,7 @@ def _load(
 
 
 def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None, world: World) -> PackedFile | None:
-    quantized = config.weights != "stored" or config.head in ("int8", "int4")
+    quantized = config.weights in LOAD_FORMATS or config.head in LOAD_FORMATS
     if team is None or not quantized or config.weight_cache is None:
         return None
     files = {info.file for info in checkpoint.tensors.values()}

@@ -468,9 +468,7 @@ def test_ranks_that_cut_blocks_are_refused_where_fp8_is_multiplied(own):
     model = TextModel(checkpoint.model, form, FakeWorld(0, 2), torch.float32, "cpu", fp8=Fp8Products())
     problem = "model.layers.0.self_attn.o_proj has blocks of 128 inputs, and 2 ranks would get 64 of 128 each"
     assert tensor_problem(checkpoint.model, checkpoint.quantization, 2, "triton") == problem
-    with pytest.raises(
-        CheckpointError, match=rf"^{problem}; lower parallelism.tensor \(possible: 1\), or"
-    ):
+    with pytest.raises(CheckpointError, match=rf"^{problem}; lower parallelism.tensor \(possible: 1\), or"):
         model.load(checkpoint)
     restoring = TextModel(checkpoint.model, form, FakeWorld(0, 2), torch.float32, "cpu")
     restoring.load(checkpoint)
