@@ -192,8 +192,8 @@ def test_a_second_start_takes_what_the_first_one_kept(kept, compiled, bits, driv
     want = driver(path, kernels=compiled, bits=bits, known=first).run(ids(9, 1), 9)
     first.close()
     assert [file.name for file in store.folder.iterdir()] == [first.path.name]
-    monkeypatch.setattr("engine.layers.linear.to_int8", None)  # nothing is rounded again
-    monkeypatch.setattr("engine.layers.linear.to_int4", None)
+    monkeypatch.setattr("kernels.quantisation.to_int8", None)  # nothing is rounded again
+    monkeypatch.setattr("kernels.quantisation.to_int4", None)
     assert torch.equal(driver(path, kernels=compiled, bits=bits, known=store.open(bits)).run(ids(9, 1), 9), want)
 
 
