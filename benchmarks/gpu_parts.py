@@ -32,7 +32,7 @@ LIMITS |= {"compile models": 60, "vllm": 300}
 
 @dataclass(frozen=True)
 class Plan:
-    """Parts for one kind of device. `bench`: arguments of kernels.bench; `engines`: jobs by shape."""
+    """Parts for one kind of device. `bench`: arguments of benchmarks.kernels; `engines`: jobs by shape."""
 
     device: str
     bench: tuple[str, ...]
@@ -146,7 +146,7 @@ class Suite:
         """Measure bandwidth and arithmetic of the device. Later results are given as shares of these."""
         command = [
             "-m",
-            "kernels.bench",
+            "benchmarks.kernels",
             "--limits",
             "--device",
             self.plan.device,
@@ -169,7 +169,7 @@ class Suite:
         self.results["report"] = self.read("report.json")
         if self.plan.device == "cuda" and self.results["report"]:
             self.environment = {"TRITON_CACHE_DIR": str(cache), "TRITON_LIBCUDA_PATH": str(cache / "libcuda")}
-            command = ["-m", "kernels.bench", "rms_norm", "--rounds", "2"]
+            command = ["-m", "benchmarks.kernels", "rms_norm", "--rounds", "2"]
             if self.run("first launch", command, LIMITS["first launch"]) != 0:
                 self.environment = {}
             self.run("compile models", self.models(cache / "shapes", common), LIMITS["compile models"])
@@ -199,7 +199,7 @@ class Suite:
             self.results["parts"][f"tests {name}"] = {"code": 0}
 
     def bench(self) -> None:
-        command = ["-m", "kernels.bench", *self.plan.bench, "--json", str(self.out / "bench.json")]
+        command = ["-m", "benchmarks.kernels", *self.plan.bench, "--json", str(self.out / "bench.json")]
         self.run("bench", command, LIMITS["bench"], **self._interpreter())
         self.results["bench"] = self.read("bench.json")
 

@@ -24,12 +24,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.timing import Time
 from engine.distributed.group import Group, in_order, open_group
 from kernels.cpu.library import best
 from kernels.cpu.program import Program, StepData, Team, all_reduce
 from kernels.cpu.shm_collective import ShmCollective
 from kernels.report import table
-from kernels.tools.timing import Time
 
 TIMEOUT_S = 120.0
 CALLS = 1 << 19  # floats that a sample adds up, at least in one call

@@ -1,7 +1,7 @@
 """Definition of an operation: its reference in torch, its Triton body, and the cases that test and measure both.
 
 Each file of an operation ends with its `Op`; `kernels/ops.py` lists them. One test file runs all of
-them (tests/kernels/test_ops.py), `python -m kernels.bench` times them, `python -m kernels.report` compiles them.
+them (tests/kernels/test_ops.py), `python -m benchmarks.kernels` times them, `python -m kernels.report` compiles them.
 """
 
 from collections.abc import Callable, Mapping

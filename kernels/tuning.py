@@ -1,4 +1,5 @@
-"""Settings of kernels by device and size, as data: `kernels/tuned/*.json`, written by `python -m kernels.bench --tune`.
+"""Settings of kernels by device and size, as data: `kernels/tuned/*.json`, which `python -m benchmarks.kernels --tune`
+writes.
 
 There is no tuning while serving: a kernel queries its settings and gets the entry of its device with the nearest sizes,
 or its own default, which may depend on the device's `shared_memory`. A file lists prefixes of the names of its devices:

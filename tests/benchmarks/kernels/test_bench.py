@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import bench, tune, tuning
+from benchmarks.kernels import bench, timing, tune
+from benchmarks.kernels.timing import Time, alternating, format_figure
+from benchmarks.kernels.tune import candidates, close, tuned
+from kernels import tuning
 from kernels.jit import installed, interpreted, jit, launch, tl
 from kernels.op import Case, Make, Op
-from kernels.tools import timing
-from kernels.tools.timing import Time, alternating, format_figure
-from kernels.tune import candidates, close, tuned
 
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
 CPU = torch.device("cpu")
@@ -239,7 +239,7 @@ def test_without_gpu_the_references_are_timed(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert bench.main(["rms_norm", "--case", "odd"]) == 0
     first, head, *rows = capsys.readouterr().out.splitlines()
-    assert first.startswith("kernels.bench: no GPU here;")
+    assert first.startswith("benchmarks.kernels: no GPU here;")
     assert [row.split()[:2] for row in rows] == [["rms_norm", "odd"], ["rms_norm_quantized", "odd"]]
 
 

@@ -1,11 +1,11 @@
 """Time every operation at its bench cases, next to torch's own operation for the same arguments, and attention next to
 FlashAttention if it is installed.
 
-    python -m kernels.bench                              all of them
-    python -m kernels.bench rms_norm --case decode       operations and cases whose names contain these texts
-    python -m kernels.bench attention --tune             tries the settings that operations declare as tunable
-    python -m kernels.bench --kernels avx512             the compiled kernels of a CPU (kernels/bench_cpu.py)
-    python -m kernels.bench --batch 8q1s4k q512s4k       their attention on these steps (kernels/attention/batches.py)
+    python -m benchmarks.kernels                          all of them
+    python -m benchmarks.kernels rms_norm --case decode   operations and cases whose names contain these texts
+    python -m benchmarks.kernels attention --tune         tries the settings that operations declare as tunable
+    python -m benchmarks.kernels --kernels avx512         the compiled kernels of a CPU (bench_cpu.py)
+    python -m benchmarks.kernels --batch 8q1s4k q512s4k   their attention on these steps (kernels/attention/batches.py)
 
 The share relates to this device's measured copy rate, or to its measured rate of bf16 products if a kernel is closer to
 that rate. `x torch`, `x flash`: speedup over torch and FlashAttention; all take turns. Without a GPU the compiled
@@ -23,15 +23,9 @@ from typing import Any
 
 import torch
 
-from kernels import bench_cpu
-from kernels.cpu.library import best, usable
-from kernels.cpu.program import Team
-from kernels.jit import installed, interpreted
-from kernels.op import Case, Make, Op
-from kernels.ops import OPS
-from kernels.report import DTYPES, table
-from kernels.tools.baselines import flash, flash_arguments, flash_attention
-from kernels.tools.timing import (
+from benchmarks.kernels import bench_cpu
+from benchmarks.kernels.baselines import flash, flash_arguments, flash_attention
+from benchmarks.kernels.timing import (
     Time,
     alternating,
     capturable,
@@ -44,7 +38,13 @@ from kernels.tools.timing import (
     matmul_rate,
     sampler,
 )
-from kernels.tune import tune
+from benchmarks.kernels.tune import tune
+from kernels.cpu.library import best, usable
+from kernels.cpu.program import Team
+from kernels.jit import installed, interpreted
+from kernels.op import Case, Make, Op
+from kernels.ops import OPS
+from kernels.report import DTYPES, table
 
 ROUNDS = 25
 HEAD = ("op", "case", "us", "GB/s", "TFLOP/s", "share", "torch us", "x torch", "flash us", "x flash", "")
@@ -154,16 +154,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen_kernels = options.kernels or best()
         if chosen_kernels != "torch":
             return on_cpu(chosen_kernels, options)
-        print("kernels.bench: no GPU here; the torch references of the small cases on this CPU instead, float32")
+        print("benchmarks.kernels: no GPU here; the torch references of the small cases on this CPU instead, float32")
         rows = list(reference_times(options.name, options.case))
         print(table([("op", "case", "us"), *rows], left=2))
         return 0
     if not installed():
-        print("kernels.bench: Triton is not installed", file=sys.stderr)
+        print("benchmarks.kernels: Triton is not installed", file=sys.stderr)
         return 2
     cases = list(selected_cases(options.name, options.case, small=device.type == "cpu", fp8=has_fp8(device)))
     if not cases:
-        print("kernels.bench: no operation and case matches", file=sys.stderr)
+        print("benchmarks.kernels: no operation and case matches", file=sys.stderr)
         return 2
     if options.limits:
         return bench([], device, options)
@@ -175,10 +175,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def on_cpu(variant: str, options: argparse.Namespace) -> int:
     """Run the benchmark. Return the exit code: 2 for options that this machine does not support."""
     if options.tune:
-        print("kernels.bench: --tune: compiled kernels have no settings", file=sys.stderr)
+        print("benchmarks.kernels: --tune: compiled kernels have no settings", file=sys.stderr)
         return 2
     if variant not in usable():
-        print(f"kernels.bench: --kernels {variant}: usable here are {', '.join(usable()) or 'none'}", file=sys.stderr)
+        names = ", ".join(usable()) or "none"
+        print(f"benchmarks.kernels: --kernels {variant}: usable here are {names}", file=sys.stderr)
         return 2
     team = Team(variant, options.threads or len(os.sched_getaffinity(0)))
     try:
@@ -192,7 +193,7 @@ def on_cpu(variant: str, options: argparse.Namespace) -> int:
             json_file=options.json,
         )
     except ValueError as error:
-        print(f"kernels.bench: --batch {error}", file=sys.stderr)
+        print(f"benchmarks.kernels: --batch {error}", file=sys.stderr)
         return 2
     finally:
         team.close()
@@ -234,7 +235,7 @@ def bench(cases: Sequence[tuple[Op, Case]], device: torch.device, options: argpa
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m kernels.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", nargs="*", help="operations whose names contain this")
     parser.add_argument("--case", nargs="+", default=(), metavar="ID", help="cases whose ids contain this")
@@ -256,7 +257,3 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     # with TRITON_INTERPRET=1, cpu: by the interpreter
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cpu: the compiled kernels of a CPU")
     return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.kernels.timing import collect_samples, format_figure, sampler
 from kernels.attention.batches import Rows, batch, kind
 from kernels.attention.common import gather_kv, paged_inputs
 from kernels.attention.prefill import num_scores
@@ -29,7 +30,6 @@ from kernels.cpu.program import Team
 from kernels.op import Make
 from kernels.ops import OPS
 from kernels.report import table
-from kernels.tools.timing import collect_samples, format_figure, sampler
 
 CPU = torch.device("cpu")
 PAGES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
@@ -111,7 +111,7 @@ def bench(
                 times = [Spread.of(samples) for samples in collect_samples(samplers, rounds)]
                 rows.append(Timed(work.op, work.case, work.kind, *times, work.bytes, work.flops))
     if not rows:
-        print("kernels.bench: no operation and case matches")
+        print("benchmarks.kernels: no operation and case matches")
         return 2
     print(table([HEAD, *(row.cells() for row in rows)], left=3))
     if json_file is not None:

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import bench, bench_cpu
+from benchmarks.kernels import bench, bench_cpu
+from benchmarks.kernels.bench_cpu import Spread, attention_workload, op_workloads
 from kernels.attention.batches import FEW, batch, kind
-from kernels.bench_cpu import Spread, attention_workload, op_workloads
 from kernels.cpu.library import best, usable
 from kernels.cpu.program import Team
 from kernels.op import tensors
 from kernels.ops import OPS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -160,7 +160,18 @@ def test_names_select_operations_and_cases(capsys):
 
 def test_as_a_command_without_a_gpu_it_times_the_fastest_kernels():
     kept = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    command = [sys.executable, "-m", "kernels.bench", "rms_norm", "--case", "8x", "--rounds", "1", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.kernels",
+        "rms_norm",
+        "--case",
+        "8x",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not done.stderr
     first, _, row = done.stdout.splitlines()

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels import bench
+from benchmarks.kernels import baselines, bench
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.op import Make
 from kernels.rms_norm import RMS_NORM
-from kernels.tools import baselines
 
 CPU = torch.device("cpu")
 OPS = (DECODE_ATTENTION, PREFILL_ATTENTION, ENCODER_ATTENTION)

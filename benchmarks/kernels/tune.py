@@ -17,13 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import tuning
-from kernels.jit import recorded
-from kernels.op import Args, Case, Make, Op, tensors
-from kernels.ops import OPS
-from kernels.report import OpLaunch, compile_all
-from kernels.tools.aot import TARGETS, Target
-from kernels.tools.timing import (
+from benchmarks.kernels.timing import (
     Sample,
     alternating,
     architecture,
@@ -33,6 +27,12 @@ from kernels.tools.timing import (
     input_sets,
     sampler,
 )
+from kernels import tuning
+from kernels.jit import recorded
+from kernels.op import Args, Case, Make, Op, tensors
+from kernels.ops import OPS
+from kernels.report import OpLaunch, compile_all
+from kernels.tools.aot import TARGETS, Target
 
 GAIN = 0.03  # minimum gain of a candidate
 FIRST_ROUNDS, FINALISTS = 5, 3

@@ -1,0 +1,1 @@
+"""Time and tune the kernels: `python -m benchmarks.kernels`."""
