@@ -1,9 +1,9 @@
 """Compare planned and allocated bytes for every supported architecture and format.
 
-`python -m benchmarks.plan [--result FILE]` writes tiny random checkpoints (with the writers of the tests: transformers
-and writers of quantized formats), plans each for a CPU with two context sizes, builds the engine and counts its
-tensors. Checkpoints that two ranks can share are also built with two ranks. For the wide checkpoint the resident memory
-of the process is measured too.
+`python -m benchmarks.plan [--result FILE] [--rows FILE]` writes tiny random checkpoints (with the writers of the tests:
+transformers and writers of quantized formats), plans each for a CPU with two context sizes, builds the engine and
+counts its tensors. Checkpoints that two ranks can share are also built with two ranks. For the wide checkpoint the
+resident memory of the process is measured too.
 """
 
 import argparse
@@ -155,51 +155,66 @@ def _wide(path: Path) -> Iterator[Row]:
         yield from measure(path, "wide", "BF16", *sets, wide=True)
 
 
-def table(found: list[Row]) -> str:
-    """By stored format and kernels: how many were compared, and how far the worst part was off."""
-    head = (
-        "stored",
-        "kernels",
-        "rounded",
-        "ranks",
-        "counted",
-        "weights planned",
-        "weights held",
-        "KV held",
-        "worst part",
-    )
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+@dataclass(frozen=True)
+class Group:
+    """Rows with the same stored format, kernels, rounding and number of ranks. Bytes are sums over the rows."""
+
+    stored: str
+    kernels: str
+    rounded: str
+    ranks: int
+    counted: int
+    weights_planned: int
+    weights_held: int
+    kv_held: int
+    worst_part: float  # largest share by which a part of a row differs from its plan
+
+
+def groups(found: list[Row]) -> Iterator[Group]:
     for kind in dict.fromkeys(map(_kind, found)):
         own = [row for row in found if _kind(row) == kind]
         planned, held = sum(_weights(row.planned) for row in own), sum(_weights(row.held) for row in own)
-        kv, worst = sum(row.held["kv"] for row in own), max(row.worst for row in own)
-        lines.append(f"| {' | '.join(kind)} | {len(own)} | {planned:,} B | {held:,} B | {kv:,} B | {worst:.2%} |")
+        yield Group(*kind, len(own), planned, held, sum(row.held["kv"] for row in own), max(row.worst for row in own))
+
+
+def table(found: list[Group]) -> str:
+    lines = [f"| {' | '.join(name.replace('_', ' ') for name in asdict(found[0]))} |", "|---" * 9 + "|"]
+    for one in found:
+        cells = [f"{value:,}" if isinstance(value, int) else str(value) for value in list(asdict(one).values())[:-1]]
+        lines.append(f"| {' | '.join(cells)} | {one.worst_part:.2%} |")
     return "\n".join(lines)
 
 
-def _kind(row: Row) -> tuple[str, str, str, str]:
-    return row.stored, row.kernels, row.rounded, str(row.ranks)
+def _kind(row: Row) -> tuple[str, str, str, int]:
+    return row.stored, row.kernels, row.rounded, row.ranks
 
 
 def _weights(parts: dict[str, int]) -> int:
     return sum(parts.get(part, 0) for part in PARTS)
 
 
+def save(file: Path, sums: list[Group], wide: list[Row], wrong: list[Row]) -> None:
+    """Write the sums, and complete rows only where memory was measured or differs from the plan."""
+    result = {"machine": asdict(facts()), "contexts": CONTEXTS, "groups": [asdict(one) for one in sums]}
+    result |= {"wide": [asdict(row) for row in wide], "wrong": [asdict(row) for row in wrong]}
+    file.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__.splitlines()[0])
-    parser.add_argument("--result", type=Path, default=RESULT, help=f"JSON to write; default {RESULT.name}")
+    parser.add_argument("--result", type=Path, default=RESULT, help=f"JSON file for the sums; default {RESULT.name}")
+    parser.add_argument("--rows", type=Path, help="JSON file for the bytes of each part of each rank")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = list(rows(Path(folder)))
-    rest = json.dumps({"machine": asdict(facts()), "contexts": CONTEXTS})
-    lines = ",\n".join(json.dumps(asdict(row), separators=(",", ":")) for row in found)
-    options.result.write_text(f'{rest[:-1]}, "rows": [\n{lines}\n]}}\n')
-    print(table(found))
-    for row in found:
-        if row.measured is not None:
-            count = _weights(row.planned)
-            print(f"wide, {row.kernels}, {row.rounded}: {count:,} B planned, {row.measured:,} B measured")
     wrong = [row for row in found if row.worst > 0.02 or row.mapped != row.planned_mapped]
+    wide = [row for row in found if row.measured is not None]
+    save(options.result, list(groups(found)), wide, wrong)
+    if options.rows:
+        options.rows.write_text(json.dumps([asdict(row) for row in found]))
+    print(table(list(groups(found))))
+    for row in wide:
+        print(f"wide, {row.kernels}, {row.rounded}: {_weights(row.planned):,} B planned, {row.measured:,} B measured")
     print(f"{len(found)} ranks, {len(wrong)} with a part off by more than 2 %")
     return 1 if wrong else 0
 

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -107,6 +108,18 @@ async def measure_at_rest(service: Service, client: httpx.AsyncClient) -> Resour
         await asyncio.sleep(0.25)
 
 
+def summary(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the minimum, median and maximum of each series of samples, by its name, such as `memory.gateway`."""
+    series: dict[str, list[float]] = {}
+    for sample in samples:
+        series.setdefault("kv_used", []).append(sample["kv_used"])
+        for what in ("memory", "files"):
+            for program, value in sample[what].items():
+                series.setdefault(f"{what}.{program}", []).append(value)
+    ranges = {name: [min(values), statistics.median(values), max(values)] for name, values in series.items()}
+    return {"count": len(samples), "min, median, max": ranges}
+
+
 def table(report: dict[str, Any]) -> list[str]:
     before, after, tally = report["before"], report["after"], report["tally"]
     lines = [f"{name:24}{value}" for name, value in tally.items() if not isinstance(value, list | dict)]
@@ -137,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
         report = asyncio.run(soak(service, **wanted))
     print("\n".join(table(report)))
     if given.out:
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
+        given.out.write_text(json.dumps(report | {"samples": summary(report["samples"])}, indent=1) + "\n")
     return 1 if report["wrong"] else 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.leak_check import ResourceUsage, leaks
 from benchmarks.service import Service, run_directory
-from benchmarks.soak import SETTINGS, soak, table
+from benchmarks.soak import SETTINGS, soak, summary, table
 from tests.tiers import NIGHTLY
 
 DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
@@ -34,6 +34,14 @@ def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path, minut
     assert any(sample["kv_used"] > 0 for sample in report["samples"])  # else there was nothing to leak
     assert "hung" not in appliance.output()
     assert appliance.stop() == 0
+
+
+def test_samples_are_summarised_by_series():
+    samples = [
+        {"at_s": at, "kv_used": at / 10, "memory": {"gateway": at * 8}, "files": {"gateway": 7}} for at in (3, 1, 2)
+    ]
+    ranges = {"kv_used": [0.1, 0.2, 0.3], "memory.gateway": [8, 16, 24], "files.gateway": [7, 7, 7]}
+    assert summary(samples) == {"count": 3, "min, median, max": ranges}
 
 
 MIB = 2**20
