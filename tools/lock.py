@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 HEAD = "# Written by tools/lock.py; installed by requirements/install.py.\n"
 # Requirements of the GPU build of torch that the CPU build does not have.
-CUDA = re.compile(r"nvidia-.*|cuda-.*|triton")
+CUDA = re.compile(r"nvidia-(?!ml-py$).*|cuda-.*|triton")
 # Installed packages that are not locked: this project, and packages that depend on the installed build of torch.
-UNCONSTRAINED = re.compile(r"slipway.*|nvidia-.*|cuda-.*|triton")
+UNCONSTRAINED = re.compile(rf"slipway.*|{CUDA.pattern}")
 Locked = dict[str, str]
 """The text of each requirement, hashes included, by normalised name."""
 
