@@ -5,8 +5,8 @@ The reads of a step are planned once, for each window (`causal_reads`) and each 
 used by all of its layers. Rows with one new token are grouped in buckets of similar length, as one padded gather and
 two batched products for each KV head. Each longer row is one call of torch's fused attention over its own gathered
 pages, or over the step's own keys if no token precedes them. Position p reads positions max(0, p - window + 1) … p.
-`softcap` c: scores become c · tanh(s / c). `sinks`: an additional logit of each head, whose value is zero
-(kernels/attention/common.py).
+`softcap` c: scores become c · tanh(s / c). `slopes`: then the head's slope · (position of the key - position of the
+query) is added (ALiBi). `sinks`: an additional logit of each head, whose value is zero (kernels/attention/common.py).
 
 A masked score is -inf, so its weight is exactly 0; pages are finite (see paged_kv), so masked values have no effect.
 """
@@ -22,7 +22,7 @@ from kernels.paged_kv import stored
 
 # Elements of one gather of keys: 16 MiB of fp32 stays in the last-level cache between the gather and its product.
 GATHER_ELEMENTS = 1 << 22
-# Elements of one score matrix of a softcap or of sinks, for which there is no fused kernel.
+# Elements of one score matrix of a softcap, of slopes or of sinks, for which there is no fused kernel.
 SCORE_ELEMENTS = 1 << 23
 
 
@@ -33,6 +33,7 @@ class Bucket:
     tokens: Tensor  # [rows] int64, index of the row's token in the step
     rows: Tensor  # [rows, 1] int64, the row of the block table
     columns: Tensor  # [rows, blocks] int64, which of its blocks are read
+    offset: Tensor  # [rows, 1, 1] int64, position of the first key that is read minus the position of the query
     bias: Tensor  # [rows, 1, blocks * block_tokens] fp32, 0 or -inf
 
 
@@ -147,10 +148,11 @@ def paged_attention(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already, or None where only pages
-    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks: [heads] → [tokens, heads, dim] of q's
-    type."""
+    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks, slopes: [heads] → [tokens, heads, dim] of
+    q's type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]
     for bucket, planes in zip(reads.window_reads.buckets, reads.buckets, strict=True):
@@ -159,7 +161,7 @@ def paged_attention(
         keys, values = (
             flat.index_select(0, plane).view(rows, -1, *pages.shape[-2:]).to(q.dtype) for plane in planes[layer]
         )
-        result = _decode(some, keys, values, bucket.bias, scale, softcap, sinks)
+        result = _decode(some, keys, values, bucket, scale, softcap, sinks, slopes)
         if whole:
             return result
         out.index_copy_(0, bucket.tokens, result)
@@ -174,17 +176,24 @@ def paged_attention(
             keys, values = (
                 flat.index_select(0, plane).flatten(0, 1)[: span.length].to(q.dtype) for plane in planes[layer]
             )
-        if softcap is None and sinks is None:
+        if softcap is None and sinks is None and slopes is None:
             out[own] = _fused(q[own], keys, values, span.mask, scale)
         else:
-            out[own] = _by_scores(q[own], keys, values, span.mask, scale, softcap, sinks)
+            out[own] = _by_scores(q[own], keys, values, span.mask, scale, softcap, sinks, slopes)
     return out
 
 
 def _decode(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bucket: Bucket,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
 ) -> Tensor:
-    """q: [rows, heads, dim]; k, v: [rows, length, kv_heads, dim]; bias: [rows, 1, length]."""
+    """q: [rows, heads, dim]; k, v: [rows, length, kv_heads, dim]."""
     rows, kv_heads = q.shape[0], k.shape[2]
     grouped = q.view(rows, kv_heads, -1, q.shape[-1])
     scores = torch.empty((kv_heads, rows, grouped.shape[2], k.shape[1]), dtype=q.dtype, device=q.device)
@@ -193,7 +202,10 @@ def _decode(
     scores.mul_(scale)
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
-    weights = _weights(scores.add_(bias), None if sinks is None else sinks.view(kv_heads, 1, -1))
+    if slopes is not None:
+        distance = bucket.offset + torch.arange(k.shape[1], device=k.device)  # [rows, 1, length]
+        scores.addcmul_(slopes.view(kv_heads, 1, -1, 1), distance.float())
+    weights = _weights(scores.add_(bucket.bias), None if sinks is None else sinks.view(kv_heads, 1, -1))
     out = torch.empty_like(grouped)
     for head in range(kv_heads):
         out[:, head] = torch.bmm(weights[head], v[:, :, head])
@@ -223,9 +235,17 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
 
 
 def _by_scores(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
 ) -> Tensor:
-    """Compute attention with softcap or sinks, in slices of the queries that limit the size of the scores."""
+    """Compute attention with softcap, slopes or sinks, in slices of the queries that limit the size of the scores. The
+    last key has the position of the last query."""
     tokens, heads, _ = q.shape
     if mask is None:
         mask = _mask(tokens, 0, 0, tokens, None, 0, q.device)
@@ -238,6 +258,10 @@ def _by_scores(
         scores = (grouped[:, :, at : at + step] @ keys).mul_(scale)
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
+        if slopes is not None:
+            query = torch.arange(at, at + scores.shape[2], device=k.device).unsqueeze(1)
+            distance = torch.arange(tokens - k.shape[0], tokens, device=k.device) - query
+            scores.addcmul_(slopes.view(k.shape[1], -1, 1, 1), distance.float())
         pieces.append(_weights(scores.add_(mask[at : at + step]), own) @ values)
     return torch.cat(pieces, 2).permute(2, 0, 1, 3).flatten(1, 2)
 
@@ -295,4 +319,5 @@ def _bucket(members: list[_Single], window: int | None, sizes: Sizes) -> Bucket:
     key = low * sizes.block_tokens + torch.arange(width * sizes.block_tokens, device=sizes.device)
     # After its own end a row reads the last column again; the bias masks it.
     reached = (low + torch.arange(width, device=sizes.device)).clamp_(max=sizes.columns - 1)
-    return Bucket(tokens, rows.unsqueeze(1), reached, _bias(position, key, window, begin).unsqueeze(1))
+    offset = (low * sizes.block_tokens - position).unsqueeze(1)
+    return Bucket(tokens, rows.unsqueeze(1), reached, offset, _bias(position, key, window, begin).unsqueeze(1))

@@ -34,9 +34,10 @@ the complete engine (`tests/engine/layers`, `tests/engine/test_against_transform
 not part of transformers (InternLM 2, Baichuan, Qwen 1, MiniCPM, EXAONE 3) are compared with an equivalent model of
 transformers under other tensor names; their code is never executed.
 
-Checkpoints whose computation would differ are refused with the key of `config.json`: ALiBi positions (Falcon RW,
-Baichuan 13B), embeddings of another width than the layers (OPT 350M), clipped queries (`clip_qkv`), and norms of q and
-k with a bias (`qk_layernorm` of Phi).
+Checkpoints whose computation would differ are refused with the key of `config.json`: embeddings of another width than
+the layers (OPT 350M), clipped queries (`clip_qkv`, as in MPT 7B StoryWriter), norms of q and k with a bias
+(`qk_layernorm` of Phi, `qk_ln` of MPT), and residuals after the norm (BLOOM). ALiBi (BLOOM, MPT, Falcon RW, Baichuan
+13B) is computed in float32. transformers rounds the bias of Falcon RW to bfloat16 and ignores `alibi_bias_max` of MPT.
 
 ## Text decoders of multimodal models
 

@@ -52,6 +52,7 @@ class ModelFacts:
     blocks: tuple[int, ...] = ()  # rank counts that split the fp8 matrices only between scale blocks
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
+    acausal_alibi: bool = False  # True: bidirectional attention or cross-attention has ALiBi
     pages: tuple[tuple[int, int], ...] = ((8, 64),)  # distinct pairs of KV head count and head size
 
 
@@ -81,6 +82,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         fp8=len(fp8),
         blocks=tensor_sizes(model, own, "triton") if fp8 else (),
         by_torch=torch_parts(lower(model), ACTIVATIONS),
+        acausal_alibi=any(p.alibi is not None and (p.source or not p.causal) for p in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in parts),
         pages=tuple(dict.fromkeys((part.kv_heads, part.head_dim) for part in parts)),
     )

@@ -14,6 +14,17 @@ RULES = (
         ),
     ),
     Rule(
+        name="causal-alibi",
+        keys=(),
+        facts=("model.acausal_alibi",),
+        holds=lambda view: not view.facts.model.acausal_alibi,
+        text="only causal self-attention can have ALiBi",
+        because=lambda facts: (
+            "the model has ALiBi in bidirectional attention or cross-attention, but only causal self-attention "
+            "supports it"
+        ),
+    ),
+    Rule(
         name="equal-pages",
         keys=(),
         facts=("model.pages",),

@@ -97,6 +97,7 @@ def _each(first: tuple[Line, ...], second: tuple[Line, ...]) -> tuple[Line, ...]
 FEATURES = (
     Line("sliding windows and soft caps"),
     Line("attention sinks"),
+    Line("ALiBi"),
     Line("heads of 12", model={"head_sizes": (12,)}),
     Line("heads of 264", model={"head_sizes": (264,)}),
     Line("65 query heads to a KV head", model={"heads": ((65, 1),)}),
@@ -135,6 +136,7 @@ FEATURES = (
     Line("a context beyond the checkpoint's", {"max_context": PLAIN.max_context + 1}),
     Line("layers with different KV heads", model={"pages": ((2, 8), (4, 8))}),
     Line("a layer norm over all heads of a projection", model={"normed_together": True}),
+    Line("ALiBi in bidirectional attention", model={"acausal_alibi": True}),
 )
 SWITCHES = (
     Line("`hardware.batch_invariant: true`", {"batch_invariant": True}),

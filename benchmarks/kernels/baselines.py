@@ -134,7 +134,9 @@ def _paged(
     rest: list[Any],
 ) -> Args:
     if beside is not None or pages.dtype != q.dtype or any(isinstance(one, Tensor) for one in rest):
-        raise ValueError("FlashAttention does not support sinks, spans, key_starts and our 8-bit pages")
+        raise ValueError(
+            "the comparison with FlashAttention does not support sinks, spans, key_starts, slopes and our 8-bit pages"
+        )
     key_start = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     sizes = int(query_start.diff().max()), int(lengths.max()), scale, True, _behind(window), softcap or 0.0
     keys, values = pages[:, layer, 0], pages[:, layer, 1]

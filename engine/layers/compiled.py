@@ -263,10 +263,12 @@ class CompiledModel:
         )
 
     def _attend(self, op: Attend, qkv: Tensor, y: Tensor) -> cpu.Attend:
-        part, sinks, place = op.part, self.weights.sinks(op.sinks), self._place(op.layer)
+        part, place = op.part, self._place(op.layer)
+        sinks, slopes = self.weights.sinks(op.sinks), self.weights.slopes(op.slopes)
         return cpu.Attend(
             q=qkv.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
+            slopes=None if slopes is None else slopes.data_ptr(),
             out=y.data_ptr(),
             q_stride=qkv.stride(0),
             out_stride=y.stride(0),

@@ -293,11 +293,12 @@ def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
     scales, starts = run.model.scales[op.layer], run.decoder_starts
     rows = step.slot, step.query_start, step.lengths
     options = op.scale, part.window, part.softcap, run.weights.sinks(op.sinks)
+    last = *scales, starts, run.weights.slopes(op.slopes)
     if step.singles:
         schedules = run.schedules[part.window]
-        DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, schedules, out, *options, *scales, starts)
+        DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, schedules, out, *options, *last)
     if step.spans:
-        PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *options, None, *scales, starts)
+        PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *options, None, *last)
 
 
 def _cross_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tensor) -> None:

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.api.errors import ConfigError
 from engine.distributed.world import World, share
 from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
 from engine.lowering.program import (
+    AlibiSlopes,
+    Attend,
     Correction,
     ExpertLinear,
     Matrix,
@@ -51,8 +54,29 @@ class ExpertCorrection:
         self.values = read(self.path).flatten().to(target.device, torch.float32, copy=True)
 
 
+class Slopes:
+    """The ALiBi slopes of this rank's heads, [heads] fp32."""
+
+    slopes: Tensor
+
+    def __init__(self, weight: AlibiSlopes, world: World) -> None:
+        first, heads = share(weight.heads, world, "heads")
+        self.own = weight.alibi.slopes(weight.heads)[first : first + heads]
+
+    def load(self, read: Read, target: Target) -> None:
+        self.slopes = torch.tensor(self.own, dtype=torch.float32, device=target.device)
+
+
 Loadable = (
-    LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks | ExpertCorrection | Vocabulary | EncoderEmbedding
+    LinearLayer
+    | NormLayer
+    | HeadNorm
+    | ProjectionNorm
+    | Sinks
+    | Slopes
+    | ExpertCorrection
+    | Vocabulary
+    | EncoderEmbedding
 )
 
 
@@ -94,6 +118,14 @@ class LoadedWeights:
         assert isinstance(found, ExpertCorrection), f"{weight.name} are numbers of experts"
         return found.values
 
+    def slopes(self, weight: AlibiSlopes | None) -> Tensor | None:
+        """Return [heads] fp32, or None for an attention without ALiBi."""
+        if weight is None:
+            return None
+        found = self.by_name[weight.name]
+        assert isinstance(found, Slopes), f"{weight.name} are slopes"
+        return found.slopes
+
     def tables(self, weight: Tables) -> Vocabulary | EncoderEmbedding:
         found = self.by_name[weight.name]
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
@@ -113,7 +145,11 @@ def routing(part: Experts) -> Routing:
 
 
 def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWeights:
-    """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder."""
+    """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder. Raises ConfigError for
+    ALiBi outside of causal self-attention, which no executor supports."""
+    for op in (*program.encoder, *program.ops):
+        if isinstance(op, Attend) and op.part.alibi is not None and (op.layer is None or op.cross):
+            raise ConfigError("ALiBi requires causal self-attention; remove it from this model's declaration")
     stacks: dict[str, ExpertStack] = {}
     slices: dict[str, StackSlice] = {}
     for op in program.ops:
@@ -134,6 +170,8 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return Sinks(part, path, world)
             case Correction():
                 return ExpertCorrection(weight)
+            case AlibiSlopes():
+                return Slopes(weight, world)
             case Tables(own_tokens=True):
                 return vocabulary
             case Tables(embed=embed, root=root):

@@ -168,7 +168,7 @@ def _attend(op: Attend, run: Run) -> None:
     reads = (step.cross_reads if op.cross else step.reads)[place.group]
     options: dict[str, Any] = {"scale": op.scale, "softcap": part.softcap}
     if not op.cross:
-        options["sinks"] = run.weights.sinks(op.sinks)
+        options |= {"sinks": run.weights.sinks(op.sinks), "slopes": run.weights.slopes(op.slopes)}
     run[op.y] = paged_attention(q, k, v, step.pages, place.layer, reads, **options).flatten(1)
 
 

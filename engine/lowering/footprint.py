@@ -17,7 +17,7 @@ from engine.api.config import Dtype, HeadBits, WeightBits
 from engine.formats.load_time import LOAD_FORMATS, SCALE_SIZE
 from engine.formats.native import Executor, Native, Places
 from engine.lowering.lower import lower
-from engine.lowering.program import Correction, Matrix, NormVector, Part, QKNormVectors, SinkLogits, Tables
+from engine.lowering.program import AlibiSlopes, Correction, Matrix, NormVector, Part, QKNormVectors, SinkLogits, Tables
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
 from engine.models.parts import (
     Attention,
@@ -175,6 +175,8 @@ class _Footprint:
                     found = (Holding("attention", weight.name, "float32", (self._share(part.heads), 4)),)
                 case Correction(experts=experts):
                     found = (Holding("experts", weight.name, "float32", (experts.num_experts, 4)),)
+                case AlibiSlopes(heads=heads):
+                    found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
         if model.pooler is not None:
             yield from self._pooler(model.pooler)

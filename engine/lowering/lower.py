@@ -7,6 +7,7 @@ from functools import lru_cache
 from engine.lowering.program import (
     Activation,
     Add,
+    AlibiSlopes,
     Attend,
     Combine,
     Correction,
@@ -115,6 +116,7 @@ class _Lowering:
         heads, kv_heads, dim = self._share(part.heads, "heads"), self._share(part.kv_heads, "KV heads"), part.head_dim
         attended = Value(name="attended", width=heads * dim)
         sinks = SinkLogits(attention=part, path=path) if part.sinks else None
+        slopes = None if part.alibi is None else AlibiSlopes(alibi=part.alibi, heads=part.heads)
         if part.source:
             q = Value(name="q", width=heads * dim)
             yield Linear(x=x, y=q, weight=into[0])
@@ -132,7 +134,16 @@ class _Lowering:
             if number is not None:
                 self.layers += 1
                 yield WriteKV(qkv=qkv, layer=number, heads=heads, kv_heads=kv_heads, head_dim=dim)
-            yield Attend(qkv=qkv, y=attended, part=part, layer=number, heads=heads, kv_heads=kv_heads, sinks=sinks)
+            yield Attend(
+                qkv=qkv,
+                y=attended,
+                part=part,
+                layer=number,
+                heads=heads,
+                kv_heads=kv_heads,
+                sinks=sinks,
+                slopes=slopes,
+            )
         yield self._summed(attended, y, out)
 
     def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from engine.models import parts
-from engine.models.parts import Attention, Embedding, Experts, Head, Norm, Rope
+from engine.models.parts import Alibi, Attention, Embedding, Experts, Head, Norm, Rope
 from engine.models.sources import join
 
 Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
@@ -101,6 +101,18 @@ class Correction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlibiSlopes:
+    """Slope of each head, computed when the model is loaded. All layers share them."""
+
+    alibi: Alibi
+    heads: int  # of all ranks
+
+    @cached_property
+    def name(self) -> str:
+        return f"ALiBi slopes of {self.heads} heads (max_bias {self.alibi.max_bias}, factor {self.alibi.factor})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tables:
     """Rows of tokens, positions and segments. The head of a decoder belongs to them, because it may be tied."""
 
@@ -114,7 +126,7 @@ class Tables:
         return join(self.root, self.embed.name) if self.own_tokens else "encoder tables"
 
 
-Weight = Matrix | NormVector | QKNormVectors | SinkLogits | Correction | Tables
+Weight = Matrix | NormVector | QKNormVectors | SinkLogits | AlibiSlopes | Correction | Tables
 
 
 # Operations
@@ -240,6 +252,7 @@ class Attend:
     heads: int
     kv_heads: int
     sinks: SinkLogits | None = None
+    slopes: AlibiSlopes | None = None
     cross: bool = False
 
     @property
@@ -362,8 +375,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
     match op:
         case ExpertLinear(matrices=matrices):
             yield from matrices
-        case Attend(sinks=SinkLogits() as sinks):
-            yield sinks
+        case Attend():
+            yield from (weight for weight in (op.sinks, op.slopes) if weight is not None)
         case Route(correction=Correction() as correction):
             yield correction
         case PrepareKV(norm=QKNorm(weight=weight)):

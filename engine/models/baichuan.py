@@ -1,7 +1,7 @@
-"""Baichuan 7B and Baichuan 2 7B: Llama blocks with q, k, v in one tensor; Baichuan 2 divides head rows by their length.
+"""Baichuan and Baichuan 2: Llama blocks with q, k, v in one tensor; Baichuan 2 divides head rows by their length.
 
-Source: modeling_baichuan.py of the checkpoints baichuan-inc/Baichuan-7B and Baichuan2-7B-Base. The 13B models have
-ALiBi instead of rotary positions and are not supported.
+Source: modeling_baichuan.py of the checkpoints baichuan-inc/Baichuan-7B, Baichuan-13B-Base and Baichuan2-7B-Base. The
+13B models have ALiBi instead of rotary positions, and model_max_length instead of max_position_embeddings.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
 from engine.models.decoder import llama_decoder
-from engine.models.parts import MLP, Attention, Model, RMSNorm
+from engine.models.parts import MLP, Alibi, Attention, Model, RMSNorm
 from engine.models.rope import rope
 
 ARCHITECTURES = ("BaichuanForCausalLM", "BaiChuanForCausalLM")
@@ -21,19 +21,20 @@ _VOCAB_2 = 125_696  # vocabulary of Baichuan 2; the configurations of both gener
 
 
 def declare(config: Mapping[str, Any]) -> Model:
-    c = Config.of(config, **_DEFAULTS)
-    if "max_position_embeddings" not in c.values:
+    is_13b = "max_position_embeddings" not in config
+    if is_13b and "model_max_length" not in config:
         raise CheckpointError(
-            "config.json: max_position_embeddings is missing, as in Baichuan 13B, whose ALiBi positions are not "
-            "supported"
+            "config.json: there must be max_position_embeddings, for RoPE (7B), or model_max_length, for ALiBi (13B)"
         )
-    positions = rope(c)
+    c = Config.of(config, {"max_position_embeddings": "model_max_length"} if is_13b else {}, **_DEFAULTS)
+    positions = None if is_13b else rope(c)
     attention = Attention(
         hidden=c.hidden,
         heads=c.heads,
         kv_heads=c.heads,
         head_dim=c.head_dim,
         rope=positions,
+        alibi=Alibi() if is_13b else None,
         sources=("W_pack", "W_pack", "W_pack", "o_proj"),
     )
     mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation())

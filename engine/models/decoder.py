@@ -16,7 +16,7 @@ def llama_decoder(
     mlp: MLP | Sequence[MLP | Experts] | Experts,
     norm: Norm,
     *,
-    positions: Rope,
+    positions: Rope | None,
     residual: float = 1.0,
     embedding: float = 1.0,
     logits: float = 1.0,

@@ -1,15 +1,26 @@
 """Falcon 7B, 40B, 180B, Falcon 2: parallel attention and MLP, one KV head or groups of heads in one q, k, v tensor.
 
-Source: transformers modeling_falcon.py. Larger models have a layer norm for each body; models with ALiBi positions are
-not supported.
+Source: transformers modeling_falcon.py. Larger models have a layer norm for each body. Falcon RW has ALiBi, whose
+slopes are scaled like the products of queries and keys. transformers rounds this bias to bfloat16; Slipway does not.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from engine.api.errors import CheckpointError
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Block, Embedding, Head, LayerNorm, Model, Parallel, ResidualBlock, named
+from engine.models.parts import (
+    MLP,
+    Alibi,
+    Attention,
+    Block,
+    Embedding,
+    Head,
+    LayerNorm,
+    Model,
+    Parallel,
+    ResidualBlock,
+    named,
+)
 from engine.models.rope import claimed_context, rope
 
 ARCHITECTURES = ("FalconForCausalLM", "RWForCausalLM")
@@ -38,9 +49,8 @@ _DEFAULTS: dict[str, Any] = {
 
 def declare(config: Mapping[str, Any]) -> Model:
     c = Config.of(config, _OLD_NAMES if "n_head" in config else _NAMES, **_DEFAULTS)
-    if c.flag("alibi"):
-        raise CheckpointError("config.json: alibi is true: ALiBi positions are not supported")
-    is_new, bias, positions = c.flag("new_decoder_architecture"), c.flag("bias"), rope(c)
+    is_new, bias = c.flag("new_decoder_architecture"), c.flag("bias")
+    positions = None if c.flag("alibi") else rope(c)
     one_kv_head = not is_new and c.flag("multi_query")
     kv_heads = c.kv_heads if is_new else (1 if one_kv_head else c.heads)
     fused = "query_key_value"
@@ -50,6 +60,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         kv_heads=kv_heads,
         head_dim=c.head_dim,
         rope=positions,
+        alibi=Alibi(factor=c.head_dim**-0.5) if positions is None else None,
         bias=(bias, bias),
         sources=(fused, fused, fused, "dense"),
         groups=kv_heads,

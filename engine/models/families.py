@@ -12,6 +12,7 @@ from engine.models import (
     baichuan,
     bart,
     bert,
+    bloom,
     cohere,
     ernie4_5,
     exaone,
@@ -30,6 +31,7 @@ from engine.models import (
     ministral,
     mixtral,
     modernbert,
+    mpt,
     nemotron,
     nomic_bert,
     olmo,
@@ -55,8 +57,8 @@ Declare = Callable[[Mapping[str, Any]], Model]
 
 DECODERS = (
     *(llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe),
-    *(arcee, baichuan, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, nemotron, olmo),
-    *(opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2),
+    *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
+    *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2),
 )
 TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)

@@ -129,6 +129,23 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alibi:
+    """Linear bias (arXiv:2108.12409): slope of the head · (position of the key - position of the query), added to the
+    scores."""
+
+    max_bias: float = 8.0  # the last of a power of two of heads has the slope 2 ** -max_bias
+    factor: float = 1.0  # multiplies all slopes
+
+    def slopes(self, heads: int) -> tuple[float, ...]:
+        """Return the slope of each of a model's heads. For n heads, a power of two, they are 2 ** (-max_bias · i / n)
+        for i = 1 … n. Other numbers of heads have the slopes of the largest power of two below, then every second slope
+        of its double."""
+        power = 1 << (heads.bit_length() - 1)
+        exponents = [(i + 1) / power for i in range(power)] + [(i + 0.5) / power for i in range(heads - power)]
+        return tuple(self.factor * 2.0 ** (-self.max_bias * exponent) for exponent in exponents)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """Grouped-query attention, or cross-attention.
 
@@ -156,6 +173,7 @@ class Attention:
     them. They are stored in the pages of the preceding self-attention of the block, at the positions of the encoder
     input, which that self-attention does not read."""
     sinks: bool = False  # each head has a learned additional logit in its softmax, without a value (gpt-oss)
+    alibi: Alibi | None = None  # of causal self-attention
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
     groups: int = 1
     """If q, k and v are one tensor: its rows are in this many groups, each with an equal number of heads of q, then of

@@ -46,11 +46,11 @@ def local_rope(c: Config, *, theta: float = 10_000.0) -> Rope:
     return Rope(dim=c.head_dim, theta=_number(c.values, "rope_local_base_freq", theta))
 
 
-def claimed_context(c: Config, rope: Rope) -> int:
+def claimed_context(c: Config, rope: Rope | None) -> int:
     """Return the longest sequence that the configuration claims to support. Linear, dynamic and yarn scaling extend the
     trained length by `factor`; for other kinds, max_position_embeddings is already the extended length."""
     trained = c.whole("max_position_embeddings")
-    match rope.scaling:
+    match None if rope is None else rope.scaling:
         case LinearScaling(factor=factor) | DynamicScaling(factor=factor):
             return int(trained * factor)
         case YarnScaling(factor=factor, original=original):

@@ -5,7 +5,8 @@
 Position p sees positions max(begin, p - window + 1) … p, where `begin` is 0 or the row's element of `key_starts`.
 Earlier keys belong to another attention: in a decoder with cross-attention, the keys of the encoder input precede the
 decoder's own keys. A head's sink is an additional logit in the denominator with value zero (arXiv:2309.17453, learned
-as in gpt-oss). Query heads come in groups of heads / kv_heads that share keys and values. Pages: [blocks, layers, 2,
+as in gpt-oss). With `slopes` (ALiBi, arXiv:2108.12409), the head's slope · (key - p) is added to the score of each key,
+after the softcap. Query heads come in groups of heads / kv_heads that share keys and values. Pages: [blocks, layers, 2,
 block_tokens, kv_heads, dim]; in float8_e4m3fn they hold x / k_scale and x / v_scale.
 
 In Triton the state of an unfinished softmax is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is
@@ -31,24 +32,48 @@ SCORE_ELEMENTS = 1 << 27  # of one slice of scores in the reference
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
-    """q: [tokens, heads, dim]; k, v: [length, kv_heads, dim]; seen: [tokens, length] bool; sinks: [heads] → fp32. Every
-    token sees a key."""
+    """q: [tokens, heads, dim]; k, v: [length, kv_heads, dim]; seen: [tokens, length] bool; sinks: [heads]; slopes:
+    [heads], for tokens that are the last ones of the keys → fp32. Every token sees a key."""
     step = max(1, SCORE_ELEMENTS // max(1, q.shape[1] * k.shape[0]))
+    distance = None
+    if slopes is not None:
+        key = torch.arange(k.shape[0], device=q.device)
+        distance = key - key[k.shape[0] - q.shape[0] :].unsqueeze(1)
     pieces = [
-        _attend(q[at : at + step].float(), k.float(), v.float(), seen[at : at + step], scale, softcap, sinks)
+        _attend(
+            *(q[at : at + step].float(), k.float(), v.float(), seen[at : at + step], scale, softcap, sinks),
+            None if slopes is None or distance is None else slopes.view(-1, 1, 1) * distance[at : at + step],
+        )
         for at in range(0, q.shape[0], step)
     ]
     return torch.cat(pieces) if pieces else q.float()
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    bias: Tensor | None,
 ) -> Tensor:
+    """bias: [heads, tokens, length]."""
     scores = torch.einsum("tkgd,lkd->kgtl", q.unflatten(1, (k.shape[1], -1)), k).flatten(0, 1) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
     scores = scores.masked_fill(~seen, float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
@@ -142,6 +167,11 @@ def paged_inputs(
     return q, pages, table, slot, start, lengths, make.normal(tokens, heads, dim)
 
 
+def slopes_of(make: Make, heads: int) -> Tensor:
+    """Return ALiBi slopes for tests and benchmarks, from 1/2 for the first head to 1/256 for the last."""
+    return make.tensor([2.0 ** (-1 - 7 * head / max(1, heads - 1)) for head in range(heads)], dtype=torch.float32)
+
+
 def key_counts(lengths: Tensor, key_starts: Tensor | None) -> Tensor:
     """Return the number of positions that the last token of each row reads without a window."""
     return lengths if key_starts is None else lengths - key_starts
@@ -211,10 +241,21 @@ def soft_capped(scores, scale, softcap):
 
 
 @jit
-def softmax_weights(scores, top, scale, SOFTCAP: tl.constexpr):
-    """Scores of one more tile, -inf where masked → its weights, the new top and the factor for the previous sums. A
-    tile with a mask that hides nothing gives the same result as one without a mask: each weight is one `fma`."""
+def biased(scores, scale, slopes, key, query, SOFTCAP: tl.constexpr):
+    """scale · scores + slope · (key - query) · log2(e); scores with SOFTCAP are scaled already. slopes, query: one for
+    each row; key: one for each column."""
     if SOFTCAP:
+        scale = 1.0
+    distance = (key[None, :] - query[:, None]).to(tl.float32)
+    return tl.fma(scores, scale, distance * (slopes * 1.4426950408889634)[:, None])
+
+
+@jit
+def softmax_weights(scores, top, scale, SCALED: tl.constexpr):
+    """Scores of one more tile, -inf where masked → its weights, the new top and the factor for the previous sums. A
+    tile with a mask that hides nothing gives the same result as one without a mask: each weight is one `fma`. SCALED:
+    the scores are scaled already."""
+    if SCALED:
         scale = 1.0
     best = tl.maximum(top, tl.max(scores, 1) * scale)
     return tl.exp2(tl.fma(scores, scale, -best[:, None])), best, tl.exp2(top - best)

@@ -26,6 +26,7 @@ from kernels.attention.common import (
     NO_WINDOW,
     add_scaled,
     attend,
+    biased,
     causal,
     check_heads,
     check_options,
@@ -36,6 +37,7 @@ from kernels.attention.common import (
     key_counts,
     paged_inputs,
     paged_traffic,
+    slopes_of,
     soft_capped,
     softmax_weights,
     to_product_type,
@@ -65,12 +67,13 @@ def _reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
     query_start: [rows + 1] int32; schedule: from decode_schedule for these rows, this window and these key_starts;
-    sinks: [heads] fp32; key_starts: [rows] int32, the first position that a row reads, None: 0 → out: [tokens, heads,
-    dim]. Only rows with one token and at least one key are written."""
+    sinks, slopes: [heads] fp32; key_starts: [rows] int32, the first position that a row reads, None: 0 → out: [tokens,
+    heads, dim]. Only rows with one token and at least one key are written."""
     bt = pages.shape[3]
     for row, (first, stop) in enumerate(zip(query_start.tolist(), query_start.tolist()[1:], strict=False)):
         if stop - first != 1:
@@ -83,7 +86,8 @@ def _reference(
         k, v = gather_kv(pages, layer, blocks, k_scale, v_scale)
         key = torch.arange(begin, length, device=q.device)
         seen = causal(key[-1:], key, window) & (key >= lowest)
-        out[first:stop] = attend(q[first:stop], k[: key.shape[0]], v[: key.shape[0]], seen, scale, softcap, sinks)
+        read = k[: key.shape[0]], v[: key.shape[0]]
+        out[first:stop] = attend(q[first:stop], *read, seen, scale, softcap, sinks, slopes)
     return (out,)
 
 
@@ -114,6 +118,7 @@ def decode_attention_kernel(
     key_starts,
     schedule,
     sinks,
+    slopes,
     out,
     sums,
     stats,
@@ -134,6 +139,7 @@ def decode_attention_kernel(
     KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    ALIBI: tl.constexpr,
     PAIRS: tl.constexpr,
     TYPE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -167,6 +173,9 @@ def decode_attention_kernel(
         at_q = q + token * q_row
         q_1 = to_product_type(tl.load(at_q + spot, mask, 0.0), TYPE)
         q_2 = to_product_type(tl.load(at_q + spot_2, mask_2, 0.0), TYPE)
+        if ALIBI:
+            slope = tl.load(slopes + heads, live, 0.0)
+            query = tl.zeros([GROUP], tl.int32) + (tl.load(lengths + row) - 1)
         acc = tl.zeros([GROUP, HALF], tl.float32)
         acc_2 = tl.zeros([GROUP, HALF], tl.float32)
         top = tl.full([GROUP], -1.0e30, tl.float32)
@@ -193,8 +202,10 @@ def decode_attention_kernel(
                 scores = tl.dot(q_2, tl.trans(k_2), scores, input_precision="ieee")
                 if SOFTCAP:
                     scores = soft_capped(scores, scale, softcap)
+                if ALIBI:
+                    scores = biased(scores, scale, slope, key, query, SOFTCAP)
                 scores = tl.where(seen[None, :], scores, float("-inf"))
-                weight, part_top, fade = softmax_weights(scores, part_top, scale, SOFTCAP)
+                weight, part_top, fade = softmax_weights(scores, part_top, scale, SOFTCAP or ALIBI)
                 weights = tl.fma(weights, fade[:, None], weight)
                 part = tl.dot(weight.to(TYPE), v_1, part * fade[:, None], input_precision="ieee")
                 part_2 = tl.dot(weight.to(TYPE), v_2, part_2 * fade[:, None], input_precision="ieee")
@@ -320,6 +331,7 @@ def _triton(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale)
     check_pages(q, pages)
@@ -343,6 +355,7 @@ def _triton(
         lengths if key_starts is None else key_starts,
         schedule,
         stats if sinks is None else sinks,
+        stats if slopes is None else slopes,
         out,
         sums,
         stats,
@@ -363,6 +376,7 @@ def _triton(
         KEY_STARTS=key_starts is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
+        ALIBI=slopes is not None,
         PAIRS=pairs,
         TYPE=compute_type(q, pages),
         GROUP=max(16, power_of_2(heads // kv_heads)),
@@ -405,6 +419,7 @@ def _inputs(
     softcap: float | None = None,
     sinks: bool = False,
     key_starts: Sequence[int] = (),
+    alibi: bool = False,
 ) -> tuple:
     """key_starts: first position of each row; empty: all 0."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
@@ -420,11 +435,12 @@ def _inputs(
         *(q, pages, layers - 1, table, slot, query_start, lengths),
         *(schedule, out, dim**-0.5, window, softcap),
         *(make.normal(heads, dtype=torch.float32) if sinks else None, *scales, first),
+        slopes_of(make, heads) if alibi else None,
     )
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
-    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest, key_starts = args
+    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest, key_starts, slopes = args
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
     begin = None if key_starts is None else key_starts[row : row + 1]
@@ -443,11 +459,11 @@ def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...
         window,
         *rest,
     )
-    return (*own, begin), lambda outputs: (outputs[0][tokens],)
+    return (*own, begin, slopes), lambda outputs: (outputs[0][tokens],)
 
 
 def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, _, window, *_, key_starts = rest
+    query_start, lengths, _, _, _, window, *_, key_starts, _ = rest
     return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=True)
 
 
@@ -456,6 +472,7 @@ QWEN3 = {"heads": 16, "kv_heads": 8, "dim": 128}  # 0.6B
 GPT_OSS = {"heads": 64, "kv_heads": 8, "dim": 64, "sinks": True}
 GEMMA = {"heads": 16, "kv_heads": 8, "dim": 256, "softcap": 50.0}
 BART = {"heads": 16, "kv_heads": 16, "dim": 64}  # large; after sources of 1,024 tokens
+MPT = {"heads": 32, "kv_heads": 32, "dim": 128, "alibi": True}  # 7B
 SMALL = {"heads": 4, "kv_heads": 2, "dim": 32, "block_tokens": 4, "layers": 2}
 
 DECODE_ATTENTION = Op(
@@ -486,6 +503,9 @@ DECODE_ATTENTION = Op(
         ),
         Case("key-starts-splits", SMALL | {"rows": ((1, 2700), (1, 300), (1, 3)), "key_starts": (101, 298, 1)}),
         Case("key-starts-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "key_starts": (7, 33)}),
+        Case("alibi", SMALL | {"rows": ((1, 37), (3, 9), (0, 0), (1, 300), (1, 64)), "heads": 6, "alibi": True}),
+        Case("alibi-splits", SMALL | {"rows": ((1, 2600), (1, 3)), "block_tokens": 16, "softcap": 3.0, "alibi": True}),
+        Case("alibi-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "alibi": True, "sinks": True}),
         Case("empty", SMALL | {"rows": ()}),
         Case("64x8192", LLAMA | {"rows": ((1, 8192),) * 64}, bench=True),
         Case("64x8192-fp8", LLAMA | {"rows": ((1, 8192),) * 64, "fp8": True}, bench=True),
@@ -496,12 +516,16 @@ DECODE_ATTENTION = Op(
         Case("64x8192-gpt-oss", GPT_OSS | {"rows": ((1, 8192),) * 64}, bench=True),
         Case("64x8192-gpt-oss-window", GPT_OSS | {"rows": ((1, 8192),) * 64, "window": 128}, bench=True),
         Case("64x8192-gemma-window", GEMMA | {"rows": ((1, 8192),) * 64, "window": 4096}, bench=True),
+        Case("64x2048-mpt", MPT | {"rows": ((1, 2048),) * 64}, bench=True),
         Case("256x128-bart", BART | {"rows": ((1, 1152),) * 256, "key_starts": (1024,) * 256}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
     compiled=bodies.decode_attention,
-    compiled_lacks=("fp8", "narrow-fp8", "key-starts", "key-starts-window", "key-starts-splits", "key-starts-fp8"),
+    compiled_lacks=(
+        *("fp8", "narrow-fp8", "alibi-fp8"),
+        *("key-starts", "key-starts-window", "key-starts-splits", "key-starts-fp8"),
+    ),
     native_layout=bodies.native_layout,
     single_row=_single_row,
     rows=lambda args: args[6].shape[0],

@@ -23,6 +23,7 @@ from kernels.attention.common import (
     MIN_WIDTH,
     NO_WINDOW,
     attend,
+    biased,
     causal,
     check_heads,
     check_options,
@@ -34,6 +35,7 @@ from kernels.attention.common import (
     paged_inputs,
     paged_traffic,
     row_of,
+    slopes_of,
     soft_capped,
     softmax_weights,
     to_product_type,
@@ -62,12 +64,13 @@ def _reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
-    query_start: [rows + 1] int32; sinks: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's span,
-    equal for none; key_starts: [rows] int32, the first position that a row reads, not after the position of its first
-    token, None: 0 → out: [tokens, heads, dim]. Only rows of several tokens are written."""
+    query_start: [rows + 1] int32; sinks, slopes: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's
+    span, equal for none; key_starts: [rows] int32, the first position that a row reads, not after the position of its
+    first token, None: 0 → out: [tokens, heads, dim]. Only rows of several tokens are written."""
     bt = pages.shape[3]
     starts = query_start.tolist()
     for row, (first, stop) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -88,7 +91,8 @@ def _reference(
         if spans is not None:
             seen |= (key >= own[:, :1]) & (key < own[:, 1:])
         seen &= key >= lowest
-        out[first:stop] = attend(q[first:stop], k[: key.shape[0]], v[: key.shape[0]], seen, scale, softcap, sinks)
+        read = k[: key.shape[0]], v[: key.shape[0]]
+        out[first:stop] = attend(q[first:stop], *read, seen, scale, softcap, sinks, slopes)
     return (out,)
 
 
@@ -115,6 +119,7 @@ def _tiles(
     layer,
     kv_head,
     position,
+    slope,
     span_begin,
     span_end,
     begin,
@@ -131,6 +136,7 @@ def _tiles(
     WINDOW: tl.constexpr,
     KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     SPANS: tl.constexpr,
     PAIRS: tl.constexpr,
     TYPE: tl.constexpr,
@@ -162,6 +168,8 @@ def _tiles(
             scores = tl.dot(q_2, tl.trans(k_2), scores, input_precision="ieee")
         if SOFTCAP:
             scores = soft_capped(scores, scale, softcap)
+        if ALIBI:
+            scores = biased(scores, scale, slope, key, position, SOFTCAP)
         if MASKED:
             seen = (key[None, :] <= position[:, None]) & (key[None, :] > position[:, None] - WINDOW)
             if SPANS:
@@ -169,7 +177,7 @@ def _tiles(
             if KEY_STARTS:
                 seen &= (key >= lowest)[None, :]
             scores = tl.where(seen & (key < length)[None, :], scores, float("-inf"))
-        weight, top, fade = softmax_weights(scores, top, scale, SOFTCAP)
+        weight, top, fade = softmax_weights(scores, top, scale, SOFTCAP or ALIBI)
         total = tl.fma(total, fade, tl.sum(weight, 1))
         acc = tl.dot(weight.to(TYPE), v_1, acc * fade[:, None], input_precision="ieee")
         if PAIRS:
@@ -187,6 +195,7 @@ def prefill_attention_kernel(
     lengths,
     key_starts,
     sinks,
+    slopes,
     spans,
     out,
     layer,
@@ -206,6 +215,7 @@ def prefill_attention_kernel(
     KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    ALIBI: tl.constexpr,
     SPANS: tl.constexpr,
     PAIRS: tl.constexpr,
     TYPE: tl.constexpr,
@@ -255,6 +265,7 @@ def prefill_attention_kernel(
     full_end = tl.maximum((low + 1) // TILE * TILE, full)
 
     heads = kv_head * GROUP + member % GROUP
+    slope = tl.load(slopes + heads) if ALIBI else 0.0
     ELEMENTS: tl.constexpr = 2 if PAIRS else 1
     dim = tl.arange(0, WIDE) * ELEMENTS
     spot = heads[:, None] * DIM + dim[None, :]
@@ -289,6 +300,7 @@ def prefill_attention_kernel(
                 layer,
                 kv_head,
                 position,
+                slope,
                 span_begin,
                 span_end,
                 tile,
@@ -305,6 +317,7 @@ def prefill_attention_kernel(
                 WINDOW,
                 KEY_STARTS,
                 SOFTCAP,
+                ALIBI,
                 SPANS,
                 PAIRS,
                 TYPE,
@@ -355,6 +368,7 @@ def _triton(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale)
     check_pages(q, pages)
@@ -375,6 +389,7 @@ def _triton(
         lengths,
         lengths if key_starts is None else key_starts,
         lengths if sinks is None else sinks,
+        lengths if slopes is None else slopes,
         lengths if spans is None else spans,
         out,
         layer,
@@ -394,6 +409,7 @@ def _triton(
         KEY_STARTS=key_starts is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
+        ALIBI=slopes is not None,
         SPANS=spans is not None,
         PAIRS=pairs,
         TYPE=compute_type(q, pages),
@@ -420,6 +436,7 @@ def _inputs(
     sinks: bool = False,
     spans: Sequence[tuple[int, int, int]] = (),
     key_starts: Sequence[int] = (),
+    alibi: bool = False,
 ) -> tuple:
     """spans: row, begin and end of each. key_starts: first position of each row; empty: all 0."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
@@ -434,18 +451,19 @@ def _inputs(
         *(q, pages, layers - 1, table, slot, query_start, lengths, out, dim**-0.5, window, softcap),
         *(make.normal(heads, dtype=torch.float32) if sinks else None, make.tensor(inside) if spans else None, *scales),
         make.tensor(key_starts) if key_starts else None,
+        slopes_of(make, heads) if alibi else None,
     )
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     q, pages, layer, table, slot, query_start, lengths, out, scale, window, softcap, sinks, spans, *rest = args
-    *scales, key_starts = rest
+    *scales, key_starts, slopes = rest
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
     own_spans = None if spans is None else spans[tokens]
     begin = None if key_starts is None else key_starts[row : row + 1]
     own = (q[tokens], pages, layer, table, slot[row : row + 1], start, length, out[tokens], scale, window, softcap)
-    return (*own, sinks, own_spans, *scales, begin), lambda outputs: (outputs[0][tokens],)
+    return (*own, sinks, own_spans, *scales, begin, slopes), lambda outputs: (outputs[0][tokens],)
 
 
 def num_scores(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
@@ -462,27 +480,27 @@ def num_scores(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
 
 
 def _flops(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, key_starts = rest
+    query_start, lengths, _, _, window, *_, key_starts, _ = rest
     if lengths.is_meta:
         return 2 * q[:, :, 0].numel() * q.shape[0] * q.shape[2]
     return 4 * q.shape[1] * q.shape[2] * num_scores(query_start, key_counts(lengths, key_starts), window)
 
 
 def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, key_starts = rest
+    query_start, lengths, _, _, window, *_, key_starts, _ = rest
     return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=False)
 
 
 def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> Tensor:
     """Compute with torch's attention over dense keys. The queries serve as keys, because only the time matters. Raise
     ValueError for rows of different sizes and for options that torch lacks."""
-    query_start, lengths, out, scale, window, softcap, sinks, spans, *_, key_starts = rest
+    query_start, lengths, out, scale, window, softcap, sinks, spans, *_, key_starts, slopes = rest
     rows, kv_heads = lengths.shape[0], pages.shape[4]
     count, length = q.shape[0] // rows, int(lengths[0])
     alike = bool((lengths == length).all()) and bool((query_start.diff() == count).all())
-    if not alike or window or softcap or any(given is not None for given in (sinks, spans, key_starts)):
+    if not alike or window or softcap or any(given is not None for given in (sinks, spans, key_starts, slopes)):
         raise ValueError(
-            "torch supports only rows of equal length, without window, softcap, sinks, spans and key_starts"
+            "torch supports only rows of equal length, without window, softcap, sinks, spans, key_starts and slopes"
         )
     query = q.unflatten(0, (rows, count)).transpose(1, 2)
     keys = query[:, :kv_heads]
@@ -528,6 +546,13 @@ PREFILL_ATTENTION = Op(
             | {"rows": ((60, 100), (5, 9)), "key_starts": (35, 3), "spans": ((0, 43, 50), (0, 60, 99), (1, 5, 8))},
         ),
         Case("key-starts-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "key_starts": (66, 0)}),
+        Case("alibi", SMALL | {"rows": ((9, 40), (1, 30), (0, 0), (70, 70), (2, 131)), "heads": 6, "alibi": True}),
+        Case(
+            "alibi-group",
+            SMALL
+            | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13, "alibi": True},
+        ),
+        Case("alibi-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "alibi": True, "sinks": True}),
         Case("empty", SMALL | {"rows": ()}),
         Case("8192", LLAMA | {"rows": ((8192, 8192),)}, bench=True),
         Case("4x2048", LLAMA | {"rows": ((2048, 2048),) * 4}, bench=True),
@@ -539,6 +564,7 @@ PREFILL_ATTENTION = Op(
             LLAMA | {"rows": ((8192, 8192),), "heads": 64, "dim": 64, "sinks": True, "window": 128},
             bench=True,
         ),
+        Case("2048-mpt", LLAMA | {"rows": ((2048, 2048),), "kv_heads": 32, "alibi": True}, bench=True),
         Case("8192-d64", LLAMA | {"rows": ((8192, 8192),), "dim": 64}, bench=True),
         Case("8192-d256", LLAMA | {"rows": ((8192, 8192),), "heads": 16, "dim": 256}, bench=True),
         Case(
@@ -560,6 +586,7 @@ PREFILL_ATTENTION = Op(
         "spans",
         "fp8",
         "narrow-fp8",
+        "alibi-fp8",
         "key-starts",
         "key-starts-window",
         "key-starts-spans",

@@ -1,5 +1,5 @@
 // Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v. A sink is an additional logit of
-// each head.
+// each head. ALiBi adds a head's slope times the distance from the query to the key, which is negative or 0.
 //
 // A piece of work is a run of a row's queries × one KV head, with all query heads that share it: keys and values are
 // read once for all of them. Keys come in chunks of CHUNK positions, chunks in splits of SPLIT. Both start at multiples
@@ -216,9 +216,10 @@ template <class T, class Any> static void find_scales(const Attend& op, const St
 }
 
 // Converts scores of one chunk to weights, in place, and scales the sums to the new largest score. Positions [from, to)
-// of the chunk are seen. weight: Σ of the weights so far, in lanes.
+// of the chunk are seen. weight: Σ of the weights so far, in lanes. ALIBI: adds slope · (position in the chunk - query).
+template <bool ALIBI>
 static inline void softmax_chunk(const Attend& op, const float* key_scales, const float* value_scales, float* scores, float& top_so_far,
-                                 float* weight, float* values, int64_t size, int64_t from, int64_t to) {
+                                 float* weight, float* values, int64_t size, int64_t from, int64_t to, float slope, int64_t query) {
     constexpr int V = CHUNK / W;
     const float none = -std::numeric_limits<float>::infinity();
     vf weights[V], top = splat(none);
@@ -229,6 +230,7 @@ static inline void softmax_chunk(const Attend& op, const float* key_scales, cons
         if (key_scales) x *= load(key_scales + v * W);
         if (op.softcap != 0) x = tanh(x / op.softcap) * op.softcap;
         vi at = lane + v * W;
+        if (ALIBI) x = multiply_add(to_float(at - int32_t(query)), splat(slope), x);
         weights[v] = (at < int32_t(from)) | (at >= int32_t(to)) ? splat(none) : x;
         top = larger(top, weights[v]);
     }
@@ -248,9 +250,9 @@ static inline void softmax_chunk(const Attend& op, const float* key_scales, cons
     store(weight, total);
 }
 
-// Adds one chunk to the split's sums.
+// Adds one chunk, which begins at position `start`, to the split's sums.
 template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Piece& piece, const Chunk<T>& chunk,
-                                                               const Chunk<T>& next, int64_t start, Workspace& room) {
+                                                               const Chunk<T>& next, int64_t head, int64_t start, Workspace& room) {
     const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.dim);
     product<Keys, AHEAD, false>(vectors, chunk, next, 0, op.dim, chunk.first(), chunk.last(), room.queries, size, room.scores, CHUNK);
     for (int64_t i = 0; i < vectors; i++) {
@@ -259,8 +261,12 @@ template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op,
         const int64_t to = op.causal ? std::min(chunk.to, position + 1) : op.window ? std::min(chunk.to, position + op.window) : chunk.to;
         float* scores = room.scores + i * CHUNK;
         if (from >= to) std::fill_n(scores, CHUNK, 0.f);
-        else softmax_chunk(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
-                    room.split_sums + i * size, size, from, to);
+        else if (op.slopes)
+            softmax_chunk<true>(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
+                                room.split_sums + i * size, size, from, to, op.slopes[head * group_size + i % group_size], position);
+        else
+            softmax_chunk<false>(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
+                                 room.split_sums + i * size, size, from, to, 0, position);
     }
     product<Values, AHEAD, true>(vectors, chunk, next, chunk.from, chunk.to, 0, size / W, room.scores, CHUNK, room.split_sums, size);
 }
@@ -280,15 +286,15 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
             const int64_t then = end(at);
             const Chunk<T> next = then < high ? gather_chunk<T>(op, step, piece, head, then, end(then)) : chunk;
             find_scales<T>(op, step, piece, head, at, then, room, chunk);
-            if (vectors <= TILE) attend_chunk<true>(op, piece, chunk, next, at / CHUNK * CHUNK, room);
-            else if constexpr (sizeof(T) == 4) attend_chunk<false>(op, piece, chunk, chunk, at / CHUNK * CHUNK, room);
+            if (vectors <= TILE) attend_chunk<true>(op, piece, chunk, next, head, at / CHUNK * CHUNK, room);
+            else if constexpr (sizeof(T) == 4) attend_chunk<false>(op, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
             chunk = next;
         }
     } else {
         for (int64_t at = low; at < high; at = end(at)) {
             Chunk<float> chunk = widen_chunk<T>(op, step, piece, head, at, end(at), room, size);
             find_scales<T>(op, step, piece, head, at, end(at), room, chunk);
-            attend_chunk<false>(op, piece, chunk, chunk, at / CHUNK * CHUNK, room);
+            attend_chunk<false>(op, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
         }
     }
     for (int64_t i = 0; i < vectors; i++) room.split[size_t(i)].weight = ::sum(load(room.weights + i * W));

@@ -243,6 +243,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
     *,
     causal: bool = True,
 ) -> Tensor:
@@ -255,6 +256,7 @@ def attention(
     op = cpu.Attend(
         q=q.data_ptr(),
         sinks=None if sinks is None else sinks.data_ptr(),
+        slopes=None if slopes is None else slopes.data_ptr(),
         out=out.data_ptr(),
         q_stride=q.stride(0),
         out_stride=out.stride(0),
@@ -321,11 +323,12 @@ def decode_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor]:
     """See kernels/attention/decode.py. The compiled kernels ignore the splits in `schedule`."""
     if key_starts is not None:
         raise NotImplementedError("compiled attention does not support key_starts")
-    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks)
+    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks, slopes)
     return _rows_of(query_start.diff() == 1, team, q, pages, layer, table, step, *options)
 
 
@@ -347,11 +350,12 @@ def prefill_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor]:
     """See kernels/attention/prefill.py."""
     if key_starts is not None:
         raise NotImplementedError("compiled attention does not support key_starts")
     if spans is not None:
         raise NotImplementedError("compiled attention does not support spans")
-    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks)
+    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks, slopes)
     return _rows_of(query_start.diff() > 1, team, q, pages, layer, table, step, *options)

@@ -72,7 +72,8 @@ struct Linear {
 
 struct Attend {
     const float* q;
-    const float* sinks;  // [heads], a logit more of each, which has no value; null: none
+    const float* sinks;   // [heads], a logit more of each, which has no value; null: none
+    const float* slopes;  // [heads], ALiBi: slope · (position of the key - of the query) is added to scores; null: none
     float* out;
     int64_t q_stride, out_stride, heads, kv_heads, dim, window;  // window 0: all positions
     float scale, softcap;                                        // softcap 0: none

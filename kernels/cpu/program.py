@@ -105,7 +105,7 @@ def linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> Linear:
 class Attend(Structure):
     kind: ClassVar[int] = 6
     _fields_ = [
-        *_fields(c_void_p, "q sinks out"),
+        *_fields(c_void_p, "q sinks slopes out"),
         *_fields(c_int64, "q_stride out_stride heads kv_heads dim window"),
         *_fields(c_float, "scale softcap"),
         *_fields(c_int32, "group layer causal"),

@@ -87,6 +87,20 @@ static inline vf load(const int8_t* p) {  // the compiler's own conversion works
 }
 static inline vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
+// a · b + c, with one rounding where the CPU has such an instruction. Where c is a product too, the compiler would decide
+// at each place which of the two it joins with the sum.
+static inline vf multiply_add(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 // Rounds to nearest, ties to even, as torch does.
 static inline void narrow(float x, float* out) { *out = x; }
 static inline void narrow(float x, bf16* out) {

@@ -70,6 +70,7 @@ class Step:
     window: int | None = None
     softcap: float | None = None
     with_sinks: bool = False
+    alibi: bool = False
     spans: tuple = ()  # row, begin, end
     key_starts: tuple = ()  # start position of each row, or empty
     dtype: torch.dtype = torch.float32
@@ -87,6 +88,7 @@ class Step:
         tokens = self.starts[-1] + self.padding
         self.q = make.normal(tokens, self.heads, self.dim)
         self.sinks = make.normal(self.heads, dtype=torch.float32) if self.with_sinks else None
+        self.slopes = 2.0 ** -torch.linspace(0, 8, self.heads) if self.alibi else None
         self.kv = [make.normal(2, length, self.kv_heads, self.dim).to(stored) for _, length in self.rows]
         for kv, begin in zip(self.kv, self.key_starts, strict=bool(self.key_starts)):
             kv[:, :begin] = 200.0  # another attention's: numbers, and large
@@ -138,7 +140,8 @@ class Step:
         out = self.out() if out is None else out
         options = (self.scale, self.window, self.softcap, self.on(self.sinks), self.k_scale, self.v_scale)
         schedule = self.schedule() if schedule is None else schedule
-        (same,) = DECODE_ATTENTION(*self.given(), schedule, out, *options, self.on(self.begin_of))
+        last = self.on(self.begin_of), self.on(self.slopes)
+        (same,) = DECODE_ATTENTION(*self.given(), schedule, out, *options, *last)
         assert same is out
         return out
 
@@ -146,7 +149,8 @@ class Step:
         out = self.out() if out is None else out
         spans = self.on(self.span_of) if self.spans else None
         options = (self.scale, self.window, self.softcap, self.on(self.sinks), spans, self.k_scale, self.v_scale)
-        (same,) = PREFILL_ATTENTION(*self.given(), out, *options, self.on(self.begin_of))
+        last = self.on(self.begin_of), self.on(self.slopes)
+        (same,) = PREFILL_ATTENTION(*self.given(), out, *options, *last)
         assert same is out
         return out
 
@@ -166,6 +170,8 @@ class Step:
                 scores = torch.einsum("hd,lhd->lh", self.q[token].double(), k[seen] * self.k_scale) * self.scale
                 if self.softcap is not None:
                     scores = torch.tanh(scores / self.softcap) * self.softcap
+                if self.slopes is not None:
+                    scores += (key[seen] - position).unsqueeze(1) * self.slopes.double()
                 weights = scores.exp()
                 sink = 0.0 if self.sinks is None else self.sinks.double().exp()
                 total = (weights.sum(0) + sink).unsqueeze(1)
@@ -182,7 +188,7 @@ def close(got, want, dtype=torch.float32):
     assert most < allowed, f"differs by {most:.2g}"
 
 
-def drawn(seed, kinds, begun=False):
+def drawn(seed, kinds, begun=False, alibi=False):
     """A step of rows of these kinds, with everything else drawn. begun: a row may begin anywhere up to its first
     token."""
     draw = random.Random(seed)
@@ -205,6 +211,7 @@ def drawn(seed, kinds, begun=False):
         window=draw.choice((None, None, 1, 5, 33, 1000)),
         softcap=draw.choice((None, None, 2.0)),
         with_sinks=draw.random() < 0.4,
+        alibi=alibi,
         fp8=draw.random() < 0.2,
         padding=draw.choice((0, 3)),
         seed=seed,
@@ -218,6 +225,12 @@ def mixed(draw):
 @pytest.mark.parametrize("seed", thinned(range(20), range(8)))
 def test_mixed_step_equals_attention_per_query(seed, small):
     step = drawn(seed, mixed)
+    close(step.prefill(step.decode()), step.wanted())
+
+
+@pytest.mark.parametrize("seed", thinned(range(300, 312), range(300, 306)))
+def test_bias_of_alibi_is_added_in_a_mixed_step(seed, small):
+    step = drawn(seed, mixed, begun=seed % 3 == 0, alibi=True)
     close(step.prefill(step.decode()), step.wanted())
 
 
@@ -327,6 +340,7 @@ OPTIONS = (
     {"heads": 2, "window": 45, "with_sinks": True, "dim": 80},
     {"heads": 3, "softcap": 2.0},
     {"heads": 2, "fp8": True, "dim": 96, "dtype": torch.float16, "with_sinks": True},
+    {"heads": 3, "alibi": True},
 )
 
 

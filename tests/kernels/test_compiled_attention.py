@@ -67,12 +67,12 @@ class Rows:
                 self.pages[self.table[row, number], LAYER, :, : len(held)] = held.transpose(0, 1)
         self.q = torch.cat(q)
 
-    def attend(self, team, *, sinks=None, softcap=None, pages=None):
+    def attend(self, team, *, sinks=None, slopes=None, softcap=None, pages=None):
         out = torch.full((len(self.q) + 1, *self.q.shape[1:]), POISON)
         count, length = torch.tensor(self.rows).T
         bodies.attention(
             *(team, self.q, self.pages if pages is None else pages, LAYER, self.table, torch.arange(len(self.rows))),
-            *(torch.tensor(self.starts), length, out, self.dim**-0.5, self.window, softcap, sinks),
+            *(torch.tensor(self.starts), length, out, self.dim**-0.5, self.window, softcap, sinks, slopes),
             causal=self.causal,
         )
         assert (out[-1] == POISON).all()
@@ -153,6 +153,43 @@ def test_infinite_sinks_have_no_weight_or_all_weight(team):
     none = torch.full((4,), -math.inf)
     assert torch.equal(rows.attend(team, sinks=none), rows.attend(team))
     assert (rows.attend(team, sinks=torch.full((4,), 1e30)) == 0).all()
+
+
+def with_alibi(rows, slopes):
+    """torch's attention with the bias as a mask, in float64."""
+    found = []
+    for row, (q, k, v, seen) in enumerate(rows.parts()):
+        count, length = rows.rows[row]
+        distance = torch.arange(length) - torch.arange(length - count, length).unsqueeze(1)
+        mask = (slopes.double().view(-1, 1, 1) * distance).masked_fill(~seen, -math.inf)
+        found.append(scaled_dot_product_attention(q, k, v, attn_mask=mask[None], enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("share", "dim", "block"), [(1, 64, 16), (7, 64, 16), (3, 20, 13)])
+def test_alibi_equals_torch(team, dtype, share, dim, block):
+    """Also with several chunks and splits, whose positions do not begin at 0."""
+    rows = Rows([*MIXED, (1, 1100), (3, 600)], heads=2 * share, dim=dim, dtype=dtype, block=block)
+    slopes = 2.0 ** -torch.linspace(0, 8, 2 * share)
+    near(rows.attend(team, slopes=slopes), with_alibi(rows, slopes))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("share", "dim", "block"), [(1, 64, 16), (7, 64, 16), (9, 24, 13)])
+def test_query_with_alibi_is_identical_in_any_chunk_and_batch(team, dtype, share, dim, block):
+    options = {"heads": share, "kv_heads": 1, "dim": dim, "dtype": dtype, "block": block}
+    slopes, length = 0.7 ** torch.arange(1.0, share + 1), 1345
+    want = Rows([(1, length)], **options).attend(team, slopes=slopes)
+    for count in (2, 8, 63, 200, length):
+        assert torch.equal(Rows([(count, length)], **options).attend(team, slopes=slopes)[-1:], want), count
+    company = Rows([(5, 5), (1, 700), (1, length), (300, 1000)], **options)
+    assert torch.equal(company.attend(team, slopes=slopes)[6:7], want)
+
+
+def test_slopes_of_zero_change_nothing(team):
+    rows = Rows([*MIXED, (1, 1100)], heads=4)
+    assert torch.equal(rows.attend(team, slopes=torch.zeros(4)), rows.attend(team))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -13,7 +13,7 @@ from kernels.paged_kv import write_kv, write_rows
 BLOCK, LAYERS, LAYER = 4, 3, 1
 
 
-def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, begin=0):
+def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, slopes=None, begin=0):
     """q: [count, heads, dim] at positions first…; keys, values: [length, kv_heads, dim], all positions of the row."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // keys.shape[1]
@@ -25,6 +25,8 @@ def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, begi
             scores = k @ q[i, head].double() * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
+            if slopes is not None:
+                scores += slopes[head].double() * torch.arange(low - position, 1)
             weights = scores.exp()
             total = weights.sum() + (0.0 if sinks is None else sinks[head].double().exp())
             out[i, head] = weights / total @ values[low : position + 1, head // group].double()
@@ -73,23 +75,23 @@ class Rows:
         reads = group_reads(cross_reads(self.key_starts, self.count, self.sizes), self.table, LAYERS)
         return paged_attention(self.q, None, None, self.pages, LAYER, reads, scale=scale, softcap=softcap)
 
-    def attention(self, scale, softcap=None, sinks=None):
-        options = {"scale": scale, "softcap": softcap, "sinks": sinks}
+    def attention(self, scale, softcap=None, sinks=None, slopes=None):
+        options = {"scale": scale, "softcap": softcap, "sinks": sinks, "slopes": slopes}
         return paged_attention(self.q, self.k, self.v, self.pages, LAYER, self.reads(), **options)
 
-    def expected(self, scale, softcap=None, sinks=None):
+    def expected(self, scale, softcap=None, sinks=None, slopes=None):
         pieces, at = [], 0
         key_starts = self.key_starts or [0] * len(self.first)
         for first, count, kv, begin in zip(self.first, self.count, self.kv, key_starts, strict=True):
             q = self.q[at : at + count]
             keys, values = kv.to(self.pages.dtype)
-            pieces.append(brute_force(q, keys, values, first, self.window, scale, softcap, sinks, begin))
+            pieces.append(brute_force(q, keys, values, first, self.window, scale, softcap, sinks, slopes, begin))
             at += count
         return torch.cat(pieces)
 
 
-def check(rows, scale=0.35, softcap=None, sinks=None):
-    options = (scale, softcap, sinks)
+def check(rows, scale=0.35, softcap=None, sinks=None, slopes=None):
+    options = (scale, softcap, sinks, slopes)
     torch.testing.assert_close(rows.attention(*options).double(), rows.expected(*options), atol=1e-5, rtol=0)
 
 
@@ -123,6 +125,25 @@ def test_rows_over_16_bit_pages_read_rounded_keys_of_their_own_step_too(dtype, s
 @pytest.mark.parametrize("mix", MIXES)
 def test_sinks_take_their_share_of_the_weights(mix, window, softcap):
     check(Rows(MIXES[mix], window=window), softcap=softcap, sinks=torch.linspace(-3, 5, 6))
+
+
+SLOPES = torch.tensor([1.0, 0.5, 0.3, 0.1, 0.03, 0.0])
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("mix", MIXES)
+def test_slopes_add_a_bias_that_falls_with_the_distance(mix, softcap):
+    check(Rows(MIXES[mix]), softcap=softcap, slopes=SLOPES)
+
+
+@pytest.mark.parametrize("begun", [None, [4, 0, 2, 17, 0, 0, 9]])
+def test_slopes_with_sinks_windows_and_starts(begun):
+    check(Rows(MIXES["everything"], window=9, key_starts=begun), sinks=torch.linspace(-3, 5, 6), slopes=SLOPES)
+
+
+def test_slopes_do_not_depend_on_slices(monkeypatch):
+    monkeypatch.setattr(module, "SCORE_ELEMENTS", 64)
+    check(Rows(MIXES["everything"]), slopes=SLOPES)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 2), (5, 1, 16), (7, 7, 3), (14, 2, 64)])

@@ -123,7 +123,7 @@ DECLARATION = """
 from dataclasses import replace
 from itertools import cycle
 from engine.models import llama
-from engine.models.parts import Attention, LayerNorm
+from engine.models.parts import Alibi, Attention, LayerNorm
 
 ARCHITECTURES = ("OwnLlama",)
 COUNTS = cycle((2, 4))
@@ -225,6 +225,8 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
         folder, "Gemma2", head_dim=8, sliding_window=3, attn_logit_softcapping=2.0, final_logit_softcapping=9.0
     ),
     "attention sinks": sinks,
+    "ALiBi": lambda folder: save(folder, "Bloom"),
+    "ALiBi in bidirectional attention": lambda folder: declared(folder, "alibi=Alibi(), causal=False"),
     "heads of 12": lambda folder: save(folder, "Llama", head_dim=12),
     "heads of 264": lambda folder: save(folder, "Llama", head_dim=264),
     "65 query heads to a KV head": lambda folder: save(

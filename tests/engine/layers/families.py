@@ -6,6 +6,7 @@ tensors are renamed and joined, and config.json is written as the original check
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 VOCAB = 97
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -29,6 +32,8 @@ SIZES = {
 ONE_KV = {"hidden_size": 40, "intermediate_size": 65, "num_attention_heads": 5, "num_key_value_heads": 1}
 GPT = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64, **SPECIAL}
 GPT_ODD = {"n_embd": 40, "n_head": 5, "n_inner": 65}
+BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, **SPECIAL}
+MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 64, **SPECIAL}
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -71,6 +76,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                    "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 65, "bias": True}),
     "falcon-7b": ("Falcon", {**SIZES, **ONE_KV, "tie_word_embeddings": False}),
     "falcon-heads": ("Falcon", {**SIZES, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon-alibi": ("Falcon", {**SIZES, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True}),
+    "falcon-alibi-odd": ("Falcon", {**SIZES, **ONE_KV, "num_kv_heads": 1, "new_decoder_architecture": True,
+                                    "alibi": True}),
+    "bloom": ("Bloom", {**BLOOM}),
+    "bloom-odd": ("Bloom", {**BLOOM, "hidden_size": 60, "n_head": 12, "tie_word_embeddings": False}),
+    "bloom-wide": ("Bloom", {**BLOOM, "hidden_size": 96, "n_layer": 2, "n_head": 12}),
+    "mpt": ("Mpt", {**MPT}),
+    "mpt-odd": ("Mpt", {**MPT, "d_model": 40, "n_heads": 5, "tie_word_embeddings": False,
+                        "attn_config": {"alibi_bias_max": 3, "softmax_scale": 0.2}}),
     "exaone4": ("Exaone4", {**SIZES, "sliding_window": 7, "layer_types": HYBRID}),
     "exaone4-no-windows": ("Exaone4", {**SIZES, **ONE_KV, "sliding_window": None, "layer_types": ["full_attention"] * 3,
                                        "rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -109,6 +123,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "baichuan": ("Llama", {**SIZES, "num_key_value_heads": 6}),
     "baichuan-odd": ("Llama", {**SIZES, **ONE_KV, "num_key_value_heads": 5}),
     "baichuan2": ("Llama", {**SIZES, "num_key_value_heads": 6, "vocab_size": 125_696, "num_hidden_layers": 1}),
+    "baichuan13b": ("Llama", {**SIZES, "num_key_value_heads": 6}),
+    "baichuan13b-odd": ("Llama", {**SIZES, **ONE_KV, "num_key_value_heads": 5}),
     "qwen1": ("Qwen2", {**SIZES, "num_key_value_heads": 6}),
     "qwen1-odd": ("Qwen2", {**SIZES, **ONE_KV, "num_key_value_heads": 5, "rms_norm_eps": 1e-3}),
     "minicpm": ("Granite", {**SIZES, "embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 3**0.5,
@@ -154,7 +170,9 @@ def random_family(name: str) -> Any:
     kind, settings = CASES[name]
     config = getattr(transformers, f"{kind}Config")(**settings)
     torch.manual_seed(len(name))
-    model = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
+    # The eager attention of transformers' Falcon adds the bias of ALiBi twice: by itself and in the mask.
+    attention = "sdpa" if name.startswith("falcon-alibi") else "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config, **{**EAGER, "attn_implementation": attention}).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
@@ -164,7 +182,34 @@ def random_family(name: str) -> Any:
         if name == "baichuan2":
             head = model.lm_head.weight
             head.copy_(torch.nn.functional.normalize(head))
+    if name == "mpt-odd":  # transformers reads alibi_bias_max but does not use it
+        model.transformer.build_mpt_alibi_tensor = partial(_mpt_alibi, model.config.attn_config.alibi_bias_max)
+    if name.startswith("baichuan13b"):
+        _replace_rope_by_alibi(model)
     return model
+
+
+def _mpt_alibi(max_bias: int, heads: int, length: int, device: torch.device) -> Tensor:
+    return build_mpt_alibi_tensor(heads, length, max_bias, device)
+
+
+def _replace_rope_by_alibi(model: Any) -> None:
+    """Let a Llama of transformers compute what Baichuan 13B does."""
+    forward, heads = model.forward, model.config.num_attention_heads
+    slopes = _get_alibi_slopes(heads, torch.device("cpu")).view(1, heads, 1, 1)
+
+    def without_rotation(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = torch.zeros(*position_ids.shape, model.config.head_dim)
+        return angles.cos(), angles.sin()
+
+    def biased(ids: Tensor) -> Any:
+        position = torch.arange(ids.shape[1])
+        distance = position - position.unsqueeze(1)
+        mask = torch.zeros(distance.shape).masked_fill(distance > 0, float("-inf"))
+        return forward(ids, attention_mask=slopes * distance + mask)
+
+    model.model.rotary_emb.forward = without_rotation
+    model.forward = biased
 
 
 def save_family(name: str, model: Any, path: Path) -> None:
@@ -239,6 +284,11 @@ def _baichuan2(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
     return _baichuan({**tensors, "lm_head.weight": tensors["lm_head.weight"] * lengths}, config)
 
 
+def _baichuan13b(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    tensors, settings = _baichuan(tensors, config)
+    return tensors, {"model_max_length": settings.pop("max_position_embeddings"), **settings}
+
+
 def _qwen1(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
     tensors = _joined(tensors, config["num_hidden_layers"], "c_attn", 1)
     names = {"model.": "transformer.", "layers.": "h.", "embed_tokens": "wte", "self_attn": "attn", "o_proj": "c_proj",
@@ -292,6 +342,7 @@ WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
     "internlm3": _internlm3,
     "baichuan": _baichuan,
     "baichuan2": _baichuan2,
+    "baichuan13b": _baichuan13b,
     "qwen1": _qwen1,
     "minicpm": _minicpm,
     "exaone3": _exaone3,

@@ -17,7 +17,9 @@ from tests.engine.layers.families import random_family, save_family
 from tests.tiers import thinned
 
 # Names that first exporters gave to architectures which have a case under their present name.
-ALIASES = {"BaiChuanForCausalLM", "Ernie4_5_ForCausalLM", "RWForCausalLM", "StableLMEpochForCausalLM"}
+ALIASES = {
+    *("BaiChuanForCausalLM", "Ernie4_5_ForCausalLM", "MPTForCausalLM", "RWForCausalLM", "StableLMEpochForCausalLM")
+}
 PROMPT = 37  # more than every window and every original length of the cases
 
 

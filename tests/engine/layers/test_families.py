@@ -93,6 +93,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
     ("name", "size"),
     [
         *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
+        *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
 )
@@ -116,15 +117,16 @@ def in_old_keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
         "stablelm": {"partial_rotary_factor": "rope_pct", "layer_norm_eps": "norm_eps"},
         "nemotron": {"partial_rotary_factor": "rope_percent"},
         "falcon": {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "num_kv_heads": "n_head_kv"},
+        "bloom": {"hidden_size": "n_embed", "n_head": "num_attention_heads"},
     }[name]
     architectures = {"stablelm": "StableLMEpochForCausalLM", "falcon": "RWForCausalLM"}
-    flat = {**config, **config.pop("rope_parameters")}
-    del flat["rope_type"], flat["rope_parameters"]
+    flat = {**config, **config.pop("rope_parameters", {})}
+    flat = {key: value for key, value in flat.items() if key not in ("rope_type", "rope_parameters")}
     old = {names.get(key, key): value for key, value in flat.items()}
     return {**old, "architectures": [architectures.get(name, config["architectures"][0])]}
 
 
-@pytest.mark.parametrize("name", ["neox", "stablelm", "nemotron", "falcon"])
+@pytest.mark.parametrize("name", ["neox", "stablelm", "nemotron", "falcon", "bloom"])
 def test_keys_of_the_first_exporters_declare_the_same_model(name, family, tmp_path):
     found = family(name)
     config = json.loads((found.path / "config.json").read_text())
@@ -164,8 +166,23 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
 @pytest.mark.parametrize(
     ("name", "key", "value", "message"),
     [
-        ("falcon", "alibi", True, "ALiBi"),
-        ("baichuan", "max_position_embeddings", None, "ALiBi"),
+        ("baichuan", "max_position_embeddings", None, "model_max_length, for ALiBi"),
+        ("bloom", "apply_residual_connection_post_layernorm", True, "apply_residual_connection_post_layernorm is true"),
+        ("mpt", "attn_config", {"clip_qkv": 6.0}, "attn_config.clip_qkv is 6.0; supported is null"),
+        ("mpt", "attn_config", {"qk_ln": True}, "attn_config.qk_ln is True"),
+        ("mpt", "attn_config", {"alibi": False}, "attn_config.alibi is False; supported is True"),
+        (
+            "mpt",
+            "attn_config",
+            {"attn_type": "multiquery_attention"},
+            "attn_config.attn_type is 'multiquery_attention'",
+        ),
+        ("mpt", "attn_config", {"prefix_lm": True}, "attn_config.prefix_lm"),
+        ("mpt", "attn_config", {"alibi_bias_max": 0}, "attn_config.alibi_bias_max is 0"),
+        ("mpt", "attn_config", [], r"attn_config is \[\]; it must be an object"),
+        ("mpt", "no_bias", False, "no_bias is False"),
+        ("mpt", "norm_type", "rmsnorm", "norm_type is 'rmsnorm'"),
+        ("mpt", "logit_scale", 0.5, "logit_scale is 0.5"),
         ("opt", "word_embed_proj_dim", 24, "word_embed_proj_dim is 24 and hidden_size 48"),
         ("olmo", "clip_qkv", 8.0, "clip_qkv"),
         ("phi", "qk_layernorm", True, "qk_layernorm"),
@@ -187,14 +204,14 @@ def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, m
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["gpt2", "neox", "internlm2", "baichuan2", "stablelm-qk-norm"])
+@pytest.mark.parametrize("name", ["gpt2", "neox", "internlm2", "baichuan2", "stablelm-qk-norm", "bloom"])
 def test_weights_rounded_at_load_take_the_planned_bytes(name, bits, family):
     compare(read_checkpoint(family(name).path), best(), bits=bits)
 
 
-@pytest.mark.parametrize("name", ["neox", "opt-no-affine"])
+@pytest.mark.parametrize("name", ["neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd"])
 def test_triton_kernels_equal_transformers(name, family, driver):
-    """A norm for each body, learned positions and norms without weights, in Triton's interpreter."""
+    """A norm for each body, learned positions, norms without weights and ALiBi, in Triton's interpreter."""
     one, prompt = family(name), [*prompts()[1]]
     got = driver(one.path, kernels="triton").run(prompt, 5)
     torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)

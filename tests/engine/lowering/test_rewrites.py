@@ -45,16 +45,18 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import Model
 from engine.models.sources import sources
 from tests.engine.layers.conftest import CASES, random_model
+from tests.engine.layers.families import random_family
 from tests.engine.lowering.batches import prompt
 
 MODELS = ("llama-odd-heads-biases", "gemma2", "qwen3", "cohere-qk-norm", "olmo2", "glm4", "qwen2-moe", "mixtral")
+FAMILIES = ("bloom",)
 IDS = [5, 9, 40, 41, 3, 80, 7]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=MODELS + FAMILIES)
 def loaded(request, tmp_path_factory) -> TextModel:
     path = tmp_path_factory.mktemp("checkpoint") / request.param
-    random_model(request.param).save_pretrained(path)
+    (random_family if request.param in FAMILIES else random_model)(request.param).save_pretrained(path)
     checkpoint = read_checkpoint(path)
     form = layout(checkpoint.model, block_tokens=4, element_bytes=4)
     model = TextModel(checkpoint.model, form, SINGLE, torch.float32, "cpu")

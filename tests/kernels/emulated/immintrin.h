@@ -66,6 +66,12 @@ static inline __m512 ints_to_floats(__m512i x) {
     for (int i = 0; i < 16; i++) v.at[i] = float(ints.at[i]);
     return vector<__m512>(v);
 }
+static inline __m512 fmadd(__m512 a, __m512 b, __m512 c) {
+    const auto first = lanes<float>(a), second = lanes<float>(b);
+    auto sums = lanes<float>(c);
+    for (int i = 0; i < 16; i++) sums.at[i] = __builtin_fmaf(first.at[i], second.at[i], sums.at[i]);
+    return vector<__m512>(sums);
+}
 static inline __m512 halves_to_floats(__m256i x) {
     const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(x)), high = _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1));
     __m512 v;
@@ -88,6 +94,7 @@ static inline __m512 halves_to_floats(__m256i x) {
 #define _mm512_maskz_cvtepi8_epi32(mask, x) emulated::bytes_to_ints(x)
 #define _mm512_maskz_cvtepi32_ps(mask, x) emulated::ints_to_floats(x)
 #define _mm512_maskz_cvtph_ps(mask, x) emulated::halves_to_floats(x)
+#define _mm512_fmadd_ps emulated::fmadd
 #endif
 
 #ifdef EMULATE_AVX512BF16
