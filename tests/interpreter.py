@@ -69,12 +69,12 @@ def _operand(x: Any) -> np.ndarray:
 
 
 _REPLACED: list[tuple[Any, str, Any]] = []
-"""What `save_time` replaced: object, name and the original."""
+"""Object, name and original of each replacement of `save_time`."""
 
 
 @contextmanager
 def without_saving_time() -> Iterator[None]:
-    """Run kernels inside the context with all of the interpreter as it is shipped, except `tl.dot`."""
+    """Run kernels inside the context with the unchanged interpreter, except `tl.dot`."""
     fast = [(thing, name, getattr(thing, name)) for thing, name, _ in _REPLACED]
     for thing, name, original in _REPLACED:
         setattr(thing, name, original)
@@ -89,8 +89,8 @@ def save_time() -> None:
     """Make the interpreter do some work once instead of for every operation, in this process. No result depends on it.
 
     Every call of one kernel function by another searched triton.language for builtins to replace, although the same
-    launch had replaced them. Each tensor and each type converted and validated its shape anew, and each conversion of a
-    type built a table of all types.
+    launch had replaced them. Each tensor and each type converted and validated its shape again, and each conversion of
+    a type built a table of all types.
     """
     from triton.language import core
     from triton.runtime import interpreter

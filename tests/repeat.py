@@ -1,8 +1,8 @@
-"""`pytest --repeat-failed N`: run at most N failed tests again, one after another with nothing beside them.
+"""`pytest --repeat-failed N`: run at most N failed tests again, one after another and alone.
 
-A test of processes, signals or sockets can fail because the machine was busy with the other tests. Such a test passes
-alone, and its name is printed as a warning, because its cause still has to be found. A test that fails twice fails the
-run. So do more than N failures, a worker process that died, and a run that was interrupted.
+A test of processes, signals or sockets can fail because the machine was busy with the other tests. If it passes alone,
+its name is printed as a warning, because the cause still has to be found. A test that fails twice fails the run, as do
+more than N failures, a worker process that crashed, and an interruption.
 """
 
 import subprocess
@@ -11,8 +11,8 @@ from collections.abc import Generator
 
 import pytest
 
-DIED = pytest.StashKey[bool]()
-"""Set if a worker process died; its remaining tests have not run."""
+CRASHED = pytest.StashKey[bool]()
+"""Set if a worker process crashed; its remaining tests have not run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,7 +35,7 @@ def failed_tests(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_testnodedown(node: object, error: object) -> None:
     if error:
-        node.config.stash[DIED] = True  # type: ignore[attr-defined]
+        node.config.stash[CRASHED] = True  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the summary
@@ -43,7 +43,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     yield
     config = session.config
     limit = 0 if hasattr(config, "workerinput") else config.getoption("repeat_failed")
-    if not limit or session.exitstatus != pytest.ExitCode.TESTS_FAILED or config.stash.get(DIED, False):
+    if not limit or session.exitstatus != pytest.ExitCode.TESTS_FAILED or config.stash.get(CRASHED, False):
         return
     failed = failed_tests(config)
     if not 0 < len(failed) <= limit:

@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, Any] = {
 _ATTENTION: dict[str, Any] = {"alibi": True, "alibi_bias_max": 8, "attn_type": "multihead_attention"}
 # The values of options with which the declaration computes what the checkpoint's code does.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "logit_scale": (None,),
+    "logit_scale": (None, 1.0),
     "no_bias": (True,),
     "norm_type": ("low_precision_layernorm", "layernorm"),
 }

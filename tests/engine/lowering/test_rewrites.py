@@ -91,7 +91,9 @@ REWRITES: dict[str, Callable[[tuple[Op, ...]], tuple[Op, ...]]] = {
 def test_rewritten_operations_compute_the_same(rewrite, loaded):
     ops = loaded.program.ops
     rewritten = REWRITES[rewrite](ops)
-    assert len(rewritten) < len(ops)
+    assert rewritten != ops
+    # BLOOM has neither rotation nor norms of q and k, so there is nothing to join with its WriteKV.
+    assert len(rewritten) < len(ops) or not any(isinstance(op, Rotate | QKNorm) for op in ops)
     assert torch.equal(states(loaded, rewritten), states(loaded, ops))
 
 

@@ -29,7 +29,7 @@ OTHERS = "nor is its family"
         ("GemmaForCausalLM", {}, "text decoder", "closest supported is Gemma"),
         ("MistralNextForCausalLM", {}, "text decoder", "closest supported is MistralForCausalLM"),
         ("Qwen5MoeForCausalLM", {"num_experts": 8}, "text decoder", "closest supported is Qwen3MoeForCausalLM"),
-        ("BloomForCausalLM", {}, "text decoder", OTHERS),
+        ("XGLMForCausalLM", {}, "text decoder", OTHERS),
         ("GPTNeoForCausalLM", {}, "text decoder", "closest supported is GPTNeoXForCausalLM"),
         ("DeepseekV3ForCausalLM", {"n_routed_experts": 8}, "text decoder", OTHERS),
         ("DebertaV2ForSequenceClassification", {}, "text encoder", OTHERS),
