@@ -99,6 +99,7 @@ class Step:
         free = (make.permutation(blocks + 2) + 1).tolist()
         nobody = free.pop()
         pages = torch.full((blocks + 3, LAYERS, 2, size, self.kv_heads, self.dim), NAN)
+        pages[0] = 55.0  # of released blocks: read with weight 0, so finite (`make_pages`)
         self.table = torch.full((slots, width), nobody, dtype=torch.int32)
         self.slot = make.permutation(slots)[: len(self.rows)]
         for (count, length), slot, kv in zip(self.rows, self.slot.tolist(), self.kv, strict=True):
