@@ -27,7 +27,7 @@ from engine.models.modules import Modules, read_modules
 from engine.models.parts import Model
 from engine.models.quantized import Quantization, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
-from engine.models.sources import harmless, join, projections
+from engine.models.sources import expert_stacks, harmless, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
 from engine.models.text_only import text_config, text_decoder
@@ -92,6 +92,7 @@ def read_checkpoint(
         quantization = None if quantization is None else quantization.named(tensors)
     modules = read_modules(folder)
     model = fitted(reroot(model, tensors), config, task, modules, folder)
+    tensors = _unstacked(model, tensors)
     if model.transposed:
         tensors = _transposed(model, tensors)
     if modules is not None and model.pooler is not None and tensors:
@@ -173,6 +174,24 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
         if tensor not in tensors or tensors[tensor].file.name != name:
             raise CheckpointError(f"{folder / name}: lacks the tensor {tensor}, which {INDEX} says it has")
     return tensors
+
+
+def _unstacked(model: Model, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Return the tensors with a matrix of each expert in place of the stacked ones. Raises CheckpointError."""
+    found = dict(tensors)
+    for stack, names in expert_stacks(model):
+        info = tensors.get(stack)
+        if info is None:
+            continue
+        if len(info.shape) != 3 or info.shape[0] != len(names):
+            raise CheckpointError(
+                f"{info.file}: {stack} has shape {list(info.shape)}, but config.json implies {len(names)} experts"
+            )
+        del found[stack]
+        size = info.bytes // len(names)
+        for number, name in enumerate(names):
+            found[name] = replace(info, shape=info.shape[1:], offset=info.offset + number * size, bytes=size)
+    return found
 
 
 def _transposed(model: Model, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

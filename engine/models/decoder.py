@@ -6,14 +6,28 @@ Each family declares its attention, MLP and norm; `llama_decoder` places them.
 from collections.abc import Sequence
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Embedding, Experts, Head, Model, Norm, ResidualBlock, Rope, named
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Embedding,
+    Experts,
+    Head,
+    Model,
+    Norm,
+    Parallel,
+    ResidualBlock,
+    Rope,
+    named,
+)
 from engine.models.rope import claimed_context
+
+Feed = MLP | Experts | Parallel
 
 
 def llama_decoder(
     c: Config,
     attention: Attention | Sequence[Attention],
-    mlp: MLP | Sequence[MLP | Experts] | Experts,
+    mlp: Feed | Sequence[Feed],
     norm: Norm,
     *,
     positions: Rope | None,
@@ -25,7 +39,7 @@ def llama_decoder(
 
     positions: RoPE that determines the longest sequence."""
     layers = (attention,) * c.layers if isinstance(attention, Attention) else tuple(attention)
-    mlps = (mlp,) * c.layers if isinstance(mlp, MLP | Experts) else tuple(mlp)
+    mlps = (mlp,) * c.layers if isinstance(mlp, Feed) else tuple(mlp)
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden, scale=embedding),
         blocks=tuple(

@@ -1,16 +1,18 @@
-"""Granite 3: Llama blocks with four constant multipliers: embedding, attention, residual, logits.
+"""Granite 3, dense or with experts: Llama blocks with multipliers of embeddings, attention, residuals and logits.
 
-Source: transformers modeling_granite.py.
+Source: transformers modeling_granite.py, modeling_granitemoe.py, modeling_granitemoeshared.py. Each projection of all
+experts is one tensor; the shared expert is an MLP next to them.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from engine.models.config import Config
-from engine.models.parts import MLP, Attention, Embedding, Head, Model, ResidualBlock, RMSNorm, named
-from engine.models.rope import claimed_context, rope
+from engine.models.decoder import Feed, llama_decoder
+from engine.models.parts import MLP, Attention, Experts, Model, Parallel, RMSNorm
+from engine.models.rope import rope
 
-ARCHITECTURES = ("GraniteForCausalLM",)
+ARCHITECTURES = ("GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
 
 _DEFAULTS: dict[str, Any] = {
     "attention_multiplier": 1.0,
@@ -18,6 +20,8 @@ _DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "logits_scaling": 1.0,
     "max_position_embeddings": 2048,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
     "residual_multiplier": 1.0,
     "rms_norm_eps": 1e-6,
 }
@@ -25,7 +29,8 @@ _DEFAULTS: dict[str, Any] = {
 
 def declare(config: Mapping[str, Any]) -> Model:
     c = Config.of(config, **_DEFAULTS)
-    residual, positions = c.number("residual_multiplier"), rope(c)
+    is_dense = config["architectures"][0] == "GraniteForCausalLM"
+    positions = rope(c)
     attention = Attention(
         hidden=c.hidden,
         heads=c.heads,
@@ -36,15 +41,35 @@ def declare(config: Mapping[str, Any]) -> Model:
         bias=(c.flag("attention_bias"), c.flag("attention_bias")),
     )
     mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation(), bias=c.flag("mlp_bias"))
-    norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
-    block = (
-        ResidualBlock(before=named(norm, "input_layernorm"), body=attention, scale=residual),
-        ResidualBlock(before=named(norm, "post_attention_layernorm"), body=mlp, scale=residual),
+    return llama_decoder(
+        c,
+        attention,
+        mlp if is_dense else _experts(c),
+        RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps")),
+        positions=positions,
+        residual=c.number("residual_multiplier"),
+        embedding=c.number("embedding_multiplier"),
+        logits=1.0 / c.positive("logits_scaling"),
     )
-    return Model(
-        embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden, scale=c.number("embedding_multiplier")),
-        blocks=(block,) * c.layers,
-        norm=named(norm, "norm"),
-        head=Head(tied=c.flag("tie_word_embeddings"), scale=1.0 / c.positive("logits_scaling")),
-        max_context=claimed_context(c, positions),
+
+
+def _experts(c: Config) -> Feed:
+    num_experts, top_k = c.experts()
+    names: dict[str, Any] = {"gate": "input_linear", "up": "input_linear", "down": "output_linear"}
+    experts = Experts(
+        hidden=c.hidden,
+        intermediate_size=c.intermediate_size,
+        num_experts=num_experts,
+        top_k=top_k,
+        scores="softmax_chosen",
+        act=c.activation(),
+        router="router.layer",
+        stacked="{}.weight",
+        name="block_sparse_moe",
+        **names,
     )
+    shared = 0 if c.values.get("shared_intermediate_size") is None else c.whole("shared_intermediate_size", least=0)
+    if not shared:
+        return experts
+    mlp = MLP(hidden=c.hidden, intermediate_size=shared, act=c.activation(), name="shared_mlp", **names)
+    return Parallel(bodies=(experts, mlp))

@@ -215,6 +215,8 @@ class Experts:
     `normalized`, and multiplied by `weight_scale`.
 
     Expert e is an MLP with tensors under `experts`.e. The router is a separate projection, which is never quantized.
+    `stacked` is the pattern of the tensors in the checkpoint if a projection of all experts is one tensor,
+    [num_experts, outputs, inputs], such as `{}.weight` with the projection's name in place of the braces.
     """
 
     hidden: int
@@ -236,6 +238,7 @@ class Experts:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    stacked: str = ""
     shared: MLP | None = None
     shared_gate: str | None = None
     name: str = "mlp"

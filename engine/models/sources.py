@@ -219,6 +219,16 @@ def routers(model: Model) -> frozenset[str]:
     )
 
 
+def expert_stacks(model: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each tensor of the checkpoint that has a projection of all experts, with the names of its matrices."""
+    for path, body in _placed_bodies(model):
+        if isinstance(body, Experts) and body.stacked:
+            inside, mlps = join(path, body.name), routed_mlps(body)
+            for source in dict.fromkeys((body.gate, body.up, body.down)):
+                names = tuple(join(inside, mlp.name, source, "weight") for mlp in mlps)
+                yield join(inside, body.stacked.format(source)), names
+
+
 def stacked_paths(model: Model) -> frozenset[str]:
     """Return the projections of routed experts, which Triton kernels take stacked, in the type of the activations."""
     return frozenset(

@@ -41,6 +41,8 @@ EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}  # l
 HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
 MOE = {"moe_intermediate_size": 22, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 1,
        "routed_scaling_factor": 1.5}  # fmt: skip
+GRANITE = {"intermediate_size": 22, "embedding_multiplier": 3.0, "residual_multiplier": 0.3,
+           "attention_multiplier": 0.2, "logits_scaling": 2.0}  # fmt: skip
 EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
 ERNIE = {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3}
 
@@ -157,6 +159,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                  "intermediate_size": 22, "rotary_dim": 8}),
     "minimax-m2-odd": ("MiniMaxM2", {**SIZES, **ONE_KV, "head_dim": 8, "num_local_experts": 5,
                                      "num_experts_per_tok": 1, "intermediate_size": 35}),
+    "granite-moe": ("GraniteMoe", {**SIZES, **GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    "granite-moe-odd": ("GraniteMoe", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_local_experts": 5,
+                                       "num_experts_per_tok": 1, "attention_bias": True,
+                                       "tie_word_embeddings": True}),
+    "granite-moe-shared": ("GraniteMoeShared", {**SIZES, **GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2,
+                                                "shared_intermediate_size": 26}),
+    "granite-moe-shared-odd": ("GraniteMoeShared", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_local_experts": 3,
+                                                    "num_experts_per_tok": 3, "shared_intermediate_size": 0}),
     "flex-olmo": ("FlexOlmo", {**SIZES, "intermediate_size": 22, "num_experts": 7, "num_experts_per_tok": 5}),
     "flex-olmo-odd": ("FlexOlmo", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_experts": 3,
                                    "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True}),

@@ -25,6 +25,7 @@ from tests.engine.layers.test_footprint import compare
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
+EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared")
 
 
 class Family:
@@ -94,6 +95,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
     [
         *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
+        *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
 )
@@ -193,6 +195,15 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("gptj", "rotary_dim", 5, "rotary_dim is 5"),
         ("codegen", "n_head", 6, "n_head is 6"),
         ("smollm3", "no_rope_layers", [1], "no_rope_layers"),
+        (
+            "glm4-moe-groups",
+            "n_group",
+            5,
+            "n_group is 5, topk_group 2, num_experts_per_tok 3, and there are 12 experts",
+        ),
+        ("glm4-moe-groups", "topk_group", 5, "n_group is 4, topk_group 5"),
+        ("glm4-moe-groups", "num_experts_per_tok", 7, "enough for a token"),
+        ("exaone-moe-odd", "mlp_layer_types", ["sparse"], "mlp_layer_types must name dense or sparse"),
     ],
 )
 def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, message, family, tmp_path):
@@ -203,15 +214,25 @@ def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, m
         read_checkpoint(tmp_path, weights=False)
 
 
+def test_stack_of_another_number_of_experts_is_refused(family, tmp_path):
+    source = family("granite-moe").path
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": 7}))
+    (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
+    shape = r"block_sparse_moe.input_linear.weight has shape \[6, 44, 48\], but config.json implies 7 experts"
+    with pytest.raises(CheckpointError, match=shape):
+        read_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("bits", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["gpt2", "neox", "internlm2", "baichuan2", "stablelm-qk-norm", "bloom"])
+@pytest.mark.parametrize("name", ["gpt2", "neox", "internlm2", "baichuan2", "stablelm-qk-norm", "bloom", "granite-moe"])
 def test_weights_rounded_at_load_take_the_planned_bytes(name, bits, family):
     compare(read_checkpoint(family(name).path), best(), bits=bits)
 
 
-@pytest.mark.parametrize("name", ["neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd"])
+@pytest.mark.parametrize("name", ["neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", *EXPERTS])
 def test_triton_kernels_equal_transformers(name, family, driver):
-    """A norm for each body, learned positions, norms without weights and ALiBi, in Triton's interpreter."""
+    """A norm for each body, learned positions, norms without weights, ALiBi and routing, in Triton's interpreter."""
     one, prompt = family(name), [*prompts()[1]]
     got = driver(one.path, kernels="triton").run(prompt, 5)
     torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)
