@@ -41,7 +41,7 @@ NOT_UNIT = (
     *("appliance/runtime", "appliance/server", "appliance/server/http", "appliance/server/reply_store"),
     *("appliance/supervisor", "benchmarks", "benchmarks/kernels", "docker", "docs", "e2e", "engine", "engine/core"),
     *("engine/distributed", "engine/layers", "engine/sampling", "engine/weights", "engine/worker", "kernels"),
-    *("manifests", "packaging", "tools", "test_hangs.py"),
+    *("manifests", "packaging", "tools", "test_hangs.py", "test_repeat.py"),
 )
 
 USES = {

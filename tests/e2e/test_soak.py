@@ -31,7 +31,8 @@ def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path, minut
     assert tally["aborts"] == aborts and tally["requests"] > least and tally["malformed"] > least
     assert tally["slow_streams"] >= streams - 2
     assert {"400", "413"} <= tally["answers"].keys() or tally["malformed"] < 60
-    assert any(sample["kv_used"] > 0 for sample in report["samples"])  # else there was nothing to leak
+    # Every token had keys and values, else there was nothing to leak. A sample can miss them on a busy machine.
+    assert report["samples"] and appliance.metric("slipway_generation_tokens_total") > least
     assert "hung" not in appliance.output()
     assert appliance.stop() == 0
 

@@ -90,6 +90,7 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         quantized="4 bits",
         vocab=2,
         encoder_decoder=True,
+        acausal_alibi=True,
     )
     for facts in (*FACTS.values(), replace(FACTS["four GPUs"], model=more)):
         for situation in situations(facts, seed=5, count=300):

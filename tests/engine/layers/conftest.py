@@ -132,7 +132,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 EACH_PART = (
     *("llama-odd-heads-biases", "llama-own-head-size", "llama-linear", "llama-dynamic", "llama-llama3"),
     *("llama-yarn-mscale", "llama-yarn-attention", "phi3-long", "gemma2", "olmo2", "granite", "starcoder2"),
-    *("cohere-qk-norm", "glm4", "qwen3-moe", "qwen2-moe", "glm4-moe"),
+    *("cohere-qk-norm", "qwen3-moe", "qwen2-moe", "glm4-moe"),
 )
 
 
