@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 _ATTENTION: dict[str, Any] = {"alibi": True, "alibi_bias_max": 8, "attn_type": "multihead_attention"}
-# The values of options with which the declaration computes what the checkpoint's code does.
+# Supported values; other values change the computation.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "logit_scale": (None, 1.0),
     "no_bias": (True,),

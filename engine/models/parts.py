@@ -210,8 +210,8 @@ class Experts:
     sigmoid          sigmoid of each logit
 
     Experts are selected by score + `correction`. If there are `groups` (equal numbers of experts, in order), only those
-    of the `groups_kept` best groups are selected; `group_score` is what a group counts, its largest sum or the total of
-    its two largest. w_e is the score without correction, divided by the sum over the selected experts if
+    of the `groups_kept` best groups are selected; `group_score` ranks groups by their largest sum, or by the total of
+    their two largest. w_e is the score without correction, divided by the sum over the selected experts if
     `normalized`, and multiplied by `weight_scale`.
 
     Expert e is an MLP with tensors under `experts`.e. The router is a separate projection, which is never quantized.

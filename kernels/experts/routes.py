@@ -63,7 +63,7 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
 
 
 def _in_best_groups(compared: Tensor, routing: Routing) -> Tensor:
-    """Return the scores with those of all but the best groups replaced by -inf."""
+    """Return the scores, with -inf outside of the best groups."""
     if routing.groups == 1:
         return compared
     grouped = compared.unflatten(-1, (routing.groups, -1))
