@@ -90,6 +90,7 @@ class SchedulerConfig:
     pooled: PooledTasks | None = None  # the model pools and generates no tokens
     whole: bool = False  # prompts are computed in one step, because attention is bidirectional
     sources: EncoderLimits | None = None  # encoder-decoder model; its prompts are not cached
+    snapshots: int | None = None  # recurrent or hybrid model: number of snapshots of its state
 
     @property
     def slots(self) -> int:

@@ -52,13 +52,18 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step. `dropped` slots leave the table first, then `new` ones enter it, then `rows` run.
 
     The block tables of a new row start empty. Its Row has all blocks, cached ones first; released positions have
-    block 0."""
+    block 0.
+
+    The recurrent state of a request is in the state slot with the number of its table slot. A row at position 0 begins
+    with a state of zeros."""
 
     step: int
     new: tuple[NewRow, ...]
     dropped: tuple[int, ...]
     rows: tuple[Row, ...]
     fingerprinted: bool = False  # return fingerprints of the logits of sampled rows; the host waits for them
+    restored: tuple[tuple[int, int], ...] = ()  # (snapshot, slot): copy this state before the rows run
+    saved: tuple[tuple[int, int], ...] = ()  # (slot, snapshot): copy this state after the rows have run
 
     @property
     def tokens(self) -> int:

@@ -23,7 +23,7 @@ from engine.core.plan import StepPlan
 from engine.core.snapshot import SchedulerState
 from engine.models.parts import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, Rope, Scaling, YarnScaling
 
-FORMAT = 2
+FORMAT = 3
 LENGTH = struct.Struct("<I")
 MAX_BLOCKS = 1 << 24  # a scheduler with this many KV blocks takes about 1 GB of memory
 MAX_RUNNING = 1 << 20
@@ -167,6 +167,7 @@ def decode_config(started: Started) -> SchedulerConfig:
         raise ConfigError(f"the recorded configuration cannot be read: {error}") from error
     bounds = {
         "blocks": (config.blocks, MAX_BLOCKS),
+        "snapshots": (1 + (config.snapshots or 0), MAX_BLOCKS),
         "max_running": (config.max_running, MAX_RUNNING),
         "max_step_tokens": (config.max_step_tokens, MAX_BLOCKS),
         "layout.block_tokens": (config.layout.block_tokens, MAX_BLOCKS),

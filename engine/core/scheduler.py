@@ -70,6 +70,8 @@ class _Draft:
     rows: list[Row] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     new: list[NewRow] = field(default_factory=list)
+    restored: list[tuple[int, int]] = field(default_factory=list)
+    saved: list[tuple[int, int]] = field(default_factory=list)
     preempted: bool = False
 
 
@@ -83,7 +85,7 @@ class Scheduler:
         layout = config.layout
         self.config = config
         prefix = config.prefix_cache and config.sources is None
-        self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=prefix)
+        self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=prefix, snapshots=config.snapshots)
         self.counters = Counters()
         self.step = 0
         self._notify = notify or _ignore_event
@@ -186,12 +188,15 @@ class Scheduler:
             self._end(sequence, "abort")
 
     def reset_prefix_cache(self) -> None:
-        self.cache.pool.forget_all()
+        self.cache.forget_all()
 
     def plan(self, now: float) -> Planned | None:
         """Return the next step, or None if nothing can be computed until a result or a request arrives."""
         self._now = now
         draft = _Draft(self.step + 1, self.config.max_step_tokens)
+        if self.cache.snapshots is not None:
+            for sequence in self._running:
+                self.cache.publish_states(sequence.tables, sequence.ids)
         self._policy.begin()
         prompts = self._plan_tokens(draft)
         for sequence in prompts:
@@ -203,7 +208,14 @@ class Scheduler:
         if not draft.rows:
             return None
         self.step = draft.step
-        plan = StepPlan(draft.step, tuple(draft.new), tuple(self._dropped), tuple(draft.rows))
+        plan = StepPlan(
+            draft.step,
+            tuple(draft.new),
+            tuple(self._dropped),
+            tuple(draft.rows),
+            restored=tuple(draft.restored),
+            saved=tuple(draft.saved),
+        )
         self._dropped.clear()
         constrained = [i for i, s in enumerate(draft.sequences) if s.constrained and draft.rows[i].sample]
         planned = Planned(plan, draft.sequences, constrained)
@@ -267,6 +279,8 @@ class Scheduler:
             sequence.step = step
             rows.append(Row(sequence.slot, first, 1, sample, blocks))
             sequences.append(sequence)
+            if first + 1 >= sequence.tables.points.due:
+                self._save(draft, sequence)
         draft.budget -= len(rows)
         for sequence in outgrown:
             if sequence.state is State.RUNNING and not sequence.pending:
@@ -277,10 +291,11 @@ class Scheduler:
     def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
         """Add the next chunk of a running sequence that lacks several tokens."""
         first = sequence.computed
-        count = min(min(sequence.total, sequence.last) - first, draft.budget)
-        blocks = self._allocate(draft, sequence, first + count)
+        known = min(sequence.total, sequence.last)
+        end = self.cache.cut(sequence.tables, first, min(known, first + draft.budget), known)
+        blocks = self._allocate(draft, sequence, end)
         if blocks is not None:
-            self._add_row(draft, sequence, count, blocks)
+            self._add_row(draft, sequence, end - first, blocks)
 
     def _admit(self, draft: _Draft, now: float) -> bool:
         """Admit the first queued sequence if there is a place in the batch, and blocks for all its tokens in addition
@@ -319,8 +334,12 @@ class Scheduler:
             sequence.cached_tokens = min(hit.tokens, sequence.prompt_tokens)
             self.counters.prompt(sequence.prompt_tokens, hit, looked=may_read)
         self._notify(sequence.id, now, Admitted(draft.step, len(sequence.ids), hit.tokens))
-        count = min(sequence.total - hit.tokens, draft.budget)
-        added = self.cache.grow(sequence.tables, sequence.ids, hit.tokens, hit.tokens + count)
+        snapshot = self.cache.restore(sequence.tables, hit, sequence.total)
+        if snapshot is not None:
+            draft.restored.append((snapshot, sequence.slot))
+        end = min(sequence.total, hit.tokens + draft.budget)
+        end = self.cache.cut(sequence.tables, hit.tokens, end, sequence.total)
+        added = self.cache.grow(sequence.tables, sequence.ids, hit.tokens, end)
         assert added is not None, "the free blocks were checked before"
         draft.new.append(
             NewRow(
@@ -335,7 +354,7 @@ class Scheduler:
                 source,
             )
         )
-        self._add_row(draft, sequence, count, tuple(map(tuple, sequence.tables.blocks)))
+        self._add_row(draft, sequence, end - hit.tokens, tuple(map(tuple, sequence.tables.blocks)))
         self._policy.charge((sequence,))
         return True
 
@@ -360,6 +379,13 @@ class Scheduler:
         draft.budget -= count
         draft.rows.append(Row(sequence.slot, first, count, sample, blocks))
         draft.sequences.append(sequence)
+        self._save(draft, sequence)
+
+    def _save(self, draft: _Draft, sequence: Sequence) -> None:
+        """Save the recurrent state after the step if a snapshot is due."""
+        snapshot = self.cache.save(sequence.tables, sequence.computed)
+        if snapshot is not None:
+            draft.saved.append((sequence.slot, snapshot))
 
     # Blocks and slots
 
@@ -392,6 +418,7 @@ class Scheduler:
     def _release(self, sequence: Sequence, *, forget: bool = False) -> None:
         if not forget:
             self.cache.publish(sequence.tables, sequence.ids, sequence.computed)
+            self.cache.publish_states(sequence.tables, sequence.ids)
         self.cache.end(sequence.tables, forget=forget)
         self._running.remove(sequence)
         self._dropped.append(sequence.slot)

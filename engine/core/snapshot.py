@@ -18,6 +18,7 @@ from engine.core.scheduler import Planned, Scheduler
 from engine.core.sequence import Sequence, State
 from engine.kv.cache import Tables
 from engine.kv.pool import Pool
+from engine.kv.snapshots import SavePoints
 
 
 class TablesState(msgspec.Struct, array_like=True):
@@ -32,6 +33,7 @@ class TablesState(msgspec.Struct, array_like=True):
     prompt: int
     written: int
     settled: int
+    points: SavePoints
 
 
 class SequenceState(msgspec.Struct, array_like=True):
@@ -97,6 +99,8 @@ class SchedulerState(msgspec.Struct, frozen=True):
     counters: Counters
     pool: PoolState
     fair: FairState | None = None
+    snapshots: PoolState | None = None
+    """Pool of the snapshots of recurrent state."""
 
 
 def snapshot(scheduler: Scheduler) -> SchedulerState:
@@ -120,6 +124,7 @@ def snapshot(scheduler: Scheduler) -> SchedulerState:
         counters=scheduler.counters,
         pool=_pool_state(scheduler.cache.pool),
         fair=FairState(policy.served, policy.waiting.left) if isinstance(policy, FairPolicy) else None,
+        snapshots=None if scheduler.cache.snapshots is None else _pool_state(scheduler.cache.snapshots.pool),
     )
 
 
@@ -128,7 +133,11 @@ def restore(scheduler: Scheduler, state: SchedulerState) -> None:
     policy = scheduler._policy
     if isinstance(policy, FairPolicy) != (state.fair is not None):
         raise ValueError("the recorded state and its configuration have different scheduling policies")
+    if (scheduler.cache.snapshots is None) != (state.snapshots is None):
+        raise ValueError("the recorded state and its configuration differ in snapshots of recurrent state")
     _restore_pool(scheduler.cache.pool, state.pool)
+    if scheduler.cache.snapshots is not None and state.snapshots is not None:
+        _restore_pool(scheduler.cache.snapshots.pool, state.snapshots)
     if isinstance(policy, FairPolicy) and state.fair is not None:
         policy.served.update(state.fair.served)
         policy.waiting.left = state.fair.left

@@ -9,6 +9,10 @@ At least one token has to be computed, because the next one is sampled from its 
 only its last token is recomputed, provided that no other sequence uses its block (the recomputed value equals the
 cached
 one up to rounding). Otherwise the hit ends one block earlier.
+
+A recurrent or hybrid model also needs the state after the prefix, which only exists where a snapshot was taken
+(`engine.kv.snapshots`). A hit then ends at a snapshot, and is shorter than the sequence, because the state of the last
+token cannot be recomputed from the state after it.
 """
 
 from collections.abc import Sequence as Items
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 from engine.api.hashes import extend
 from engine.kv.layout import NULL_BLOCK, Group, blocks_of
 from engine.kv.pool import Pool
+from engine.kv.snapshots import SavePoints, Snapshots
 
 Blocks = tuple[tuple[int, ...], ...]  # block ids, one tuple per group
 
@@ -28,9 +33,10 @@ class Tables:
     prompt: number of blocks of the prompt.
     written: tokens of these blocks that the sequence added to the cache. Preemption does not change it.
     settled: number of these blocks that are accounted for in `written`. Preemption does not change it.
+    points: snapshots of the recurrent state.
     """
 
-    __slots__ = ("blocks", "hashes", "prompt", "published", "released", "root", "settled", "touch", "written")
+    __slots__ = ("blocks", "hashes", "points", "prompt", "published", "released", "root", "settled", "touch", "written")
 
     def __init__(self, root: bytes, groups: int, prompt: int = 0) -> None:
         self.root = root
@@ -41,6 +47,7 @@ class Tables:
         self.touch = 0
         self.prompt = prompt
         self.written = self.settled = 0
+        self.points = SavePoints()
 
     def clear(self) -> None:
         for blocks in self.blocks:
@@ -51,10 +58,11 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Result of a lookup. The two differ if the entire sequence is cached."""
+    """Result of a lookup."""
 
     tokens: int  # need not be computed
-    cached: int  # are in the cache
+    cached: int  # are in the cache; differs from `tokens` if the entire sequence is cached
+    branch: int = 0  # recurrent model: keys and values are cached up to here, but perhaps no state
 
 
 MISS = Hit(0, 0)
@@ -62,12 +70,22 @@ ROOM = 2**31
 
 
 class Cache:
-    def __init__(self, groups: Items[Group], block_tokens: int, blocks: int, *, prefix: bool = True) -> None:
+    def __init__(
+        self,
+        groups: Items[Group],
+        block_tokens: int,
+        blocks: int,
+        *,
+        prefix: bool = True,
+        snapshots: int | None = None,
+    ) -> None:
+        """snapshots: number of snapshots of a recurrent model's state; None for a model without."""
         self.groups = tuple(groups)
         self.block_tokens = block_tokens
         self.pool = Pool(blocks)
         self.no_blocks: Blocks = ((),) * len(self.groups)
-        self._prefix = prefix and bool(self.groups)
+        self.snapshots = Snapshots(snapshots, block_tokens) if prefix and snapshots else None
+        self._prefix = prefix and (bool(self.groups) if snapshots is None else snapshots > 0)
 
     def spare(self, running: int) -> int:
         """Return the free blocks minus one for each running sequence. Unlimited without groups."""
@@ -78,6 +96,8 @@ class Cache:
         if not self._prefix:
             return MISS
         extend(tables.hashes, tables.root, ids, self.block_tokens)
+        if self.snapshots is not None:
+            return self._lookup_state(self.snapshots, tables.hashes, (len(ids) - 1) // self.block_tokens)
         full = len(ids) // self.block_tokens
         found = self._longest(tables.hashes, full)
         cached = found * self.block_tokens
@@ -86,6 +106,14 @@ class Cache:
         if self._may_rewrite(tables.hashes, found):
             return Hit(cached - 1, cached)
         return Hit(self._longest(tables.hashes, found - 1) * self.block_tokens, cached)
+
+    def _lookup_state(self, snapshots: Snapshots, hashes: list[bytes], limit: int) -> Hit:
+        """Return the longest hit of at most `limit` blocks that has a snapshot."""
+        branch = length = self._longest(hashes, limit)
+        while (found := snapshots.longest(hashes, length)) and (length := self._longest(hashes, found)) < found:
+            pass  # a window may lack blocks of a shorter prefix
+        tokens = found * self.block_tokens
+        return Hit(tokens, tokens, branch * self.block_tokens)
 
     def _longest(self, hashes: list[bytes], limit: int) -> int:
         """Return the length in blocks, at most `limit`, of the longest prefix that is a hit in every group."""
@@ -148,6 +176,27 @@ class Cache:
         tables.published = count
         tables.settled = max(tables.settled, count)
 
+    def restore(self, tables: Tables, hit: Hit, total: int) -> int | None:
+        """Return the snapshot to copy to the state of a sequence of `total` tokens that starts with this hit, or None
+        if its state is zero or if the model has none."""
+        if self.snapshots is None:
+            return None
+        return self.snapshots.start(tables.points, tables.hashes, hit.tokens, hit.branch, total)
+
+    def cut(self, tables: Tables, first: int, end: int, total: int) -> int:
+        """Return the position, at most `end`, at which a step from `first` ends. total: known tokens."""
+        return end if self.snapshots is None else self.snapshots.cut(tables.points, first, end, total)
+
+    def save(self, tables: Tables, end: int) -> int | None:
+        """Return the snapshot to which the state is copied after a step that ends at `end`, or None."""
+        return None if self.snapshots is None else self.snapshots.save(tables.points, tables.hashes, end)
+
+    def publish_states(self, tables: Tables, ids: list[int]) -> None:
+        """Publish the snapshots of earlier plans whose tokens are known."""
+        if self.snapshots is not None and tables.points.saved:
+            extend(tables.hashes, tables.root, ids, self.block_tokens)
+            self.snapshots.publish(tables.points, tables.hashes)
+
     def grow(self, tables: Tables, ids: list[int], first: int, end: int) -> Blocks | None:
         """Add blocks for positions [first, end), where everything before `first` is planned. Publishes full blocks,
         releases blocks that `first` does not need, then appends new ones. Returns None if there are too few free
@@ -186,15 +235,24 @@ class Cache:
             tables.settled = max(tables.settled, full)
 
     def end(self, tables: Tables, *, forget: bool = False) -> None:
-        """Drop all blocks, last ones first in all groups, so that the beginnings of prefixes stay cached longest.
-        `forget`: also remove them from the cache, because their contents are invalid."""
+        """Drop all blocks, last ones first in all groups, so that the beginnings of prefixes stay cached longest, and
+        unpublished snapshots. `forget`: also remove published ones from the cache, because their contents are
+        invalid."""
         for column in zip(*(reversed(blocks) for blocks in tables.blocks), strict=True):
             for block in column:
                 if block != NULL_BLOCK:
                     if forget:
                         self.pool.forget(block)
                     self.pool.release(block)
+        if self.snapshots is not None:
+            self.snapshots.end(tables.points, tables.hashes, forget=forget)
         tables.clear()
+
+    def forget_all(self) -> None:
+        """Make everything that is cached unfindable."""
+        self.pool.forget_all()
+        if self.snapshots is not None:
+            self.snapshots.pool.forget_all()
 
     def _release(self, tables: Tables, position: int) -> None:
         for index, group in enumerate(self.groups):

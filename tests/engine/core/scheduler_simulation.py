@@ -5,6 +5,9 @@ writes, then every read that attention would make: position n of a group reads n
 read of anything but the hash of that row's own prefix is a fault. The token after a prefix is a pure function of the
 prefix, so each stream has one right answer, whatever happened to it on its way.
 
+With recurrent state, each slot holds the hash of the prefix that its state stands for. A row must find the state of
+exactly its own prefix, and leaves that of its last position.
+
 It shares no code with the scheduler or the cache: tables are built from the plan alone.
 """
 
@@ -85,10 +88,12 @@ class Known:
 class Device:
     """Simulated device. `salts`: slot -> salt of its request. Plans carry no salts, so the driver passes them in."""
 
-    def __init__(self, layout, blocks, slots, max_step_tokens):
+    def __init__(self, layout, blocks, slots, max_step_tokens, snapshots=None):
         self.layout, self.blocks, self.slots, self.max_step_tokens = layout, blocks, slots, max_step_tokens
         self.memory = {}
         self.table = {}
+        self.snapshots = snapshots
+        self.states, self.saved = {}, {}
 
     def run(self, plan, salts):
         """`salts[i]` is what else the contents of row i depend on."""
@@ -106,7 +111,27 @@ class Device:
             self._write(row, salt, values, writers)
         for row in plan.rows:
             self._read(row, values[row.slot])
+        if self.snapshots is not None:
+            self._run_states(plan, values)
+        assert self.snapshots is not None or not (plan.restored or plan.saved), "snapshots of a model without state"
         return StepResult(plan.step, tuple(self._sample(row) for row in plan.rows))
+
+    def _run_states(self, plan, values):
+        """The state that a dropped request left is not cleared: only position 0 begins with zeros."""
+        for snapshot, slot in plan.restored:
+            assert slot in {new.slot for new in plan.new}, "a state is restored under a running request"
+            self.states[slot] = self.saved[snapshot]
+        for row in plan.rows:
+            mine = values[row.slot]
+            found = self.states.get(row.slot) if row.first else None
+            assert not row.first or found == mine[row.first - 1], f"slot {row.slot}: not its state at {row.first}"
+            self.states[row.slot] = mine[row.first + row.count - 1]
+        targets = [snapshot for _, snapshot in plan.saved]
+        assert len(set(targets)) == len(targets), "two states are saved to one snapshot"
+        for slot, snapshot in plan.saved:
+            assert 1 <= snapshot <= self.snapshots, f"a copy to snapshot {snapshot}"
+            assert slot in {row.slot for row in plan.rows}, "a state is saved that the step did not compute"
+            self.saved[snapshot] = self.states[slot]
 
     def _write(self, row, salt, values, writers):
         known, size = self.table[row.slot], self.layout.block_tokens
@@ -165,6 +190,7 @@ class Load:
     same_prompts: int = 3
     replies: tuple = (1, 2, 7, 30)
     sources: EncoderLimits | None = None
+    snapshots: int | None = None
     scheduler: type = Scheduler
 
 
@@ -223,9 +249,10 @@ def run(load):
         policy=load.policy,
         prefix_cache=load.prefix_cache,
         sources=load.sources,
+        snapshots=load.snapshots,
     )
     scheduler = load.scheduler(config)
-    device = Device(layout, load.blocks, load.max_running, load.max_step_tokens)
+    device = Device(layout, load.blocks, load.max_running, load.max_step_tokens, load.snapshots)
     outcome = Outcome(scheduler=scheduler)
     todo = deque(make_submits(load, rng))
     in_flight = deque()
@@ -248,6 +275,7 @@ def run(load):
             f"seed {load.seed}: nothing runs, requests wait"
         )
     assert scheduler.cache.pool.used == 0, f"seed {load.seed}: blocks leak"
+    assert scheduler.cache.snapshots is None or scheduler.cache.snapshots.pool.used == 0, "snapshots leak"
     assert scheduler.plan(0.0) is None
     return outcome
 
@@ -286,12 +314,19 @@ def _settle(scheduler, result, outcome):
 
 def check_holders(scheduler):
     """Check that reference counts equal the entries in block tables, and that unreferenced blocks are free."""
-    pool = scheduler.cache.pool
-    held = Counter()
+    held, unpublished = Counter(), Counter()
     for sequence in scheduler._by_id.values():
         tables = [block for blocks in sequence.tables.blocks for block in blocks if block]
-        assert sequence.state is State.RUNNING or not tables, f"{sequence.id} waits and holds blocks"
+        saved = [snapshot for _, snapshot in sequence.tables.points.saved]
+        assert sequence.state is State.RUNNING or not (tables or saved), f"{sequence.id} waits and holds blocks"
         held.update(tables)
+        unpublished.update(saved)
+    _check_pool(scheduler.cache.pool, held)
+    if scheduler.cache.snapshots is not None:
+        _check_pool(scheduler.cache.snapshots.pool, unpublished)
+
+
+def _check_pool(pool, held):
     for block in range(1, pool.size):
         assert pool.holders[block] == held[block], f"block {block}: {pool.holders[block]} holders, {held[block]} tables"
     free = list(pool._uncached) + list(pool._cached)

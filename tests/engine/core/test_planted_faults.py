@@ -5,9 +5,11 @@ from scheduler_simulation import Load, simulate
 
 from engine.core import scheduler as scheduler_module
 from engine.core.scheduler import Scheduler
-from engine.kv.cache import Cache, Hit
+from engine.kv import snapshots as snapshots_module
+from engine.kv.cache import Cache, Hit, Tables
 from engine.kv.layout import Group
 from engine.kv.pool import Pool
+from engine.kv.snapshots import Snapshots
 
 LOADS = [
     Load(seed, windows, blocks=blocks * len(windows), max_step_tokens=budget, overlap=overlap, replies=(7, 30))
@@ -162,6 +164,162 @@ def kept_computed_after_preemption(monkeypatch):
     wrap(monkeypatch, Scheduler, "_preempt", make)
 
 
+def saved_one_token_late(monkeypatch):
+    """The state has gone on when it is copied."""
+    wrap(
+        monkeypatch,
+        Snapshots,
+        "save",
+        lambda right: lambda self, points, hashes, end: right(self, points, hashes, end - 1),
+    )
+
+
+def saved_under_the_block_before(monkeypatch):
+    def make(right):
+        def save(self, points, hashes, end):
+            found = right(self, points, hashes, end)
+            if found is not None and end > self.block_tokens:
+                points.saved[-1] = end - self.block_tokens, found
+            return found
+
+        return save
+
+    wrap(monkeypatch, Snapshots, "save", make)
+
+
+def found_in_the_plan_that_saves_it(monkeypatch):
+    def make(right):
+        def save(self, draft, sequence):
+            right(self, draft, sequence)
+            self.cache.publish_states(sequence.tables, sequence.ids)
+
+        return save
+
+    wrap(monkeypatch, Scheduler, "_save", make)
+
+
+def not_restored(monkeypatch):
+    wrap(monkeypatch, Cache, "restore", lambda right: lambda self, *args: right(self, *args) and None)
+
+
+def restored_to_another_slot(monkeypatch):
+    def make(right):
+        def restored(step, new, dropped, rows, *, restored, saved):
+            slots = [slot for _, slot in restored]
+            turned = [(snapshot, slot) for (snapshot, _), slot in zip(restored, slots[1:] + slots[:1], strict=True)]
+            return right(step, new, dropped, rows, restored=tuple(turned), saved=saved)
+
+        return restored
+
+    wrap(monkeypatch, scheduler_module, "StepPlan", make)
+
+
+def hit_at_the_branch_without_a_snapshot(monkeypatch):
+    def make(right):
+        def lookup(self, snapshots, hashes, limit):
+            hit = right(self, snapshots, hashes, limit)
+            return Hit(hit.branch, hit.branch, hit.branch) if hit.tokens else hit
+
+        return lookup
+
+    def start(right):
+        def start(self, points, hashes, tokens, branch, total):
+            longest = self.longest(hashes, tokens // self.block_tokens) * self.block_tokens
+            return right(self, points, hashes, longest, branch, total)
+
+        return start
+
+    wrap(monkeypatch, Cache, "_lookup_state", make)
+    wrap(monkeypatch, Snapshots, "start", start)
+
+
+def hit_of_the_whole_prompt(monkeypatch):
+    def make(right):
+        return lambda self, tables, ids: right(self, tables, [*ids, 0])
+
+    wrap(monkeypatch, Cache, "lookup", make)
+
+
+def snapshot_freed_twice(monkeypatch):
+    def make(right):
+        def publish(self, points, hashes):
+            known = [snapshot for tokens, snapshot in points.saved if tokens // self.block_tokens <= len(hashes)]
+            right(self, points, hashes)
+            for snapshot in known:
+                self.pool._uncached.append(snapshot)
+
+        return publish
+
+    wrap(monkeypatch, Snapshots, "publish", make)
+
+
+def unpublished_snapshot_leaks(monkeypatch):
+    def make(right):
+        def end(self, points, hashes, *, forget):
+            points.saved = []
+            right(self, points, hashes, forget=forget)
+
+        return end
+
+    wrap(monkeypatch, Cache, "publish_states", lambda right: lambda self, tables, ids: None)
+    wrap(monkeypatch, Snapshots, "end", make)
+
+
+def kept_computed_position_when_preempted(monkeypatch):
+    """The request goes on where it was, in a slot that another request had."""
+
+    def make(right):
+        def leave(self, sequence):
+            computed = sequence.computed // 4 * 4
+            right(self, sequence)
+            sequence.tables.left = computed
+
+        return leave
+
+    def lookup(right):
+        def look(self, tables, ids):
+            hit = right(self, tables, ids)
+            left = getattr(tables, "left", 0)
+            return Hit(left, left, left) if left and hit.branch >= left > hit.tokens else hit
+
+        return look
+
+    monkeypatch.setattr(Tables, "__slots__", (), raising=False)
+    monkeypatch.setattr(scheduler_module, "Tables", type("Tables", (Tables,), {}))
+    wrap(monkeypatch, Scheduler, "_preempt", make)
+    wrap(monkeypatch, Cache, "lookup", lookup)
+    monkeypatch.setattr(Cache, "restore", lambda self, tables, hit, total: None)
+
+
+STATE_FAULTS = [
+    saved_one_token_late,
+    saved_under_the_block_before,
+    found_in_the_plan_that_saves_it,
+    not_restored,
+    restored_to_another_slot,
+    hit_at_the_branch_without_a_snapshot,
+    hit_of_the_whole_prompt,
+    snapshot_freed_twice,
+    unpublished_snapshot_leaks,
+    kept_computed_position_when_preempted,
+]
+STATE_LOADS = [
+    Load(seed, windows, blocks=blocks, max_step_tokens=budget, overlap=overlap, replies=(7, 30), snapshots=snapshots)
+    for seed, windows, blocks, budget, overlap, snapshots in (
+        (0, (None,), 28, 16, True, 12),
+        (1, (None, 9), 52, 16, True, 20),
+        (2, (None,), 30, 7, False, 3),
+        (3, (), 2, 40, True, 30),
+        (4, (9,), 26, 40, True, 30),
+    )
+] + [Load(seed, (None,), max_step_tokens=64, same_prompts=1, salts=("",), resumed=0.0, snapshots=30) for seed in (5, 6)]
+
+
+@pytest.fixture
+def short_interval(monkeypatch):
+    monkeypatch.setattr(snapshots_module, "INTERVAL", 12)
+
+
 FAULTS = [
     window_one_short,
     released_a_block_early,
@@ -190,4 +348,19 @@ def test_injected_fault_is_detected(plant, monkeypatch):
 
 def test_workloads_pass_without_injected_fault():
     for load in LOADS:
+        simulate(load)
+
+
+@pytest.mark.usefixtures("short_interval")
+@pytest.mark.parametrize("plant", STATE_FAULTS, ids=lambda plant: plant.__name__)
+def test_injected_fault_of_recurrent_state_is_detected(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        for load in STATE_LOADS:
+            simulate(load)
+
+
+@pytest.mark.usefixtures("short_interval")
+def test_workloads_with_recurrent_state_pass_without_injected_fault():
+    for load in STATE_LOADS:
         simulate(load)

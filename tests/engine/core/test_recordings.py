@@ -72,7 +72,9 @@ class Restored(Scheduler):
 @pytest.mark.parametrize("windows", ["full", "narrow and wide windows"])
 def test_a_restored_scheduler_has_the_whole_state_at_every_step(policy: str, windows: str) -> None:
     Restored.compared = 0
-    simulate(Load(3, WINDOWS[windows], requests=40, blocks=30, policy=policy, scheduler=Restored))
+    snapshots = 5 if policy == "fcfs" else None
+    load = Load(3, WINDOWS[windows], requests=40, blocks=30, policy=policy, scheduler=Restored, snapshots=snapshots)
+    simulate(load)
     assert Restored.compared > 100
 
 
@@ -93,6 +95,7 @@ def test_every_configuration_is_recorded_whole() -> None:
         ropes=tuple(Rope(dim=8, theta=1e4, interleaved=True, scaling=scaling) for scaling in scalings),
         pooled=PooledTasks(tasks=("embed",), width=4, last=True, dimensions=(2,)),
         sources=EncoderLimits(longest=7, reply=8),
+        snapshots=3,
     )
     started = msgspec.msgpack.decode(msgspec.msgpack.encode(Started(FORMAT, encode_config(config))), type=Record)
     assert isinstance(started, Started) and decode_config(started) == config
@@ -143,7 +146,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         frame(msgspec.msgpack.encode({"type": "started", "config": {}, "scalings": [], "state": b""})),
         "of another version",
     ),
-    "later format": (frame(encoded(format=3)), "has format 3; this version of Slipway reads format 2"),
+    "later format": (frame(encoded(format=4)), "has format 4; this version of Slipway reads format 3"),
     "no start": (frame(NAN_PLAN), "does not begin a recording"),
     "time that is no number": (frame(encoded(), NAN_PLAN), "record 2 has no finite time"),
     "unknown field": (frame(encoded(config=config_with(evil=1))), "unknown field 'evil'"),
