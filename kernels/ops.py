@@ -22,6 +22,10 @@ from kernels.pool_end import POOL_END
 from kernels.pool_rows import POOL_ROWS
 from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV
 from kernels.quantize_rows import QUANTIZE_ROWS
+from kernels.recurrent.causal_conv import CAUSAL_CONV
+from kernels.recurrent.delta_rule import DELTA_RULE
+from kernels.recurrent.gated_norm import GATED_NORM
+from kernels.recurrent.selective_scan import SELECTIVE_SCAN
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
@@ -56,6 +60,10 @@ OPS: tuple[Op, ...] = (
     QUANTIZE_ROWS,
     ACTIVATION,
     ACTIVATION_QUANTIZED,
+    CAUSAL_CONV,
+    DELTA_RULE,
+    SELECTIVE_SCAN,
+    GATED_NORM,
     EXPERT_ROUTES,
     EXPERT_SCHEDULE,
     EXPERT_MATMUL,

@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "linears.h"
+#include "recurrent.h"
 #include "shm_collective.h"
 #include "pool.h"
 #include "rows.h"
@@ -23,8 +24,11 @@ struct Runner {
     std::vector<std::vector<int32_t>> counts = std::vector<std::vector<int32_t>>(scratch.size());  // of tokens, zeros
     std::vector<float> packed, partials;
     std::vector<attention::Schedule> schedules;
+    std::vector<recurrent::Row> rows;  // with tokens, if the program has recurrent operations
     bool aborted = false;  // another rank is lost: all later results are invalid
 };
+
+bool recurs(const Op& op) { return op.kind == CAUSAL_CONV || op.kind == DELTA_RULE || op.kind == SELECTIVE_SCAN; }
 
 const attention::Schedule& schedule_of(const Attend& op, const std::vector<attention::Schedule>& schedules) {
     size_t i = 0;
@@ -45,12 +49,14 @@ size_t packed_size(const Experts& op, int64_t tokens) {
 // Allocates everything that a region needs.
 void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
     runner.schedules.clear();
+    runner.rows.clear();
     size_t packed = 0, partials = 0;
     for (int64_t i = 0; i < count; i++) {
         if (ops[i].kind == LINEAR)
             packed = std::max(packed, packed_size(*static_cast<const Linear*>(ops[i].params), step.tokens));
         if (ops[i].kind == EXPERTS)
             packed = std::max(packed, packed_size(*static_cast<const Experts*>(ops[i].params), step.tokens));
+        if (recurs(ops[i]) && runner.rows.empty()) runner.rows = recurrent::rows_of(step);
         if (ops[i].kind != ATTEND) continue;
         const Attend& op = *static_cast<const Attend*>(ops[i].params);
         const int64_t group_size = op.heads / op.kv_heads;
@@ -105,6 +111,7 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
             return pack_pairs(*static_cast<const Experts*>(op.params), token, aligned(runner.packed), order, scratch);
         case ALL_REDUCE: return reduce_row(*static_cast<const AllReduce*>(op.params), token);
         case COMBINE: return combine_row(*static_cast<const Combine*>(op.params), token, order);
+        case GATED_NORM: return gated_norm_row(*static_cast<const GatedNorm*>(op.params), token);
         default: return;
     }
 }
@@ -170,8 +177,16 @@ void run_all_reduce(const AllReduce& op, Runner& runner, const Step& step, int i
     runner.team.wait();
 }
 
+template <class T> void run_recurrent(const T& op, Runner& runner, Scratch& scratch) {
+    const int64_t rows = int64_t(runner.rows.size()), pieces = recurrent::pieces(op, rows, runner.team.size);
+    int64_t begin, end;
+    while (runner.team.take(rows * pieces, 1, begin, end))
+        recurrent::run(op, runner.rows[size_t(begin / pieces)], begin % pieces, pieces, scratch);
+    runner.team.wait();
+}
+
 // Operations that start with all rows at once and continue row by row.
-bool opens(const Op& op) { return op.kind == ATTEND || op.kind == ALL_REDUCE; }
+bool opens(const Op& op) { return op.kind == ATTEND || op.kind == ALL_REDUCE || recurs(op); }
 bool multiplies(const Op& op) { return op.kind == LINEAR || op.kind == EXPERTS; }
 bool gathers(const Op& op) { return op.kind == EXPERTS && static_cast<const Experts*>(op.params)->gathered; }
 
@@ -197,6 +212,16 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
         }
         if (ops[first].kind == ALL_REDUCE)
             run_all_reduce(*static_cast<const AllReduce*>(ops[first].params), runner, step, id);
+        if (ops[first].kind == CAUSAL_CONV)
+            run_recurrent(*static_cast<const CausalConv*>(ops[first].params), runner, scratch);
+        if (ops[first].kind == DELTA_RULE)
+            run_recurrent(*static_cast<const DeltaRule*>(ops[first].params), runner, scratch);
+        if (ops[first].kind == SELECTIVE_SCAN)
+            run_recurrent(*static_cast<const SelectiveScan*>(ops[first].params), runner, scratch);
+        if (recurs(ops[first]) && last == first + 1 && !packs) {  // another such operation follows
+            first = last;
+            continue;
+        }
         if (packs && ops[last].kind == EXPERTS)
             lay_out(*static_cast<const Experts*>(ops[last].params), order, runner.team.size);
         const int64_t each = std::clamp<int64_t>(step.tokens / (runner.team.size * 4), 1, 16);
@@ -225,6 +250,7 @@ extern "C" {
 int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     const int64_t found[] = {sizeof(Embed), sizeof(Norm), sizeof(Add), sizeof(Activate), sizeof(RopeKV), sizeof(Linear),
                              sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(AllReduce),
+                             sizeof(CausalConv), sizeof(DeltaRule), sizeof(SelectiveScan), sizeof(GatedNorm),
                              sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];

@@ -7,7 +7,8 @@
 #include <cstdint>
 
 enum Kind : int32_t {
-    EMBED, NORM, ADD, ACTIVATE, ROPE_KV, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, ALL_REDUCE, KINDS
+    EMBED, NORM, ADD, ACTIVATE, ROPE_KV, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, ALL_REDUCE, CAUSAL_CONV,
+    DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, KINDS
 };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
@@ -126,6 +127,44 @@ struct AllReduce {
     int32_t gathers;
 };
 
+// Operations of recurrent layers, see kernels/recurrent/. `state` is the layer's part of slot 0; slots are slot_stride
+// apart. Outputs may not overlap inputs.
+
+// y[t] = act(bias + Σ_j weight[j] · x[t - (width - 1) + j])
+struct CausalConv {
+    const float *x, *weight, *bias;  // weight: [width][channels]; bias may be null
+    float *y, *state;                // state: [channels][width - 1]
+    int64_t x_stride, y_stride, slot_stride, channels, width;
+    int32_t silu;  // act is silu, else none
+};
+
+struct DeltaRule {
+    const float *q, *k, *v, *a, *b, *A, *dt_bias;
+    float *y, *state;  // state: [heads][key_dim][value_dim]
+    int64_t q_stride, k_stride, v_stride, a_stride, b_stride, y_stride, slot_stride;
+    int64_t heads, key_heads, key_dim, value_dim;
+    float scale, beta_scale, lower_bound;  // lower_bound: 0 for none
+    int32_t qk_norm, vector_decay;         // vector_decay: a and dt_bias have key_dim numbers for each head, else one
+};
+
+struct SelectiveScan {
+    const float *x, *dt, *A, *B, *C, *D, *dt_bias, *gate;  // D: [heads · head_dim]; D, dt_bias and gate may be null
+    float *y, *state;                                      // state: [heads][head_dim][state_dim]
+    int64_t x_stride, dt_stride, B_stride, C_stride, gate_stride, y_stride, slot_stride;
+    int64_t heads, groups, head_dim, state_dim;
+    float dt_min, dt_max;
+    int32_t vector_A;  // A: [heads][state_dim], else [heads]
+};
+
+// Norm and gate of each of `groups` adjacent pieces of `size`; piece g uses weight + g · weight_stride. y may be x.
+struct GatedNorm {
+    const float *x, *gate, *weight;
+    float* y;
+    int64_t x_stride, gate_stride, y_stride, groups, size, weight_stride;
+    float eps;
+    int32_t gate_first, silu;  // the gate is silu, else sigmoid
+};
+
 struct Op {
     int32_t kind;
     const void* params;
@@ -142,6 +181,7 @@ struct Group {
 struct Step {
     int64_t tokens, rows, table_width;
     const int64_t *ids, *first, *count;  // [tokens]; [rows] first position; [rows] positions
+    const int64_t* slots;                // [rows] slot of the state of recurrent layers
     const Angles* angles;
     const Group* groups;
     void* pages;  // [blocks, layers, 2, kv_heads] parts of a page, see pages.h

@@ -174,6 +174,47 @@ def all_reduce(collective: ShmCollective, x: Tensor, y: Tensor, *, gathers: bool
     )
 
 
+class CausalConv(Structure):
+    kind: ClassVar[int] = 12
+    _fields_ = [
+        *_fields(c_void_p, "x weight bias y state"),
+        *_fields(c_int64, "x_stride y_stride slot_stride channels width"),
+        ("silu", c_int32),
+    ]
+
+
+class DeltaRule(Structure):
+    kind: ClassVar[int] = 13
+    _fields_ = [
+        *_fields(c_void_p, "q k v a b A dt_bias y state"),
+        *_fields(c_int64, "q_stride k_stride v_stride a_stride b_stride y_stride slot_stride"),
+        *_fields(c_int64, "heads key_heads key_dim value_dim"),
+        *_fields(c_float, "scale beta_scale lower_bound"),
+        *_fields(c_int32, "qk_norm vector_decay"),
+    ]
+
+
+class SelectiveScan(Structure):
+    kind: ClassVar[int] = 14
+    _fields_ = [
+        *_fields(c_void_p, "x dt A B C D dt_bias gate y state"),
+        *_fields(c_int64, "x_stride dt_stride B_stride C_stride gate_stride y_stride slot_stride"),
+        *_fields(c_int64, "heads groups head_dim state_dim"),
+        *_fields(c_float, "dt_min dt_max"),
+        ("vector_A", c_int32),
+    ]
+
+
+class GatedNorm(Structure):
+    kind: ClassVar[int] = 15
+    _fields_ = [
+        *_fields(c_void_p, "x gate weight y"),
+        *_fields(c_int64, "x_stride gate_stride y_stride groups size weight_stride"),
+        ("eps", c_float),
+        *_fields(c_int32, "gate_first silu"),
+    ]
+
+
 class _Op(Structure):
     _fields_ = [("kind", c_int32), ("params", c_void_p)]
 
@@ -189,13 +230,30 @@ class _Group(Structure):
 class _Step(Structure):
     _fields_ = [
         *_fields(c_int64, "tokens rows table_width"),
-        *_fields(c_void_p, "ids first count angles groups pages"),
+        *_fields(c_void_p, "ids first count slots angles groups pages"),
         *_fields(c_int64, "layers block_tokens page_kv_heads page_dim"),
         ("page_type", c_int32),
     ]
 
 
-Op = Embed | Norm | Add | Activate | RopeKV | Linear | Attend | Cap | Route | Experts | Combine | AllReduce
+Op = (
+    Embed
+    | Norm
+    | Add
+    | Activate
+    | RopeKV
+    | Linear
+    | Attend
+    | Cap
+    | Route
+    | Experts
+    | Combine
+    | AllReduce
+    | CausalConv
+    | DeltaRule
+    | SelectiveScan
+    | GatedNorm
+)
 MIRRORED = (
     Embed,
     Norm,
@@ -209,6 +267,10 @@ MIRRORED = (
     Experts,
     Combine,
     AllReduce,
+    CausalConv,
+    DeltaRule,
+    SelectiveScan,
+    GatedNorm,
     _Op,
     _Angles,
     _Group,
@@ -225,7 +287,7 @@ class Program:
 
 
 class StepData:
-    """Tensors of one step, contiguous and on the CPU. Counts and positions are int64; pages: see pages.py."""
+    """Tensors of one step, contiguous and on the CPU. Counts, positions and slots are int64; pages: see pages.py."""
 
     def __init__(
         self,
@@ -234,12 +296,13 @@ class StepData:
         ids: Tensor | None = None,
         first: Tensor | None = None,
         count: Tensor | None = None,
+        slots: Tensor | None = None,
         angles: Sequence[tuple[Tensor, Tensor]] = (),
         tables: Sequence[Tensor] = (),
         slot_mapping: Sequence[Tensor] = (),
         pages: Tensor | None = None,
     ) -> None:
-        self.keep_alive = (ids, first, count, *angles, *tables, *slot_mapping, pages)
+        self.keep_alive = (ids, first, count, slots, *angles, *tables, *slot_mapping, pages)
         self._angles = (_Angles * len(angles))(*(_Angles(_at(cos), _at(sin)) for cos, sin in angles))
         self._groups = (_Group * len(tables))(
             *(_Group(_at(table), _at(own)) for table, own in zip(tables, slot_mapping, strict=True))
@@ -252,6 +315,7 @@ class StepData:
             ids=_at(ids),
             first=_at(first),
             count=_at(count),
+            slots=_at(slots),
             angles=ctypes.addressof(self._angles),
             groups=ctypes.addressof(self._groups),
             pages=_at(pages),
