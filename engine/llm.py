@@ -55,7 +55,7 @@ from engine.formats.load_time import load_formats
 from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.parts import Model, has_no_kv_cache
+from engine.models.parts import Model, is_bidirectional
 from engine.models.stored import native_paths
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
@@ -433,7 +433,7 @@ def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
     context = overrides.get("max_context", model.max_context)
     if model.encoder is not None:
         return max(STEP_TOKENS, min(model.max_encoder_input, context) + overrides.get("max_running", MAX_RUNNING))
-    return max(STEP_TOKENS, context) if has_no_kv_cache(model) else STEP_TOKENS
+    return max(STEP_TOKENS, context) if is_bidirectional(model) else STEP_TOKENS
 
 
 def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:

@@ -39,7 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.text.tokenizer",
     ),
     "engine.lowering": ("engine.formats", "engine.models", "engine.api.config", "engine.api.errors"),
-    "engine.kv": ("engine.api", "engine.models.parts"),
+    "engine.kv": ("engine.api", "engine.models.parts", "engine.models.ranks"),
     "engine.structured": ("engine.text", "engine.api"),
     "engine.core": ("engine.api", "engine.kv", "engine.structured", "engine.models.parts"),
     "engine.core.whatif": ("engine.core", "engine.api"),
@@ -47,7 +47,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.weights": ("engine.formats", "engine.models", "engine.distributed", "engine.api", "kernels"),
     "engine.layers": (
         *("engine.formats", "engine.models", "engine.lowering", "engine.weights", "engine.distributed"),
-        *("engine.kv.layout", "engine.worker.batch", "engine.api", "kernels"),
+        *("engine.kv.layout", "engine.kv.states", "engine.worker.batch", "engine.api", "kernels"),
     ),
     "engine.sampling": ("engine.layers", "engine.api", "kernels"),
     "engine.worker": (
@@ -73,7 +73,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.planning": (
         *("appliance.config", "appliance.hardware", "appliance.constraints", "appliance.checkpoints"),
         *("appliance.security", "appliance.chat_templates", "appliance.output_formats"),
-        *("engine.api", "engine.formats", "engine.gguf", "engine.kv.layout", "engine.models", "engine.lowering"),
+        *("engine.api", "engine.formats", "engine.gguf", "engine.kv.layout", "engine.kv.states", "engine.models"),
+        "engine.lowering",
         *("engine.text", "kernels.cpu.library"),
     ),
     "appliance.planning.diff": (

@@ -20,8 +20,9 @@ from engine.models.parts import (
     bodies,
     encoder_bodies,
     has_experts,
+    recurrents,
 )
-from engine.models.ranks import tensor_sizes
+from engine.models.ranks import recurrent_units, tensor_sizes
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
 from engine.models.stored import native_paths
 from kernels.cpu.library import ACTIVATIONS
@@ -50,6 +51,7 @@ class ModelFacts:
     whole: tuple[int, ...] = ()  # rank counts that split the integer weights only between quantization groups
     fp8: int = 0  # number of fp8 matrices that Triton kernels multiply by directly
     blocks: tuple[int, ...] = ()  # rank counts that split the fp8 matrices only between scale blocks
+    recurrent: tuple[tuple[int, str], ...] = ()  # numbers that ranks divide in recurrent layers, with their names
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
     acausal_alibi: bool = False  # True: bidirectional attention or cross-attention has ALiBi
@@ -81,6 +83,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         whole=tensor_sizes(model, own, "compiled") if held else (),
         fp8=len(fp8),
         blocks=tensor_sizes(model, own, "triton") if fp8 else (),
+        recurrent=tuple(dict.fromkeys(unit for part in recurrents(model) for unit in recurrent_units(part))),
         by_torch=torch_parts(lower(model), ACTIVATIONS),
         acausal_alibi=any(p.alibi is not None and (p.source or not p.causal) for p in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in parts),

@@ -28,11 +28,11 @@ RULES = (
         name="equal-pages",
         keys=(),
         facts=("model.pages",),
-        holds=lambda view: len(view.facts.model.pages) == 1,
+        holds=lambda view: len(view.facts.model.pages) <= 1,
         text="all attention layers have the same number and size of KV heads",
         because=lambda facts: (
             "all attention layers must have the same number and size of KV heads, but the model has "
-            + (" and ".join(f"{count} of {size}" for count, size in facts.model.pages) or "none")
+            + " and ".join(f"{count} of {size}" for count, size in facts.model.pages)
         ),
     ),
 )

@@ -6,6 +6,7 @@ split anywhere. `engine.models.ranks` implements the same division.
 """
 
 from appliance.constraints.rule import TRITON, Facts, Rule, View, is_compiled
+from engine.models.ranks import shares
 
 
 def _divides(view: View) -> bool:
@@ -49,6 +50,18 @@ RULES = (
         text="the number of ranks divides the intermediate size of every MLP and expert",
         because=lambda facts: (
             f"ranks split the intermediate sizes of MLPs, {' and '.join(map(str, facts.model.intermediate_sizes))}"
+        ),
+    ),
+    Rule(
+        name="ranks-recurrent",
+        keys=("tensor",),
+        facts=("model.recurrent",),
+        holds=lambda view: all(shares(units, what, view.tensor) for units, what in view.facts.model.recurrent),
+        text="the number of ranks divides the heads of recurrent layers and the groups of Mamba-2, and divides the "
+        "key heads of a DeltaNet or is a multiple of them",
+        because=lambda facts: (
+            "ranks divide the recurrent layers, which have "
+            f"{', '.join(f'{units} {what}' for units, what in facts.model.recurrent)}"
         ),
     ),
     Rule(

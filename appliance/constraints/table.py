@@ -104,6 +104,7 @@ FEATURES = (
     Line("an activation that only torch has", model={"by_torch": ("activation relu2 of 2 MLPs",)}),
     Line("an encoder that pools", model={"pools": True}),
     Line("a decoder that pools", model={"pools": True}),
+    Line("recurrent layers"),
     Line("an encoder-decoder model", model={"encoder_decoder": True}),
     Line("as above, rounded to int8", {"weights": "int8"}, model={"encoder_decoder": True}),
     Line("a mixture of experts", model={"experts": True}),

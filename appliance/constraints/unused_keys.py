@@ -13,7 +13,7 @@ from appliance.config.fix import Remove
 from appliance.config.merge import at
 from appliance.config.problems import Problem, given
 from appliance.config.settings import Settings
-from engine.models.parts import Model, TokenLogits, has_no_kv_cache
+from engine.models.parts import Model, TokenLogits, attentions, is_bidirectional
 
 ANY = object()  # marks keys for which no value is harmless
 
@@ -41,13 +41,17 @@ def _keeps_only(model: Model) -> bool:
     This is so if its output depends on the states of all tokens, which must then be computed for every request.
     """
     pooler = model.pooler
-    return (
-        pooler is not None and not has_no_kv_cache(model) and (pooler.pool != "last" or pooler.task == "token_classify")
-    )
+    if pooler is None or is_bidirectional(model):
+        return False
+    return pooler.pool != "last" or pooler.task == "token_classify"
 
 
 def _is_encoder_decoder(model: Model) -> bool:
     return model.encoder is not None
+
+
+def _is_recurrent(model: Model) -> bool:
+    return not attentions(model) and not is_bidirectional(model)
 
 
 def _makes_no_vectors(model: Model) -> bool:
@@ -62,6 +66,7 @@ def _names_no_tokens(model: Model) -> bool:
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _REPLIES = ("max_output_tokens", "max_choices", "max_logprobs", "max_stop")
 _GRAMMARS = ("grammar_size", "grammar_time", "grammar_memory")
+RECURRENT = "models without attention"
 POOLS, WHOLE = "pooling models", "models with bidirectional attention"
 ENCODER_DECODER = "encoder-decoder models"
 
@@ -114,8 +119,13 @@ UNUSED_KEYS = (
             "engine.cache.block_tokens": ANY,
             "engine.cache.prefix": False,
         },
-        *(has_no_kv_cache, WHOLE),
+        *(is_bidirectional, WHOLE),
         because="this model has bidirectional attention and no KV cache",
+    ),
+    UnusedKeys(
+        {"quantization.kv_cache": ANY, "hardware.kv_cache_memory": ANY},
+        *(_is_recurrent, RECURRENT),
+        because="this model has no attention, and keeps recurrent state instead of a KV cache",
     ),
     UnusedKeys(
         {"engine.cache.prefix": False},

@@ -12,7 +12,7 @@ from appliance.planning.memory import (
     state_groups,
     weight_accounts,
 )
-from appliance.planning.memory_budget import SELF_TEST, MemoryBudget
+from appliance.planning.memory_budget import SELF_TEST, STATES, MemoryBudget
 from appliance.planning.workspace import BUFFER
 from engine.kv.layout import Layout
 from engine.lowering.footprint import mapped_bytes, part_bytes
@@ -23,6 +23,7 @@ def breakdown(budget: MemoryBudget, cache: Choice[int], context: int, context_ac
     pages, step, model_tables = budget.pages, budget.size.tokens, budget.tables(context)
     blocks = pages.blocks(cache.value)
     used = (*budget.fixed, *model_tables, *budget.scores(context), *budget.graphs)
+    states = summed(one for one in budget.fixed if one.name == STATES)
     accounts = (
         budget.usable.account,
         *weight_accounts(budget.holdings),
@@ -49,6 +50,9 @@ def breakdown(budget: MemoryBudget, cache: Choice[int], context: int, context_ac
         tables=summed(model_tables),
         buffers=summed(one for one in budget.fixed if one.name.startswith(BUFFER)),
         self_test=summed(one for one in budget.fixed if one.name == SELF_TEST),
+        states=states,
+        state_slots=states // max(1, budget.states.slot_bytes),
+        state_slot_bytes=budget.states.slot_bytes,
         graphs=summed(budget.graphs),
         loading=budget.loading,
         state=state_groups(pages, context, step),
@@ -71,7 +75,10 @@ def _longest(pages: Layout, blocks: int, context: int, step: int) -> int:
 
 
 def _at_once(budget: MemoryBudget, blocks: int, tokens: int) -> int:
-    """Return how many requests of `tokens` tokens fit into the cache, or into one step if there is no cache."""
+    """Return how many requests of `tokens` tokens fit into the cache. Without a cache, it is the number that may run at
+    once if they have recurrent state, else the number of prompts that fit into one step."""
+    if budget.states.layers and not budget.pages.groups:
+        return budget.running.value
     if not budget.pages.groups:
         return max(1, min(budget.running.value, budget.size.tokens // tokens))
     return (blocks - 1) // budget.pages.blocks_for(tokens, budget.size.tokens)

@@ -17,6 +17,7 @@ from appliance.planning.memory import CPU_CACHE_BYTES, Memory, largest, pool_byt
 from appliance.planning.memory_budget import MemoryBudget, source_step
 from appliance.planning.requirements import RequestedCapacity, available_cache, need_of, needed, requested_capacity
 from engine.models.checkpoint import Checkpoint
+from engine.models.parts import is_bidirectional
 
 
 def size_cache(
@@ -51,7 +52,7 @@ def _most(settings: Settings, budget: MemoryBudget, supported: int) -> int:
     manifest = settings.manifest
     wanted, step = manifest.model.max_context, budget.step.value
     most = supported if wanted == "auto" else wanted
-    if budget.pages.groups:
+    if not is_bidirectional(budget.model):
         return most
     if wanted != "auto" and wanted > step:
         message = (
@@ -133,6 +134,8 @@ def _context_account(
 
 def _cache_bytes(manifest: Manifest, budget: MemoryBudget, requested: RequestedCapacity, context: int) -> Choice[int]:
     if not budget.pages.groups:
+        if budget.states.layers:
+            return Choice(0, "none: the model has no attention; its recurrent state is part of the workspace")
         return Choice(0, "none: a model with bidirectional attention keeps no KV cache")
     available = available_cache(manifest, budget, context)
     if manifest.hardware.kv_cache_memory != "auto":

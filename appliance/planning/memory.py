@@ -85,6 +85,9 @@ class Memory:
     tables: int  # request tables, allocated at the start
     buffers: int  # step buffers allocated at the start; 0 if each step allocates its own
     self_test: int  # KV cache blocks of the self-test, allocated at the start
+    states: int  # recurrent state of requests and snapshots, allocated at the start
+    state_slots: int  # number of slots that it has, of `state_slot_bytes` each
+    state_slot_bytes: int
     graphs: int
     loading: int  # peak while the weights load
     state: tuple[StateGroup, ...]
@@ -102,6 +105,8 @@ def planned_parts(memory: Memory) -> tuple[dict[str, int], ...]:
     alike = {"kv": memory.blocks * memory.block_bytes, "tables": memory.tables}
     if memory.self_test:
         alike["self_test"] = memory.self_test
+    if memory.states:
+        alike["states"] = memory.states
     if memory.buffers:
         alike["buffers"] = memory.buffers
     return tuple({**rank.parts, **alike} for rank in memory.ranks)
@@ -139,7 +144,7 @@ def _generic(name: str) -> str:
 def state_groups(layout: Layout, max_context: int, step_tokens: int) -> tuple[StateGroup, ...]:
     """Return the cache state by attention window: groups of the layout with the same window are combined.
 
-    Other kinds of state (chunked, latent, recurrent) would be further groups of the layout.
+    Recurrent state does not grow with the context; it is part of the workspace.
     """
     kinds: dict[int | None, list[int]] = {}
     for number, group in enumerate(layout.groups):

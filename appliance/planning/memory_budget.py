@@ -26,6 +26,7 @@ from appliance.planning.workspace import (
 from engine.api.config import MAX_RUNNING, Device, graph_ladder
 from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
+from engine.kv.states import StateLayout, num_snapshots, state_layout
 from engine.lowering.footprint import (
     Holder,
     Holding,
@@ -36,13 +37,15 @@ from engine.lowering.footprint import (
     temporary_bytes,
 )
 from engine.models.checkpoint import Checkpoint
-from engine.models.parts import Model, has_no_kv_cache
+from engine.models.parts import Model, is_bidirectional
 from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 SELF_TEST = "KV blocks of golden prompts (blocks × block)"
+STATES = "recurrent state (slots of requests and snapshots × bytes)"
 LOGITS_PART = 8  # auto lowers max_running until the logits take at most 1 / LOGITS_PART of the usable memory
+STATES_PART = 4  # and until the recurrent state takes at most 1 / STATES_PART of it
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,10 @@ class MemoryBudget:
     @property
     def size(self) -> StepSize:
         return StepSize(self.step.value, self.running.value)
+
+    @property
+    def states(self) -> StateLayout:
+        return state_layout(self.model, self.view.tensor)
 
     @property
     def compiled(self) -> bool:
@@ -160,6 +167,8 @@ def measure(
     )
     if manifest.lifecycle.self_test.prompts and model.pooler is None:
         fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
+    if slots := state_slots(manifest, model, size.slots):
+        fixed = (*fixed, product(STATES, slots, state_layout(model, view.tensor).slot_bytes))
     if mapped := max(map(mapped_bytes, ranks)):
         fixed = (*fixed, Step("weights mapped from the checkpoint file", number(mapped), mapped))
     if compiled:
@@ -182,10 +191,17 @@ def measure(
     )
 
 
+def state_slots(manifest: Manifest, model: Model, requests: int) -> int:
+    """Return the number of slots with recurrent state: of requests, of snapshots, and an unused one (engine/worker)."""
+    snapshots = num_snapshots(state_layout(model), requests, prefix_cache=manifest.engine.cache.prefix)
+    return 0 if snapshots is None else requests + snapshots + 1
+
+
 def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Choice[int]:
     """Return the most requests in a step.
 
-    auto uses MAX_RUNNING, or fewer if the logits would take more than 1 / LOGITS_PART of the usable memory.
+    auto uses MAX_RUNNING, or fewer if the logits would take more than 1 / LOGITS_PART of the usable memory, or the
+    recurrent state more than 1 / STATES_PART.
     """
     wanted = manifest.engine.scheduling.max_running
     if wanted != "auto":
@@ -198,8 +214,21 @@ def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, vi
     def taken(count: int) -> int:
         return logits_bytes(checkpoint.model, count, view.kernels)
 
-    while rows > requested and taken(rows) > usable // LOGITS_PART:
+    def stored(count: int) -> int:
+        slot = state_layout(checkpoint.model, view.tensor).slot_bytes
+        return state_slots(manifest, checkpoint.model, count) * slot
+
+    while rows > requested and stored(rows) > usable // STATES_PART:
         rows = max(requested, rows // 2)
+    limited = rows < MAX_RUNNING
+    while rows > requested and taken(rows) > usable // LOGITS_PART:
+        rows, limited = max(requested, rows // 2), False
+    if limited:
+        return Choice(
+            rows,
+            f"recurrent state of {MAX_RUNNING} would take {spell_bytes(stored(MAX_RUNNING))}, and "
+            f"{spell_bytes(usable // STATES_PART)} are a quarter of the usable memory",
+        )
     if checkpoint.model.head is None:
         return Choice(rows, "the maximum of auto")
     if rows == MAX_RUNNING:
@@ -285,7 +314,7 @@ def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, run
     if (needed := source_step(manifest, checkpoint, running)) > STEP_TOKENS[device]:
         return Choice(needed, "the longest encoder input, which is read in one step, and one token per running request")
     longest = _table_context(manifest, checkpoint)
-    if has_no_kv_cache(checkpoint.model) and longest > STEP_TOKENS[device]:
+    if is_bidirectional(checkpoint.model) and longest > STEP_TOKENS[device]:
         return Choice(longest, "the longest prompt: the model has bidirectional attention and reads it in one step")
     return Choice(STEP_TOKENS[device], f"for {device}")
 

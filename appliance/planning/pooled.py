@@ -13,7 +13,7 @@ from appliance.planning.targets import passed_on
 from engine.api.config import TaskConfig
 from engine.models.checkpoint import Checkpoint
 from engine.models.modules import LateInteraction
-from engine.models.parts import Difference, Pooler, has_no_kv_cache
+from engine.models.parts import Difference, Pooler, is_bidirectional
 
 _KEY = re.compile(r"(model\.(?:task|text_only|pooling(?:\.\w+)?)): ")
 Pairs = Literal["none", "tokenizer", "template", "reranker"]
@@ -97,7 +97,7 @@ def _pairs(checkpoint: Checkpoint, pooler: Pooler) -> Pairs:
     """Return what joins two texts into one prompt: the tokenizer of an encoder, or the template of a decoder."""
     if "score" not in tasks_of(checkpoint) or pooler.task == "embed":
         return "none"
-    if has_no_kv_cache(checkpoint.model):
+    if is_bidirectional(checkpoint.model):
         return "tokenizer"
     is_yes_or_no = any(isinstance(stage, Difference) for stage in pooler.stages)
     return "reranker" if is_yes_or_no or checkpoint.architecture.startswith("Qwen3") else "template"

@@ -100,7 +100,16 @@ def _memory(plan: Plan) -> list[str]:
             f"  a token needs {state.token_bytes:,} B in {state.layers} layers ({state.kind}, {reach}); "
             f"a request of {engine.max_context} at most {spell_bytes(state.request_bytes)}"
         )
+    if memory.states:
+        snapshots = memory.state_slots - engine.slots - 1
+        lines.append(
+            f"  a request needs {memory.state_slot_bytes:,} B of recurrent state; there are {engine.slots} slots for "
+            f"requests and {snapshots} for snapshots, {spell_bytes(memory.states)} of the workspace"
+        )
     fits = [f"{one.requests} of {one.tokens}" for one in memory.concurrency]
+    if not memory.state and memory.states:
+        lines.append(f"  concurrent requests: {memory.concurrency[-1].requests}, of any length")
+        return lines
     if not memory.state:
         lines.append(f"  concurrent prompts of one step, by length in tokens: {', '.join(fits)}")
         return lines

@@ -17,6 +17,7 @@ from appliance.hardware.devices import CpuModel, GpuModel, cpu_by_kernels, gpu_b
 from appliance.hardware.machine import Machine
 from appliance.planning.derivation import Account, Step, leading, number
 from engine.kv.layout import Layout
+from engine.kv.states import state_layout
 from engine.lowering.footprint import Holding
 from engine.lowering.lower import lower
 from engine.lowering.measures import attention_operations, encoder_weights, multiplied, touched_experts
@@ -138,7 +139,12 @@ def _decode(
         steps.append(leading("experts used by the rows", formula, experts * share))
     formula = f"{number(rows)} × {number(state_bytes(layout, length))}"
     steps.append(leading(f"keys and values, {length} tokens per row", formula, state))
-    read = [value for value in (dense, experts * share, state) if value]
+    slot = state_layout(model, limit.ranks).slot_bytes
+    if slot:
+        steps.append(
+            leading("recurrent state, read and written", f"{number(rows)} × 2 × {number(slot)}", 2 * rows * slot)
+        )
+    read = [value for value in (dense, experts * share, state, 2 * rows * slot) if value]
     more, ceiling = _ceiling(limit, read, rows, multiplied, rows)
     what = "row" if rows == 1 else "rows"
     title = f"the ceiling of decoding {rows} {what} of {length} tokens, by {ceiling.limited_by} of {limit.source}"

@@ -14,8 +14,9 @@ from engine.lowering.lower import lower
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input
 from engine.lowering.program import Attend, Route
 from engine.lowering.rewrites import compiled_ops
-from engine.models.parts import MLP, Attention, Block, Body, Model, bodies
+from engine.models.parts import MLP, Attention, Block, Body, DeltaNet, Mamba2, Model, ShortConv, bodies
 from engine.models.ranks import share_of
+from engine.models.sources import recurrent_linears
 from kernels.cpu.library import tiling
 
 MIB = 2**20
@@ -293,6 +294,14 @@ def _activations(block: Block, ranks: int) -> int:
 
 def _width(body: Body, ranks: int) -> int:
     match body:
+        case Attention() if body.gated:
+            return 2 * (3 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
+        case DeltaNet() | Mamba2() | ShortConv():
+            # Projections, the output of the convolution, and float32 copies of queries, keys, values and outputs.
+            return 6 * max(
+                sum(_own(row.units, ranks) * row.width for row in linear.rows)
+                for linear in recurrent_linears(body)[:-1]
+            )
         case Attention():
             return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
         case MLP():

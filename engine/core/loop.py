@@ -41,7 +41,7 @@ from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
-from engine.models.parts import Model, Pooler, attentions, has_no_kv_cache
+from engine.models.parts import Model, Pooler, attentions, is_bidirectional
 
 TimedEvent = tuple[str, float, Event]
 
@@ -59,6 +59,7 @@ class Worker(Protocol):
     model: Model
     layout: Layout
     blocks: int  # including the null block
+    snapshots: int | None  # of recurrent state; None for a model without
     weight_bytes: int
     kv_bytes: int
     memory: tuple[RankMemory, ...]
@@ -418,8 +419,9 @@ def build_loop(
         prefix_cache=config.prefix_cache,
         ropes=tuple(ropes),
         pooled=pooled_tasks(worker.model),
-        whole=has_no_kv_cache(worker.model),
+        whole=is_bidirectional(worker.model),
         sources=encoder_limits(worker.model),
+        snapshots=worker.snapshots,
     )
     grammars, events, on_idle = Grammars(open_compiler), list[TimedEvent](), None
 
@@ -454,7 +456,9 @@ def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, .
     if not wanted.prompts:
         return None
     block_tokens = worker.layout.block_tokens
-    longest = min(config.max_context, len(worker.reserved) // len(worker.layout.groups) * block_tokens)
+    groups, longest = len(worker.layout.groups), config.max_context
+    if groups:
+        longest = min(longest, len(worker.reserved) // groups * block_tokens)
     known = [one.prompt for one in locked.goldens] if locked else []
     chosen = [prompt for prompt in known if len(prompt.ids) + REPLY_TOKENS <= longest]
     names = {prompt.name for prompt in known}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -32,6 +33,7 @@ class Batch:
     slot_mapping: tuple[Tensor, ...]  # per group: [tokens] int64
     first: tuple[int, ...]  # first position of each row
     count: tuple[int, ...]  # positions of each row
+    slots: Tensor  # [rows] int64, slot of each row in the request table, which is also its state slot
     segments: Tensor | None = None  # [tokens] int64, segment number of the token, for models with segments
     decoder_starts: tuple[int, ...] | None = None  # encoder-decoder: positions at which the decoder's tokens begin
     encoder_inputs: EncoderInputs | None = None  # encoder inputs that the step reads
@@ -43,6 +45,13 @@ class Batch:
     @property
     def tokens(self) -> int:
         return self.ids.shape[0]
+
+    @property
+    def state_rows(self) -> tuple[Tensor, ...]:
+        """Rows as recurrent operations receive them (kernels/recurrent/common.py): query_start, slots and first,
+        int32."""
+        first = torch.tensor(self.first, dtype=torch.int32, device=self.slots.device)
+        return self.query_start.int(), self.slots.int(), first
 
     @property
     def last(self) -> Tensor:

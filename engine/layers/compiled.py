@@ -18,6 +18,7 @@ from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
 from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
+from engine.layers.states import LayerStates
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.measures import buffer_widths
 from engine.lowering.program import (
@@ -25,16 +26,23 @@ from engine.lowering.program import (
     Add,
     AllReduce,
     Attend,
+    CausalConv,
+    Columns,
     Combine,
+    DeltaRule,
     Embed,
     ExpertLinear,
+    Gate,
+    GatedNorm,
     Linear,
     Normalize,
     Op,
     PrepareKV,
     Program,
     QKNorm,
+    Recurrence,
     Route,
+    SelectiveScan,
     Value,
 )
 from engine.lowering.rewrites import compiled_ops
@@ -94,13 +102,16 @@ class CompiledModel:
         # torch adds the rows of positions and segments, which are small tables.
         self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
         self.whole = _bidirectional_kv(self.ops)
+        self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
+        self.states: LayerStates = ()  # of the last step; operations point to them
         self._fit(MIN_TOKENS)
 
-    def forward(self, batch: Batch, pages: Tensor) -> Tensor:
+    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
         """Implement `TextModel.forward`."""
-        if batch.tokens > self.tokens:
-            self._fit(max(batch.tokens, 2 * self.tokens))
+        if batch.tokens > self.tokens or states is not self.states:
+            self.states = states
+            self._fit(max(batch.tokens, 2 * self.tokens) if batch.tokens > self.tokens else self.tokens)
         tables, slot_mapping = batch.tables, batch.slot_mapping
         if self.whole is not None:
             tables, slot_mapping, pages = self.whole.placed(batch)
@@ -114,6 +125,7 @@ class CompiledModel:
             ids=batch.ids,
             first=torch.tensor(batch.first),
             count=torch.tensor(batch.count),
+            slots=batch.slots,
             angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
             tables=tables,
             slot_mapping=slot_mapping,
@@ -181,6 +193,8 @@ class CompiledModel:
         self.tokens = tokens
         self.regions: list[CompiledProgram | TorchOp] = []
         self.buffers.make(tokens)
+        if self.is_recurrent and not self.states:
+            return  # the first step brings the states
         ops = [made for op in self.ops for made in self._compiled(op)]
         self.regions = _regions(ops, tuple(self.buffers.tensors.values()))
 
@@ -224,8 +238,118 @@ class CompiledModel:
                 yield cpu.experts(packed, values[op.x], values[op.y], op.top_k, gathered=op.gathered)
             case Combine():
                 yield _combine(op, values)
+            case CausalConv():
+                yield self._causal_conv(op)
+            case DeltaRule():
+                yield self._delta_rule(op)
+            case SelectiveScan():
+                yield self._selective_scan(op)
+            case GatedNorm():
+                yield self._gated_norm(op)
+            case Gate():
+                yield _torch_gate(op, self._columns(op.x), self._columns(op.gate), values[op.y])
             case _:
                 raise NotImplementedError(f"compiled kernels have no {type(op).__name__}")
+
+    def _causal_conv(self, op: CausalConv) -> cpu.CausalConv:
+        x, y, state = self._columns(op.x), self.buffers[op.y], self.states[op.layer][0]
+        weight = self.weights.parameter(op.weight)
+        return cpu.CausalConv(
+            x=x.data_ptr(),
+            weight=weight.data_ptr(),
+            bias=None if op.bias is None else self.weights.parameter(op.bias).data_ptr(),
+            y=y.data_ptr(),
+            state=state.data_ptr(),
+            x_stride=x.stride(0),
+            y_stride=y.stride(0),
+            slot_stride=state.stride(0),
+            channels=weight.shape[1],
+            width=weight.shape[0],
+            silu=op.act == "silu",
+        )
+
+    def _delta_rule(self, op: DeltaRule) -> cpu.DeltaRule:
+        qkv, gates, y, state = (
+            self.buffers[op.qkv],
+            self.buffers[op.gates],
+            self.buffers[op.y],
+            self.states[op.layer][1],
+        )
+        keys = op.key_heads * op.key_dim
+        return cpu.DeltaRule(
+            q=qkv.data_ptr(),
+            k=qkv[:, keys:].data_ptr(),
+            v=qkv[:, 2 * keys :].data_ptr(),
+            a=gates[:, op.value_heads :].data_ptr(),
+            b=gates.data_ptr(),
+            A=self.weights.parameter(op.a).data_ptr(),
+            dt_bias=self.weights.parameter(op.dt_bias).data_ptr(),
+            y=y.data_ptr(),
+            state=state.data_ptr(),
+            **dict.fromkeys(("q_stride", "k_stride", "v_stride"), qkv.stride(0)),
+            **dict.fromkeys(("a_stride", "b_stride"), gates.stride(0)),
+            y_stride=y.stride(0),
+            slot_stride=state.stride(0),
+            heads=op.value_heads,
+            key_heads=op.key_heads,
+            key_dim=op.key_dim,
+            value_dim=op.value_dim,
+            scale=op.key_dim**-0.5,
+            beta_scale=1.0,
+            qk_norm=True,
+        )
+
+    def _selective_scan(self, op: SelectiveScan) -> cpu.SelectiveScan:
+        xbc, dt, y, state = self.buffers[op.xbc], self._columns(op.dt), self.buffers[op.y], self.states[op.layer][1]
+        inner, shared = op.heads * op.head_dim, op.groups * op.state
+        return cpu.SelectiveScan(
+            x=xbc.data_ptr(),
+            dt=dt.data_ptr(),
+            A=self.weights.parameter(op.a).data_ptr(),
+            B=xbc[:, inner:].data_ptr(),
+            C=xbc[:, inner + shared :].data_ptr(),
+            D=self.weights.parameter(op.d).data_ptr(),
+            dt_bias=self.weights.parameter(op.dt_bias).data_ptr(),
+            y=y.data_ptr(),
+            state=state.data_ptr(),
+            **dict.fromkeys(("x_stride", "B_stride", "C_stride"), xbc.stride(0)),
+            dt_stride=dt.stride(0),
+            y_stride=y.stride(0),
+            slot_stride=state.stride(0),
+            heads=op.heads,
+            groups=op.groups,
+            head_dim=op.head_dim,
+            state_dim=op.state,
+            dt_min=op.dt_limits[0],
+            dt_max=op.dt_limits[1],
+        )
+
+    def _gated_norm(self, op: GatedNorm) -> cpu.GatedNorm:
+        x, gate, y, weight = (
+            self.buffers[op.x],
+            self._columns(op.gate),
+            self.buffers[op.y],
+            self.weights.parameter(op.weight),
+        )
+        size = x.shape[1] // op.groups
+        return cpu.GatedNorm(
+            x=x.data_ptr(),
+            gate=gate.data_ptr(),
+            weight=weight.data_ptr(),
+            y=y.data_ptr(),
+            x_stride=x.stride(0),
+            gate_stride=gate.stride(0),
+            y_stride=y.stride(0),
+            groups=op.groups,
+            size=size,
+            weight_stride=size if len(weight) == x.shape[1] else 0,
+            eps=op.eps,
+            gate_first=op.gate_first,
+            silu=True,
+        )
+
+    def _columns(self, columns: Columns) -> Tensor:
+        return self.buffers[columns.value][:, columns.first : columns.first + columns.width]
 
     def _embed(self, x: Tensor) -> cpu.Embed:
         table = self.vocabulary.table
@@ -451,6 +575,22 @@ def _torch_norm(layer: ProjectionNorm, qkv: Tensor, heads: int, dim: int) -> Tor
     def compute(tokens: int) -> None:
         qk = qkv[:tokens, : heads * dim]
         qk[:] = layer(qk.unflatten(1, (heads, dim))).flatten(1)
+
+    return TorchOp(compute)
+
+
+VECTOR = 64  # floats; more than the widest registers of torch's loops
+
+
+def _torch_gate(op: Gate, x: Tensor, gate: Tensor, y: Tensor) -> TorchOp:
+    """Multiply by a gate. torch rounds the sigmoid of the last elements of a tensor differently if they do not fill its
+    vectors. Rows of other widths are then computed one by one, so that a row does not depend on others."""
+    together = op.act == "none" or x.shape[1] % VECTOR == 0
+
+    def compute(tokens: int) -> None:
+        for rows in (slice(tokens),) if together else (slice(row, row + 1) for row in range(tokens)):
+            factor = gate[rows].sigmoid() if op.act == "sigmoid" else gate[rows]
+            torch.mul(x[rows], factor, out=y[rows])
 
     return TorchOp(compute)
 

@@ -20,14 +20,20 @@ from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.rounded import rounding_of
+from engine.layers.states import LayerStates
 from engine.lowering.program import (
     Activation,
     Add,
     AddNormalize,
     Attend,
+    CausalConv,
+    Columns,
     Combine,
+    DeltaRule,
     Embed,
     ExpertLinear,
+    Gate,
+    GatedNorm,
     Linear,
     Matrix,
     Normalize,
@@ -36,6 +42,7 @@ from engine.lowering.program import (
     QKNorm,
     Quantized,
     Route,
+    SelectiveScan,
     Value,
     WriteKV,
 )
@@ -56,6 +63,10 @@ from kernels.experts.schedule import EXPERT_SCHEDULE, tile_rows
 from kernels.experts.sum import EXPERT_SUM
 from kernels.layer_norm import LAYER_NORM
 from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV, NormKind
+from kernels.recurrent.causal_conv import CAUSAL_CONV
+from kernels.recurrent.delta_rule import DELTA_RULE
+from kernels.recurrent.gated_norm import GATED_NORM
+from kernels.recurrent.selective_scan import SELECTIVE_SCAN
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
@@ -95,6 +106,8 @@ class DeviceStep:
     singles: bool  # some row has one token
     spans: bool  # some row has several tokens
     segments: Tensor | None = None  # [tokens] int32, for models with segment embeddings
+    first: Tensor | None = None  # [rows] int32, position of each row's first token, for recurrent layers
+    states: LayerStates = ()  # of the recurrent layers
     cross_attention: CrossAttentionInputs | None = None
     encoder_inputs: "DeviceStep | None" = None  # encoder inputs to read before this step
 
@@ -168,6 +181,17 @@ class _Run:
 
     def __setitem__(self, value: Value, tensor: Any) -> None:
         self.values[value.name] = tensor
+
+    def columns(self, columns: Columns) -> Tensor:
+        found: Tensor = self[columns.value]
+        return found[:, columns.first : columns.first + columns.width]
+
+    @property
+    def state_rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows as recurrent operations receive them (kernels/recurrent/common.py)."""
+        step = self.step
+        assert step.first is not None, "recurrent layers need the positions of the rows"
+        return step.query_start, step.slot, step.first
 
     def execute(self, ops: Sequence[tuple[Op, tuple[str, ...]]]) -> "_Run":
         for op, unused in ops:
@@ -346,6 +370,43 @@ def _combine(op: Combine, run: _Run) -> None:
     run[op.y] = run.model.vocabulary.world.all_reduce(y).to(dtype) if op.reduce else y
 
 
+def _gate(op: Gate, run: _Run) -> None:
+    gate = run.columns(op.gate)
+    run[op.y] = run.columns(op.x) * (gate.sigmoid() if op.act == "sigmoid" else gate)
+
+
+def _causal_conv(op: CausalConv, run: _Run) -> None:
+    weights, state = run.weights, run.step.states[op.layer][0]
+    bias = None if op.bias is None else weights.parameter(op.bias)
+    arguments = run.columns(op.x), weights.parameter(op.weight), bias, op.act, state, *run.state_rows
+    run[op.y], _ = CAUSAL_CONV(*arguments)
+
+
+def _delta_rule(op: DeltaRule, run: _Run) -> None:
+    keys, weights, state = op.key_heads * op.key_dim, run.weights, run.step.states[op.layer][1]
+    q, k, v = run[op.qkv].split((keys, keys, op.value_heads * op.value_dim), 1)
+    b, a = run[op.gates].chunk(2, 1)
+    heads = (one.unflatten(1, (-1, dim)) for one, dim in ((q, op.key_dim), (k, op.key_dim), (v, op.value_dim)))
+    decay = a, b, weights.parameter(op.a), weights.parameter(op.dt_bias)
+    y, _ = DELTA_RULE(*heads, *decay, state, *run.state_rows, op.key_dim**-0.5)
+    run[op.y] = y.flatten(1)
+
+
+def _selective_scan(op: SelectiveScan, run: _Run) -> None:
+    inner, shared, weights = op.heads * op.head_dim, op.groups * op.state, run.weights
+    x, b, c = run[op.xbc].split((inner, shared, shared), 1)
+    b, c = (one.unflatten(1, (-1, op.state)) for one in (b, c))
+    inputs = x.unflatten(1, (-1, op.head_dim)), run.columns(op.dt), weights.parameter(op.a), b, c
+    bias, state = weights.parameter(op.dt_bias), run.step.states[op.layer][1]
+    y, _ = SELECTIVE_SCAN(*inputs, weights.parameter(op.d), bias, None, state, *run.state_rows, op.dt_limits)
+    run[op.y] = y.flatten(1)
+
+
+def _gated_norm(op: GatedNorm, run: _Run) -> None:
+    weight = run.weights.parameter(op.weight)
+    run[op.y] = GATED_NORM(run[op.x], run.columns(op.gate), weight, op.eps, op.gate_first, "silu", op.groups)
+
+
 FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Embed: _embed,
     Normalize: _normalize,
@@ -361,6 +422,11 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Route: _route,
     ExpertLinear: _expert_linear,
     Combine: _combine,
+    Gate: _gate,
+    CausalConv: _causal_conv,
+    DeltaRule: _delta_rule,
+    SelectiveScan: _selective_scan,
+    GatedNorm: _gated_norm,
 }
 
 

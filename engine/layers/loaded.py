@@ -20,11 +20,13 @@ from engine.lowering.program import (
     NormVector,
     Program,
     QKNormVectors,
+    RecurrentParameter,
     SinkLogits,
     Tables,
     Weight,
 )
 from engine.models.parts import Attention, Experts
+from engine.models.ranks import row_runs
 from engine.models.sources import join
 from kernels.experts.routes import Routing
 
@@ -67,6 +69,26 @@ class Slopes:
         self.slopes = torch.tensor(self.own, dtype=torch.float32, device=target.device)
 
 
+class ParameterLayer:
+    """A small tensor of a recurrent part, [rows of this rank · repeat] fp32. The weights of a convolution are
+    [channels, conv], and [conv, channels] for compiled kernels."""
+
+    tensor: Tensor
+
+    def __init__(self, weight: RecurrentParameter, world: World) -> None:
+        self.parameter, self.path, self.world = weight.parameter, weight.name, world
+
+    def load(self, read: Read, target: Target) -> None:
+        stored, pieces = read(self.path), []
+        for piece in self.parameter.rows:
+            first, units = share(piece.units, self.world, "heads") if self.parameter.divided else (0, piece.units)
+            pieces += [stored.narrow(0, start, rows) for start, rows in row_runs(piece, first, units)]
+        tensor = torch.cat(pieces).to(target.device, torch.float32).repeat_interleave(self.parameter.repeat, 0)
+        if self.parameter.inner:
+            tensor = tensor.flatten(1) if target.team is None else tensor.flatten(1).T.contiguous()
+        self.tensor = -tensor.exp() if self.parameter.negative_exp else tensor
+
+
 Loadable = (
     LinearLayer
     | NormLayer
@@ -75,6 +97,7 @@ Loadable = (
     | Sinks
     | Slopes
     | ExpertCorrection
+    | ParameterLayer
     | Vocabulary
     | EncoderEmbedding
 )
@@ -126,6 +149,12 @@ class LoadedWeights:
         assert isinstance(found, Slopes), f"{weight.name} are slopes"
         return found.slopes
 
+    def parameter(self, weight: RecurrentParameter) -> Tensor:
+        """Return the tensor of `ParameterLayer`."""
+        found = self.by_name[weight.name]
+        assert isinstance(found, ParameterLayer), f"{weight.name} is a parameter of a recurrent part"
+        return found.tensor
+
     def tables(self, weight: Tables) -> Vocabulary | EncoderEmbedding:
         found = self.by_name[weight.name]
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
@@ -172,6 +201,8 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return ExpertCorrection(weight)
             case AlibiSlopes():
                 return Slopes(weight, world)
+            case RecurrentParameter():
+                return ParameterLayer(weight, world)
             case Tables(own_tokens=True):
                 return vocabulary
             case Tables(embed=embed, root=root):

@@ -12,6 +12,7 @@ from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import Layout
+from engine.kv.states import state_layout
 from engine.layers.batch import Batch
 from engine.layers.compiled import CompiledModel
 from engine.layers.linear import Target
@@ -19,6 +20,7 @@ from engine.layers.loaded import unloaded
 from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.pooler import PoolerLayer
 from engine.layers.reference import ReferenceExecutor
+from engine.layers.states import LayerStates
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.lowering.lower import lower
@@ -101,6 +103,7 @@ class TextModel:
             raise ValueError("compiled kernels do not support encoder-decoder models; set kernels to torch")
         self.compiled: CompiledModel | None = None
         self.program = lower(model, world.size)
+        self.states = state_layout(model, world.size)
         self.vocabulary = Vocabulary(model, world)
         self.weights = unloaded(self.program, self.vocabulary, world)
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
@@ -158,12 +161,12 @@ class TextModel:
         return 0 if self.compiled is None else self.compiled.buffer_bytes
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, pages: Tensor) -> Tensor:
+    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
         """Return the hidden states after the final norm, [tokens, hidden], valid until the next call. Writes the
-        tokens' keys and values to `pages`."""
+        tokens' keys and values to `pages`, and updates `states` of a recurrent model."""
         if self.compiled is not None:
-            return self.compiled.forward(batch, pages)
-        return self._reference.forward(batch, pages)
+            return self.compiled.forward(batch, pages, states)
+        return self._reference.forward(batch, pages, states)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from engine.layers.batch import Batch
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.loaded import LoadedWeights, routing
 from engine.layers.norm import normed
+from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
 from engine.lowering.program import (
     Activation,
@@ -21,9 +22,14 @@ from engine.lowering.program import (
     AddNormalize,
     AllReduce,
     Attend,
+    CausalConv,
+    Columns,
     Combine,
+    DeltaRule,
     Embed,
     ExpertLinear,
+    Gate,
+    GatedNorm,
     Linear,
     Normalize,
     Op,
@@ -32,6 +38,7 @@ from engine.lowering.program import (
     QKNorm,
     Rotate,
     Route,
+    SelectiveScan,
     Value,
     WriteKV,
 )
@@ -41,6 +48,10 @@ from kernels.attention.encoder_torch import encoder_attention
 from kernels.experts.routes import route
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv
+from kernels.recurrent.causal_conv import CAUSAL_CONV
+from kernels.recurrent.delta_rule import DELTA_RULE
+from kernels.recurrent.gated_norm import GATED_NORM
+from kernels.recurrent.selective_scan import SELECTIVE_SCAN
 from kernels.rope import rotate_
 
 
@@ -74,10 +85,11 @@ class ReferenceExecutor:
         self._encoder_unused = last_uses(program.encoder, program.encoder_out or program.out)
         self._parts = weights, world, kv_layers(layout), dtype
 
-    def forward(self, batch: Batch, pages: Tensor) -> Tensor:
-        """Return the hidden states after the final norm, [tokens, hidden]. Writes keys and values to the pages."""
+    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
+        """Return the hidden states after the final norm, [tokens, hidden]. Writes keys and values to the pages, and
+        updates the states of the rows. states: from `layer_states`."""
         program = self.program
-        step = plan_step(batch, pages, self.layout, program.ropes)
+        step = plan_step(batch, pages, self.layout, program.ropes, states)
         if program.encoder and batch.encoder_inputs is not None:
             inputs = batch.encoder_inputs
             alone = Step(pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
@@ -211,6 +223,67 @@ def _add_normalize(op: AddNormalize, run: Run) -> None:
     run[op.x], run[op.y] = x, normed(layer.norm, x, layer.weight, layer.bias)
 
 
+def _columns(columns: Columns, run: Run) -> Tensor:
+    return run[columns.value][:, columns.first : columns.first + columns.width]
+
+
+def _gate(op: Gate, run: Run) -> None:
+    gate = _columns(op.gate, run)
+    run[op.y] = _columns(op.x, run) * (gate.sigmoid() if op.act == "sigmoid" else gate)
+
+
+def _causal_conv(op: CausalConv, run: Run) -> None:
+    weight = run.weights.parameter(op.weight)
+    bias = None if op.bias is None else run.weights.parameter(op.bias)
+    state = run.step.states[op.layer][0]
+    run[op.y], _ = CAUSAL_CONV.reference(_columns(op.x, run), weight, bias, op.act, state, *run.step.state_rows)
+
+
+def _delta_rule(op: DeltaRule, run: Run) -> None:
+    keys, values = op.key_heads * op.key_dim, op.value_heads * op.value_dim
+    q, k, v = run[op.qkv].split((keys, keys, values), 1)
+    b, a = run[op.gates].chunk(2, 1)
+    y, _ = DELTA_RULE.reference(
+        _heads(q, op.key_dim),
+        _heads(k, op.key_dim),
+        _heads(v, op.value_dim),
+        a,
+        b,
+        run.weights.parameter(op.a),
+        run.weights.parameter(op.dt_bias),
+        run.step.states[op.layer][1],
+        *run.step.state_rows,
+        scale=op.key_dim**-0.5,
+    )
+    run[op.y] = y.flatten(1)
+
+
+def _selective_scan(op: SelectiveScan, run: Run) -> None:
+    inner, shared = op.heads * op.head_dim, op.groups * op.state
+    x, b, c = run[op.xbc].split((inner, shared, shared), 1)
+    y, _ = SELECTIVE_SCAN.reference(
+        _heads(x, op.head_dim),
+        _columns(op.dt, run),
+        run.weights.parameter(op.a),
+        _heads(b, op.state),
+        _heads(c, op.state),
+        run.weights.parameter(op.d),
+        run.weights.parameter(op.dt_bias),
+        None,
+        run.step.states[op.layer][1],
+        *run.step.state_rows,
+        dt_limits=op.dt_limits,
+    )
+    run[op.y] = y.flatten(1)
+
+
+def _gated_norm(op: GatedNorm, run: Run) -> None:
+    weight = run.weights.parameter(op.weight)
+    run[op.y] = GATED_NORM.reference(
+        run[op.x], _columns(op.gate, run), weight, op.eps, gate_first=op.gate_first, groups=op.groups
+    )
+
+
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Embed: _embed,
     Normalize: _normalize,
@@ -226,5 +299,10 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Route: _route,
     ExpertLinear: _expert_linear,
     Combine: _combine,
+    Gate: _gate,
+    CausalConv: _causal_conv,
+    DeltaRule: _delta_rule,
+    SelectiveScan: _selective_scan,
+    GatedNorm: _gated_norm,
     AddNormalize: _add_normalize,
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.rope import angles
+from engine.layers.states import LayerStates
 from engine.models.parts import Rope
 from kernels.paged_attention import Reads, Sizes, causal_reads, cross_reads, group_reads
 from kernels.paged_kv import write_rows
@@ -24,9 +25,11 @@ class Step:
     count: tuple[int, ...]  # tokens of each row
     cross_reads: tuple[Reads, ...] = ()  # per group, for cross-attention
     cross_writes: tuple[Tensor, ...] = ()  # per group: [layers_per_block, 2, tokens of encoder inputs] int64
+    states: LayerStates = ()
+    state_rows: tuple[Tensor, ...] = ()  # query_start, slots and first of the rows (kernels/recurrent/common.py)
 
 
-def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...]) -> Step:
+def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...], states: LayerStates = ()) -> Step:
     layers, block_tokens = layout.layers_per_block, layout.block_tokens
     sizes = Sizes(
         block_tokens=block_tokens,
@@ -46,7 +49,8 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
     writes = tuple(write_rows(slot_mapping, layers, block_tokens) for slot_mapping in batch.slot_mapping)
     rotary_angles = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}
     if batch.decoder_starts is None:
-        return Step(pages, reads, writes, rotary_angles, batch.count)
+        rows = batch.state_rows if states else ()
+        return Step(pages, reads, writes, rotary_angles, batch.count, states=states, state_rows=rows)
     whole = cross_reads(batch.decoder_starts, batch.count, sizes)
     kept = () if batch.encoder_inputs is None else batch.encoder_inputs.slot_mapping
     return Step(

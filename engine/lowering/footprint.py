@@ -17,7 +17,17 @@ from engine.api.config import Dtype, HeadBits, WeightBits
 from engine.formats.load_time import LOAD_FORMATS, SCALE_SIZE
 from engine.formats.native import Executor, Native, Places
 from engine.lowering.lower import lower
-from engine.lowering.program import AlibiSlopes, Correction, Matrix, NormVector, Part, QKNormVectors, SinkLogits, Tables
+from engine.lowering.program import (
+    AlibiSlopes,
+    Correction,
+    Matrix,
+    NormVector,
+    Part,
+    QKNormVectors,
+    RecurrentParameter,
+    SinkLogits,
+    Tables,
+)
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
 from engine.models.parts import (
     Attention,
@@ -27,6 +37,7 @@ from engine.models.parts import (
     Linear,
     Model,
     Norm,
+    Parameter,
     PooledNorm,
     Pooler,
     TokenLogits,
@@ -35,7 +46,7 @@ from engine.models.quantized import Quantization
 from engine.models.ranks import row_runs, rows_of, share_of
 from engine.models.sources import join, qk_norms
 
-PARTS: tuple[Part, ...] = ("embedding", "attention", "mlp", "experts", "norms", "head")
+PARTS: tuple[Part, ...] = ("embedding", "attention", "recurrent", "mlp", "experts", "norms", "head")
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Numbers of inputs that share a scale in weights quantized at load time.
@@ -175,6 +186,8 @@ class _Footprint:
                     found = (Holding("attention", weight.name, "float32", (self._share(part.heads), 4)),)
                 case Correction(experts=experts):
                     found = (Holding("experts", weight.name, "float32", (experts.num_experts, 4)),)
+                case RecurrentParameter(parameter=parameter):
+                    found = (self._parameter(parameter, weight.name),)
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
@@ -201,6 +214,11 @@ class _Footprint:
                         yield Holding(
                             "head", f"{name} (bias)", "float32", (norm.size, 4), self._in_file(f"{name}.bias")
                         )
+
+    def _parameter(self, parameter: Parameter, name: str) -> Holding:
+        units = (self._share(one.units) if parameter.divided else one.units for one in parameter.rows)
+        rows = sum(count * one.width for count, one in zip(units, parameter.rows, strict=True))
+        return Holding("recurrent", name, "float32", (rows, *parameter.inner, parameter.repeat, 4))
 
     def _qk_norm(self, part: Attention, path: str) -> Holding:
         heads, kv_heads = self._share(part.heads), self._share(part.kv_heads)

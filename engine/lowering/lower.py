@@ -1,6 +1,6 @@
 """Lowering: a declared model and a number of ranks → the operations of a step on one rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -9,10 +9,15 @@ from engine.lowering.program import (
     Add,
     AlibiSlopes,
     Attend,
+    CausalConv,
+    Columns,
     Combine,
     Correction,
+    DeltaRule,
     Embed,
     ExpertLinear,
+    Gate,
+    GatedNorm,
     Linear,
     Matrix,
     Normalize,
@@ -22,17 +27,40 @@ from engine.lowering.program import (
     Program,
     QKNorm,
     QKNormVectors,
+    RecurrentParameter,
     Rotate,
     Route,
+    SelectiveScan,
     SinkLogits,
     Tables,
     Value,
     WriteKV,
 )
 from engine.models import parts
-from engine.models.parts import MLP, Attention, Encoder, Experts, Model, ResidualBlock, bodies, body_norms
-from engine.models.ranks import shared_units
-from engine.models.sources import attention_linears, join, mlp_linears, routed_mlps, router_linear
+from engine.models.parts import (
+    MLP,
+    Attention,
+    DeltaNet,
+    Encoder,
+    Experts,
+    Mamba2,
+    Model,
+    Recurrent,
+    ResidualBlock,
+    ShortConv,
+    bodies,
+    body_norms,
+)
+from engine.models.ranks import divided_units, shared_units
+from engine.models.sources import (
+    attention_linears,
+    join,
+    mlp_linears,
+    parameters,
+    recurrent_linears,
+    routed_mlps,
+    router_linear,
+)
 
 
 @lru_cache(maxsize=4)
@@ -40,6 +68,9 @@ def lower(model: Model, ranks: int = 1) -> Program:
     """Return the program of each of `ranks` tensor-parallel ranks. Raises ConfigError if heads or rows cannot be
     divided among them."""
     return _Lowering(model, ranks).program()
+
+
+Parameters = Mapping[str, RecurrentParameter]
 
 
 class _Lowering:
@@ -50,6 +81,7 @@ class _Lowering:
         hidden = model.embed.hidden
         self.x, self.normed, self.out = (Value(name=name, width=hidden) for name in ("x", "normed", "out"))
         self.layers = 0  # attention layers with a KV cache so far
+        self.recurrent = 0  # recurrent layers so far
 
     def program(self) -> Program:
         model, encoder = self.model, self.model.encoder
@@ -99,6 +131,8 @@ class _Lowering:
             match body:
                 case Attention():
                     yield from self._attention(body, join(path, body.name), read, y)
+                case DeltaNet() | Mamba2() | ShortConv():
+                    yield from self._recurrent(body, join(path, body.name), read, y)
                 case MLP():
                     yield from self._mlp(body, join(path, body.name), read, y, "mlp")
                 case Experts():
@@ -124,7 +158,10 @@ class _Lowering:
             yield Attend(qkv=q, y=attended, part=part, layer=layer, heads=heads, kv_heads=kv_heads, cross=True)
         else:
             qkv = Value(name="qkv", width=(heads + 2 * kv_heads) * dim)
-            yield Linear(x=x, y=qkv, weight=into[0])
+            gate = Value(name="gate", width=heads * dim)
+            if part.gated:
+                yield Linear(x=x, y=gate, weight=into[0])
+            yield Linear(x=x, y=qkv, weight=into[-1])
             if part.qk_norm is not None:
                 vectors = QKNormVectors(attention=part, path=path)
                 yield QKNorm(qkv=qkv, weight=vectors, heads=heads + kv_heads, queries=heads)
@@ -144,7 +181,76 @@ class _Lowering:
                 sinks=sinks,
                 slopes=slopes,
             )
+            if part.gated:
+                yield Gate(x=_whole(attended), gate=_whole(gate), y=attended, act="sigmoid")
         yield self._summed(attended, y, out)
+
+    def _recurrent(self, part: Recurrent, path: str, x: Value, y: Value) -> Iterator[Op]:
+        layer, self.recurrent = self.recurrent, self.recurrent + 1
+        of = {role: RecurrentParameter(parameter=one, path=path) for role, one in parameters(part).items()}
+        *into, out = (
+            Matrix(linear=linear, path=path, part="recurrent", quantized=not (isinstance(part, DeltaNet) and at == 1))
+            for at, linear in enumerate(recurrent_linears(part))
+        )
+        projected = Value(name="projected", width=self._rows(into[0]))
+        yield Linear(x=x, y=projected, weight=into[0])
+        match part:
+            case DeltaNet():
+                mixed = Value(name="mixed", width=self._share(part.value_heads, "value heads") * part.value_dim)
+                gates = Value(name="gates", width=self._rows(into[1]))
+                yield Linear(x=x, y=gates, weight=into[1])
+                yield from self._delta(part, of, projected, gates, mixed, layer)
+            case Mamba2():
+                mixed = Value(name="mixed", width=self._share(part.heads, "heads") * part.head_dim)
+                yield from self._mamba2(part, of, projected, mixed, layer)
+            case ShortConv():
+                mixed = Value(name="mixed", width=projected.width // 3)
+                yield from self._short_conv(of, projected, mixed, layer)
+        yield self._summed(mixed, y, out)
+
+    def _delta(
+        self, part: DeltaNet, of: Parameters, projected: Value, gates: Value, mixed: Value, layer: int
+    ) -> Iterator[Op]:
+        key_heads, value_heads = self._share(part.key_heads, "key heads"), self._share(part.value_heads, "value heads")
+        conved = Value(name="conved", width=projected.width - mixed.width)
+        qkv, z = _split(projected, conved.width, mixed.width)
+        yield CausalConv(x=qkv, y=conved, weight=of["conv"], bias=None, act="silu", layer=layer)
+        sizes = {"key_heads": key_heads, "value_heads": value_heads}
+        dims = {"key_dim": part.key_dim, "value_dim": part.value_dim}
+        yield DeltaRule(
+            qkv=conved, gates=gates, y=mixed, a=of["A"], dt_bias=of["dt_bias"], layer=layer, **sizes, **dims
+        )
+        yield GatedNorm(x=mixed, gate=z, y=mixed, weight=of["norm"], eps=part.eps, groups=value_heads, gate_first=False)
+
+    def _mamba2(self, part: Mamba2, of: Parameters, projected: Value, mixed: Value, layer: int) -> Iterator[Op]:
+        heads, groups = self._share(part.heads, "heads"), divided_units(part.groups, self.ranks, "groups of heads")
+        conved = Value(name="conved", width=projected.width - mixed.width - heads)
+        z, xbc, dt = _split(projected, mixed.width, conved.width, heads)
+        yield CausalConv(x=xbc, y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="silu", layer=layer)
+        yield SelectiveScan(
+            xbc=conved,
+            dt=dt,
+            y=mixed,
+            a=of["A"],
+            d=of["D"],
+            dt_bias=of["dt_bias"],
+            heads=heads,
+            head_dim=part.head_dim,
+            groups=groups,
+            state=part.state,
+            dt_limits=part.dt_limits,
+            layer=layer,
+        )
+        yield GatedNorm(x=mixed, gate=z, y=mixed, weight=of["norm"], eps=part.eps, groups=groups, gate_first=True)
+
+    def _short_conv(self, of: Parameters, projected: Value, mixed: Value, layer: int) -> Iterator[Op]:
+        b, c, x = _split(projected, *(mixed.width,) * 3)
+        conved = Value(name="conved", width=mixed.width)
+        yield Gate(x=x, gate=b, y=mixed, act="none")
+        yield CausalConv(
+            x=_whole(mixed), y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="none", layer=layer
+        )
+        yield Gate(x=_whole(conved), gate=c, y=mixed, act="none")
 
     def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:
         """Yield the operations that write the keys and values of encoder states for a cross-attention. Its layer is the
@@ -187,7 +293,7 @@ class _Lowering:
         correction = Correction(experts=part, path=path) if part.correction else None
         yield Route(logits=logits, chosen=chosen, weights=weights, part=part, correction=correction)
         yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True)
-        yield Activation(x=wide, y=activated, act=part.act, gated=True)
+        yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None)
         yield ExpertLinear(x=activated, y=pairs, chosen=chosen, matrices=downs, top_k=k, gathered=False)
         shared = None
         if part.shared is not None:
@@ -219,3 +325,13 @@ class _Lowering:
 
     def _share(self, units: int, what: str) -> int:
         return shared_units(units, 0, self.ranks, what)[1]
+
+
+def _whole(value: Value) -> Columns:
+    return Columns(value=value, first=0, width=value.width)
+
+
+def _split(value: Value, *widths: int) -> tuple[Columns, ...]:
+    """Return consecutive columns of these widths, which are all of the buffer."""
+    assert sum(widths) == value.width, f"{widths} are not the {value.width} columns of {value.name}"
+    return tuple(Columns(value=value, first=sum(widths[:number]), width=width) for number, width in enumerate(widths))

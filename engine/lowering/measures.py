@@ -7,6 +7,7 @@ from engine.lowering.program import (
     Activation,
     Attend,
     ExpertLinear,
+    Gate,
     Linear,
     Matrix,
     Op,
@@ -32,7 +33,9 @@ def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ..
     activations: supported by the compiled kernels. The routed experts of a layer count as one MLP."""
     ops = (*program.encoder, *program.ops)
     acts = Counter(op.act for op in ops if isinstance(op, Activation) and op.act not in activations)
-    return tuple(f"activation {act} of {count} MLPs" for act, count in acts.most_common())
+    found = tuple(f"activation {act} of {count} MLPs" for act, count in acts.most_common())
+    gates = sum(isinstance(op, Gate) for op in ops)
+    return (*found, f"{gates} gates of attention or convolutions") if gates else found
 
 
 def elements(matrix: Matrix) -> int:

@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import Literal
 
 from engine.models import parts
-from engine.models.parts import Alibi, Attention, Embedding, Experts, Head, Norm, Rope
+from engine.models.parts import Alibi, Attention, Embedding, Experts, Head, Norm, Parameter, Rope
 from engine.models.sources import join
 
-Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
+Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,19 @@ class Tables:
         return join(self.root, self.embed.name) if self.own_tokens else "encoder tables"
 
 
-Weight = Matrix | NormVector | QKNormVectors | SinkLogits | AlibiSlopes | Correction | Tables
+@dataclass(frozen=True, kw_only=True)
+class RecurrentParameter:
+    """A small tensor of a recurrent part: rows of a convolution, A, dt_bias, D, or the weight of a norm."""
+
+    parameter: Parameter
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, self.parameter.rows[0].source)
+
+
+Weight = Matrix | NormVector | QKNormVectors | SinkLogits | AlibiSlopes | Correction | RecurrentParameter | Tables
 
 
 # Operations
@@ -303,6 +315,88 @@ class Combine:
     reduce: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Columns [first, first + width) of a buffer."""
+
+    value: Value
+    first: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """y = x · act(gate), element by element. act: sigmoid or none."""
+
+    x: Columns
+    gate: Columns
+    y: Value
+    act: Literal["sigmoid", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalConv:
+    """y = act(causal depthwise convolution of x), which continues the inputs in the state of the row's sequence.
+    layer: number of the recurrent layer, whose first state it is."""
+
+    x: Columns
+    y: Value
+    weight: RecurrentParameter  # [channels, 1, conv]
+    bias: RecurrentParameter | None
+    act: Literal["silu", "none"]
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaRule:
+    """y = gated delta rule of [q, k, v], with decay and gate from gates = [b, a] (kernels/recurrent/delta_rule.py). The
+    matrix of each value head is the second state of the layer."""
+
+    qkv: Value
+    gates: Value
+    y: Value
+    a: RecurrentParameter
+    dt_bias: RecurrentParameter
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveScan:
+    """y = scan of x, B and C in `xbc` with the steps `dt` (kernels/recurrent/selective_scan.py). The matrix of each
+    head is the second state of the layer."""
+
+    xbc: Value
+    dt: Columns
+    y: Value
+    a: RecurrentParameter
+    d: RecurrentParameter
+    dt_bias: RecurrentParameter
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    dt_limits: tuple[float, float]
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedNorm:
+    """y = norm(x) · silu(gate), or norm(x · silu(gate)) with `gate_first`. The mean is over each of `groups` equal
+    groups of columns."""
+
+    x: Value
+    gate: Columns
+    y: Value
+    weight: RecurrentParameter
+    eps: float
+    groups: int
+    gate_first: bool
+
+
 # Fused operations, made by rewrites.
 
 
@@ -340,9 +434,15 @@ Op = (
     | Route
     | ExpertLinear
     | Combine
+    | Gate
+    | CausalConv
+    | DeltaRule
+    | SelectiveScan
+    | GatedNorm
     | AddNormalize
     | Quantized
 )
+Recurrence = CausalConv | DeltaRule | SelectiveScan
 
 
 @dataclass(frozen=True)
@@ -381,6 +481,14 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield correction
         case PrepareKV(norm=QKNorm(weight=weight)):
             yield weight
+        case CausalConv():
+            yield from (weight for weight in (op.weight, op.bias) if weight is not None)
+        case DeltaRule():
+            yield from (op.a, op.dt_bias)
+        case SelectiveScan():
+            yield from (op.a, op.d, op.dt_bias)
+        case GatedNorm():
+            yield op.weight
         case Quantized(op=inner):
             yield from weights_of(inner)
         case Embed() | Normalize() | Linear() | QKNorm() | AddNormalize():
@@ -406,6 +514,16 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.x, op.chosen
         case Combine():
             return op.x, op.chosen, op.weights, op.logits, *(() if op.shared is None else (op.shared,))
+        case Gate():
+            return op.x.value, op.gate.value
+        case CausalConv():
+            return (op.x.value,)
+        case DeltaRule():
+            return op.qkv, op.gates
+        case SelectiveScan():
+            return op.xbc, op.dt.value
+        case GatedNorm():
+            return op.x, op.gate.value
         case AddNormalize():
             return op.x, op.added
         case Quantized():
@@ -416,6 +534,8 @@ def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
         case Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+            return (op.y,)
+        case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)
         case Add() | AllReduce():
             return (op.x,)

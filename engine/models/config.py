@@ -147,21 +147,31 @@ class Config:
             )
         return size
 
+    def check_multiple(self, name: str, value: int, of: str, divisor: int) -> None:
+        """Raise CheckpointError unless the value of key `name` is a multiple of that of key `of`."""
+        if value % divisor:
+            raise CheckpointError(
+                f"config.json: {self.name(name)} is {value} and {self.name(of)} {divisor}; the first must be a "
+                "multiple of the second"
+            )
+
     def window(self, key: str = "sliding_window") -> int | None:
         """Return the attention window, or None if it is not smaller than the context."""
         size = self.whole_or_none(key)
         return None if size is None or size >= self.whole("max_position_embeddings") else size
 
-    def layer_types(self, default: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the kind of each layer, "full_attention" or "sliding_attention"."""
+    def layer_types(
+        self, default: tuple[str, ...], allowed: tuple[str, ...] = ("full_attention", "sliding_attention")
+    ) -> tuple[str, ...]:
+        """Return the kind of each layer, one of `allowed`."""
         kinds = self.values.get("layer_types")
         kinds = tuple(kinds) if isinstance(kinds, list) else default
         kinds = tuple(kind if isinstance(kind, str) else shown(kind) for kind in kinds)
-        strange = set(kinds) - {"full_attention", "sliding_attention"}
+        strange = set(kinds) - set(allowed)
         if strange or len(kinds) != self.layers:
             raise CheckpointError(
                 f"config.json: layer_types has {len(kinds)} entries {shown(sorted(set(kinds)))}; it must name "
-                f"full_attention or sliding_attention for each of the {self.layers} layers"
+                f"{' or '.join(allowed)} for each of the {self.layers} layers"
             )
         return kinds
 

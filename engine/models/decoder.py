@@ -15,6 +15,7 @@ from engine.models.parts import (
     Model,
     Norm,
     Parallel,
+    Recurrent,
     ResidualBlock,
     Rope,
     named,
@@ -26,7 +27,7 @@ Feed = MLP | Experts | Parallel
 
 def llama_decoder(
     c: Config,
-    attention: Attention | Sequence[Attention],
+    attention: Attention | Sequence[Attention | Recurrent],
     mlp: Feed | Sequence[Feed],
     norm: Norm,
     *,
@@ -35,7 +36,8 @@ def llama_decoder(
     embedding: float = 1.0,
     logits: float = 1.0,
 ) -> Model:
-    """Return the declaration. attention, mlp: of all layers, or of each. residual, embedding, logits: multipliers.
+    """Return the declaration. attention, mlp: of all layers, or of each; recurrent parts may replace attention.
+    residual, embedding, logits: multipliers.
 
     positions: RoPE that determines the longest sequence."""
     layers = (attention,) * c.layers if isinstance(attention, Attention) else tuple(attention)

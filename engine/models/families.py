@@ -45,6 +45,7 @@ from engine.models import (
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    qwen3_next,
     seed_oss,
     smollm3,
     stablelm,
@@ -60,13 +61,14 @@ DECODERS = (
     *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2),
 )
+RECURRENT = (qwen3_next,)
 TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
-FAMILIES = (*DECODERS, *TRANSLATORS, *POOLED)
+FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *POOLED)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 
-KINDS = {"decoder": DECODERS, "encoder-decoder": TRANSLATORS, "encoder": POOLED}
+KINDS = {"decoder": DECODERS, "recurrent": RECURRENT, "encoder-decoder": TRANSLATORS, "encoder": POOLED}
 
 
 def declaration(architecture: str, config: Mapping[str, Any] | None = None) -> Declare:

@@ -4,6 +4,7 @@ Loading, fusing, tensor parallelism, memory planning and KV cache layout are der
 own load code or forward pass.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -181,6 +182,9 @@ class Attention:
     order: Literal["qkv", "qvk"] = "qkv"  # within a group (qvk: CodeGen)
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     qk_norm_listed: bool = False  # `own` weights are one tensor for each head, with its number after the name
+    gated: bool = False
+    """The output of each head is multiplied by sigmoid(its gate). The projection to q has the rows of a head's query,
+    then those of its gate (Qwen3-Next)."""
     name: str = "self_attn"
 
 
@@ -235,7 +239,7 @@ class Experts:
     normalized: bool = False
     weight_scale: float = 1.0
     experts: str = "experts"
-    gate: str = "gate_proj"
+    gate: str | None = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     stacked: str = ""
@@ -244,7 +248,72 @@ class Experts:
     name: str = "mlp"
 
 
-Body = Attention | MLP | Experts
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """Rows of a small tensor that is kept in float32. It is divided among ranks like the heads whose rows it has."""
+
+    rows: tuple[Rows, ...]  # of one tensor; `source` is its full name
+    inner: tuple[int, ...] = ()  # shape of a row in the checkpoint
+    divided: bool = True
+    repeat: int = 1  # times that each row is kept: D of a head for each of its channels
+    negative_exp: bool = False  # the value is -exp(tensor): A of a recurrence, stored as its logarithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNet:
+    """Gated DeltaNet (arXiv:2412.06464): out(norm(delta_rule(silu(conv(q, k, v)), decay(a), sigmoid(b))) · silu(z)).
+
+    Value heads share the query and the key of a key head: head h of the former belongs to head h // (value_heads /
+    key_heads). State of a sequence: the last conv - 1 inputs of the convolution, and a matrix [key_dim, value_dim] for
+    each value head."""
+
+    hidden: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int  # width of the convolution
+    eps: float  # of the norm of each value head
+    grouped: bool
+    """The projections are in_proj_qkvz and in_proj_ba, with the rows of one key head after another (Qwen3-Next); else
+    in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5)."""
+    name: str = "linear_attn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2:
+    """Mamba-2 mixer (arXiv:2405.21060): out(norm(scan(silu(conv(x, B, C)), dt) · silu(z))).
+
+    The projection has rows of z, x, B, C and dt. State of a sequence: the last conv - 1 inputs of the convolution, and
+    a matrix [head_dim, state] for each head."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    groups: int  # of heads that share B and C, and the mean of the norm
+    state: int
+    conv: int
+    eps: float
+    bias: bool = False  # of the projections
+    conv_bias: bool = True
+    dt_limits: tuple[float, float] = (0.0, math.inf)
+    name: str = "mixer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConv:
+    """Gated short convolution (LFM2): out(C · conv(B · x)), where in_proj has rows of B, C and x.
+
+    State of a sequence: the last conv - 1 inputs of the convolution."""
+
+    hidden: int
+    conv: int
+    bias: bool = False  # of the projections and the convolution
+    name: str = "conv"
+
+
+Recurrent = DeltaNet | Mamba2 | ShortConv
+Body = Attention | MLP | Experts | Recurrent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,9 +493,14 @@ def encoder_bodies(model: Model) -> tuple[Body, ...]:
     return tuple(body for block in blocks for branch in block for body in bodies(branch))
 
 
-def has_no_kv_cache(model: Model) -> bool:
+def recurrents(model: Model) -> tuple[Recurrent, ...]:
+    """Return the recurrent part of each layer that has one, in order."""
+    return tuple(body for body in all_bodies(model) if isinstance(body, Recurrent))
+
+
+def is_bidirectional(model: Model) -> bool:
     """Return whether attention is bidirectional, so that a prompt is computed in one step and nothing is cached."""
-    return not any(part.causal for part in attentions(model))
+    return not recurrents(model) and not any(part.causal for part in attentions(model))
 
 
 def has_experts(model: Model) -> bool:

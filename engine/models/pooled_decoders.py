@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.models import gemma, llama, qwen3
 from engine.models.labels import classifier, dense
-from engine.models.parts import Model, Pool, Pooler, has_no_kv_cache
+from engine.models.parts import Model, Pool, Pooler, is_bidirectional
 
 _FAMILIES = {"Llama": llama, "Mistral": llama, "Qwen2": llama, "Qwen3": qwen3, "Gemma2": gemma, "Gemma3Text": gemma}
 _CAUSAL = {"Gemma3Text": "Gemma3ForCausalLM"}
@@ -36,6 +36,6 @@ def declare(config: Mapping[str, Any]) -> Model:
 def embedder(model: Model) -> Model:
     """Replace the head by a pooler: the state of the last token is the vector of the prompt, or the mean of all states
     if attention is bidirectional."""
-    pool: Pool = "mean" if has_no_kv_cache(model) else "last"
+    pool: Pool = "mean" if is_bidirectional(model) else "last"
     pooler = Pooler(task="embed", width=model.embed.hidden, pool=pool, activation="normalize")
     return replace(model, head=None, pooler=pooler, unread=UNREAD)

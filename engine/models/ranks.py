@@ -9,11 +9,24 @@ from collections.abc import Iterator
 
 from engine.api.errors import ConfigError
 from engine.formats.native import Executor
-from engine.models.parts import MLP, Attention, Experts, Model, Rows, all_bodies, encoder_bodies
+from engine.models.parts import (
+    MLP,
+    Attention,
+    DeltaNet,
+    Experts,
+    Mamba2,
+    Model,
+    Recurrent,
+    Rows,
+    ShortConv,
+    all_bodies,
+    encoder_bodies,
+)
 from engine.models.quantized import Quantization
 from engine.models.sources import join, projections, stacked_paths
 
 MAX_RANKS = 64
+COPIED = ("KV heads", "key heads")  # if they are fewer than ranks, several ranks have the same one
 
 
 def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:
@@ -33,6 +46,14 @@ def shared_units(units: int, rank: int, ranks: int, what: str) -> tuple[int, int
         possible = ", ".join(str(size) for size in range(1, units + 1) if units % size == 0)
         raise ConfigError(f"{ranks} ranks cannot share {units} {what}; use one of {possible} ranks")
     return found
+
+
+def divided_units(units: int, ranks: int, what: str) -> int:
+    """Return the number of units of each rank, all of them different. Raises ConfigError if they cannot be divided."""
+    if units % ranks:
+        possible = ", ".join(str(size) for size in range(1, units + 1) if units % size == 0)
+        raise ConfigError(f"{ranks} ranks cannot divide {units} {what}; use one of {possible} ranks")
+    return units // ranks
 
 
 def row_runs(piece: Rows, first: int, units: int) -> Iterator[tuple[int, int]]:
@@ -60,7 +81,7 @@ def tensor_problem(
     if size == 1:
         return None
     for units, what in dict.fromkeys(_units(model)):
-        if units % size and (what != "KV heads" or share_of(units, 0, size) is None):
+        if not shares(units, what, size):
             return f"{size} ranks cannot share {units} {what}"
     if model.embed.vocab < size:
         return f"{size} ranks cannot share a vocabulary of {model.embed.vocab}"
@@ -79,12 +100,32 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
             case Attention():
                 yield body.heads, "heads"
                 yield body.kv_heads, "KV heads"
+            case DeltaNet() | Mamba2() | ShortConv():
+                yield from recurrent_units(body)
             case MLP():
                 yield body.intermediate_size, "inner values of an MLP"
             case Experts():
                 yield body.intermediate_size, "inner values of an expert"
                 if body.shared is not None:
                     yield body.shared.intermediate_size, "inner values of a shared expert"
+
+
+def recurrent_units(part: Recurrent) -> Iterator[tuple[int, str]]:
+    """Yield the numbers that ranks divide in a recurrent part, each with its name."""
+    match part:
+        case DeltaNet():
+            yield part.value_heads, "value heads"
+            yield part.key_heads, "key heads"
+        case Mamba2():
+            yield part.heads, "heads of a mixer"
+            yield part.groups, "groups of a mixer's heads"
+        case ShortConv():
+            yield part.hidden, "channels of a convolution"
+
+
+def shares(units: int, what: str, size: int) -> bool:
+    """Return whether this many ranks can share the units of this name."""
+    return units % size == 0 or (what in COPIED and share_of(units, 0, size) is not None)
 
 
 def _split_problems(model: Model, quantization: Quantization, size: int, executor: Executor) -> Iterator[str]:

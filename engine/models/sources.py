@@ -5,7 +5,7 @@ loaded.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from engine.models.parts import (
@@ -13,17 +13,22 @@ from engine.models.parts import (
     Attention,
     Block,
     Body,
+    DeltaNet,
     Dense,
     Embedding,
     Experts,
     LayerNorm,
     Linear,
+    Mamba2,
     Model,
     Norm,
+    Parameter,
     PooledNorm,
+    Recurrent,
     ResidualBlock,
     RMSNorm,
     Rows,
+    ShortConv,
     TokenLogits,
     block_norms,
     bodies,
@@ -49,10 +54,12 @@ def packed(*rows: Rows) -> tuple[Rows, ...]:
 
 def attention_linears(part: Attention) -> tuple[Linear, ...]:
     """Return the fused projection to q, k and v, and the output projection. For cross-attention: the projection to q,
-    the
-    fused one to k and v, and the output projection."""
+    the fused one to k and v, and the output projection. With an output gate, its projection comes first."""
     rows = _qkv_rows(part)
     parted = (rows[:1], rows[1:]) if part.source else (rows,)
+    if part.gated:
+        query = replace(rows[0], groups=part.heads, stride=2 * part.head_dim)
+        parted = (replace(query, at=part.head_dim),), (query, *rows[1:])
     into = (Linear(rows=some, inputs=part.hidden, split="rows", bias=part.bias[0]) for some in parted)
     out = Rows(source=part.sources[3], units=part.hidden)
     return *into, Linear(rows=(out,), inputs=part.heads * part.head_dim, split="inputs", bias=part.bias[1])
@@ -107,6 +114,84 @@ def routed_mlps(part: Experts) -> tuple[MLP, ...]:
     )
 
 
+def recurrent_linears(part: Recurrent) -> tuple[Linear, ...]:
+    """Return the projections of a recurrent part; the last one is the output projection."""
+    match part:
+        case DeltaNet():
+            values = part.value_heads * part.value_dim
+            into = [Linear(rows=rows, inputs=part.hidden, split="rows") for rows in _delta_rows(part)]
+            return *into, Linear(rows=(Rows(source="out_proj", units=part.hidden),), inputs=values, split="inputs")
+        case Mamba2():
+            heads, inner = part.heads, part.heads * part.head_dim
+            sizes = ((heads, part.head_dim),) * 2 + ((part.groups, part.state),) * 2 + ((heads, 1),)
+            rows = packed(*(Rows(source="in_proj", units=units, width=width) for units, width in sizes))
+            out = Rows(source="out_proj", units=part.hidden)
+            return (
+                Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias),
+                Linear(rows=(out,), inputs=inner, split="inputs", bias=part.bias),
+            )
+        case ShortConv():
+            rows = packed(*(Rows(source="in_proj", units=part.hidden) for _ in range(3)))
+            out = Rows(source="out_proj", units=part.hidden)
+            return (
+                Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias),
+                Linear(rows=(out,), inputs=part.hidden, split="inputs", bias=part.bias),
+            )
+
+
+def _delta_rows(part: DeltaNet) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
+    """Return the rows of q, k, v and z, and those of b and a."""
+    heads, values = part.key_heads, part.value_heads
+    sizes = ((heads, part.key_dim), (heads, part.key_dim), (values, part.value_dim), (values, part.value_dim))
+    if not part.grouped:
+        *qkv, z = sizes
+        wide = (*packed(*(Rows(source="in_proj_qkv", units=units, width=width) for units, width in qkv)),)
+        gates = Rows(source="in_proj_b", units=values), Rows(source="in_proj_a", units=values)
+        return (*wide, Rows(source="in_proj_z", units=z[0], width=z[1])), gates
+    return _grouped("in_proj_qkvz", heads, sizes), _grouped("in_proj_ba", heads, ((values, 1), (values, 1)))
+
+
+def _grouped(source: str, groups: int, sizes: Sequence[tuple[int, int]]) -> tuple[Rows, ...]:
+    """Return rows of a tensor in `groups` groups, each of which has equal numbers of heads of each kind. sizes: heads
+    and their rows."""
+    each = [units * width // groups for units, width in sizes]
+    return tuple(
+        Rows(source=source, units=units, width=width, at=sum(each[:number]), groups=groups, stride=sum(each))
+        for number, (units, width) in enumerate(sizes)
+    )
+
+
+def parameters(part: Recurrent) -> dict[str, Parameter]:
+    """Return the small tensors of a recurrent part by role: conv, conv_bias, A, dt_bias, D and norm."""
+    found: dict[str, Parameter] = {}
+    match part:
+        case DeltaNet():
+            heads, channels = (part.value_heads, 1), recurrent_linears(part)[0].rows[:3]
+        case Mamba2():
+            heads, channels = (part.heads, 1), recurrent_linears(part)[0].rows[1:4]
+        case ShortConv():
+            heads, channels = (0, 1), recurrent_linears(part)[0].rows[:1]
+    conv = "conv" if isinstance(part, ShortConv) else "conv1d"
+    sizes = [(piece.units, piece.width) for piece in channels]
+    found["conv"] = _parameter(f"{conv}.weight", *sizes, inner=(1, part.conv))
+    if part.bias if isinstance(part, ShortConv) else isinstance(part, Mamba2) and part.conv_bias:
+        found["conv_bias"] = _parameter(f"{conv}.bias", *sizes)
+    if not isinstance(part, ShortConv):
+        found["A"] = replace(_parameter("A_log", heads), negative_exp=True)
+        found["dt_bias"] = _parameter("dt_bias", heads)
+    if isinstance(part, Mamba2):
+        found["D"] = replace(_parameter("D", heads), repeat=part.head_dim)
+        found["norm"] = _parameter("norm.weight", (part.heads, part.head_dim))
+    if isinstance(part, DeltaNet):
+        found["norm"] = replace(_parameter("norm.weight", (part.value_dim, 1)), divided=False)
+    return found
+
+
+def _parameter(source: str, *sizes: tuple[int, int], inner: tuple[int, ...] = ()) -> Parameter:
+    rows = (Rows(source=source, units=units, width=width) for units, width in sizes)
+    return Parameter(rows=packed(*rows), inner=inner)
+
+
 def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
     """Return the norms of q and k with their names and the shapes of their weights."""
     if part.qk_norm is None:
@@ -127,10 +212,12 @@ def qk_norm_paths(part: Attention, norm: Norm) -> tuple[str, ...]:
 
 
 def linear_sources(part: Linear, path: str) -> Shapes:
-    """Return the weights and biases of all sources of a projection."""
+    """Return the weights and biases of all sources of a projection. A source may have more rows than the projection
+    uses, for example an output gate."""
     height: Counter[str] = Counter()
     for piece in part.rows:
-        height[piece.source] += piece.units * piece.width
+        end = piece.at + piece.stride * (piece.groups - 1) + piece.units // piece.groups * piece.width
+        height[piece.source] = max(height[piece.source], end)
     found: Shapes = {f"{join(path, name)}.weight": (rows, part.inputs) for name, rows in height.items()}
     if part.bias:
         found |= {f"{join(path, name)}.bias": (rows,) for name, rows in height.items()}
@@ -209,14 +296,17 @@ def linear_paths(model: Model) -> tuple[str, ...]:
     return (*found, *([] if model.head is None or model.head.tied else [model.head.name]))
 
 
-def routers(model: Model) -> frozenset[str]:
-    """Return the weights of the expert routers, which are never quantized."""
-    return frozenset(
-        name
-        for path, body in _placed_bodies(model)
-        if isinstance(body, Experts)
-        for name in linear_sources(router_linear(body), join(path, body.name))
-    )
+def unquantized(model: Model) -> frozenset[str]:
+    """Return the weights that are never quantized: routers of experts, and the decays and gates of delta rules."""
+    found: set[str] = set()
+    for path, body in _placed_bodies(model):
+        inside = join(path, body.name)
+        match body:
+            case Experts():
+                found.update(linear_sources(router_linear(body), inside))
+            case DeltaNet():
+                found.update(linear_sources(recurrent_linears(body)[1], inside))
+    return frozenset(found)
 
 
 def expert_stacks(model: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -224,7 +314,7 @@ def expert_stacks(model: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
     for path, body in _placed_bodies(model):
         if isinstance(body, Experts) and body.stacked:
             inside, mlps = join(path, body.name), routed_mlps(body)
-            for source in dict.fromkeys((body.gate, body.up, body.down)):
+            for source in dict.fromkeys(name for name in (body.gate, body.up, body.down) if name is not None):
                 names = tuple(join(inside, mlp.name, source, "weight") for mlp in mlps)
                 yield join(inside, body.stacked.format(source)), names
 
@@ -275,6 +365,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in attention_linears(body))
         case MLP():
             yield from ((inside, linear) for linear in mlp_linears(body))
+        case DeltaNet() | Mamba2() | ShortConv():
+            yield from ((inside, linear) for linear in recurrent_linears(body))
         case Experts():
             yield inside, router_linear(body)
             for mlp in (*routed_mlps(body), *([] if body.shared is None else [body.shared])):
@@ -296,8 +388,13 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
         if isinstance(body, Experts) and body.correction:
             shape = (1, body.num_experts) if body.correction_is_row else (body.num_experts,)
             found[join(path, body.name, body.correction)] = shape
+        if isinstance(body, Recurrent):
+            for parameter in parameters(body).values():
+                rows = sum(piece.units * piece.width for piece in parameter.rows)
+                found[join(path, body.name, parameter.rows[0].source)] = (rows, *parameter.inner)
         for inside, linear in _linears(body, path):
-            found |= linear_sources(linear, inside)
+            for name, shape in linear_sources(linear, inside).items():
+                found[name] = max(shape, found.get(name, shape))
     return found
 
 

@@ -4,7 +4,7 @@ from engine.formats.format import Stored
 from engine.formats.native import Executor
 from engine.models.parts import Model
 from engine.models.quantized import Quantization
-from engine.models.sources import fused_paths, routers, sources, stacked_paths
+from engine.models.sources import fused_paths, sources, stacked_paths, unquantized
 
 
 def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str, Stored]:
@@ -26,7 +26,7 @@ def native_paths(model: Model, quantization: Quantization | None, executor: Exec
     whose sources have different formats is dequantized instead, and so are the exceptions of `everywhere`."""
     if quantization is None or not any(one.on(executor) for one in quantization.formats.values()):
         return ()
-    excluded = {name.removesuffix(".weight") for name in routers(model)} | stacked_paths(model)
+    excluded = {name.removesuffix(".weight") for name in unquantized(model)} | stacked_paths(model)
     excluded |= {"" if model.head is None else model.head.name}
     found: list[str] = []
     for paths in fused_paths(model):

@@ -12,11 +12,13 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.parts import (
     Attention,
+    DeltaNet,
     DynamicScaling,
     LayerNorm,
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    Mamba2,
     Model,
     RMSNorm,
     Rope,
@@ -60,6 +62,8 @@ RULES: dict[type, dict[str, tuple[str, str, Test]]] = {
         "original": ("original_max_position_embeddings", *_POSITIVE),
         "attention": ("attention_factor of the longrope RoPE scaling", *_POSITIVE),
     },
+    DeltaNet: {"eps": ("rms_norm_eps (epsilon of the norms)", *_NOT_NEGATIVE)},
+    Mamba2: {"eps": ("layer_norm_epsilon (epsilon of the norms)", *_NOT_NEGATIVE)},
     Attention: {"scale": ("scale of the attention scores", *_POSITIVE)},
 }
 """Field of a part -> its key in config.json, the allowed values as text, and the test. None is not tested."""

@@ -64,6 +64,7 @@ def build_batch(
         slot_mapping=tuple(tensor(table[slot, block].astype(np.int64) * block_tokens + offset) for table in tables),
         first=tuple(first.tolist()),
         count=tuple(count.tolist()),
+        slots=tensor(np.asarray(slots)),
         segments=None if segments is None else tensor(segments),
         decoder_starts=None if sources is None else tuple(decoder_starts.tolist()),
         encoder_inputs=encoder_inputs,

@@ -22,6 +22,7 @@ from engine.distributed.shared import open_shared
 from engine.distributed.world import SINGLE, World, least
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
+from engine.kv.states import num_snapshots
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model
@@ -36,6 +37,7 @@ from engine.worker.pooled_device import PooledDeviceRunner
 from engine.worker.rank_messages import Rendezvous
 from engine.worker.ranked import RankedWorker
 from engine.worker.ranks import Ranks
+from engine.worker.states import allocate_states
 from engine.worker.table import RequestTable
 from engine.worker.warm import warm
 from engine.worker.worker import Worker
@@ -193,6 +195,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         trim_heap()
         text_model.reserve(config.max_step_tokens, config.slots)
     reserve = _reserve(config, form)
+    snapshots = num_snapshots(text_model.states, config.slots, prefix_cache=config.prefix_cache)
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner
     table = RequestTable(
         slots=config.slots,
@@ -212,16 +215,19 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
             runner = parts.runner(pages, config.graph_sizes)
-        table_bytes = parts.table_bytes
+        table_bytes, states = parts.table_bytes, parts.states
     else:
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
-            runner = (HostRunner if text_model.pooler is None else PooledRunner)(text_model, form, pages, table)
+            states = allocate_states(text_model.states, config.slots, snapshots or 0, device)
+            runner = (HostRunner if text_model.pooler is None else PooledRunner)(text_model, form, pages, table, states)
         table_bytes = table.nbytes
     memory_usage = {**text_model.memory_usage.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
     if reserve:
         memory_usage["self_test"] = pages[blocks:].nbytes
+    if snapshots is not None:
+        memory_usage["states"] = states.nbytes
     if text_model.buffer_bytes:
         memory_usage["buffers"] = text_model.buffer_bytes
     worker = Worker(
@@ -229,6 +235,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         model=checkpoint.model,
         layout=form,
         blocks=blocks,
+        snapshots=snapshots,
         memory_usage=memory_usage,
         mapped=text_model.memory_usage.mapped,
         # Next to a team of compiled kernels, more torch threads would only take CPU time from it; torch has little

@@ -26,6 +26,7 @@ from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.results import Results
 from engine.worker.rows import EncoderInputs, PlanRows, plan_rows, split_encoder_inputs, step_result
 from engine.worker.scoring import score_prompts
+from engine.worker.states import States
 from engine.worker.table import RequestTable
 from kernels.finite import FINITE_ROWS
 from kernels.step_inputs import NEXT_TOKENS
@@ -73,12 +74,15 @@ class DeviceRunner:
         device_table: DeviceTable,
         graph_sizes: Sequence[int] = (),
         recorder: Recorder | None = None,
+        states: States | None = None,
     ) -> None:
-        """graph_sizes: rows of the decode steps that `capture` captures with `recorder`, if the device has one."""
+        """graph_sizes: rows of the decode steps that `capture` captures with `recorder`, if the device has one. states:
+        of a recurrent model."""
         self._model, self._pages = model, pages
         self._host, self._table = table, device_table
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
-        self._steps = StagedSteps(device_table, self._upload, layout, pages)
+        self._states = states
+        self._steps = StagedSteps(device_table, self._upload, layout, pages, () if states is None else states.layers)
         self._sampler = DeviceSampler(model.vocabulary.part.vocab, pages.device)
         self._results = Results(pages.device)
         self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, recorder)
@@ -112,7 +116,11 @@ class DeviceRunner:
             return lambda: StepResult(plan.step, ())
         self._upload.check(plan)
         count = len(rows.slots)
+        if self._states is not None:
+            self._states.restore(plan)
         out = self._forward(rows, encoder_inputs)
+        if self._states is not None:
+            self._states.save(plan)
         slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
         if len(rows.sampling) < count or logits is None:
             at = indexes(rows.sampling, self._pages.device)

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.api.config import EngineConfig
 from engine.api.messages import Pooling
 from engine.kv.layout import Layout, blocks_of
+from engine.kv.states import num_snapshots
 from engine.layers.fused import CrossAttentionInputs, DeviceStep, FusedModel
 from engine.layers.fused_pooler import FusedPooler
 from engine.layers.model import TextModel, make_pages
@@ -19,6 +20,7 @@ from engine.worker.device import DeviceRunner
 from engine.worker.device_table import DeviceTable
 from engine.worker.graphs import recorder_of
 from engine.worker.pooled_device import PooledDeviceRunner
+from engine.worker.states import States, allocate_states
 from engine.worker.table import RequestTable
 
 SAMPLING_COPIES = 3  # copies of the logits that sampling may allocate
@@ -32,6 +34,7 @@ class DeviceParts:
     table: RequestTable
     device_table: DeviceTable
     pooler: FusedPooler | None
+    states: States  # empty without recurrent layers
 
     @property
     def table_bytes(self) -> int:
@@ -39,10 +42,12 @@ class DeviceParts:
         return self.device_table.nbytes + (0 if self.pooler is None else self.pooler.nbytes)
 
     def runner(self, pages: Tensor, graph_sizes: Sequence[int] = ()) -> DeviceRunner | PooledDeviceRunner:
+        states = self.states if self.states.layout.layers else None
         if self.pooler is not None:
-            return PooledDeviceRunner(self.model, self.pooler, self.layout, pages, self.device_table)
+            return PooledDeviceRunner(self.model, self.pooler, self.layout, pages, self.device_table, states)
         recorder = recorder_of(pages.device)
-        return DeviceRunner(self.model, self.layout, pages, self.table, self.device_table, graph_sizes, recorder)
+        tables = self.table, self.device_table
+        return DeviceRunner(self.model, self.layout, pages, *tables, graph_sizes, recorder, states)
 
 
 def device_parts(
@@ -63,7 +68,9 @@ def device_parts(
     pooler = None
     if text_model.pooler is not None:
         pooler = FusedPooler(text_model.pooler, slots=slots, hidden=embed.hidden, device=device)
-    return DeviceParts(FusedModel(text_model, scales), form, table, device_table, pooler)
+    snapshots = num_snapshots(text_model.states, slots, prefix_cache=config.prefix_cache)
+    states = allocate_states(text_model.states, slots, snapshots or 0, device)
+    return DeviceParts(FusedModel(text_model, scales), form, table, device_table, pooler, states)
 
 
 def measured_pool(config: EngineConfig, text_model: TextModel, parts: DeviceParts, reserve: int = 0) -> int:
@@ -77,7 +84,7 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.weight_bytes + config.workspace_bytes + config.kv_bytes
     beside = step + config.graph_bytes + reserve * parts.layout.block_bytes
-    left = planned - text_model.weight_bytes - parts.table_bytes - beside
+    left = planned - text_model.weight_bytes - parts.table_bytes - parts.states.nbytes - beside
     return max(0, min(config.kv_bytes, left, free - beside - SPARE_BYTES))
 
 
@@ -109,7 +116,7 @@ def largest_step(parts: DeviceParts, pages: Tensor, tokens: int, longest: int) -
     possible. For an encoder-decoder model: this many encoder tokens, then this many decoder tokens, all at position 0,
     because the position table may be shorter."""
     if not parts.model.program.encoder:
-        return _prompts(parts.layout, pages, tokens, longest)
+        return replace(_prompts(parts.layout, pages, tokens, longest), states=parts.states.layers)
     step = _prompts(parts.layout, pages, tokens, tokens)
     zeros = torch.zeros_like(step.ids)
     each = torch.arange(tokens + 1, dtype=torch.int32, device=pages.device)
@@ -133,6 +140,7 @@ def _prompts(layout: Layout, pages: Tensor, tokens: int, longest: int) -> Device
         rope_lengths=zeros + min(tokens, longest),
         slot_mapping=(zeros - 1).expand(groups, -1),
         slot=integers([0] * len(lengths)),
+        first=integers([0] * len(lengths)),
         query_start=integers(starts),
         lengths=integers(lengths),
         tables=torch.zeros((groups, 1, blocks), dtype=torch.int32, device=pages.device),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.kv.layout import Layout
 from engine.layers.fused import CrossAttentionInputs, DeviceStep
+from engine.layers.states import LayerStates
 from engine.worker.device_table import DeviceTable, StepUpload, aligned
 from engine.worker.rows import EncoderInputs
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
@@ -21,6 +22,7 @@ class StagedSteps:
     upload: StepUpload
     layout: Layout
     pages: Tensor
+    states: LayerStates = ()
 
     def step(
         self, rows: int, tokens: int, *, singles: bool, spans: bool, encoder_inputs: EncoderInputs | None = None
@@ -75,6 +77,8 @@ class StagedSteps:
             rope_lengths=rope_lengths,
             slot_mapping=slot_mapping,
             slot=slot,
+            first=first,
+            states=self.states,
             query_start=query_start,
             lengths=lengths,
             tables=table.tables,

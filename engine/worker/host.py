@@ -19,14 +19,18 @@ from engine.worker.batch import build_batch
 from engine.worker.logit_fingerprint import logit_fingerprint
 from engine.worker.rows import PlanRows, plan_rows, step_result
 from engine.worker.scoring import score_prompts
+from engine.worker.states import States
 from engine.worker.table import RequestTable
 
 
 class HostRunner:
     """Runs steps synchronously. The host knows all inputs, including tokens that were just sampled."""
 
-    def __init__(self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable) -> None:
+    def __init__(
+        self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable, states: States
+    ) -> None:
         self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
+        self._states = states
         self._noise = Noise(text_model.model.embed.vocab, pages.device, text_model.target.team)
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
@@ -39,7 +43,9 @@ class HostRunner:
         if not len(rows.slots):
             return StepResult(plan.step, ())
         batch = self._batch(rows)
-        hidden = self._text_model.forward(batch, self._pages)
+        self._states.restore(plan)
+        hidden = self._text_model.forward(batch, self._pages, self._states.layers)
+        self._states.save(plan)
         failed = rows_not_finite(hidden, batch)
         at = torch.from_numpy(rows.sampling).to(hidden.device)
         logits = self._text_model.logits(hidden[batch.last[at]])

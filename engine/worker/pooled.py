@@ -16,6 +16,7 @@ from engine.layers.pooler import PoolingState
 from engine.worker.batch import build_batch
 from engine.worker.host import rows_not_finite
 from engine.worker.rows import PlanRows, plan_rows
+from engine.worker.states import States
 from engine.worker.table import RequestTable
 
 T = TypeVar("T")
@@ -34,8 +35,11 @@ class OpenPrompt:
 class PooledRunner:
     """Runs steps synchronously, like HostRunner. The state of partially computed prompts is kept by slot."""
 
-    def __init__(self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable) -> None:
+    def __init__(
+        self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable, states: States
+    ) -> None:
         assert text_model.pooler is not None, "only for pooling models"
+        self._states = states
         self._text_model, self._pooler = text_model, text_model.pooler
         self._layout, self._pages, self._table = layout, pages, table
         self._has_segments = text_model.model.embed.segments is not None
@@ -47,7 +51,9 @@ class PooledRunner:
         if not len(rows.slots):
             return lambda: StepResult(plan.step, ())
         batch = self._batch(rows)
-        hidden = self._text_model.forward(batch, self._pages)
+        self._states.restore(plan)
+        hidden = self._text_model.forward(batch, self._pages, self._states.layers)
+        self._states.save(plan)
         failed = rows_not_finite(hidden, batch)
         found: dict[int, Tensor] = {}
         starts = np.cumsum(rows.count) - rows.count

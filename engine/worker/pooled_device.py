@@ -23,6 +23,7 @@ from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.pooled import follow, packed
 from engine.worker.results import PendingTransfer, Results
 from engine.worker.rows import PlanRows, plan_rows
+from engine.worker.states import States
 from kernels.finite import FINITE_ROWS
 
 
@@ -71,11 +72,19 @@ class RowGroup:
 
 class PooledDeviceRunner:
     def __init__(
-        self, model: FusedModel, pooler: FusedPooler, layout: Layout, pages: Tensor, device_table: DeviceTable
+        self,
+        model: FusedModel,
+        pooler: FusedPooler,
+        layout: Layout,
+        pages: Tensor,
+        device_table: DeviceTable,
+        states: States | None = None,
     ) -> None:
+        """states: of a recurrent model."""
         self._model, self._pooler, self._device = model, pooler, pages.device
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
-        self._steps = StagedSteps(device_table, self._upload, layout, pages)
+        self._states = states
+        self._steps = StagedSteps(device_table, self._upload, layout, pages, () if states is None else states.layers)
         self._results = Results(pages.device)
         self._open: dict[int, OpenPrompt] = {}
 
@@ -90,7 +99,11 @@ class PooledDeviceRunner:
         step = self._steps.step(
             len(rows.slots), int(rows.count.sum()), singles=bool(alone.any()), spans=not alone.all()
         )
+        if self._states is not None:
+            self._states.restore(plan)
         hidden = self._model.forward(step)
+        if self._states is not None:
+            self._states.save(plan)
         prompts = [self._open[slot] for slot in rows.slots.tolist()]
         groups = _group_rows(prompts, rows)
         finished = self._finished(groups, prompts, rows, step, hidden)

@@ -32,7 +32,7 @@ class RankedWorker:
         self.weight_bytes = own.weight_bytes + ranks.weight_bytes
         self.kv_bytes = ranks.size * own.kv_bytes
         self.memory = (*own.memory, *ranks.memory)
-        self.arithmetic, self.reserved = own.arithmetic, own.reserved
+        self.arithmetic, self.reserved, self.snapshots = own.arithmetic, own.reserved, own.snapshots
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> RankedStep:
         self._ranks.send(plan, masks)

@@ -49,6 +49,7 @@ class Worker:
         threads: int,
         seconds: dict[str, float],
         arithmetic: Arithmetic,
+        snapshots: int | None = None,
         reserved: tuple[int, ...] = (),
         cpu: int | None = None,
         gpu: torch.device | None = None,
@@ -57,12 +58,13 @@ class Worker:
         mapped: bytes of weights used in the checkpoint file.
         threads: number of torch threads.
         arithmetic: what the outputs depend on besides the weights.
+        snapshots: number of snapshots of recurrent state; None for a model without.
         reserved: blocks outside of the pool, for golden prompts.
         cpu: CPU of the worker's thread, which is the first of a pinned team.
         gpu: device on which it launches."""
         self.model, self.layout, self.seconds = model, layout, seconds
         self.blocks, self.memory_usage, self.mapped = blocks, memory_usage, mapped
-        self.arithmetic, self.reserved = arithmetic, reserved
+        self.arithmetic, self.reserved, self.snapshots = arithmetic, reserved, snapshots
         self.weight_bytes = sum(memory_usage.get(part, 0) for part in PARTS)
         self.kv_bytes = memory_usage["kv"]
         self.memory = (RankMemory(memory_usage, mapped),)

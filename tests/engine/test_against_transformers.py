@@ -179,7 +179,7 @@ def test_prompt_logprobs_are_transformers_at_every_chunk_edge(case, engine):
 @pytest.mark.parametrize(
     ("name", "pages"),
     [
-        *((name, "float32") for name in ("llama", "gemma2", "phi3-long")),
+        *((name, "float32") for name in ("llama", "gemma2", "phi3-long", "qwen3-next")),
         *(("llama", "bfloat16"), ("gemma2", "float16"), ("llama", "int8")),
     ],
 )

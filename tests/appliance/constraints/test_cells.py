@@ -220,6 +220,16 @@ def gguf(folder: Path) -> Saved:
     return Saved(path if path.is_dir() else path.parent)
 
 
+RECURRENT = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "mlp_only_layers": [0, 1],
+}
+
 MODELS: dict[str, Callable[[Path], Saved]] = {
     "sliding windows and soft caps": lambda folder: save(
         folder, "Gemma2", head_dim=8, sliding_window=3, attn_logit_softcapping=2.0, final_logit_softcapping=9.0
@@ -237,6 +247,7 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
         folder, "BertModel", lambda x: x.mean(0), "hardware.kv_cache_memory=auto"
     ),
     "a decoder that pools": lambda folder: pooled(folder, "Qwen3Model", lambda x: x[-1]),
+    "recurrent layers": lambda folder: save(folder, "Qwen3Next", **RECURRENT),
     "an encoder-decoder model": encoder_decoder,
     "a mixture of experts": lambda folder: save(folder, "Mixtral", **EXPERTS),
     "experts of one layer in several types": mixed_expert_formats,

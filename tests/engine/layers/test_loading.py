@@ -10,7 +10,7 @@ from engine.kv.layout import layout
 from engine.layers.model import TextModel
 from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import has_experts
-from engine.models.sources import elements, linear_paths, routers, sources
+from engine.models.sources import elements, linear_paths, sources, unquantized
 
 
 def loaded(path, dtype=torch.float32, progress=lambda fraction: None):
@@ -41,7 +41,7 @@ def test_every_projection_has_the_path_that_transformers_gives_its_module(case, 
     paths, model = linear_paths(read.model), saved.transformers()
     modules = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     inside = [
-        name.removesuffix(".weight") for name in read.tensors if ".experts." in name or name in routers(read.model)
+        name.removesuffix(".weight") for name in read.tensors if ".experts." in name or name in unquantized(read.model)
     ]
     assert bool(inside) == has_experts(read.model)
     modules |= set(inside)

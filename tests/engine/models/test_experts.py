@@ -6,7 +6,7 @@ from engine import llm
 from engine.api.errors import CheckpointError
 from engine.models.families import ARCHITECTURES
 from engine.models.parts import MLP, Experts, bodies, has_experts
-from engine.models.sources import linear_paths, routers, sources
+from engine.models.sources import linear_paths, sources, unquantized
 
 CONFIG = {
     "vocab_size": 11,
@@ -72,7 +72,7 @@ def test_every_tensor_of_a_layer_with_a_shared_expert_is_named():
     for path, inner in (("shared_expert", 10), *((f"experts.{e}", 4) for e in range(5))):
         wanted |= {f"{path}.gate_proj": (inner, 8), f"{path}.up_proj": (inner, 8), f"{path}.down_proj": (8, inner)}
     assert found == {f"model.layers.0.mlp.{name}.weight": shape for name, shape in wanted.items()}
-    assert routers(model) == {f"model.layers.0.mlp.{name}.weight" for name in ("gate", "shared_expert_gate")}
+    assert unquantized(model) == {f"model.layers.0.mlp.{name}.weight" for name in ("gate", "shared_expert_gate")}
     assert {path for path in linear_paths(model) if ".mlp." in path} == {
         f"model.layers.0.mlp.{name}" for name in wanted
     }

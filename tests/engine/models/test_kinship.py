@@ -24,7 +24,7 @@ OTHERS = "nor is its family"
         ("ViTForImageClassification", {}, "vision", NONE),
         ("T5ForConditionalGeneration", {"is_encoder_decoder": True}, "encoder-decoder", OTHERS),
         ("PegasusXForConditionalGeneration", {}, "encoder-decoder", "closest supported is PegasusForConditional"),
-        ("MambaForCausalLM", {}, "recurrent states", NONE),
+        ("MambaForCausalLM", {}, "recurrent states", OTHERS),
         ("Gemma4ForCausalLM", {}, "text decoder", "closest supported is Gemma3ForCausalLM"),
         ("GemmaForCausalLM", {}, "text decoder", "closest supported is Gemma"),
         ("MistralNextForCausalLM", {}, "text decoder", "closest supported is MistralForCausalLM"),

@@ -1,0 +1,64 @@
+"""Layout of the recurrent state of sequences: one slot per sequence, with the state of all recurrent layers in float32.
+
+A state slot is `[layer][state]`, contiguous. The slot of a running request has the number of its slot in the request
+table. Snapshots (`engine.kv.snapshots`) are slots of the same layout in a second tensor, from which states are copied
+as a whole. Independent of torch; also used by the planner.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from engine.models.parts import DeltaNet, Mamba2, Model, Recurrent, ShortConv, recurrents
+from engine.models.ranks import shared_units
+
+Shape = tuple[int, ...]
+ELEMENT_BYTES = 4  # float32: a state is a sum over the whole sequence
+LEAST_SNAPSHOTS = 16
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """State of one sequence on one rank."""
+
+    layers: tuple[tuple[Shape, ...], ...]  # shapes of the states of each recurrent layer
+
+    @cached_property
+    def slot_elements(self) -> int:
+        return sum(math.prod(shape) for shapes in self.layers for shape in shapes)
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.slot_elements * ELEMENT_BYTES
+
+
+def state_layout(model: Model, ranks: int = 1) -> StateLayout:
+    """Return the layout of a model's recurrent state; without layers if it has none."""
+    return StateLayout(tuple(_shapes(part, ranks) for part in recurrents(model)))
+
+
+def num_snapshots(layout: StateLayout, slots: int, *, prefix_cache: bool) -> int | None:
+    """Return the number of snapshots beside `slots` running requests: one for each, but at least LEAST_SNAPSHOTS. 0
+    without prefix cache, None for a model without recurrent state."""
+    if not layout.layers:
+        return None
+    return max(slots, LEAST_SNAPSHOTS) if prefix_cache else 0
+
+
+def _shapes(part: Recurrent, ranks: int) -> tuple[Shape, ...]:
+    """Return the shapes of the states, beginning with the inputs of the convolution."""
+
+    def own(units: int, what: str) -> int:
+        return shared_units(units, 0, ranks, what)[1]
+
+    match part:
+        case DeltaNet():
+            heads = own(part.value_heads, "value heads")
+            channels = 2 * own(part.key_heads, "key heads") * part.key_dim + heads * part.value_dim
+            return (channels, part.conv - 1), (heads, part.key_dim, part.value_dim)
+        case Mamba2():
+            heads = own(part.heads, "heads")
+            channels = heads * part.head_dim + 2 * own(part.groups, "groups of heads") * part.state
+            return (channels, part.conv - 1), (heads, part.head_dim, part.state)
+        case ShortConv():
+            return ((own(part.hidden, "channels"), part.conv - 1),)

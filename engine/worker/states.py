@@ -1,0 +1,42 @@
+"""State slots of a worker: those of running requests, and snapshots."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from engine.core.plan import StepPlan
+from engine.kv.states import StateLayout
+from engine.layers.states import LayerStates, layer_states, make_states
+
+
+@dataclass(frozen=True)
+class States:
+    """Recurrent state. Without recurrent layers, all tensors are empty and plans copy nothing."""
+
+    layout: StateLayout
+    slots: Tensor  # [request slots, elements] fp32
+    snapshots: Tensor  # [snapshots + 1, elements] fp32; number 0 is not used
+
+    @cached_property
+    def layers(self) -> LayerStates:
+        return layer_states(self.layout, self.slots)
+
+    @property
+    def nbytes(self) -> int:
+        return self.slots.nbytes + self.snapshots.nbytes
+
+    def restore(self, plan: StepPlan) -> None:
+        """Copy snapshots to the slots of requests that start. Called before the step."""
+        for snapshot, slot in plan.restored:
+            self.slots[slot].copy_(self.snapshots[snapshot])
+
+    def save(self, plan: StepPlan) -> None:
+        """Copy states of requests to snapshots. Called after the step."""
+        for slot, snapshot in plan.saved:
+            self.snapshots[snapshot].copy_(self.slots[slot])
+
+
+def allocate_states(layout: StateLayout, slots: int, snapshots: int, device: torch.device) -> States:
+    return States(layout, make_states(layout, slots, device), make_states(layout, snapshots + 1, device))
