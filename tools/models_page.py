@@ -39,6 +39,19 @@ the layers (OPT 350M), clipped queries (`clip_qkv`, as in MPT 7B StoryWriter), n
 (`qk_layernorm` of Phi, `qk_ln` of MPT), and residuals after the norm (BLOOM). ALiBi (BLOOM, MPT, Falcon RW, Baichuan
 13B) is computed in float32. transformers rounds the bias of Falcon RW to bfloat16 and ignores `alibi_bias_max` of MPT.
 
+## Recurrent and hybrid models
+
+Gated DeltaNet (Qwen3-Next, Qwen3.5), Mamba-2 (Mamba-2, Granite 4, Bamba, Nemotron-H) and short convolutions (LFM2) keep
+a state of fixed size per request, in float32. Prefix caching works: snapshots of the state are kept at block boundaries
+([architecture.md](architecture.md#recurrent-state)), and [memory.md](memory.md#recurrent-state) describes their size.
+
+- They run with torch, with the compiled kernels of a CPU and with Triton. The compiled kernels leave output gates of
+  attention and gates of short convolutions to torch.
+- With `parallelism.tensor`, heads are divided. The groups of a Mamba-2 mixer must be divisible, because its norm spans
+  a group: a model with one group, such as Granite 4, runs on one rank.
+- The tensors of multi-token prediction (`mtp.`) are not used. Experts of Nemotron-H in a latent space
+  (`moe_latent_size`) are refused.
+
 ## Text decoders of multimodal models
 
 A `…ForConditionalGeneration` whose `text_config` names one of these decoders is served without its other parts if the

@@ -10,6 +10,7 @@ from engine.api.errors import UnknownArchitecture
 from engine.models import (
     arcee,
     baichuan,
+    bamba,
     bart,
     bert,
     bloom,
@@ -24,8 +25,11 @@ from engine.models import (
     gpt_neox,
     gptj,
     granite,
+    granite_hybrid,
     internlm,
+    lfm2,
     llama,
+    mamba2,
     minicpm,
     minimax_m2,
     ministral,
@@ -33,6 +37,7 @@ from engine.models import (
     modernbert,
     mpt,
     nemotron,
+    nemotron_h,
     nomic_bert,
     olmo,
     olmo2,
@@ -44,6 +49,7 @@ from engine.models import (
     qwen1,
     qwen2_moe,
     qwen3,
+    qwen3_5,
     qwen3_moe,
     qwen3_next,
     seed_oss,
@@ -61,7 +67,7 @@ DECODERS = (
     *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2),
 )
-RECURRENT = (qwen3_next,)
+RECURRENT = (bamba, granite_hybrid, lfm2, mamba2, nemotron_h, qwen3_5, qwen3_next)
 TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
 FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *POOLED)

@@ -26,6 +26,8 @@ _DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
 }
 
+_STACKED: dict[str, Any] = {"gate": "input_linear", "up": "input_linear", "down": "output_linear"}
+
 
 def declare(config: Mapping[str, Any]) -> Model:
     c = Config.of(config, **_DEFAULTS)
@@ -44,7 +46,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     return llama_decoder(
         c,
         attention,
-        mlp if is_dense else _experts(c),
+        mlp if is_dense else granite_experts(c),
         RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps")),
         positions=positions,
         residual=c.number("residual_multiplier"),
@@ -53,9 +55,9 @@ def declare(config: Mapping[str, Any]) -> Model:
     )
 
 
-def _experts(c: Config) -> Feed:
+def granite_experts(c: Config) -> Feed:
+    """Return the experts, with the shared MLP beside them if there is one."""
     num_experts, top_k = c.experts()
-    names: dict[str, Any] = {"gate": "input_linear", "up": "input_linear", "down": "output_linear"}
     experts = Experts(
         hidden=c.hidden,
         intermediate_size=c.intermediate_size,
@@ -66,10 +68,12 @@ def _experts(c: Config) -> Feed:
         router="router.layer",
         stacked="{}.weight",
         name="block_sparse_moe",
-        **names,
+        **_STACKED,
     )
     shared = 0 if c.values.get("shared_intermediate_size") is None else c.whole("shared_intermediate_size", least=0)
-    if not shared:
-        return experts
-    mlp = MLP(hidden=c.hidden, intermediate_size=shared, act=c.activation(), name="shared_mlp", **names)
-    return Parallel(bodies=(experts, mlp))
+    return Parallel(bodies=(experts, shared_mlp(c))) if shared else experts
+
+
+def shared_mlp(c: Config) -> MLP:
+    size = c.whole("shared_intermediate_size")
+    return MLP(hidden=c.hidden, intermediate_size=size, act=c.activation(), name="shared_mlp", **_STACKED)

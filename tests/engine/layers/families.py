@@ -46,6 +46,14 @@ GRANITE = {"intermediate_size": 22, "embedding_multiplier": 3.0, "residual_multi
 EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
 ERNIE = {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3}
 
+RECURRENT = ["linear_attention", "full_attention", "linear_attention"]
+MAMBA = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "chunk_size": 8, **SPECIAL}
+MAMBA_2 = {"mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10, "mamba_chunk_size": 8}
+NEMOTRON_H = {**SIZES, "head_dim": 8, "mamba_num_heads": 12, "mamba_head_dim": 8, "ssm_state_size": 10, "n_groups": 3,
+              "chunk_size": 8}  # fmt: skip
+DELTA = {"layer_types": RECURRENT, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
+         "linear_value_head_dim": 12}  # fmt: skip
+
 # name -> configuration class, all settings
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**GPT}),
@@ -171,6 +179,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "flex-olmo-odd": ("FlexOlmo", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_experts": 3,
                                    "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True}),
     "exaone3-odd": ("Llama", {**SIZES, **ONE_KV, "head_dim": 16, "tie_word_embeddings": True}),
+    "mamba2": ("Mamba2", {**MAMBA, "num_heads": 12, "head_dim": 8, "state_size": 10, "n_groups": 4, "conv_kernel": 3}),
+    "mamba2-odd": ("Mamba2", {**MAMBA, "hidden_size": 40, "num_heads": 5, "head_dim": 16, "state_size": 7,
+                              "n_groups": 1, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True,
+                              "time_step_limit": (0.1, 1.5)}),
+    "bamba": ("Bamba", {**SIZES, **MAMBA_2, "attn_layer_indices": [1]}),
+    "granite-hybrid": ("GraniteMoeHybrid", {**SIZES, **GRANITE, **MAMBA_2, "num_local_experts": 6,
+                                            "num_experts_per_tok": 3, "shared_intermediate_size": 30,
+                                            "layer_types": RECURRENT}),
+    "granite-hybrid-dense": ("GraniteMoeHybrid", {**SIZES, **ONE_KV, **GRANITE, **MAMBA_2, "mamba_n_heads": 10,
+                                                  "num_local_experts": 0, "shared_intermediate_size": 30,
+                                                  "position_embedding_type": "rope", "mamba_proj_bias": True,
+                                                  "layer_types": RECURRENT}),
+    "nemotron-h": ("NemotronH", {**NEMOTRON_H, "layers_block_type": ["linear_attention", "mlp", "full_attention"]}),
+    "nemotron-h-moe": ("NemotronH", {**NEMOTRON_H, "n_groups": 1, "n_routed_experts": 6, "num_experts_per_tok": 3,
+                                     "moe_intermediate_size": 22, "moe_shared_expert_intermediate_size": 30,
+                                     "routed_scaling_factor": 1.5, "n_group": 2, "topk_group": 1,
+                                     "layers_block_type": ["linear_attention", "moe", "full_attention"]}),
+    "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 10}),
+    "lfm2-bias": ("Lfm2", {**SIZES, **ONE_KV, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
+                           "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
+    "qwen3_5": ("Qwen3_5Text", {**SIZES, **DELTA, "head_dim": 16}),
+    "qwen3_5-moe": ("Qwen3_5MoeText", {**SIZES, **ONE_KV, **DELTA, "head_dim": 16, "num_experts": 6,
+                                       "num_experts_per_tok": 2, "moe_intermediate_size": 22,
+                                       "shared_expert_intermediate_size": 30}),
 }  # fmt: skip
 LOOSE = ("internlm3",)  # transformers' dynamic rotation keeps state: every call needs a fresh model
 
@@ -184,8 +216,10 @@ def random_family(name: str) -> Any:
     attention = "sdpa" if name.startswith("falcon-alibi") else "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, **{**EAGER, "attn_implementation": attention}).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
+        for parameter_name, parameter in model.named_parameters():
+            # Convolutions with small weights have small outputs, whose rounding norms of queries and keys would raise.
+            scale = 0.5 if "conv" in parameter_name else 0.15
+            parameter.copy_(torch.randn_like(parameter) * scale + (parameter if parameter.ndim == 1 else 0))
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.15)

@@ -24,7 +24,8 @@ OTHERS = "nor is its family"
         ("ViTForImageClassification", {}, "vision", NONE),
         ("T5ForConditionalGeneration", {"is_encoder_decoder": True}, "encoder-decoder", OTHERS),
         ("PegasusXForConditionalGeneration", {}, "encoder-decoder", "closest supported is PegasusForConditional"),
-        ("MambaForCausalLM", {}, "recurrent states", OTHERS),
+        ("MambaForCausalLM", {}, "recurrent states", "closest supported is Mamba2ForCausalLM"),
+        ("RwkvForCausalLM", {}, "recurrent states", OTHERS),
         ("Gemma4ForCausalLM", {}, "text decoder", "closest supported is Gemma3ForCausalLM"),
         ("GemmaForCausalLM", {}, "text decoder", "closest supported is Gemma"),
         ("MistralNextForCausalLM", {}, "text decoder", "closest supported is MistralForCausalLM"),
@@ -43,7 +44,7 @@ def test_closest_architecture_follows_the_family(
     with pytest.raises(UnknownArchitecture, match=f"'{name}' .*{kind}.* is not supported yet.*{said}") as refused:
         read_checkpoint(tmp_path, weights=False)
     assert "Did you mean" not in str(refused.value)
-    if kind in ("audio", "vision", "recurrent states"):
+    if kind in ("audio", "vision"):
         assert "closest" not in str(refused.value)
 
 
