@@ -17,9 +17,11 @@
 namespace recurrent {
 
 constexpr int64_t CHANNELS = 256;  // of a piece of a convolution
+constexpr int64_t COPIED = 16;     // tokens whose inputs are copied at once
 constexpr int64_t COLUMNS = 64;    // of a piece of a delta rule with few rows and heads
-constexpr int64_t ELEMENTS = 64;   // outputs of a piece of a scan, at least
-constexpr int64_t PREPARED = 16;   // tokens whose queries, keys and gates are prepared at once
+constexpr int64_t PREPARED = 32;   // tokens whose queries, keys and gates are prepared at once
+constexpr int64_t ELEMENTS = 8192; // of the state of a piece of a scan, which stays in the L1 cache
+constexpr int64_t FEW = 4;         // tokens for which copying a tile of a state costs more than it saves
 
 struct Row {
     int64_t begin, end, slot;
@@ -75,33 +77,33 @@ static int64_t pieces(const CausalConv& op, int64_t, int) { return (op.channels 
 
 static void run(const CausalConv& op, const Row& row, int64_t piece, int64_t, Scratch& scratch) {
     const int64_t channel = piece * CHANNELS, size = std::min(CHANNELS, op.channels - channel), kept = op.width - 1;
-    const int64_t tokens = row.end - row.begin;
     float* state = op.state + row.slot * op.slot_stride + channel * kept;
-    const float* x = op.x + row.begin * op.x_stride + channel;
-    float* y = op.y + row.begin * op.y_stride + channel;
-    float* before = at_least(scratch.recurrent, size_t(kept * CHANNELS + 1));  // [kept][CHANNELS]
+    // Rows of inputs and weights may be a power of two apart and would use a few sets of the L1 cache, so they are copied.
+    float* weight = at_least(scratch.recurrent, size_t((op.width + kept + COPIED) * CHANNELS));  // [width][CHANNELS]
+    float* inputs = weight + op.width * CHANNELS;  // [kept + COPIED][CHANNELS]
+    for (int64_t j = 0; j < op.width; j++) std::copy_n(op.weight + j * op.channels + channel, size, weight + j * CHANNELS);
     for (int64_t j = 0; j < kept; j++)
-        for (int64_t c = 0; c < size; c++) before[j * CHANNELS + c] = row.fresh ? 0.f : state[c * kept + j];
-    const auto input = [&](int64_t token) {
-        return token < 0 ? before + (token + kept) * CHANNELS : x + token * op.x_stride;
+        for (int64_t c = 0; c < size; c++) inputs[j * CHANNELS + c] = row.fresh ? 0.f : state[c * kept + j];
+    const auto output = [&](float* y, const float* in, int64_t c, int64_t count) {
+        vf sum = op.bias ? load_some(op.bias + channel + c, count) : vf{};
+        for (int64_t j = 0; j < op.width; j++)
+            sum = multiply_add(load(weight + j * CHANNELS + c), load(in + j * CHANNELS + c), sum);
+        store_some(y + c, op.silu ? act<SILU>(sum) : sum, count);
     };
-    for (int64_t t = 0; t < tokens; t++, y += op.y_stride) {
-        for (int64_t c = 0; c < size; c += W)
-            store_some(y + c, op.bias ? load_some(op.bias + channel + c, size - c) : vf{}, size - c);
-        for (int64_t j = 0; j <= kept; j++) {
-            const float *in = input(t - kept + j), *weight = op.weight + j * op.channels + channel;
-            for (int64_t c = 0; c < size; c += W)
-                store_some(y + c, multiply_add(load_some(weight + c, size - c), load_some(in + c, size - c),
-                                               load_some(y + c, size - c)), size - c);
+    for (int64_t from = row.begin; from < row.end; from += COPIED) {
+        const int64_t tokens = std::min(COPIED, row.end - from);
+        for (int64_t t = 0; t < tokens; t++)
+            std::copy_n(op.x + (from + t) * op.x_stride + channel, size, inputs + (kept + t) * CHANNELS);
+        for (int64_t t = 0; t < tokens; t++) {
+            float* y = op.y + (from + t) * op.y_stride + channel;
+            int64_t c = 0;
+            for (; c + W <= size; c += W) output(y, inputs + t * CHANNELS, c, W);
+            if (c < size) output(y, inputs + t * CHANNELS, c, size - c);
         }
-        if (op.silu)
-            for (int64_t c = 0; c < size; c += W)
-                store_some(y + c, act<SILU>(load_some(y + c, size - c)), size - c);
+        std::copy_n(inputs + tokens * CHANNELS, kept * CHANNELS, inputs);  // forward
     }
-    for (int64_t j = 0; j < kept; j++) {
-        const float* in = input(tokens - kept + j);
-        for (int64_t c = 0; c < size; c++) state[c * kept + j] = in[c];
-    }
+    for (int64_t j = 0; j < kept; j++)
+        for (int64_t c = 0; c < size; c++) state[c * kept + j] = inputs[j * CHANNELS + c];
 }
 
 // Columns of the state that a piece of the delta rule has.
@@ -141,11 +143,11 @@ static void prepare(const DeltaRule& op, int64_t token, int64_t head, Token& out
     out.beta = op.beta_scale * recurrent::first(sigmoid(splat(op.b[token * op.b_stride + head])));
 }
 
-// One token for N vectors of columns; a last vector may have fewer than W. state: [key_dim][value_dim].
+// One token for N vectors of columns; a single vector may have fewer than W. Rows of the state are `stride` apart.
 template <int N, bool VECTOR_DECAY>
-static inline void delta_columns(const DeltaRule& op, const Token& token, float* state, const float* v, float* y,
-                                 int64_t columns) {
-    const int64_t dim = op.key_dim, stride = op.value_dim;
+static inline void delta_columns(const DeltaRule& op, const Token& token, float* state, int64_t stride, const float* v,
+                                 float* y, int64_t columns) {
+    const int64_t dim = op.key_dim;
     vf even[N] = {}, odd[N] = {}, error[N], out[N] = {};
     const auto read = [&](const float* p, int n) { return N > 1 ? load(p + n * W) : load_some(p, columns); };
     int64_t i = 0;
@@ -178,7 +180,8 @@ static inline void delta_columns(const DeltaRule& op, const Token& token, float*
 template <bool VECTOR_DECAY>
 static void run_delta(const DeltaRule& op, const Row& row, int64_t head, int64_t begin, int64_t end, Scratch& scratch) {
     const int64_t dim = op.key_dim;
-    float* room = at_least(scratch.recurrent, size_t(PREPARED * 4 * dim));
+    float* room = at_least(scratch.recurrent, size_t(PREPARED * 4 * dim + 4 * W * dim));
+    float* tile = room + PREPARED * 4 * dim;  // [key_dim][4 · W]
     float* state = op.state + row.slot * op.slot_stride + head * dim * op.value_dim;
     if (row.fresh)
         for (int64_t i = 0; i < dim; i++) std::fill(state + i * op.value_dim + begin, state + i * op.value_dim + end, 0.f);
@@ -193,13 +196,22 @@ static void run_delta(const DeltaRule& op, const Row& row, int64_t head, int64_t
         const float* v = op.v + from * op.v_stride + head * op.value_dim;
         float* y = op.y + from * op.y_stride + head * op.value_dim;
         int64_t c = begin;
-        for (; c + 4 * W <= end; c += 4 * W)
+        for (; c + 4 * W <= end; c += 4 * W) {
+            // The rows of a tile are a power of two apart and would use a few sets of the L1 cache.
+            const bool copies = tokens > FEW;
+            float* at = copies ? tile : state + c;
+            const int64_t stride = copies ? 4 * W : op.value_dim;
+            if (copies)
+                for (int64_t i = 0; i < dim; i++) std::copy_n(state + i * op.value_dim + c, 4 * W, tile + i * 4 * W);
             for (int64_t t = 0; t < tokens; t++)
-                delta_columns<4, VECTOR_DECAY>(op, prepared[t], state + c, v + t * op.v_stride + c,
+                delta_columns<4, VECTOR_DECAY>(op, prepared[t], at, stride, v + t * op.v_stride + c,
                                                y + t * op.y_stride + c, 4 * W);
+            if (copies)
+                for (int64_t i = 0; i < dim; i++) std::copy_n(tile + i * 4 * W, 4 * W, state + i * op.value_dim + c);
+        }
         for (; c < end; c += W)
             for (int64_t t = 0; t < tokens; t++)
-                delta_columns<1, VECTOR_DECAY>(op, prepared[t], state + c, v + t * op.v_stride + c,
+                delta_columns<1, VECTOR_DECAY>(op, prepared[t], state + c, op.value_dim, v + t * op.v_stride + c,
                                                y + t * op.y_stride + c, std::min<int64_t>(W, end - c));
     }
 }
@@ -211,21 +223,32 @@ static void run(const DeltaRule& op, const Row& row, int64_t piece, int64_t piec
     else run_delta<false>(op, row, piece / blocks, begin, end, scratch);
 }
 
-static int64_t heads_of(const SelectiveScan& op) { return std::max<int64_t>(1, ELEMENTS / op.head_dim); }
-static int64_t pieces(const SelectiveScan& op, int64_t, int) { return (op.heads + heads_of(op) - 1) / heads_of(op); }
+static int64_t channels_of(const SelectiveScan& op) { return std::max<int64_t>(16, ELEMENTS / op.state_dim / 16 * 16); }
+static int64_t pieces(const SelectiveScan& op, int64_t, int) {
+    return (op.heads * op.head_dim + channels_of(op) - 1) / channels_of(op);
+}
 
-// One token for R channels of a head. state: [R][state_dim]; x: inputs · Δ. Writes the sums over the state to y.
+// Numbers of each channel of a piece at one token.
+struct Channels {
+    float *delta, *decay, *scaled;  // scaled: input · Δ; decay: if A is one number
+};
+
+// One token for R channels. state: [R][state_dim]; A[r]: row of A. Writes the sums over the state to y.
 template <int R, bool VECTOR_A>
-static inline void scan_channels(int64_t dim, float delta, float decay, const float* A, const float* B, const float* C,
-                                 const float* x, float* state, float* y) {
-    vf sums[R] = {};
+static inline void scan_channels(int64_t dim, const Channels& at, int64_t channel, const float* const* A, const float* B,
+                                 const float* C, float* state, float* y) {
+    vf sums[R] = {}, fade[R], x[R];
+    UNROLL for (int r = 0; r < R; r++) {
+        fade[r] = splat((VECTOR_A ? at.delta : at.decay)[channel + r]);
+        x[r] = splat(at.scaled[channel + r]);
+    }
     const auto add = [&](int64_t n, int64_t count) {
         const vf b = load_some(B + n, count), c = load_some(C + n, count);
-        const vf fade = VECTOR_A ? exp(load_some(A + n, count) * delta) : splat(decay);
         UNROLL for (int r = 0; r < R; r++) {
-            float* at = state + r * dim + n;
-            const vf s = multiply_add(splat(x[r]), b, fade * load_some(at, count));
-            store_some(at, s, count);
+            float* place = state + r * dim + n;
+            const vf decay = VECTOR_A ? exp(load_some(A[r] + n, count) * fade[r]) : fade[r];
+            const vf s = multiply_add(x[r], b, decay * load_some(place, count));
+            store_some(place, s, count);
             sums[r] = multiply_add(s, c, sums[r]);
         }
     };
@@ -235,52 +258,66 @@ static inline void scan_channels(int64_t dim, float delta, float decay, const fl
     UNROLL for (int r = 0; r < R; r++) y[r] = fold(sums[r]);
 }
 
+// Δ, decay and scaled inputs of the channels from `begin` on.
 template <bool VECTOR_A>
-static void run_scan(const SelectiveScan& op, const Row& row, int64_t begin, int64_t heads, Scratch& scratch) {
-    const int64_t size = op.head_dim, dim = op.state_dim, outputs = heads * size, shared = op.heads / op.groups;
-    float* delta = at_least(scratch.recurrent, size_t(2 * heads + outputs));
-    float *decay = delta + heads, *scaled = decay + heads;
-    float* state = op.state + row.slot * op.slot_stride + begin * size * dim;
-    if (row.fresh) std::fill(state, state + outputs * dim, 0.f);
+static void prepare(const SelectiveScan& op, int64_t token, int64_t begin, int64_t count, const Channels& out) {
+    const int64_t size = op.head_dim, head = begin / size, heads = (begin + count - 1) / size + 1 - head;
+    const float *x = op.x + token * op.x_stride + begin, *dt = op.dt + token * op.dt_stride;
+    float *delta = out.scaled + count, *decay = delta + heads;  // of heads
+    for (int64_t h = 0; h < heads; h += W) {
+        vf step = load_some(dt + head + h, heads - h);
+        if (op.dt_bias) step += load_some(op.dt_bias + head + h, heads - h);
+        step = softplus(step);
+        step = step < op.dt_min ? splat(op.dt_min) : step > op.dt_max ? splat(op.dt_max) : step;
+        store_some(delta + h, step, heads - h);
+        if (!VECTOR_A) store_some(decay + h, exp(step * load_some(op.A + head + h, heads - h)), heads - h);
+    }
+    int64_t h = 0, left = size - begin % size;  // channels of head h
+    for (int64_t c = 0; c < count; c++, left--) {
+        if (left == 0) h++, left = size;
+        out.delta[c] = delta[h];
+        if (!VECTOR_A) out.decay[c] = decay[h];
+        out.scaled[c] = x[c] * delta[h];
+    }
+}
+
+template <bool VECTOR_A> static void run_scan(const SelectiveScan& op, const Row& row, int64_t begin, int64_t end, Scratch& scratch) {
+    const int64_t dim = op.state_dim, count = end - begin, group = op.heads * op.head_dim / op.groups;
+    float* room = at_least(scratch.recurrent, size_t(5 * count));
+    const Channels at{room, room + count, room + 2 * count};
+    float* state = op.state + row.slot * op.slot_stride + begin * dim;
+    if (row.fresh) std::fill(state, state + count * dim, 0.f);
+    const auto slopes = [&](int64_t channel) { return op.A + channel / op.head_dim * dim; };
     for (int64_t t = row.begin; t < row.end; t++) {
-        const float *x = op.x + t * op.x_stride + begin * size, *dt = op.dt + t * op.dt_stride + begin;
-        float* y = op.y + t * op.y_stride + begin * size;
-        for (int64_t h = 0; h < heads; h += W) {
-            const int64_t count = heads - h;
-            vf step = load_some(dt + h, count);
-            if (op.dt_bias) step += load_some(op.dt_bias + begin + h, count);
-            step = softplus(step);
-            step = step < op.dt_min ? splat(op.dt_min) : step > op.dt_max ? splat(op.dt_max) : step;
-            store_some(delta + h, step, count);
-            if (!VECTOR_A) store_some(decay + h, exp(step * load_some(op.A + begin + h, count)), count);
+        const float *x = op.x + t * op.x_stride + begin, *B = op.B + t * op.B_stride, *C = op.C + t * op.C_stride;
+        float* y = op.y + t * op.y_stride + begin;
+        prepare<VECTOR_A>(op, t, begin, count, at);
+        for (int64_t c = 0; c < count;) {
+            const int64_t own = (begin + c) / group, stop = std::min((own + 1) * group - begin, count);
+            for (; c + 4 <= stop; c += 4) {
+                const float* A[4] = {};
+                if (VECTOR_A)
+                    for (int r = 0; r < 4; r++) A[r] = slopes(begin + c + r);
+                scan_channels<4, VECTOR_A>(dim, at, c, A, B + own * dim, C + own * dim, state + c * dim, y + c);
+            }
+            for (; c < stop; c++) {
+                const float* A = VECTOR_A ? slopes(begin + c) : nullptr;
+                scan_channels<1, VECTOR_A>(dim, at, c, &A, B + own * dim, C + own * dim, state + c * dim, y + c);
+            }
         }
-        for (int64_t h = 0; h < heads; h++) {
-            const int64_t group = (begin + h) / shared * dim;
-            const float *B = op.B + t * op.B_stride + group, *C = op.C + t * op.C_stride + group;
-            const float* A = VECTOR_A ? op.A + (begin + h) * dim : nullptr;
-            const float fade = VECTOR_A ? 0.f : decay[h];
-            for (int64_t p = 0; p < size; p++) scaled[p] = x[h * size + p] * delta[h];
-            float *at = state + h * size * dim, *out = y + h * size;
-            int64_t p = 0;
-            for (; p + 4 <= size; p += 4)
-                scan_channels<4, VECTOR_A>(dim, delta[h], fade, A, B, C, scaled + p, at + p * dim, out + p);
-            for (; p < size; p++)
-                scan_channels<1, VECTOR_A>(dim, delta[h], fade, A, B, C, scaled + p, at + p * dim, out + p);
-        }
-        for (int64_t i = 0; i < outputs; i += W) {
-            vf out = load_some(y + i, outputs - i);
-            if (op.D) out = multiply_add(load_some(op.D + begin * size + i, outputs - i), load_some(x + i, outputs - i), out);
-            if (op.gate)
-                out *= act<SILU>(load_some(op.gate + t * op.gate_stride + begin * size + i, outputs - i));
-            store_some(y + i, out, outputs - i);
+        for (int64_t c = 0; c < count; c += W) {
+            vf out = load_some(y + c, count - c);
+            if (op.D) out = multiply_add(load_some(op.D + begin + c, count - c), load_some(x + c, count - c), out);
+            if (op.gate) out *= act<SILU>(load_some(op.gate + t * op.gate_stride + begin + c, count - c));
+            store_some(y + c, out, count - c);
         }
     }
 }
 
 static void run(const SelectiveScan& op, const Row& row, int64_t piece, int64_t, Scratch& scratch) {
-    const int64_t begin = piece * heads_of(op), heads = std::min(heads_of(op), op.heads - begin);
-    if (op.vector_A) run_scan<true>(op, row, begin, heads, scratch);
-    else run_scan<false>(op, row, begin, heads, scratch);
+    const int64_t begin = piece * channels_of(op), end = std::min(begin + channels_of(op), op.heads * op.head_dim);
+    if (op.vector_A) run_scan<true>(op, row, begin, end, scratch);
+    else run_scan<false>(op, row, begin, end, scratch);
 }
 
 template <int ACT> static inline vf gate_of(vf x) { return ACT == SILU ? act<SILU>(x) : sigmoid(x); }
