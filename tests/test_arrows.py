@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels.sampling": ("kernels.cpu", "kernels.jit", "kernels.op"),
     "kernels.experts": ("kernels.sampling", "kernels.jit", "kernels.op", "kernels.tuning"),
     "kernels.attention": ("kernels.cpu", "kernels.jit", "kernels.op", "kernels.tuning"),
-    "kernels.recurrent": ("kernels.attention", "kernels.cpu", "kernels.jit", "kernels.op", "kernels.tuning"),
+    "kernels.recurrent": ("kernels.activation", "kernels.attention", "kernels.cpu", "kernels.jit", "kernels.op"),
     "engine": ("kernels",),
     "engine.api": (),
     "engine.gguf": ("engine.api.errors", "engine.api.files"),

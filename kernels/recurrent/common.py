@@ -26,8 +26,8 @@ from kernels.op import Args, Make, SingleRow
 def rows_with_tokens(
     state: Tensor, query_start: Tensor, slots: Tensor, first: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield for each row with tokens their range, a copy of the state before them, and the line of `state` to
-    update."""
+    """Yield for each row with tokens the range of these tokens, a copy of the state before them, and the line of
+    `state` to update."""
     bounds = query_start.tolist()
     for begin, end, slot, position in zip(bounds, bounds[1:], slots.tolist(), first.tolist(), strict=False):
         if end > begin:

@@ -194,7 +194,7 @@ def test_compiled_row_is_the_same_alone_and_in_any_chunking(op, sizes, team):
 
 @EACH
 def test_compiled_inputs_and_states_may_be_parts_of_wider_tensors(op, sizes, team):
-    """States of other layers and of rows without tokens remain as they are, and nothing beside the inputs is read."""
+    """The body changes no states of other layers or of rows without tokens, and reads nothing beside its inputs."""
     args = drawn(op, (3, 0, 20, 1), seed=2, pad=2, **sizes)
     at = STATE[op.name]
     y, state = op.compiled(team, *copied(args))
