@@ -65,6 +65,8 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
 | `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text` | `Qwen2ForCausalLM` | Qwen2-VL, Qwen2.5-VL and others |
 | `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |
+| `qwen3_5_text` | `Qwen3_5ForCausalLM` | Qwen3.5 |
+| `qwen3_5_moe_text` | `Qwen3_5MoeForCausalLM` | Qwen3.5 with experts |
 
 ## Encoder-decoder models
 

@@ -3,7 +3,8 @@
 The decoder's settings are those of `text_config`, or the flat ones of older exports. Its weights have a prefix such as
 `language_model.model.` or `model.language_model.`. Rotary positions in sections (M-RoPE) equal plain RoPE for prompts
 with only text, because all sections then have the same position. Source: transformers modeling_gemma3.py,
-modeling_llava.py, modeling_mistral3.py, modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py.
+modeling_llava.py, modeling_mistral3.py, modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py,
+modeling_qwen3_5.py.
 """
 
 from collections.abc import Mapping
@@ -36,6 +37,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
 }
 FLAT = {
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",

@@ -62,7 +62,16 @@ def qwen3() -> Any:
     return transformers.Qwen3VLForConditionalGeneration(config)
 
 
-MODELS = {"gemma3": gemma3, "llava": llava, "mistral3": mistral3, "qwen2.5": qwen25, "qwen3": qwen3}
+def qwen35() -> Any:
+    delta = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+    text = TEXT | delta | {"linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
+    text |= {"num_hidden_layers": 2, "head_dim": 16, "rope_parameters": SECTIONS | {"partial_rotary_factor": 0.5}}
+    eyes = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=eyes | {"num_position_embeddings": 16})
+    return transformers.Qwen3_5ForConditionalGeneration(config)
+
+
+MODELS = {"gemma3": gemma3, "llava": llava, "mistral3": mistral3, "qwen2.5": qwen25, "qwen3": qwen3, "qwen3.5": qwen35}
 
 
 @pytest.fixture(scope="module", params=MODELS)
