@@ -60,8 +60,8 @@ class WindowReads:
 
 @dataclass(frozen=True)
 class Reads:
-    """Reads of the pages of one group: planes of the flat view, [layers, 2, blocks] int64, for each bucket and for each
-    span that reads pages."""
+    """Reads of the pages of one group: planes of the flat view, [layers, planes, blocks] int64, for each bucket and for
+    each span that reads pages."""
 
     window_reads: WindowReads
     buckets: tuple[Tensor, ...]
@@ -123,17 +123,17 @@ def _buckets(singles: "list[_Single]", window: int | None, sizes: Sizes) -> tupl
     return tuple(_bucket(members, window, sizes) for members in _similar(singles, most))
 
 
-def group_reads(window_reads: WindowReads, table: Tensor, layers: int) -> Reads:
+def group_reads(window_reads: WindowReads, table: Tensor, layers: int, planes: int = 2) -> Reads:
     """table: [rows, blocks] int64, block ids of one group, whose blocks hold `layers` layers."""
-    plane = torch.arange(2 * layers, device=table.device).view(layers, 2, 1)
+    plane = torch.arange(planes * layers, device=table.device).view(layers, planes, 1)
 
-    def planes(blocks: Tensor) -> Tensor:
-        return blocks.flatten() * (2 * layers) + plane
+    def places(blocks: Tensor) -> Tensor:
+        return blocks.flatten() * (planes * layers) + plane
 
     return Reads(
         window_reads,
-        tuple(planes(table[bucket.rows, bucket.columns]) for bucket in window_reads.buckets),
-        tuple(None if span.columns is None else planes(table[span.row, span.columns]) for span in window_reads.spans),
+        tuple(places(table[bucket.rows, bucket.columns]) for bucket in window_reads.buckets),
+        tuple(None if span.columns is None else places(table[span.row, span.columns]) for span in window_reads.spans),
     )
 
 
@@ -279,6 +279,12 @@ def _span(row: int, first: int, count: int, token: int, low: int, begin: int, wi
     length = first + count - at
     columns = slice(low, -(-(first + count) // sizes.block_tokens))
     return Span(token, stop, row, columns, length, _mask(count, first, at, length, window, begin, device))
+
+
+def span_mask(span: Span, device: torch.device) -> Tensor:
+    """Return the mask of a row of several tokens, [tokens, length] fp32, also if it is plain causal."""
+    count = span.stop - span.start
+    return _mask(count, 0, 0, count, None, 0, device) if span.mask is None else span.mask
 
 
 def _mask(

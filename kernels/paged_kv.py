@@ -1,19 +1,20 @@
-"""Writes of keys and values of a step's tokens to their pages.
+"""Writes of keys and values, or latents, of a step's tokens to their pages.
 
 Pages are [blocks, layers, 2, block_tokens, kv_heads, head_dim]. In the flat view [.., kv_heads · head_dim], each token
-of each layer has one row for its key and one for its value, and a write is one indexed copy.
+of each layer has one row for its key and one for its value, and a write is one indexed copy. Pages of latents have one
+plane in place of two.
 """
 
 import torch
 from torch import Tensor
 
 
-def write_rows(slot_mapping: Tensor, layers: int, block_tokens: int) -> Tensor:
-    """Return rows of the flat view for all layers, [layers, 2, tokens]. slot_mapping: [tokens], block · block_tokens +
-    offset."""
+def write_rows(slot_mapping: Tensor, layers: int, block_tokens: int, planes: int = 2) -> Tensor:
+    """Return rows of the flat view for all layers, [layers, planes, tokens]. slot_mapping: [tokens], block ·
+    block_tokens + offset."""
     block, offset = slot_mapping // block_tokens, slot_mapping % block_tokens
-    plane = torch.arange(2 * layers, device=slot_mapping.device).view(layers, 2, 1)
-    return (block * (2 * layers) + plane) * block_tokens + offset
+    plane = torch.arange(planes * layers, device=slot_mapping.device).view(layers, planes, 1)
+    return (block * (planes * layers) + plane) * block_tokens + offset
 
 
 def write_kv(pages: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
@@ -27,6 +28,11 @@ def write_kv(pages: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
     flat = pages.view(-1, pages.shape[-2] * pages.shape[-1])
     for at, x in ((rows[0], k), (rows[1], v)):
         flat.index_copy_(0, at, stored(x.flatten(1), pages.dtype))
+
+
+def write_latents(pages: Tensor, rows: Tensor, latents: Tensor) -> None:
+    """Write latents as `write_kv` writes keys. rows: [1, tokens] of one layer; latents: [tokens, dim]."""
+    pages.view(-1, pages.shape[-1]).index_copy_(0, rows[0], stored(latents, pages.dtype))
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -52,6 +52,14 @@ a state of fixed size per request, in float32. Prefix caching works: snapshots o
 - The tensors of multi-token prediction (`mtp.`) are not used. Experts of Nemotron-H in a latent space
   (`moe_latent_size`) are refused.
 
+## Multi-head latent attention
+
+The KV cache of DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Youtu and MiniCPM3 has for each token and layer its latent
+(`kv_lora_rank`) and its rotated key (`qk_rope_head_dim`), which all heads share: 576 numbers in DeepSeek-V3, in place
+of 40,960 of expanded keys and values. Each rank of tensor parallelism has all of them. They are stored in 16 or 32
+bits, not in 8. `kv_b_proj` is divided into two matrices for each head and is never quantized; if the checkpoint stores
+it quantized, it is dequantized at load. Layers for multi-token prediction are not used.
+
 ## Text decoders of multimodal models
 
 A `…ForConditionalGeneration` whose `text_config` names one of these decoders is served without its other parts if the

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from engine.api.config import WeightBits
 from engine.formats.load_time import load_formats
+from engine.kv.layout import page_shape
 from engine.lowering.lower import lower
 from engine.lowering.measures import torch_parts
 from engine.models.checkpoint import Checkpoint
@@ -13,6 +14,7 @@ from engine.models.parts import (
     MLP,
     Attention,
     Experts,
+    LatentAttention,
     LayerNorm,
     Model,
     all_bodies,
@@ -56,19 +58,23 @@ class ModelFacts:
     normed_together: bool = False
     acausal_alibi: bool = False  # True: bidirectional attention or cross-attention has ALiBi
     pages: tuple[tuple[int, int], ...] = ((8, 64),)  # distinct pairs of KV head count and head size
+    latent: bool = False  # True: pages hold the latents of multi-head latent attention
 
 
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     model, own = checkpoint.model, checkpoint.quantization
     parts = attentions(model)
     attending = [body for body in (*encoder_bodies(model), *all_bodies(model)) if isinstance(body, Attention)]
+    own_heads = [part for part in parts if isinstance(part, Attention)]
+    # Each head of latent attention has keys and values of its own.
+    latent_heads = tuple(dict.fromkeys((part.heads, part.heads) for part in parts if isinstance(part, LatentAttention)))
     held, fp8 = (native_paths(model, own, executor) for executor in ("compiled", "triton"))
     is_quantized = own is not None and not own.is_plain
     return ModelFacts(
         dtype=checkpoint.dtype,
         max_context=model.max_context,
         vocab=model.embed.vocab,
-        heads=tuple(dict.fromkeys((part.heads, part.kv_heads) for part in attending)),
+        heads=tuple(dict.fromkeys((part.heads, part.kv_heads) for part in attending)) or latent_heads,
         head_sizes=tuple(sorted({part.head_dim for part in attending})),
         intermediate_sizes=tuple(sorted(set(_intermediate_sizes(model)))),
         experts=has_experts(model),
@@ -86,8 +92,9 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         recurrent=tuple(dict.fromkeys(unit for part in recurrents(model) for unit in recurrent_units(part))),
         by_torch=torch_parts(lower(model), ACTIVATIONS),
         acausal_alibi=any(p.alibi is not None and (p.source or not p.causal) for p in attending),
-        normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in parts),
-        pages=tuple(dict.fromkeys((part.kv_heads, part.head_dim) for part in parts)),
+        normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
+        pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in parts)),
+        latent=bool(latent_heads),
     )
 
 

@@ -103,6 +103,14 @@ RULES = (
         ),
     ),
     Rule(
+        name="triton-latent",
+        keys=("kernels",),
+        facts=("model.latent",),
+        holds=lambda view: view.kernels != TRITON or not view.facts.model.latent,
+        text="Triton kernels do not support multi-head latent attention",
+        because=lambda facts: "the model has multi-head latent attention, which Triton kernels do not support",
+    ),
+    Rule(
         name="compiled-there",
         keys=("kernels",),
         facts=("machine.kernels",),

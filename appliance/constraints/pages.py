@@ -32,6 +32,16 @@ RULES = (
         text="only compiled CPU kernels support an int8 KV cache",
     ),
     Rule(
+        name="latent-pages",
+        keys=("kv_cache",),
+        facts=("model.latent",),
+        holds=lambda view: view.kv_cache not in ("int8", "fp8") or not view.facts.model.latent,
+        text="latents of multi-head latent attention are stored in at least 16 bits",
+        because=lambda facts: (
+            "pages hold latents, of which each head makes its keys and values; no kernel reads them in 8 bits"
+        ),
+    ),
+    Rule(
         name="triton-pages",
         keys=("dtype", "kernels", "kv_cache"),
         holds=lambda view: view.kernels != TRITON or view.kv_cache in (view.dtype, "fp8", "int8"),

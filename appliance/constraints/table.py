@@ -98,6 +98,7 @@ FEATURES = (
     Line("sliding windows and soft caps"),
     Line("attention sinks"),
     Line("ALiBi"),
+    Line("multi-head latent attention", model={"latent": True}),
     Line("heads of 12", model={"head_sizes": (12,)}),
     Line("heads of 264", model={"head_sizes": (264,)}),
     Line("65 query heads to a KV head", model={"heads": ((65, 1),)}),

@@ -98,11 +98,15 @@ def _cache_accounts(budget: MemoryBudget, cache: Choice[int], blocks: int, conte
     pages, step = budget.pages, budget.size.tokens
     if not pages.groups:
         return (Account("kv", f"the KV cache: {cache.reason}", (Step("blocks", "0", 0),)),)
-    page = product("keys and values of a block in a layer", 2, pages.block_tokens, pages.kv_heads, _vector(pages))
+    what = "keys and values" if pages.planes == 2 else "latents"
+    sizes = pages.planes, pages.block_tokens, pages.kv_heads, pages.vector_bytes
+    page = product(f"{what} of a block in a layer", *sizes)
     page = Step(page.name, page.formula, page.value, added=False)
     block = Step("block", f"{number(pages.layers_per_block)} × {number(page.value)}", pages.block_bytes)
     each = [
-        product(f"{one.kind}: a token in {one.layers} layers", one.layers, 2, pages.kv_heads, _vector(pages))
+        product(
+            f"{one.kind}: a token in {one.layers} layers", one.layers, pages.planes, pages.kv_heads, pages.vector_bytes
+        )
         for one in state_groups(pages, context, step)
     ]
     needs = pages.blocks_for(context, step)
@@ -124,11 +128,6 @@ def _cache_accounts(budget: MemoryBudget, cache: Choice[int], blocks: int, conte
 
 def _rest(count: int) -> tuple[Step, ...]:
     return (Step("remainder, less than one block", number(count), count),) if count else ()
-
-
-def _vector(pages: Layout) -> int:
-    """Return the bytes of the key or the value of one head."""
-    return pages.head_dim * pages.element_bytes + pages.scale_bytes
 
 
 def _group_needs(pages: Layout, context: int, step: int) -> list[int]:

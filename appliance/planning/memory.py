@@ -7,7 +7,7 @@ budget = min(memory_share · free, free less what the appliance takes) / engines
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.planning.derivation import Account, Step, product
 from engine.kv.layout import Layout
@@ -167,15 +167,7 @@ def state_groups(layout: Layout, max_context: int, step_tokens: int) -> tuple[St
 
 def group_blocks(layout: Layout, number: int, tokens: int, step_tokens: int) -> int:
     """Return the blocks that a request of `tokens` tokens takes in one group of the layout."""
-    alone = Layout(
-        (layout.groups[number],),
-        layout.block_tokens,
-        layout.layers_per_block,
-        layout.kv_heads,
-        layout.head_dim,
-        layout.element_bytes,
-        layout.scale_bytes,
-    )
+    alone = replace(layout, groups=(layout.groups[number],))
     return alone.blocks_for(tokens, step_tokens)
 
 

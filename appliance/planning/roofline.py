@@ -211,10 +211,9 @@ def active_parameters(model: Model) -> int:
 
 
 def state_bytes(layout: Layout, length: int) -> int:
-    """Return the bytes of keys and values that a token reads at this context length."""
-    vector = layout.head_dim * layout.element_bytes + layout.scale_bytes
+    """Return the bytes of keys and values, or latents, that a token reads at this context length."""
     total = 0
     for group in layout.groups:
         reach = length if group.window is None else min(length, group.window)
-        total += len(group.layers) * 2 * layout.kv_heads * vector * reach
+        total += len(group.layers) * layout.planes * layout.kv_heads * layout.vector_bytes * reach
     return total

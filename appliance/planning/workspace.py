@@ -12,9 +12,20 @@ from engine.api.config import num_slots
 from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input
-from engine.lowering.program import Attend, Route
+from engine.lowering.program import Attend, AttendLatent, Route
 from engine.lowering.rewrites import compiled_ops
-from engine.models.parts import MLP, Attention, Block, Body, DeltaNet, Mamba2, Model, ShortConv, bodies
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Block,
+    Body,
+    DeltaNet,
+    LatentAttention,
+    Mamba2,
+    Model,
+    ShortConv,
+    bodies,
+)
 from engine.models.ranks import share_of
 from engine.models.sources import recurrent_linears
 from kernels.cpu.library import tiling
@@ -116,14 +127,14 @@ def attention_scores(
         return ()
     tokens = min(size.tokens, max_context)
 
-    def keys(op: Attend) -> int:
-        return max_context if op.part.window is None else min(max_context, op.part.window + tokens)
+    def keys(op: Attend | AttendLatent) -> int:
+        return max_context if op.window is None else min(max_context, op.window + tokens)
 
     most = max(found, key=lambda op: op.heads * keys(op))
     rows = min(tokens, max(1, SCORE_ELEMENTS // (most.heads * keys(most))))
     gathered = product(
         "keys and values of a row (copies × tokens × heads × width)",
-        *(4, keys(most), most.kv_heads, most.part.head_dim, 4),
+        *(4, keys(most), most.kv_heads, most.key_dim, 4),
     )
     scores = product("scores of a row (copies × heads × tokens × keys)", SCORE_COPIES, most.heads, rows, keys(most), 4)
     return gathered, scores
@@ -163,7 +174,7 @@ def _whole(model: Model, size: StepSize, ranks: int) -> tuple[Step, ...]:
         return ()
     blocks = whole_blocks(size.tokens, size.slots, WHOLE_BLOCK)
     name = f"{BUFFER} keys and values (blocks × tokens × heads)"
-    return (product(name, 2 * blocks, WHOLE_BLOCK, op.kv_heads * op.part.head_dim, 4),)
+    return (product(name, 2 * blocks, WHOLE_BLOCK, op.kv_heads * op.key_dim, 4),)
 
 
 def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: int) -> tuple[Step, ...]:
@@ -207,7 +218,7 @@ def _packed(model: Model, kernels: str, ranks: int) -> tuple[int, ...]:
 def attention_partials(model: Model, size: StepSize, kv_tokens: int, ranks: int = 1) -> Step:
     """Return the memory of partial attention results of compiled kernels when a step reads the whole cache."""
     found = attends(lower(model, ranks).ops)
-    heads, dim = max((op.heads for op in found), default=0), max((op.part.head_dim for op in found), default=0)
+    heads, dim = max((op.heads for op in found), default=0), max((op.value_dim for op in found), default=0)
     pieces = kv_tokens // SPLIT + size.slots
     return product("parts of attention (pieces × heads × width)", pieces, heads, dim + VECTOR, 4)
 
@@ -304,6 +315,9 @@ def _width(body: Body, ranks: int) -> int:
             )
         case Attention():
             return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
+        case LatentAttention():
+            widths = body.query_dim + body.state_dim + body.kv_lora_rank + body.v_head_dim
+            return 2 * (_own(body.heads, ranks) * widths + body.state_dim)
         case MLP():
             return 3 * _own(body.intermediate_size, ranks)
     # Triton stores one row per token and selected expert. torch computes the experts one by one, in float32.

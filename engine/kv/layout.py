@@ -1,14 +1,15 @@
 """Layout of the KV pool: groups of layers, tokens and bytes per block. Independent of torch; also used by the planner.
 
 The pool has blocks of equal size for all groups. A block belongs to one group at a time and contains `block_tokens`
-tokens of all its layers in one contiguous range, `[layer][k, v][token][kv head][dim]`, so that a block is a single
-transfer. Groups have the same number of layers; if a kind of layers does not fill its last group, space is unused.
+tokens of all its layers in one contiguous range, `[layer][plane][token][kv head][dim]`, so that a block is a single
+transfer. Planes are keys and values, or the single plane of latent attention, whose only head is a token's latent and
+shared key. Groups have the same number of layers; if a kind of layers does not fill its last group, space is unused.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from engine.models.parts import Model, attentions
+from engine.models.parts import LatentAttention, Model, SelfAttention, attentions
 
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
 # Of each key and each value in pages of whole numbers: a float32 that they are multiplied by.
@@ -60,11 +61,17 @@ class Layout:
     head_dim: int
     element_bytes: int
     scale_bytes: int = 0  # size of the scale that is stored with each key and each value
+    planes: int = 2  # keys and values; 1: latents
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of the key, value or latent of one head."""
+        return self.head_dim * self.element_bytes + self.scale_bytes
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block in one layer, keys and values together."""
-        return 2 * self.block_tokens * self.kv_heads * (self.head_dim * self.element_bytes + self.scale_bytes)
+        """Bytes of one block in one layer, all planes together."""
+        return self.planes * self.block_tokens * self.kv_heads * self.vector_bytes
 
     @property
     def token_bytes(self) -> int:
@@ -120,17 +127,22 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: 
     kinds: dict[int | None, list[int]] = {}
     for index, part in enumerate(parts):
         kinds.setdefault(part.window, []).append(index)
-    heads = {(part.kv_heads, part.head_dim) for part in parts}
-    assert len(heads) == 1, "layers with different KV heads or head sizes need a pool with unequal pages"
+    pages = {page_shape(part) for part in parts}
+    assert len(pages) == 1, "layers with different KV heads or head sizes need a pool with unequal pages"
     size = _layers_per_block([len(members) for members in kinds.values()])
     groups = []
     for span, members in sorted(kinds.items(), key=lambda item: item[0] or 0):
         name = "full" if span is None else f"window{span}"
         chunks = [tuple(members[at : at + size]) for at in range(0, len(members), size)]
         groups += [Group(f"{name}.{i}", chunk, span) for i, chunk in enumerate(chunks)]
-    kv_heads, head_dim = heads.pop()
+    planes, kv_heads, head_dim = pages.pop()
     own = max(1, kv_heads // ranks)
-    return Layout(tuple(groups), block_tokens, size, own, head_dim, element_bytes, scale_bytes)
+    return Layout(tuple(groups), block_tokens, size, own, head_dim, element_bytes, scale_bytes, planes)
+
+
+def page_shape(part: SelfAttention) -> tuple[int, int, int]:
+    """Return planes, KV heads and head dimension of an attention's pages. Every rank has the latents of all heads."""
+    return (1, 1, part.state_dim) if isinstance(part, LatentAttention) else (2, part.kv_heads, part.head_dim)
 
 
 def _layers_per_block(counts: Collection[int]) -> int:

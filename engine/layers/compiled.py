@@ -22,15 +22,18 @@ from engine.layers.states import LayerStates
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.measures import buffer_widths
 from engine.lowering.program import (
+    AbsorbQueries,
     Activation,
     Add,
     AllReduce,
     Attend,
+    AttendLatent,
     CausalConv,
     Columns,
     Combine,
     DeltaRule,
     Embed,
+    ExpandValues,
     ExpertLinear,
     Gate,
     GatedNorm,
@@ -38,6 +41,7 @@ from engine.lowering.program import (
     Normalize,
     Op,
     PrepareKV,
+    PrepareLatent,
     Program,
     QKNorm,
     Recurrence,
@@ -55,6 +59,7 @@ from kernels.cpu.program import StepData, Team
 from kernels.cpu.shm_collective import ShmCollective
 
 MIN_TOKENS = 64
+LATENT_HEADS = 16  # heads that read the latents of a piece of work together, at most
 WHOLE_BLOCK = 16  # tokens per block: a multiple of the vector width of every variant
 
 
@@ -231,6 +236,16 @@ class CompiledModel:
                 yield self._prepare_kv(op, values[op.qkv])
             case Attend():
                 yield self._attend(op, values[op.qkv], values[op.y])
+            case PrepareLatent():
+                yield from self._prepare_latent(op, values)
+            case AbsorbQueries():
+                q, y = _heads(values[op.q], op.heads), _heads(values[op.y], op.heads)
+                yield cpu.heads(weights.heads(op.weight).absorbing, q, y)
+            case AttendLatent():
+                yield self._attend_latent(op, values[op.q], values[op.y])
+            case ExpandValues():
+                x, y = _heads(values[op.x], op.heads), _heads(values[op.y], op.heads)
+                yield cpu.heads(weights.heads(op.weight).expanding, x, y)
             case Route():
                 yield self._route(op, values)
             case ExpertLinear():
@@ -399,12 +414,56 @@ class CompiledModel:
             heads=op.heads,
             kv_heads=op.kv_heads,
             dim=part.head_dim,
+            value_dim=part.head_dim,
             window=part.window or 0,
             scale=op.scale,
             softcap=part.softcap or 0.0,
             group=place.group,
             layer=place.layer,
             causal=part.causal,
+        )
+
+    def _prepare_latent(self, op: PrepareLatent, values: Buffers) -> Iterator[cpu.Op]:
+        part, latent, q, y, place = op.part, values[op.latent], values[op.q], values[op.y], self._place(op.layer)
+        layer = self.weights.norm(op.norm)
+        yield _norm(layer.norm, layer.weight, layer.bias, latent, latent, size=part.kv_lora_rank)
+        yield cpu.LatentKV(
+            latent=latent.data_ptr(),
+            q=q.data_ptr(),
+            y=y.data_ptr(),
+            latent_stride=latent.stride(0),
+            q_stride=q.stride(0),
+            y_stride=y.stride(0),
+            heads=op.heads,
+            query_dim=part.query_dim,
+            dim=part.state_dim,
+            rotary_dim=part.rope.dim,
+            rope=self.program.ropes.index(part.rope),
+            interleaved=part.rope.interleaved,
+            group=place.group,
+            layer=place.layer,
+        )
+
+    def _attend_latent(self, op: AttendLatent, q: Tensor, y: Tensor) -> cpu.Attend:
+        part, place = op.part, self._place(op.layer)
+        # Heads are the work of several threads.
+        each = max(size for size in range(1, min(op.heads, LATENT_HEADS) + 1) if op.heads % size == 0)
+        return cpu.Attend(
+            q=q.data_ptr(),
+            out=y.data_ptr(),
+            q_stride=q.stride(0),
+            out_stride=y.stride(0),
+            heads=op.heads,
+            kv_heads=op.heads // each,
+            dim=part.state_dim,
+            value_dim=part.kv_lora_rank,
+            window=0,
+            scale=part.scale,
+            softcap=0.0,
+            group=place.group,
+            layer=place.layer,
+            causal=True,
+            latent=True,
         )
 
     def _route(self, op: Route, values: Buffers) -> cpu.Route:
@@ -428,6 +487,11 @@ class CompiledModel:
     def _place(self, layer: int | None) -> KVLayer:
         """Return the pages of an attention layer; those of bidirectional attention have a single layer."""
         return KVLayer(0, 0) if layer is None else self._kv_layers[layer]
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """[tokens, heads · dim] → [tokens, heads, dim]."""
+    return x.unflatten(1, (heads, -1))
 
 
 def _combine(op: Combine, values: Buffers) -> cpu.Combine:

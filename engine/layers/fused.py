@@ -245,7 +245,7 @@ def _linear(op: Linear, run: _Run) -> None:
     if op.fp32:
         run[op.y] = layer.in_fp32(x)
     else:
-        run[op.y] = layer.product(x) if op.partial else layer(x)
+        run[op.y] = layer.partial(x) if op.partial else layer(x)
 
 
 def _activation(op: Activation, run: _Run) -> None:

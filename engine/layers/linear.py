@@ -107,6 +107,11 @@ class Target:
             return known
         return self._held(known)
 
+    def pack_exact(self, weight: Tensor) -> Packed:
+        """Return a matrix [outputs, inputs] for compiled kernels, exempt from quantization and bf16 arithmetic."""
+        assert self.team is not None, "only compiled kernels pack"
+        return self._held(pack_for(weight, self.team.tiling.exact))
+
     def _held(self, packed: Packed) -> Packed:
         return replace(packed, data=self.arena.copy(packed.data))
 
@@ -184,6 +189,10 @@ class LinearLayer:
     def product(self, x: Tensor | Rounded) -> Tensor:
         """Return x W^T of this rank, without all-reduce."""
         return self.target.multiply(x, self._multiplied)
+
+    def partial(self, x: Tensor | Rounded) -> Tensor:
+        """Return this rank's share of the sum of all ranks' products. Rank 0 adds the bias."""
+        return self.target.multiply(x, self._multiplied, self.bias if self.world.rank == 0 else None)
 
     def in_fp32(self, x: Tensor) -> Tensor:
         """Return x W^T (+ b) of this rank in fp32, without all-reduce."""

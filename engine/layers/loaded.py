@@ -16,6 +16,7 @@ from engine.lowering.program import (
     Attend,
     Correction,
     ExpertLinear,
+    HeadMatrices,
     Matrix,
     NormVector,
     Program,
@@ -28,6 +29,8 @@ from engine.lowering.program import (
 from engine.models.parts import Attention, Experts
 from engine.models.ranks import row_runs
 from engine.models.sources import join
+from engine.weights.slot import fused, slots
+from kernels.cpu.packing import Packed
 from kernels.experts.routes import Routing
 
 
@@ -89,6 +92,45 @@ class ParameterLayer:
         self.tensor = -tensor.exp() if self.parameter.negative_exp else tensor
 
 
+class HeadWeights:
+    """W_UK and W_UV of this rank's heads of a latent attention.
+
+    whole: [heads, qk_nope_head_dim + v_head_dim, kv_lora_rank] of the activations' type, W_UK before W_UV. Compiled
+    kernels have instead a packed matrix of each head for each of the two products,"""
+
+    whole: Tensor | None = None
+    absorbing: tuple[Packed, ...] = ()  # W_UK transposed, [kv_lora_rank, qk_nope_head_dim]
+    expanding: tuple[Packed, ...] = ()  # W_UV, [v_head_dim, kv_lora_rank]
+
+    def __init__(self, weight: HeadMatrices, world: World) -> None:
+        self.part, self.path = weight.attention, weight.path
+        self.slots = slots(weight.linear, world)
+
+    def load(self, read: Read, target: Target) -> None:
+        dtype, nope = target.dtype, self.part.qk_nope_head_dim
+        if target.team is not None and target.stored_dtype(read, self.path, self.slots) == torch.bfloat16:
+            dtype = torch.bfloat16
+        rows = fused(read, self.path, "weight", self.slots, dtype, target.device)
+        heads = rows.unflatten(0, (-1, nope + self.part.v_head_dim))
+        if target.team is None:
+            self.whole = heads
+            return
+        self.absorbing = tuple(target.pack_exact(head[:nope].t().contiguous()) for head in heads)
+        self.expanding = tuple(target.pack_exact(head[nope:]) for head in heads)
+
+    @property
+    def keys(self) -> Tensor:
+        """W_UK, [heads, qk_nope_head_dim, kv_lora_rank]."""
+        assert self.whole is not None, "a compiled model multiplies by packed weights itself"
+        return self.whole[:, : self.part.qk_nope_head_dim]
+
+    @property
+    def values(self) -> Tensor:
+        """W_UV, [heads, v_head_dim, kv_lora_rank]."""
+        assert self.whole is not None, "a compiled model multiplies by packed weights itself"
+        return self.whole[:, self.part.qk_nope_head_dim :]
+
+
 Loadable = (
     LinearLayer
     | NormLayer
@@ -96,6 +138,7 @@ Loadable = (
     | ProjectionNorm
     | Sinks
     | Slopes
+    | HeadWeights
     | ExpertCorrection
     | ParameterLayer
     | Vocabulary
@@ -132,6 +175,11 @@ class LoadedWeights:
         found = self.by_name[weight.name]
         assert isinstance(found, Sinks), f"{weight.name} are logits"
         return found.logits
+
+    def heads(self, weight: HeadMatrices) -> HeadWeights:
+        found = self.by_name[weight.name]
+        assert isinstance(found, HeadWeights), f"{weight.name} are matrices of heads"
+        return found
 
     def correction(self, weight: Correction | None) -> Tensor | None:
         """Return [num_experts] fp32, or None."""
@@ -197,6 +245,8 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return (ProjectionNorm if part.qk_norm_span == "all" else HeadNorm)(part, path, world)
             case SinkLogits(attention=part, path=path):
                 return Sinks(part, path, world)
+            case HeadMatrices():
+                return HeadWeights(weight, world)
             case Correction():
                 return ExpertCorrection(weight)
             case AlibiSlopes():

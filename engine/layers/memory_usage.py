@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from engine.layers.linear import LinearLayer
-from engine.layers.loaded import ExpertCorrection, Loadable, LoadedWeights, ParameterLayer, Sinks, Slopes
+from engine.layers.loaded import ExpertCorrection, HeadWeights, Loadable, LoadedWeights, ParameterLayer, Sinks, Slopes
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
 from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
@@ -76,6 +76,10 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "attention", layer.slopes
         case ParameterLayer():
             yield "recurrent", layer.tensor
+        case HeadWeights(whole=Tensor() as whole):
+            yield "attention", whole
+        case HeadWeights():
+            yield from (("attention", one.data) for one in (*layer.absorbing, *layer.expanding))
         case NormLayer():
             yield from (("norms", tensor) for tensor in (layer.weight, layer.bias) if tensor is not None)
         case HeadNorm():

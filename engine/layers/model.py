@@ -42,7 +42,7 @@ def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.de
     Scales
     count as additional elements of each key and value."""
     size = layout.head_dim + layout.scale_bytes // dtype.itemsize
-    shape = (blocks, layout.layers_per_block, 2, layout.block_tokens, layout.kv_heads, size)
+    shape = (blocks, layout.layers_per_block, layout.planes, layout.block_tokens, layout.kv_heads, size)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     if not layout.groups:

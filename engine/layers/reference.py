@@ -17,16 +17,19 @@ from engine.layers.norm import normed
 from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
 from engine.lowering.program import (
+    AbsorbQueries,
     Activation,
     Add,
     AddNormalize,
     AllReduce,
     Attend,
+    AttendLatent,
     CausalConv,
     Columns,
     Combine,
     DeltaRule,
     Embed,
+    ExpandValues,
     ExpertLinear,
     Gate,
     GatedNorm,
@@ -34,6 +37,7 @@ from engine.lowering.program import (
     Normalize,
     Op,
     PrepareKV,
+    PrepareLatent,
     Program,
     QKNorm,
     Rotate,
@@ -47,7 +51,8 @@ from kernels.activation import ACTIVATIONS, gated
 from kernels.attention.encoder_torch import encoder_attention
 from kernels.experts.routes import route
 from kernels.paged_attention import paged_attention
-from kernels.paged_kv import write_kv
+from kernels.paged_kv import write_kv, write_latents
+from kernels.paged_latents import paged_latent_attention
 from kernels.recurrent.causal_conv import CAUSAL_CONV
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
@@ -120,7 +125,7 @@ def _linear(op: Linear, run: Run) -> None:
     if op.fp32:
         run[op.y] = layer.in_fp32(x)
     elif op.partial:
-        run[op.y] = layer.product(x)
+        run[op.y] = layer.partial(x)
     else:
         run[op.y] = layer(x)
 
@@ -182,6 +187,40 @@ def _attend(op: Attend, run: Run) -> None:
     if not op.cross:
         options |= {"sinks": run.weights.sinks(op.sinks), "slopes": run.weights.slopes(op.slopes)}
     run[op.y] = paged_attention(q, k, v, step.pages, place.layer, reads, **options).flatten(1)
+
+
+def _prepare_latent(op: PrepareLatent, run: Run) -> None:
+    part, latent, q = op.part, run[op.latent], _heads(run[op.q], op.part.query_dim)
+    layer, rank = run.weights.norm(op.norm), part.kv_lora_rank
+    latent[:, :rank] = normed(layer.norm, latent[:, :rank], layer.weight, layer.bias)
+    rotated = q[..., part.qk_nope_head_dim :]
+    for x in (latent[:, rank:].unsqueeze(1), rotated):
+        rotate_(x, *run.step.angles[part.rope], part.rope.interleaved)
+    absorbed = q.new_empty(len(q), op.heads, part.state_dim)
+    absorbed[..., rank:] = rotated
+    run[op.y] = absorbed.flatten(1)
+    place = run.kv_layers[op.layer]
+    write_latents(run.step.pages, run.step.writes[place.group][place.layer], latent)
+
+
+def _absorb_queries(op: AbsorbQueries, run: Run) -> None:
+    part, keys = op.weight.attention, run.weights.heads(op.weight).keys
+    q, y = _heads(run[op.q], part.query_dim), _heads(run[op.y], part.state_dim)
+    y[..., : part.kv_lora_rank] = torch.bmm(q[..., : part.qk_nope_head_dim].transpose(0, 1), keys).transpose(0, 1)
+
+
+def _attend_latent(op: AttendLatent, run: Run) -> None:
+    place, part, step = run.kv_layers[op.layer], op.part, run.step
+    q = _heads(run[op.q], part.state_dim)
+    options: dict[str, Any] = {"value_dim": part.kv_lora_rank, "scale": part.scale}
+    latents, reads = run[op.latent], step.reads[place.group]
+    run[op.y] = paged_latent_attention(q, latents, step.pages, place.layer, reads, **options).flatten(1)
+
+
+def _expand_values(op: ExpandValues, run: Run) -> None:
+    values = run.weights.heads(op.weight).values
+    x = _heads(run[op.x], op.weight.attention.kv_lora_rank)
+    run[op.y] = torch.bmm(x.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1).flatten(1)
 
 
 def _route(op: Route, run: Run) -> None:
@@ -296,6 +335,10 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     WriteKV: _write_kv,
     PrepareKV: _prepare_kv,
     Attend: _attend,
+    PrepareLatent: _prepare_latent,
+    AbsorbQueries: _absorb_queries,
+    AttendLatent: _attend_latent,
+    ExpandValues: _expand_values,
     Route: _route,
     ExpertLinear: _expert_linear,
     Combine: _combine,

@@ -18,9 +18,9 @@ from kernels.paged_kv import write_rows
 
 @dataclass(frozen=True)
 class Step:
-    pages: Tensor  # [blocks, layers_per_block, 2, block_tokens, kv_heads, head_dim]
+    pages: Tensor  # [blocks, layers_per_block, planes, block_tokens, kv_heads, head_dim]
     reads: tuple[Reads, ...]  # per group
-    writes: tuple[Tensor, ...]  # per group: [layers_per_block, 2, tokens] int64
+    writes: tuple[Tensor, ...]  # per group: [layers_per_block, planes, tokens] int64
     angles: dict[Rope, tuple[Tensor, Tensor]]  # cos and sin, [tokens, 1, dim]
     count: tuple[int, ...]  # tokens of each row
     cross_reads: tuple[Reads, ...] = ()  # per group, for cross-attention
@@ -30,7 +30,7 @@ class Step:
 
 
 def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...], states: LayerStates = ()) -> Step:
-    layers, block_tokens = layout.layers_per_block, layout.block_tokens
+    layers, block_tokens, planes = layout.layers_per_block, layout.block_tokens, layout.planes
     sizes = Sizes(
         block_tokens=block_tokens,
         columns=batch.tables[0].shape[1] if batch.tables else 0,  # no tables without a KV cache
@@ -43,10 +43,10 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
         for window in windows
     }
     reads = tuple(
-        group_reads(window_reads[group.window], table, layers)
+        group_reads(window_reads[group.window], table, layers, planes)
         for group, table in zip(layout.groups, batch.tables, strict=True)
     )
-    writes = tuple(write_rows(slot_mapping, layers, block_tokens) for slot_mapping in batch.slot_mapping)
+    writes = tuple(write_rows(slot_mapping, layers, block_tokens, planes) for slot_mapping in batch.slot_mapping)
     rotary_angles = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}
     if batch.decoder_starts is None:
         rows = batch.state_rows if states else ()

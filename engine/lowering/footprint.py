@@ -20,6 +20,7 @@ from engine.lowering.lower import lower
 from engine.lowering.program import (
     AlibiSlopes,
     Correction,
+    HeadMatrices,
     Matrix,
     NormVector,
     Part,
@@ -188,6 +189,8 @@ class _Footprint:
                     found = (Holding("experts", weight.name, "float32", (experts.num_experts, 4)),)
                 case RecurrentParameter(parameter=parameter):
                     found = (self._parameter(parameter, weight.name),)
+                case HeadMatrices():
+                    found = self._head_matrices(weight)
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
@@ -331,6 +334,23 @@ class _Footprint:
         matrix = self._matrix(weight.part, weight.linear, weight.path, rounded=weight.quantized, stacked=stacked)
         yield from (one._replace(read=read) for one in matrix)
 
+    def _head_matrices(self, weight: HeadMatrices) -> Iterator[Holding]:
+        """Yield the matrices of the heads: one tensor, or a packed one for each head and product."""
+        part, source, to = weight.attention, weight.name, self.to
+        heads, nope, value, rank = self._share(part.heads), part.qk_nope_head_dim, part.v_head_dim, part.kv_lora_rank
+        restoring = RESTORING_BYTES * heads * (nope + value) * rank if self._restored(source) else 0
+        read = self._file_bytes(source)
+        if to.tiling is None:
+            factors = heads, nope + value, rank, to.element_bytes
+            yield Holding("attention", source, to.dtype, factors, temporary=restoring, read=read)
+            return
+        stored = self._stored_type([source])
+        whole = heads * (nope + value) * rank * ELEMENT_BYTES[stored] + restoring
+        for name, outputs, inputs in (("keys", rank, nope), ("values", value, rank)):
+            factors, what = self._packed_factors(outputs, inputs, stored, exact=True)
+            temporary = whole + 3 * math.prod(factors)
+            yield Holding("attention", f"{source} ({name})", what, (heads, *factors), temporary=temporary, read=read)
+
     def _file_bytes(self, path: str) -> int:
         """Return the size of a projection's matrix in the checkpoint's files, without scales and zero points."""
         format = None if self.quantization is None else self.quantization.formats.get(path)
@@ -389,15 +409,18 @@ class _Footprint:
         self, part: Part, name: str, rows: int, inputs: int, stored: str, restoring: int = 0, *, exact: bool = False
     ) -> Iterator[Holding]:
         """Yield a packed matrix that is not quantized. exact: it is exempt from bf16 arithmetic."""
+        factors, what = self._packed_factors(rows, inputs, stored, exact=exact)
+        yield Holding(part, name, what, factors, temporary=3 * math.prod(factors) + restoring)
+
+    def _packed_factors(self, rows: int, inputs: int, stored: str, *, exact: bool) -> tuple[tuple[int, int, int], str]:
+        """Return the size of a packed matrix that is not quantized, as factors, and its type."""
         assert self.to.tiling is not None, "only compiled kernels pack"
         tiling = self.to.tiling
         pairs = tiling.bf16 and not exact
         if stored == "BF16" or pairs:
             side, word = (16, 32) if tiling.matrix or pairs else (2 * tiling.width, 1)
-            factors, what = (_up(rows, side), _up(inputs, word), 2), "bfloat16"
-        else:
-            factors, what = (_up(rows, 2 * tiling.width), inputs, 4), "float32"
-        yield Holding(part, name, what, factors, temporary=3 * math.prod(factors) + restoring)
+            return (_up(rows, side), _up(inputs, word), 2), "bfloat16"
+        return (_up(rows, 2 * tiling.width), inputs, 4), "float32"
 
     def _native(
         self, part: Part, name: str, native: Native, sources: list[str], rows: int, inputs: int, places: Places

@@ -5,25 +5,30 @@ from dataclasses import replace
 from functools import lru_cache
 
 from engine.lowering.program import (
+    AbsorbQueries,
     Activation,
     Add,
     AlibiSlopes,
     Attend,
+    AttendLatent,
     CausalConv,
     Columns,
     Combine,
     Correction,
     DeltaRule,
     Embed,
+    ExpandValues,
     ExpertLinear,
     Gate,
     GatedNorm,
+    HeadMatrices,
     Linear,
     Matrix,
     Normalize,
     NormVector,
     Op,
     Part,
+    PrepareLatent,
     Program,
     QKNorm,
     QKNormVectors,
@@ -43,6 +48,7 @@ from engine.models.parts import (
     DeltaNet,
     Encoder,
     Experts,
+    LatentAttention,
     Mamba2,
     Model,
     Recurrent,
@@ -55,8 +61,10 @@ from engine.models.ranks import divided_units, shared_units
 from engine.models.sources import (
     attention_linears,
     join,
+    latent_linears,
     mlp_linears,
     parameters,
+    query_linears,
     recurrent_linears,
     routed_mlps,
     router_linear,
@@ -133,6 +141,8 @@ class _Lowering:
                     yield from self._attention(body, join(path, body.name), read, y)
                 case DeltaNet() | Mamba2() | ShortConv():
                     yield from self._recurrent(body, join(path, body.name), read, y)
+                case LatentAttention():
+                    yield from self._latent_attention(body, join(path, body.name), read, y)
                 case MLP():
                     yield from self._mlp(body, join(path, body.name), read, y, "mlp")
                 case Experts():
@@ -251,6 +261,33 @@ class _Lowering:
             x=_whole(mixed), y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="none", layer=layer
         )
         yield Gate(x=_whole(conved), gate=c, y=mixed, act="none")
+
+    def _latent_attention(self, part: LatentAttention, path: str, x: Value, y: Value) -> Iterator[Op]:
+        """Attend with absorbed matrices: queries are multiplied by W_UK and outputs by W_UV, and keys and values are
+        never expanded. A prompt takes the same operations as a decode step, so that its result does not depend on its
+        chunks."""
+        queries = [Matrix(linear=linear, path=path, part="attention") for linear in query_linears(part)]
+        down, _, out = (Matrix(linear=linear, path=path, part="attention") for linear in latent_linears(part))
+        heads, matrices = self._share(part.heads, "heads"), HeadMatrices(attention=part, path=path)
+        q, latent = Value(name="q", width=heads * part.query_dim), Value(name="latent", width=part.state_dim)
+        absorbed = Value(name="absorbed", width=heads * part.state_dim)
+        attended = Value(name="attended_latents", width=heads * part.kv_lora_rank)
+        values = Value(name="attended", width=heads * part.v_head_dim)
+        read = x
+        if part.q_lora_rank is not None:
+            assert part.q_norm is not None, "queries of low rank have a norm"
+            read = Value(name="q_latent", width=part.q_lora_rank)
+            yield Linear(x=x, y=read, weight=queries[0])
+            yield self._norm(part.q_norm, path, read, read)
+        yield Linear(x=read, y=q, weight=queries[-1])
+        yield Linear(x=x, y=latent, weight=down)
+        norm, layer = NormVector(norm=part.latent_norm, path=path), self.layers
+        self.layers += 1
+        yield PrepareLatent(latent=latent, q=q, y=absorbed, norm=norm, part=part, heads=heads, layer=layer)
+        yield AbsorbQueries(q=q, y=absorbed, weight=matrices, heads=heads)
+        yield AttendLatent(q=absorbed, latent=latent, y=attended, part=part, heads=heads, layer=layer)
+        yield ExpandValues(x=attended, y=values, weight=matrices, heads=heads)
+        yield self._summed(values, y, out)
 
     def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:
         """Yield the operations that write the keys and values of encoder states for a cross-attention. Its layer is the

@@ -4,8 +4,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from engine.lowering.program import (
+    AbsorbQueries,
     Activation,
     Attend,
+    AttendLatent,
+    ExpandValues,
     ExpertLinear,
     Gate,
     Linear,
@@ -52,17 +55,20 @@ def multiplied(ops: Iterable[Op]) -> int:
                 total += elements(weight)
             case ExpertLinear(matrices=matrices, top_k=top_k):
                 total += top_k * elements(matrices[0])
+            case AbsorbQueries(weight=weight):
+                total += weight.attention.heads * weight.attention.qk_nope_head_dim * weight.attention.kv_lora_rank
+            case ExpandValues(weight=weight):
+                total += weight.attention.heads * weight.attention.v_head_dim * weight.attention.kv_lora_rank
     return total
 
 
 def attention_operations(ops: Iterable[Op], length: int) -> int:
     """Return the operations of a token's attention at this context length: a product for each key and each value in
-    reach. Self-attention and cross-attention are both counted with this length."""
+    reach, in latent attention of the latents. Self-attention and cross-attention are both counted with this length."""
     total = 0
-    for op in ops:
-        if isinstance(op, Attend):
-            window = None if op.cross else op.part.window
-            total += 4 * (length if window is None else min(length, window)) * op.heads * op.part.head_dim
+    for op in attends(ops):
+        reach = length if op.window is None else min(length, op.window)
+        total += 2 * reach * op.heads * (op.key_dim + op.value_dim)
     return total
 
 
@@ -80,8 +86,9 @@ def encoder_weights(program: Program) -> frozenset[str]:
 
 
 def widest_input(ops: Iterable[Op]) -> tuple[int, int]:
-    """Return the largest number of inputs of a matrix, and the largest number of rows per token that are multiplied."""
-    products = [op for op in ops if isinstance(op, Linear | ExpertLinear)]
+    """Return the largest number of inputs of a matrix, or of the matrices of all heads, and the largest number of rows
+    per token that are multiplied."""
+    products = [op for op in ops if isinstance(op, Linear | ExpertLinear | ExpandValues)]
     rows = max((op.top_k for op in products if isinstance(op, ExpertLinear)), default=1)
     return max((op.x.width for op in products), default=0), rows
 
@@ -91,5 +98,5 @@ def largest_product(ops: Iterable[Op]) -> int:
     return max((op.x.width * op.y.width for op in ops if isinstance(op, Linear | ExpertLinear)), default=0)
 
 
-def attends(ops: Iterable[Op]) -> list[Attend]:
-    return [op for op in ops if isinstance(op, Attend)]
+def attends(ops: Iterable[Op]) -> list[Attend | AttendLatent]:
+    return [op for op in ops if isinstance(op, Attend | AttendLatent)]

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Literal
 
 from engine.models import parts
-from engine.models.parts import Alibi, Attention, Embedding, Experts, Head, Norm, Parameter, Rope
-from engine.models.sources import join
+from engine.models.parts import Alibi, Attention, Embedding, Experts, Head, LatentAttention, Norm, Parameter, Rope
+from engine.models.sources import join, latent_linears
 
 Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head"]
 
@@ -89,6 +89,23 @@ class SinkLogits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadMatrices:
+    """W_UK and W_UV of each head of a latent attention, which are never quantized."""
+
+    attention: LatentAttention
+    path: str
+
+    @property
+    def linear(self) -> parts.Linear:
+        """The projection of the checkpoint that has the rows of all heads, W_UK before W_UV."""
+        return latent_linears(self.attention)[1]
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, self.linear.rows[0].source)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Correction:
     """A number for each expert, which is added to the scores that select experts."""
 
@@ -138,7 +155,17 @@ class RecurrentParameter:
         return join(self.path, self.parameter.rows[0].source)
 
 
-Weight = Matrix | NormVector | QKNormVectors | SinkLogits | AlibiSlopes | Correction | RecurrentParameter | Tables
+Weight = (
+    Matrix
+    | NormVector
+    | QKNormVectors
+    | SinkLogits
+    | AlibiSlopes
+    | HeadMatrices
+    | Correction
+    | RecurrentParameter
+    | Tables
+)
 
 
 # Operations
@@ -165,8 +192,8 @@ class Normalize:
 class Linear:
     """y = x W^T (+ b).
 
-    reduce: the products of the ranks are added. partial: without the bias, as this rank's share of a sum that a later
-    operation completes. fp32: y is float32 in any case."""
+    reduce: the products of the ranks are added. partial: this rank's share of a sum that a later operation completes;
+    rank 0 adds the bias. fp32: y is float32 in any case."""
 
     x: Value
     y: Value
@@ -270,6 +297,77 @@ class Attend:
     @property
     def scale(self) -> float:
         return float(self.part.head_dim**-0.5 if self.part.scale is None else self.part.scale)
+
+    @property
+    def window(self) -> int | None:
+        return None if self.cross else self.part.window
+
+    @property
+    def key_dim(self) -> int:
+        return self.part.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.part.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareLatent:
+    """Normalise the latent, rotate the shared key, and write both to the pages of a layer. Rotate the last rope.dim
+    elements of each query in q, and copy them to the end of the head in y."""
+
+    latent: Value  # latent, then shared key
+    q: Value  # [heads, query_dim]
+    y: Value  # [heads, state_dim]
+    norm: NormVector
+    part: LatentAttention
+    heads: int
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbsorbQueries:
+    """y[h, : kv_lora_rank] = q[h, : qk_nope_head_dim] W_UK[h]. Its product with a latent is that of the query with the
+    head's key, so keys are never expanded."""
+
+    q: Value
+    y: Value
+    weight: HeadMatrices
+    heads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendLatent:
+    """y = attention of absorbed queries, [heads, state_dim], over the pages of a layer, which are the keys. The first
+    kv_lora_rank elements of a key are its value."""
+
+    q: Value
+    latent: Value  # of the step's own tokens, which are in the pages too
+    y: Value
+    part: LatentAttention
+    heads: int
+    layer: int
+    kv_heads: Literal[1] = 1
+    cross: Literal[False] = False
+    window: None = None
+
+    @property
+    def key_dim(self) -> int:
+        return self.part.state_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.part.kv_lora_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpandValues:
+    """y[h] = W_UV[h] x[h]."""
+
+    x: Value
+    y: Value
+    weight: HeadMatrices
+    heads: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,6 +529,10 @@ Op = (
     | WriteKV
     | PrepareKV
     | Attend
+    | PrepareLatent
+    | AbsorbQueries
+    | AttendLatent
+    | ExpandValues
     | Route
     | ExpertLinear
     | Combine
@@ -466,8 +568,17 @@ class Program:
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        ropes = (op.rope for op in (*self.encoder, *self.ops) if isinstance(op, Rotate | PrepareKV))
-        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+        return tuple(dict.fromkeys(rope for op in (*self.encoder, *self.ops) for rope in _ropes(op)))
+
+
+def _ropes(op: "Op") -> Iterator[Rope]:
+    match op:
+        case (
+            Rotate(rope=Rope() as rope)
+            | PrepareKV(rope=Rope() as rope)
+            | PrepareLatent(part=LatentAttention(rope=rope))
+        ):
+            yield rope
 
 
 def weights_of(op: Op) -> Iterator[Weight]:
@@ -477,6 +588,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield from matrices
         case Attend():
             yield from (weight for weight in (op.sinks, op.slopes) if weight is not None)
+        case PrepareLatent(norm=norm):
+            yield norm
         case Route(correction=Correction() as correction):
             yield correction
         case PrepareKV(norm=QKNorm(weight=weight)):
@@ -491,7 +604,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield op.weight
         case Quantized(op=inner):
             yield from weights_of(inner)
-        case Embed() | Normalize() | Linear() | QKNorm() | AddNormalize():
+        case Embed() | Normalize() | Linear() | QKNorm() | AddNormalize() | AbsorbQueries() | ExpandValues():
             yield op.weight
 
 
@@ -500,8 +613,14 @@ def values_read(op: Op) -> tuple[Value, ...]:
     match op:
         case Embed():
             return ()
-        case Normalize() | Linear() | Activation():
+        case Normalize() | Linear() | Activation() | ExpandValues():
             return (op.x,)
+        case PrepareLatent():
+            return op.latent, op.q
+        case AbsorbQueries():
+            return op.q, op.y  # the ends of the heads in y are kept
+        case AttendLatent():
+            return op.q, op.latent
         case Add():
             return op.x, op.y
         case AllReduce():
@@ -537,6 +656,10 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)
+        case AbsorbQueries() | AttendLatent() | ExpandValues():
+            return (op.y,)
+        case PrepareLatent():
+            return op.latent, op.q, op.y
         case Add() | AllReduce():
             return (op.x,)
         case QKNorm() | Rotate() | PrepareKV():

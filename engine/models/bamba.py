@@ -64,7 +64,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     )
 
     def block(kind: str) -> Block:
-        body = {ATTENTION: attention, RECURRENT: recurrent}[kind]
+        body = attention if kind == ATTENTION else recurrent
         return (
             ResidualBlock(before=named(norm, "input_layernorm"), body=body),
             ResidualBlock(before=named(norm, "pre_ff_layernorm"), body=feed),

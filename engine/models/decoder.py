@@ -18,6 +18,7 @@ from engine.models.parts import (
     Recurrent,
     ResidualBlock,
     Rope,
+    SelfAttention,
     named,
 )
 from engine.models.rope import claimed_context
@@ -27,7 +28,7 @@ Feed = MLP | Experts | Parallel
 
 def llama_decoder(
     c: Config,
-    attention: Attention | Sequence[Attention | Recurrent],
+    attention: Attention | Sequence[SelfAttention | Recurrent],
     mlp: Feed | Sequence[Feed],
     norm: Norm,
     *,

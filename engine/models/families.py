@@ -15,6 +15,7 @@ from engine.models import (
     bert,
     bloom,
     cohere,
+    deepseek,
     ernie4_5,
     exaone,
     falcon,
@@ -31,6 +32,7 @@ from engine.models import (
     llama,
     mamba2,
     minicpm,
+    minicpm3,
     minimax_m2,
     ministral,
     mixtral,
@@ -65,7 +67,7 @@ Declare = Callable[[Mapping[str, Any]], Model]
 DECODERS = (
     *(llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe),
     *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
-    *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2),
+    *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
 )
 RECURRENT = (bamba, granite_hybrid, lfm2, mamba2, nemotron_h, qwen3_5, qwen3_next)
 TRANSLATORS = (bart,)

@@ -17,7 +17,7 @@ from engine.formats.format import Format
 from engine.formats.ggml import format_of
 from engine.gguf.file import GgufFile, GgufTensor, read_gguf
 from engine.models.headers import TensorInfo
-from engine.models.parts import Model, attentions
+from engine.models.parts import Attention, Model, attentions
 from engine.models.quantized import Quantization
 from engine.models.sources import join, linear_paths
 
@@ -185,6 +185,7 @@ def _positive(found: GgufFile, key: str, default: float | None = None) -> Any:
 
 def _heads(model: Model) -> Mapping[str, int]:
     attention = attentions(model)[0]
+    assert isinstance(attention, Attention), "no architecture of GGUF has latent attention"
     return {"q_proj": attention.heads, "k_proj": attention.kv_heads}
 
 

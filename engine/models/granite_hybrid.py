@@ -12,7 +12,7 @@ from engine.models import mamba2
 from engine.models.config import Config
 from engine.models.decoder import llama_decoder
 from engine.models.granite import granite_experts, shared_mlp
-from engine.models.mamba2 import ATTENTION, RECURRENT
+from engine.models.mamba2 import ATTENTION
 from engine.models.parts import Attention, Model, RMSNorm
 from engine.models.rope import rope
 
@@ -61,11 +61,11 @@ def declare(config: Mapping[str, Any]) -> Model:
         scale=c.number("attention_multiplier"),
         bias=(c.flag("attention_bias"), c.flag("attention_bias")),
     )
-    mixers = {ATTENTION: attention, RECURRENT: replace(mamba2.mixer(mixer_config(c)), name="mamba")}
+    mamba = replace(mamba2.mixer(mixer_config(c)), name="mamba")
     has_experts = c.values.get("num_local_experts") != 0
     return llama_decoder(
         c,
-        [mixers[kind] for kind in mamba2.layer_kinds(c)],
+        [attention if kind == ATTENTION else mamba for kind in mamba2.layer_kinds(c)],
         granite_experts(c) if has_experts else shared_mlp(c),
         RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps")),
         positions=positions,

@@ -6,7 +6,7 @@ own load code or forward pass.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeGuard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +189,42 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Causal multi-head latent attention (arXiv:2405.04434, section 2.1).
+
+    `kv_a_proj_with_mqa` projects a token to its latent, which `latent_norm` normalises, and to a key that `rope`
+    rotates. Both are the token's state, which all heads share. `kv_b_proj` has for each head the matrices W_UK
+    [qk_nope_head_dim, kv_lora_rank] and W_UV [v_head_dim, kv_lora_rank]: the head's key is W_UK latent, followed by the
+    shared key, and its value is W_UV latent. The last rope.dim elements of each query are rotated.
+    """
+
+    hidden: int
+    heads: int
+    kv_lora_rank: int  # size of the latent
+    qk_nope_head_dim: int
+    v_head_dim: int
+    rope: Rope  # all dimensions of the shared key are rotated
+    scale: float  # of the scores
+    latent_norm: RMSNorm
+    q_lora_rank: int | None = None  # None: q_proj in place of q_a_proj, q_norm and q_b_proj
+    q_norm: RMSNorm | None = None
+    bias: tuple[bool, bool] = (False, False)  # of q_a_proj and kv_a_proj_with_mqa, of o_proj
+    name: str = "self_attn"
+    window: None = None
+    causal: Literal[True] = True
+
+    @property
+    def query_dim(self) -> int:
+        """Size of a head's query."""
+        return self.qk_nope_head_dim + self.rope.dim
+
+    @property
+    def state_dim(self) -> int:
+        """Elements of a token's state: its latent, then the shared key."""
+        return self.kv_lora_rank + self.rope.dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class MLP:
     """down(act(gate x) · up x), or down(act(up x)) if gate is None."""
 
@@ -313,7 +349,8 @@ class ShortConv:
 
 
 Recurrent = DeltaNet | Mamba2 | ShortConv
-Body = Attention | MLP | Experts | Recurrent
+SelfAttention = Attention | LatentAttention
+Body = SelfAttention | MLP | Experts | Recurrent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -462,9 +499,13 @@ class Model:
         return 0 if self.encoder is None else self.encoder.max_encoder_input
 
 
-def attentions(model: Model) -> tuple[Attention, ...]:
+def attentions(model: Model) -> tuple[SelfAttention, ...]:
     """Return the self-attention part of each layer that has one, in order."""
-    return tuple(body for body in all_bodies(model) if isinstance(body, Attention) and not body.source)
+    return tuple(body for body in all_bodies(model) if is_self_attention(body))
+
+
+def is_self_attention(body: Body) -> TypeGuard[SelfAttention]:
+    return isinstance(body, LatentAttention) or (isinstance(body, Attention) and not body.source)
 
 
 def bodies(branch: ResidualBlock) -> tuple[Body, ...]:

@@ -14,6 +14,7 @@ from engine.models.parts import (
     MLP,
     Attention,
     Block,
+    Body,
     DeltaNet,
     Embedding,
     Experts,
@@ -86,7 +87,7 @@ def hybrid(c: Config, mlps: Sequence[MLP | Experts], *, grouped: bool) -> Model:
         gated=True,
     )
     norm = RMSNorm(size=c.hidden, eps=eps, offset=1.0)
-    mixers = {"full_attention": attention, "linear_attention": delta_net(c, grouped=grouped)}
+    mixers: dict[str, Body] = {"full_attention": attention, "linear_attention": delta_net(c, grouped=grouped)}
 
     def block(kind: str, mlp: MLP | Experts) -> Block:
         return (

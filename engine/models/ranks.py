@@ -14,6 +14,7 @@ from engine.models.parts import (
     Attention,
     DeltaNet,
     Experts,
+    LatentAttention,
     Mamba2,
     Model,
     Recurrent,
@@ -102,6 +103,8 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
                 yield body.kv_heads, "KV heads"
             case DeltaNet() | Mamba2() | ShortConv():
                 yield from recurrent_units(body)
+            case LatentAttention():
+                yield body.heads, "heads"
             case MLP():
                 yield body.intermediate_size, "inner values of an MLP"
             case Experts():

@@ -59,6 +59,20 @@ def claimed_context(c: Config, rope: Rope | None) -> int:
             return trained
 
 
+def yarn_mscale(c: Config) -> float:
+    """Return the factor of queries and keys that DeepSeek's mscale_all_dim defines for every scaling of RoPE, or 1."""
+    parameters = _parameters(c, None)
+    multiplier = _number(parameters, "mscale_all_dim", 0.0)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "default" or not multiplier:
+        return 1.0
+    return _mscale(_number(parameters, "factor"), multiplier)
+
+
+def _mscale(factor: float, multiplier: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+
 def _parameters(c: Config, kind: str | None) -> Mapping[str, Any]:
     """Return the flat settings for layers of this kind. rope_scaling overrides rope_parameters."""
     new, old = c.values.get("rope_parameters") or {}, c.values.get("rope_scaling") or {}
@@ -130,12 +144,11 @@ def _llama3(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling:
 def _yarn(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling:
     original = _original(c, parameters)
     factor = _number(parameters, "factor", c.whole("max_position_embeddings") / original)
-
-    def scale(multiplier: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
-
     mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    default = scale(mscale) / scale(mscale_all) if mscale and mscale_all else scale(1.0)
+    if mscale and mscale_all:
+        default = _mscale(factor, mscale) / _mscale(factor, mscale_all)
+    else:
+        default = _mscale(factor, 1.0)
     return YarnScaling(
         factor=factor,
         original=original,

@@ -17,6 +17,7 @@ from engine.models.parts import (
     Dense,
     Embedding,
     Experts,
+    LatentAttention,
     LayerNorm,
     Linear,
     Mamba2,
@@ -63,6 +64,39 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
     into = (Linear(rows=some, inputs=part.hidden, split="rows", bias=part.bias[0]) for some in parted)
     out = Rows(source=part.sources[3], units=part.hidden)
     return *into, Linear(rows=(out,), inputs=part.heads * part.head_dim, split="inputs", bias=part.bias[1])
+
+
+def latent_linears(part: LatentAttention) -> tuple[Linear, Linear, Linear]:
+    """Return the projection to the latent and the shared key, the one from latents to the heads' keys and values
+    (`kv_b_proj`), and the output projection."""
+    latent = Rows(source="kv_a_proj_with_mqa", units=part.state_dim)
+    expansion = Rows(source="kv_b_proj", units=part.heads, width=part.qk_nope_head_dim + part.v_head_dim)
+    out = Rows(source="o_proj", units=part.hidden)
+    return (
+        Linear(rows=(latent,), inputs=part.hidden, split=None, bias=part.bias[0]),
+        Linear(rows=(expansion,), inputs=part.kv_lora_rank, split="rows"),
+        Linear(rows=(out,), inputs=part.heads * part.v_head_dim, split="inputs", bias=part.bias[1]),
+    )
+
+
+def query_linears(part: LatentAttention) -> tuple[Linear, ...]:
+    """Return the projection to the queries, or the two projections of low rank, with a norm between them."""
+    if part.q_lora_rank is None:
+        return (Linear(rows=(_latent_queries(part, "q_proj"),), inputs=part.hidden, split="rows"),)
+    down = Rows(source="q_a_proj", units=part.q_lora_rank)
+    return (
+        Linear(rows=(down,), inputs=part.hidden, split=None, bias=part.bias[0]),
+        Linear(rows=(_latent_queries(part, "q_b_proj"),), inputs=part.q_lora_rank, split="rows"),
+    )
+
+
+def _latent_queries(part: LatentAttention, source: str) -> Rows:
+    return Rows(source=source, units=part.heads, width=part.query_dim)
+
+
+def latent_norms(part: LatentAttention) -> tuple[RMSNorm, ...]:
+    """Return the norms of the latent and of queries of low rank."""
+    return (part.latent_norm,) if part.q_norm is None else (part.latent_norm, part.q_norm)
 
 
 def _qkv_rows(part: Attention) -> tuple[Rows, ...]:
@@ -331,6 +365,17 @@ def stacked_paths(model: Model) -> frozenset[str]:
     )
 
 
+def expansions(model: Model) -> frozenset[str]:
+    """Return the projections from latents to keys and values, whose heads are separate matrices in all executors, in
+    the type of the activations."""
+    return frozenset(
+        join(path, body.name, piece.source)
+        for path, body in _placed_bodies(model)
+        if isinstance(body, LatentAttention)
+        for piece in latent_linears(body)[1].rows
+    )
+
+
 def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
     """Return the paths of the sources of each fused matrix; a tied head's source is the embedding."""
     found: dict[tuple[str, ...], None] = {}
@@ -363,6 +408,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
     match body:
         case Attention():
             yield from ((inside, linear) for linear in attention_linears(body))
+        case LatentAttention():
+            yield from ((inside, linear) for linear in (*query_linears(body), *latent_linears(body)))
         case MLP():
             yield from ((inside, linear) for linear in mlp_linears(body))
         case DeltaNet() | Mamba2() | ShortConv():
@@ -385,6 +432,9 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                     found |= norm_sources(replace(norm, name=name), join(path, body.name), own)
             if body.sinks:
                 found[f"{join(path, body.name)}.sinks"] = (body.heads,)
+        if isinstance(body, LatentAttention):
+            for rms in latent_norms(body):
+                found |= norm_sources(rms, join(path, body.name), (rms.size,))
         if isinstance(body, Experts) and body.correction:
             shape = (1, body.num_experts) if body.correction_is_row else (body.num_experts,)
             found[join(path, body.name, body.correction)] = shape

@@ -4,7 +4,7 @@ from engine.formats.format import Stored
 from engine.formats.native import Executor
 from engine.models.parts import Model
 from engine.models.quantized import Quantization
-from engine.models.sources import fused_paths, sources, stacked_paths, unquantized
+from engine.models.sources import expansions, fused_paths, sources, stacked_paths, unquantized
 
 
 def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str, Stored]:
@@ -29,8 +29,11 @@ def native_paths(model: Model, quantization: Quantization | None, executor: Exec
     excluded = {name.removesuffix(".weight") for name in unquantized(model)} | stacked_paths(model)
     excluded |= {"" if model.head is None else model.head.name}
     found: list[str] = []
+    dequantized = expansions(model)
     for paths in fused_paths(model):
         native = quantization.native(paths, executor)
-        if native is not None and (native.everywhere or excluded.isdisjoint(paths)):
+        if native is None or not dequantized.isdisjoint(paths):
+            continue
+        if native.everywhere or excluded.isdisjoint(paths):
             found += paths
     return tuple(found)

@@ -14,6 +14,7 @@ from engine.models.parts import (
     Attention,
     DeltaNet,
     DynamicScaling,
+    LatentAttention,
     LayerNorm,
     LinearScaling,
     Llama3Scaling,
@@ -65,6 +66,7 @@ RULES: dict[type, dict[str, tuple[str, str, Test]]] = {
     DeltaNet: {"eps": ("rms_norm_eps (epsilon of the norms)", *_NOT_NEGATIVE)},
     Mamba2: {"eps": ("layer_norm_epsilon (epsilon of the norms)", *_NOT_NEGATIVE)},
     Attention: {"scale": ("scale of the attention scores", *_POSITIVE)},
+    LatentAttention: {"scale": ("scale of the attention scores", *_POSITIVE)},
 }
 """Field of a part -> its key in config.json, the allowed values as text, and the test. None is not tested."""
 

@@ -7,6 +7,10 @@
 // distributes its splits among several threads, which merge their results afterwards, in order; other rows merge them
 // while they compute, in the same order. Sinks are added at the very end.
 //
+// Latents (Attend::latent) are keys and values at once, and all query heads read the same ones. Heads are divided among
+// pieces of work as if they belonged to several KV heads, which affects no result. A chunk is always widened, as keys
+// and as values, because pages store it only once.
+//
 // The sum of a score over the dims takes one lane, in order; so does the sum of an output over the positions. This
 // holds for any number of queries: a few read the pages directly (pages.h), many read a chunk that is widened once for
 // them.
@@ -156,9 +160,10 @@ template <class T, class F> static inline void runs(const Attend& op, const Step
                                                     int64_t low, int64_t high, F f) {
     const int64_t* table = step.groups[op.group].table + piece.row * step.table_width;
     const int64_t tokens = step.block_tokens, start = low / CHUNK * CHUNK;
+    if (op.latent) head = 0;
     for (int64_t at = low; at < high;) {
         const int64_t token = at % tokens, count = std::min(high - at, tokens - token), block = table[at / tokens];
-        f(Part<T>(step, block, op.layer, 0, head), Part<T>(step, block, op.layer, 1, head), token, at - start, count);
+        f(Part<T>(step, block, op.layer, 0, head), Part<T>(step, block, op.layer, op.latent ? 0 : 1, head), token, at - start, count);
         at += count;
     }
 }
@@ -179,7 +184,8 @@ template <class T> static Chunk<T> gather_chunk(const Attend& op, const Step& st
 
 // Widens the chunk into `room`, with scales separate.
 template <class T> static Chunk<float> widen_chunk(const Attend& op, const Step& step, const Piece& piece, int64_t head,
-                                                   int64_t low, int64_t high, const Workspace& room, int64_t size) {
+                                                   int64_t low, int64_t high, const Workspace& room) {
+    const int64_t size = padded(op.value_dim);
     Chunk<float> chunk{};
     chunk.apart = CHUNK;
     chunk.from = low % CHUNK;
@@ -192,11 +198,15 @@ template <class T> static Chunk<float> widen_chunk(const Attend& op, const Step&
         for (; i < count; i++) to[i] = widen(from[i]);
     };
     runs<T>(op, step, piece, head, low, high, [&](auto keys, auto values, int64_t token, int64_t at, int64_t count) {
-        for (int64_t d = 0; d < op.dim; d++) copy(keys.data + d * keys.tokens + token, room.keys + d * CHUNK + at, count);
+        if (op.latent)
+            for (int64_t j = 0; j < count; j++)
+                for (int64_t d = 0; d < op.dim; d++) room.keys[d * CHUNK + at + j] = widen(values.data[(token + j) * op.dim + d]);
+        else
+            for (int64_t d = 0; d < op.dim; d++) copy(keys.data + d * keys.tokens + token, room.keys + d * CHUNK + at, count);
         for (int64_t j = 0; j < count; j++) {
             float* row = room.values + (at + j) * size;
-            copy(values.data + (token + j) * op.dim, row, op.dim);
-            std::fill(row + op.dim, row + size, 0.f);
+            copy(values.data + (token + j) * op.dim, row, op.value_dim);
+            std::fill(row + op.value_dim, row + size, 0.f);
         }
     });
     return chunk;
@@ -253,8 +263,8 @@ static inline void softmax_chunk(const Attend& op, const float* key_scales, cons
 // Adds one chunk, which begins at position `start`, to the split's sums.
 template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Piece& piece, const Chunk<T>& chunk,
                                                                const Chunk<T>& next, int64_t head, int64_t start, Workspace& room) {
-    const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.dim);
-    product<Keys, AHEAD, false>(vectors, chunk, next, 0, op.dim, chunk.first(), chunk.last(), room.queries, size, room.scores, CHUNK);
+    const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.value_dim);
+    product<Keys, AHEAD, false>(vectors, chunk, next, 0, op.dim, chunk.first(), chunk.last(), room.queries, padded(op.dim), room.scores, CHUNK);
     for (int64_t i = 0; i < vectors; i++) {
         const int64_t position = piece.position + i / group_size - start;
         const int64_t from = op.window ? std::max(chunk.from, position - op.window + 1) : chunk.from;
@@ -274,8 +284,8 @@ template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op,
 // Computes one split of a piece into room.split and room.split_sums.
 template <class T> static void attend_split(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
                                             int64_t high, Workspace& room) {
-    const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.dim);
-    const bool whole = op.dim % W == 0 && step.block_tokens % W == 0;
+    const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.value_dim);
+    const bool whole = op.dim % W == 0 && step.block_tokens % W == 0 && !op.latent;
     std::fill_n(room.split.begin(), vectors, Sum{});
     std::fill_n(room.split_sums, vectors * size, 0.f);
     std::fill_n(room.weights, vectors * W, 0.f);
@@ -292,7 +302,7 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
         }
     } else {
         for (int64_t at = low; at < high; at = end(at)) {
-            Chunk<float> chunk = widen_chunk<T>(op, step, piece, head, at, end(at), room, size);
+            Chunk<float> chunk = widen_chunk<T>(op, step, piece, head, at, end(at), room);
             find_scales<T>(op, step, piece, head, at, end(at), room, chunk);
             attend_chunk<false>(op, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
         }
@@ -307,22 +317,23 @@ static inline void finish(const Attend& op, int64_t head, const Sum& sum, const 
         const float top = std::max(sum.top, op.sinks[head]), kept = std::exp(sum.top - top);
         scale = kept / (sum.weight * kept + std::exp(op.sinks[head] - top));
     }
-    for (int64_t i = 0; i < op.dim; i++) out[i] = values[i] * scale;
+    for (int64_t i = 0; i < op.value_dim; i++) out[i] = values[i] * scale;
 }
 
 // Partial results: per partial and query head, its Sum, then its values.
 static inline float* partial_of(const Attend& op, float* partials, int64_t partial, int64_t head) {
-    return partials + (partial * op.heads + head) * (padded(op.dim) + W);
+    return partials + (partial * op.heads + head) * (padded(op.value_dim) + W);
 }
 
 template <class T> static void attend_piece(const Attend& op, const Step& step, const Piece& piece, int64_t head,
                                             float* partials, Scratch& scratch) {
-    const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.dim);
-    Workspace room(scratch, vectors, size);
+    const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.value_dim);
+    const int64_t key_size = padded(op.dim);
+    Workspace room(scratch, vectors, key_size);
     for (int64_t i = 0; i < vectors; i++) {
-        float* q = room.queries + i * size;
+        float* q = room.queries + i * key_size;
         std::memcpy(q, op.q + (piece.token + i / group_size) * op.q_stride + (head * group_size + i % group_size) * op.dim, sizeof(float) * size_t(op.dim));
-        std::fill(q + op.dim, q + size, 0.f);
+        std::fill(q + op.dim, q + key_size, 0.f);
     }
     if (piece.partial >= 0) {
         attend_split<T>(op, step, piece, head, piece.begin, piece.end, room);
@@ -338,26 +349,26 @@ template <class T> static void attend_piece(const Attend& op, const Step& step, 
     for (int64_t split = piece.begin / SPLIT; split * SPLIT < piece.end; split++) {
         attend_split<T>(op, step, piece, head, std::max(piece.begin, split * SPLIT), std::min(piece.end, (split + 1) * SPLIT), room);
         for (int64_t i = 0; i < vectors; i++)
-            merge(room.whole[size_t(i)], room.sums + i * size, room.split[size_t(i)], room.split_sums + i * size, op.dim);
+            merge(room.whole[size_t(i)], room.sums + i * size, room.split[size_t(i)], room.split_sums + i * size, op.value_dim);
     }
     for (int64_t i = 0; i < vectors; i++)
         finish(op, head * group_size + i % group_size, room.whole[size_t(i)], room.sums + i * size,
-               op.out + (piece.token + i / group_size) * op.out_stride + (head * group_size + i % group_size) * op.dim);
+               op.out + (piece.token + i / group_size) * op.out_stride + (head * group_size + i % group_size) * op.value_dim);
 }
 
 // Merges the splits of a row with one query.
 static void merge_row(const Attend& op, const Schedule& schedule, int64_t token, float* partials, Scratch& scratch) {
     if (schedule.first_partial[size_t(token)] < 0) return;
-    const int64_t size = padded(op.dim);
+    const int64_t size = padded(op.value_dim);
     float* values = at_least(scratch.attention, size_t(size));
     for (int64_t head = 0; head < op.heads; head++) {
         Sum sum;
         std::fill_n(values, size, 0.f);
         for (int64_t i = 0; i < schedule.partials[size_t(token)]; i++) {
             const float* partial = partial_of(op, partials, schedule.first_partial[size_t(token)] + i, head);
-            merge(sum, values, Sum{partial[0], partial[1]}, partial + W, op.dim);
+            merge(sum, values, Sum{partial[0], partial[1]}, partial + W, op.value_dim);
         }
-        finish(op, head, sum, values, op.out + token * op.out_stride + head * op.dim);
+        finish(op, head, sum, values, op.out + token * op.out_stride + head * op.value_dim);
     }
 }
 

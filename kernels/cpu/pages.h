@@ -4,6 +4,8 @@
 //     keys    [dim][token]    the keys of different positions are in different lanes, without a transposition
 //     values  [token][dim]    a weight times a row adds to lanes of one output each
 //
+// Pages of latents have a single plane, which is read as keys and as values: [token][dim].
+//
 // Pages of 8 bits hold x / scale, with a scale for each key and each value: [token] float after the bytes.
 // kernels/cpu/pages.py converts pages from the common order.
 #pragma once
@@ -13,14 +15,14 @@
 #include "program.h"
 #include "simd.h"
 
-// The keys, or the values, of one KV head in one block.
+// The keys, the values, or the latents (as values) of one KV head in one block.
 template <class T> struct Part {
     static constexpr int64_t SCALE = sizeof(T) == 1 ? sizeof(float) : 0;
     T* data;
     int64_t tokens, dim;
     Part(const Step& step, int64_t block, int64_t layer, int64_t value, int64_t head)
         : tokens(step.block_tokens), dim(step.page_dim) {
-        const int64_t number = ((block * step.layers + layer) * 2 + value) * step.page_kv_heads + head;
+        const int64_t number = ((block * step.layers + layer) * step.planes + value) * step.page_kv_heads + head;
         data = (T*)((char*)step.pages + number * tokens * (dim * int64_t(sizeof(T)) + SCALE));
     }
     char* scale(int64_t token) const { return (char*)(data + tokens * dim) + token * SCALE; }  // may be unaligned

@@ -46,6 +46,9 @@ size_t packed_size(const Experts& op, int64_t tokens) {
     return row * size_t(pairs + pairs / 4 + 16 * taken) + 16 * size_t(taken);
 }
 
+// Floats of the packed rows of one head, which start at a cache line.
+size_t packed_head(const Heads& op, int64_t tokens) { return (packed_size(op.linears[0], tokens) + 15) / 16 * 16; }
+
 // Allocates everything that a region needs.
 void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
     runner.schedules.clear();
@@ -57,6 +60,10 @@ void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
         if (ops[i].kind == EXPERTS)
             packed = std::max(packed, packed_size(*static_cast<const Experts*>(ops[i].params), step.tokens));
         if (recurs(ops[i]) && runner.rows.empty()) runner.rows = recurrent::rows_of(step);
+        if (ops[i].kind == HEADS) {
+            const Heads& op = *static_cast<const Heads*>(ops[i].params);
+            packed = std::max(packed, packed_head(op, step.tokens) * size_t(op.count));
+        }
         if (ops[i].kind != ATTEND) continue;
         const Attend& op = *static_cast<const Attend*>(ops[i].params);
         const int64_t group_size = op.heads / op.kv_heads;
@@ -66,7 +73,7 @@ void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
                               schedule.causal == bool(op.causal));
         if (!known) runner.schedules.push_back(attention::schedule(step, op.window, group_size, op.causal));
         const int64_t total = schedule_of(op, runner.schedules).total;
-        partials = std::max(partials, size_t(total * op.heads * (attention::padded(op.dim) + W)));
+        partials = std::max(partials, size_t(total * op.heads * (attention::padded(op.value_dim) + W)));
     }
     at_least(runner.packed, packed + 64);
     at_least(runner.partials, partials);
@@ -91,6 +98,11 @@ void pack_pairs(const Experts& op, int64_t token, float* packed, const experts::
     }
 }
 
+void pack_heads(const Heads& op, int64_t token, int64_t tokens, float* packed, Scratch& scratch) {
+    const size_t room = packed_head(op, tokens);
+    for (int64_t head = 0; head < op.count; head++) pack(op.linears[head], token, tokens, packed + size_t(head) * room, scratch);
+}
+
 void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scratch& scratch, experts::Order& order) {
     switch (op.kind) {
         case EMBED: return embed_row(*static_cast<const Embed*>(op.params), token, step);
@@ -98,6 +110,7 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
         case ADD: return add_row(*static_cast<const Add*>(op.params), token);
         case ACTIVATE: return activate_row(*static_cast<const Activate*>(op.params), token);
         case ROPE_KV: return rope_kv_row(*static_cast<const RopeKV*>(op.params), token, step);
+        case LATENT_KV: return latent_kv_row(*static_cast<const LatentKV*>(op.params), token, step);
         case CAP: return cap_row(*static_cast<const Cap*>(op.params), token);
         case ATTEND: {
             const Attend& attend = *static_cast<const Attend*>(op.params);
@@ -106,6 +119,8 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
         }
         case LINEAR:
             return pack(*static_cast<const Linear*>(op.params), token, step.tokens, aligned(runner.packed), scratch);
+        case HEADS:
+            return pack_heads(*static_cast<const Heads*>(op.params), token, step.tokens, aligned(runner.packed), scratch);
         case ROUTE: return route_row(*static_cast<const Route*>(op.params), token, order);
         case EXPERTS:
             return pack_pairs(*static_cast<const Experts*>(op.params), token, aligned(runner.packed), order, scratch);
@@ -123,6 +138,23 @@ void run_linear(const Linear& op, Runner& runner, const Step& step, Scratch& scr
     while (runner.team.take(pieces.count, pieces.each, begin, end))
         run_pieces(op, step.tokens, aligned(runner.packed), begin, end, scratch);
     release_tiles(op, step.tokens);
+}
+
+// Pieces of all heads are handed out together.
+void run_heads(const Heads& op, Runner& runner, const Step& step, Scratch& scratch) {
+    const Linear& first = op.linears[0];
+    const Pieces pieces = pieces_of(first, step.tokens, runner.team.size);
+    const size_t room = packed_head(op, step.tokens);
+    int64_t begin, end;
+    take_tiles(first, step.tokens);
+    while (runner.team.take(pieces.count * op.count, pieces.each, begin, end))
+        while (begin < end) {
+            const int64_t head = begin / pieces.count, at = begin % pieces.count;
+            const int64_t count = std::min(end - begin, pieces.count - at);
+            run_pieces(op.linears[head], step.tokens, aligned(runner.packed) + size_t(head) * room, at, at + count, scratch);
+            begin += count;
+        }
+    release_tiles(first, step.tokens);
 }
 
 // Computes where the rows and the pieces of each expert begin in this linear.
@@ -187,7 +219,7 @@ template <class T> void run_recurrent(const T& op, Runner& runner, Scratch& scra
 
 // Operations that start with all rows at once and continue row by row.
 bool opens(const Op& op) { return op.kind == ATTEND || op.kind == ALL_REDUCE || recurs(op); }
-bool multiplies(const Op& op) { return op.kind == LINEAR || op.kind == EXPERTS; }
+bool multiplies(const Op& op) { return op.kind == LINEAR || op.kind == EXPERTS || op.kind == HEADS; }
 bool gathers(const Op& op) { return op.kind == EXPERTS && static_cast<const Experts*>(op.params)->gathered; }
 
 void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& step) {
@@ -234,6 +266,8 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
         if (packs) {
             if (ops[last].kind == LINEAR)
                 run_linear(*static_cast<const Linear*>(ops[last].params), runner, step, scratch);
+            else if (ops[last].kind == HEADS)
+                run_heads(*static_cast<const Heads*>(ops[last].params), runner, step, scratch);
             else
                 run_experts(*static_cast<const Experts*>(ops[last].params), runner, order, scratch);
             runner.team.wait();
@@ -251,7 +285,7 @@ int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     const int64_t found[] = {sizeof(Embed), sizeof(Norm), sizeof(Add), sizeof(Activate), sizeof(RopeKV), sizeof(Linear),
                              sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(AllReduce),
                              sizeof(CausalConv), sizeof(DeltaRule), sizeof(SelectiveScan), sizeof(GatedNorm),
-                             sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
+                             sizeof(LatentKV), sizeof(Heads), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];
     return count;

@@ -8,7 +8,7 @@
 
 enum Kind : int32_t {
     EMBED, NORM, ADD, ACTIVATE, ROPE_KV, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, ALL_REDUCE, CAUSAL_CONV,
-    DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, KINDS
+    DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, KINDS
 };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
@@ -76,9 +76,24 @@ struct Attend {
     const float* sinks;   // [heads], a logit more of each, which has no value; null: none
     const float* slopes;  // [heads], ALiBi: slope · (position of the key - of the query) is added to scores; null: none
     float* out;
-    int64_t q_stride, out_stride, heads, kv_heads, dim, window;  // window 0: all positions
-    float scale, softcap;                                        // softcap 0: none
+    int64_t q_stride, out_stride, heads, kv_heads, dim, value_dim, window;  // window 0: all positions
+    float scale, softcap;                                                   // softcap 0: none
     int32_t group, layer, causal;  // not causal: what follows in the row is read too, and the row is there as a whole
+    int32_t latent;  // pages hold latents, whose first value_dim elements are the value; kv_heads divides the work alone
+};
+
+// Rotates the last rotary_dim elements of the latent, which is [dim], and of each head of q, which is [heads,
+// query_dim]. Those of q also become the end of each head of y, [heads, dim]. Writes the latent to its page.
+struct LatentKV {
+    float *latent, *q, *y;
+    int64_t latent_stride, q_stride, y_stride, heads, query_dim, dim, rotary_dim;
+    int32_t rope, interleaved, group, layer;
+};
+
+// One linear for each head, all of one form and size, each with its own x and y.
+struct Heads {
+    const Linear* linears;
+    int64_t count;
 };
 
 // x = cap · tanh(scale · x / cap), or scale · x where cap is 0
@@ -184,7 +199,7 @@ struct Step {
     const int64_t* slots;                // [rows] slot of the state of recurrent layers
     const Angles* angles;
     const Group* groups;
-    void* pages;  // [blocks, layers, 2, kv_heads] parts of a page, see pages.h
-    int64_t layers, block_tokens, page_kv_heads, page_dim;
+    void* pages;  // [blocks, layers, planes, kv_heads] parts of a page, see pages.h
+    int64_t layers, planes, block_tokens, page_kv_heads, page_dim;
     int32_t page_type;
 };

@@ -106,9 +106,9 @@ class Attend(Structure):
     kind: ClassVar[int] = 6
     _fields_ = [
         *_fields(c_void_p, "q sinks slopes out"),
-        *_fields(c_int64, "q_stride out_stride heads kv_heads dim window"),
+        *_fields(c_int64, "q_stride out_stride heads kv_heads dim value_dim window"),
         *_fields(c_float, "scale softcap"),
-        *_fields(c_int32, "group layer causal"),
+        *_fields(c_int32, "group layer causal latent"),
     ]
 
 
@@ -215,6 +215,31 @@ class GatedNorm(Structure):
     ]
 
 
+class LatentKV(Structure):
+    kind: ClassVar[int] = 16
+    _fields_ = [
+        *_fields(c_void_p, "latent q y"),
+        *_fields(c_int64, "latent_stride q_stride y_stride heads query_dim dim rotary_dim"),
+        *_fields(c_int32, "rope interleaved group layer"),
+    ]
+
+
+class Heads(Structure):
+    kind: ClassVar[int] = 17
+    _fields_ = [("linears", c_void_p), ("count", c_int64)]
+    keep_alive: Any  # what `linears` points to
+
+
+def heads(weights: Sequence[Packed], x: Tensor, y: Tensor) -> Heads:
+    """weights: of each head, all of one form and size. x, y: [rows, heads, inputs] and [rows, heads, outputs], or
+    wider."""
+    assert len({(weight.form, weight.outputs, weight.inputs) for weight in weights}) == 1
+    linears = (Linear * len(weights))(*(linear(weight, None, x[:, i], y[:, i]) for i, weight in enumerate(weights)))
+    made = Heads(linears=ctypes.addressof(linears), count=len(weights))
+    made.keep_alive = linears
+    return made
+
+
 class _Op(Structure):
     _fields_ = [("kind", c_int32), ("params", c_void_p)]
 
@@ -231,7 +256,7 @@ class _Step(Structure):
     _fields_ = [
         *_fields(c_int64, "tokens rows table_width"),
         *_fields(c_void_p, "ids first count slots angles groups pages"),
-        *_fields(c_int64, "layers block_tokens page_kv_heads page_dim"),
+        *_fields(c_int64, "layers planes block_tokens page_kv_heads page_dim"),
         ("page_type", c_int32),
     ]
 
@@ -253,6 +278,8 @@ Op = (
     | DeltaRule
     | SelectiveScan
     | GatedNorm
+    | LatentKV
+    | Heads
 )
 MIRRORED = (
     Embed,
@@ -271,6 +298,8 @@ MIRRORED = (
     DeltaRule,
     SelectiveScan,
     GatedNorm,
+    LatentKV,
+    Heads,
     _Op,
     _Angles,
     _Group,
@@ -307,7 +336,7 @@ class StepData:
         self._groups = (_Group * len(tables))(
             *(_Group(_at(table), _at(own)) for table, own in zip(tables, slot_mapping, strict=True))
         )
-        layers, _, block_tokens, kv_heads, dim = pages.shape[1:] if pages is not None else (0,) * 5
+        layers, planes, block_tokens, kv_heads, dim = pages.shape[1:] if pages is not None else (0,) * 5
         self.struct = _Step(
             tokens=tokens,
             rows=0 if first is None else len(first),
@@ -320,6 +349,7 @@ class StepData:
             groups=ctypes.addressof(self._groups),
             pages=_at(pages),
             layers=layers,
+            planes=planes,
             block_tokens=block_tokens,
             page_kv_heads=kv_heads,
             page_dim=dim if pages is None else head_dim(pages),

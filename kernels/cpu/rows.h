@@ -143,6 +143,26 @@ static void rope_kv_row(const RopeKV& op, int64_t token, const Step& step) {
     write_kv(op, qkv + op.heads * op.dim, token, step);
 }
 
+static void latent_kv_row(const LatentKV& op, int64_t token, const Step& step) {
+    const Angles& angles = step.angles[op.rope];
+    const float *cos = angles.cos + token * op.rotary_dim, *sin = angles.sin + token * op.rotary_dim;
+    float *latent = op.latent + token * op.latent_stride, *q = op.q + token * op.q_stride, *y = op.y + token * op.y_stride;
+    rotate(latent + op.dim - op.rotary_dim, op.rotary_dim, cos, sin, op.interleaved);
+    for (int64_t head = 0; head < op.heads; head++) {
+        float* rotated = q + (head + 1) * op.query_dim - op.rotary_dim;
+        rotate(rotated, op.rotary_dim, cos, sin, op.interleaved);
+        std::memcpy(y + (head + 1) * op.dim - op.rotary_dim, rotated, sizeof(float) * size_t(op.rotary_dim));
+    }
+    const int64_t slot = step.groups[op.group].slot_mapping[token];
+    if (slot < 0) return;
+    const int64_t block = slot / step.block_tokens, offset = slot % step.block_tokens;
+    switch (step.page_type) {
+        case F32: return write_page(latent, Part<float>(step, block, op.layer, 0, 0), offset, 1);
+        case BF16: return write_page(latent, Part<bf16>(step, block, op.layer, 0, 0), offset, 1);
+        default: write_page(latent, Part<fp16>(step, block, op.layer, 0, 0), offset, 1);
+    }
+}
+
 static void cap_row(const Cap& op, int64_t token) {
     float* x = op.x + token * op.stride;
     const vf scale = splat(op.cap ? op.scale / op.cap : op.scale);

@@ -576,6 +576,7 @@ class Pages:
                 out=out.data_ptr(),
                 q_stride=qkv.shape[1],
                 out_stride=out.shape[1],
+                value_dim=self.dim,
                 window=self.window,
                 scale=scale,
                 softcap=softcap,

@@ -92,6 +92,7 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         encoder_decoder=True,
         acausal_alibi=True,
         recurrent=((3, "groups of a mixer's heads"),),
+        latent=True,
     )
     for facts in (*FACTS.values(), replace(FACTS["four GPUs"], model=more)):
         for situation in situations(facts, seed=5, count=300):

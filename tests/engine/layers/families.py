@@ -45,6 +45,11 @@ GRANITE = {"intermediate_size": 22, "embedding_multiplier": 3.0, "residual_multi
            "attention_multiplier": 0.2, "logits_scaling": 2.0}  # fmt: skip
 EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
 ERNIE = {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3}
+MLA = {**SIZES, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 8,
+       "qk_rope_head_dim": 6, "v_head_dim": 10}  # fmt: skip
+MLA_ODD = {**SIZES, **ONE_KV, "num_key_value_heads": 5, "q_lora_rank": None, "kv_lora_rank": 19, "qk_nope_head_dim": 9,
+           "qk_rope_head_dim": 4, "v_head_dim": 7}  # fmt: skip
+MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.6}
 
 RECURRENT = ["linear_attention", "full_attention", "linear_attention"]
 MAMBA = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "chunk_size": 8, **SPECIAL}
@@ -178,6 +183,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "flex-olmo": ("FlexOlmo", {**SIZES, "intermediate_size": 22, "num_experts": 7, "num_experts_per_tok": 5}),
     "flex-olmo-odd": ("FlexOlmo", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_experts": 3,
                                    "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True}),
+    "deepseek-v2": ("DeepseekV2", {**MLA, **MOE, "n_routed_experts": 12, "topk_method": "group_limited_greedy",
+                                   "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1,
+                                   "attention_bias": True, "mlp_bias": True, "rope_parameters": MSCALE}),
+    "deepseek-v2-odd": ("DeepseekV2", {**MLA_ODD, **MOE, "kv_lora_rank": 18, "qk_nope_head_dim": 10, "n_group": 1,
+                                       "topk_group": 1}),
+    "deepseek-v3": ("DeepseekV3", {**MLA, **MOE, "n_routed_experts": 12, "n_group": 4, "topk_group": 2,
+                                   "first_k_dense_replace": 1, "rope_parameters": MSCALE}),
+    "deepseek-v3-odd": ("DeepseekV3", {**MLA_ODD, **MOE, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 2,
+                                       "attention_bias": True, "rope_interleave": False, "norm_topk_prob": False}),
+    "glm4-moe-lite": ("Glm4MoeLite", {**MLA, **MOE}),
+    "glm4-moe-lite-odd": ("Glm4MoeLite", {**MLA_ODD, **MOE, "q_lora_rank": 11, "n_group": 2, "topk_group": 1,
+                                          "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "youtu": ("Youtu", {**MLA, "rope_parameters": MSCALE}),
+    "youtu-odd": ("Youtu", {**MLA_ODD, "tie_word_embeddings": False}),
+    "minicpm3": ("MiniCPM3", {**MLA, "dim_model_base": 16, "max_position_embeddings": 256, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.5, 2.0, 3.0],
+        "original_max_position_embeddings": 64}}),
+    "minicpm3-odd": ("MiniCPM3", {**MLA_ODD, "v_head_dim": None, "attention_bias": True, "mlp_bias": True,
+                                  "scale_depth": 0.8, "tie_word_embeddings": False}),
     "exaone3-odd": ("Llama", {**SIZES, **ONE_KV, "head_dim": 16, "tie_word_embeddings": True}),
     "mamba2": ("Mamba2", {**MAMBA, "num_heads": 12, "head_dim": 8, "state_size": 10, "n_groups": 4, "conv_kernel": 3}),
     "mamba2-odd": ("Mamba2", {**MAMBA, "hidden_size": 40, "num_heads": 5, "head_dim": 16, "state_size": 7,

@@ -1,0 +1,109 @@
+"""DeepSeek V2, V3 and R1, Kimi K2, Moonlight, GLM-4.7-Flash and Youtu: multi-head latent attention, and experts in all
+but the first layers.
+
+V2 selects experts by softmax scores, ranking groups by their largest; V3 by sigmoid scores with a correction. Youtu has
+no experts. Source: transformers modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_glm4_moe_lite.py and
+modeling_youtu.py; arXiv:2405.04434, arXiv:2412.19437.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.api.errors import CheckpointError
+from engine.models.config import Config, shown
+from engine.models.decoder import llama_decoder
+from engine.models.grouped_experts import dense_first, grouped_experts
+from engine.models.parts import MLP, Experts, LatentAttention, Model, RMSNorm
+from engine.models.rope import rope, yarn_mscale
+
+ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM")
+LATENT_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps is
+
+_V3 = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+       "first_k_dense_replace": 3, "hidden_act": "silu", "max_position_embeddings": 4096, "moe_layer_freq": 1,
+       "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8,
+       "rms_norm_eps": 1e-6, "rope_interleave": True, "routed_scaling_factor": 2.5,
+       "scoring_func": "sigmoid"}  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "DeepseekV2ForCausalLM": {**_V3, "first_k_dense_replace": 0, "max_position_embeddings": 2048, "n_group": None,
+                              "topk_group": None, "n_shared_experts": 2, "norm_topk_prob": False,
+                              "routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_method": "greedy"},
+    "DeepseekV3ForCausalLM": _V3,
+    "Glm4MoeLiteForCausalLM": {**_V3, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256,
+                               "first_k_dense_replace": 1, "max_position_embeddings": 202_752, "n_group": 1,
+                               "topk_group": 1, "num_experts_per_tok": 4, "rms_norm_eps": 1e-5,
+                               "routed_scaling_factor": 1.8},
+    "YoutuForCausalLM": {**_V3, "max_position_embeddings": 131_072, "tie_word_embeddings": True},
+}  # fmt: skip
+
+
+def declare(config: Mapping[str, Any]) -> Model:
+    architecture = config["architectures"][0]
+    # Rotary positions are those of the shared key.
+    names = {"num_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"}
+    c = Config.of(config, names, **{**_DEFAULTS[architecture], "head_dim": 64})
+    is_v2 = architecture == "DeepseekV2ForCausalLM"
+    attention = latent_attention(c, interleaved=is_v2 or c.flag("rope_interleave"))
+    bias = is_v2 and c.flag("mlp_bias")
+    mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation(), bias=bias)
+    norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
+    mlps: tuple[MLP | Experts, ...] = (mlp,) * c.layers
+    if architecture != "YoutuForCausalLM":
+        experts = _softmax_experts(c, bias=bias) if is_v2 else _sigmoid_experts(c)
+        mlps = tuple(experts if has_experts else mlp for has_experts in dense_first(c))
+    model = llama_decoder(c, (attention,) * c.layers, mlps, norm, positions=attention.rope)
+    # Layers beyond the last predict several tokens; they are not used.
+    return replace(model, unread=(f"layers.{c.layers}.",))
+
+
+def latent_attention(c: Config, *, interleaved: bool) -> LatentAttention:
+    """Return the attention. `c` has the size of the shared key as head_dim."""
+    # All of the shared key is rotated, whatever the key for other attentions says.
+    whole = replace(c, values={key: value for key, value in c.values.items() if key != "partial_rotary_factor"})
+    positions, mscale = rope(whole, interleaved=interleaved), yarn_mscale(c)
+    if positions.dim != c.head_dim:
+        raise CheckpointError(
+            f"config.json: rope_parameters rotate {positions.dim} of the {c.head_dim} dimensions of qk_rope_head_dim; "
+            "latent attention rotates all of them"
+        )
+    nope, q_rank, bias = c.whole("qk_nope_head_dim"), c.whole_or_none("q_lora_rank"), c.flag("attention_bias")
+    return LatentAttention(
+        hidden=c.hidden,
+        heads=c.heads,
+        kv_lora_rank=c.whole("kv_lora_rank"),
+        qk_nope_head_dim=nope,
+        v_head_dim=c.whole_or_none("v_head_dim") or c.hidden // c.heads,
+        rope=positions,
+        scale=mscale * mscale / math.sqrt(nope + positions.dim),
+        latent_norm=RMSNorm(size=c.whole("kv_lora_rank"), eps=LATENT_EPS, name="kv_a_layernorm"),
+        q_lora_rank=q_rank,
+        q_norm=None if q_rank is None else RMSNorm(size=q_rank, eps=LATENT_EPS, name="q_a_layernorm"),
+        bias=(bias, bias),
+    )
+
+
+def _sigmoid_experts(c: Config) -> Experts:
+    _require(c, "scoring_func", "sigmoid")
+    _require(c, "moe_layer_freq", 1)
+    return grouped_experts(c)
+
+
+def _softmax_experts(c: Config, *, bias: bool) -> Experts:
+    """Return experts that are selected by their softmax scores alone, from the groups with the largest scores."""
+    _require(c, "scoring_func", "softmax")
+    _require(c, "moe_layer_freq", 1)
+    _require(c, "topk_method", "greedy", "group_limited_greedy")
+    _require(c, "norm_topk_prob", False)  # transformers ignores it, and the original code does not scale then
+    if c.values["topk_method"] == "greedy":
+        c = replace(c, values={**c.values, "n_group": 1, "topk_group": 1})
+    experts = grouped_experts(c)
+    shared = None if experts.shared is None else replace(experts.shared, bias=bias)
+    return replace(experts, scores="softmax", correction="", group_score="max", shared=shared)
+
+
+def _require(c: Config, key: str, *supported: Any) -> None:
+    if c.values.get(key) not in supported:
+        expected = " or ".join(map(repr, supported))
+        raise CheckpointError(f"config.json: {key} is {shown(c.values.get(key))}; supported is {expected}")
