@@ -79,7 +79,7 @@ class Cache:
         prefix: bool = True,
         snapshots: int | None = None,
     ) -> None:
-        """snapshots: number of snapshots of a recurrent model's state; None for a model without."""
+        """snapshots: number of snapshots of recurrent state; None if the model has no such state."""
         self.groups = tuple(groups)
         self.block_tokens = block_tokens
         self.pool = Pool(blocks)

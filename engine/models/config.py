@@ -148,7 +148,7 @@ class Config:
         return size
 
     def check_multiple(self, name: str, value: int, of: str, divisor: int) -> None:
-        """Raise CheckpointError unless the value of key `name` is a multiple of that of key `of`."""
+        """Raise CheckpointError unless the value of key `name` is a multiple of the divisor, the value of key `of`."""
         if value % divisor:
             raise CheckpointError(
                 f"config.json: {self.name(name)} is {value} and {self.name(of)} {divisor}; the first must be a "

@@ -56,7 +56,7 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def granite_experts(c: Config) -> Feed:
-    """Return the experts, with the shared MLP beside them if there is one."""
+    """Return the experts. A shared MLP, if the model has one, gets the same input."""
     num_experts, top_k = c.experts()
     experts = Experts(
         hidden=c.hidden,

@@ -1,7 +1,7 @@
-"""Granite 4: Mamba-2 mixers in most layers, attention in the others, an MLP or experts beside a shared MLP in all.
+"""Granite 4: Mamba-2 mixers in most layers, attention in the others, experts and a shared MLP in all.
 
-Source: transformers modeling_granitemoehybrid.py. Attention has rotary positions only if position_embedding_type says
-so.
+Source: transformers modeling_granitemoehybrid.py. Attention has rotary positions only with
+position_embedding_type: rope.
 """
 
 from collections.abc import Mapping
@@ -76,8 +76,8 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def mixer_config(c: Config) -> Config:
-    """Return the configuration of the mixers, whose head size has the key mamba_d_head; head_dim is that of
-    attention."""
+    """Return the configuration of the mixers, whose head size has the key mamba_d_head. The key head_dim belongs
+    to attention."""
     head_dim = c.values.get("mamba_d_head")
     values = {**c.values, "head_dim": "auto" if head_dim is None else head_dim}
     return replace(c, values=values, names={**c.names, "head_dim": "mamba_d_head"})

@@ -73,7 +73,7 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def _mixer_config(c: Config) -> Config:
-    """Return the configuration of the mixers, with the keys of Mamba-2. head_dim is that of attention."""
+    """Return the configuration of the mixers, with the keys of Mamba-2. The key head_dim belongs to attention."""
     names = {
         "num_heads": "mamba_num_heads",
         "head_dim": "mamba_head_dim",
@@ -83,7 +83,7 @@ def _mixer_config(c: Config) -> Config:
     }
     values = {**c.values, **{key: c.values.get(name) for key, name in names.items()}}
     heads, head_dim = (Config(values, names).whole(key) for key in ("num_heads", "head_dim"))
-    # `expand` is ignored by the original: the inner size is that of the heads.
+    # The original ignores `expand` and multiplies the number of heads by their size.
     if heads * head_dim % c.hidden == 0:
         values["expand"] = heads * head_dim // c.hidden
     values["time_step_limit"] = [c.number("time_step_min"), math.inf]

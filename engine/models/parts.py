@@ -183,8 +183,8 @@ class Attention:
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     qk_norm_listed: bool = False  # `own` weights are one tensor for each head, with its number after the name
     gated: bool = False
-    """The output of each head is multiplied by sigmoid(its gate). The projection to q has the rows of a head's query,
-    then those of its gate (Qwen3-Next)."""
+    """The output of each head is multiplied by sigmoid(its gate). The projection to q has the query of each head,
+    followed by its gate (Qwen3-Next)."""
     name: str = "self_attn"
 
 

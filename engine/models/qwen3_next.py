@@ -1,6 +1,6 @@
 """Qwen3-Next: gated DeltaNet in three of four layers, gated full attention in the others, and experts.
 
-Norm weights of the hidden states, queries and keys are stored minus one; that of the DeltaNet is not.
+Norm weights of the hidden states, queries and keys are stored minus one; the norm of the DeltaNet is stored unchanged.
 
 Source: transformers modeling_qwen3_next.py.
 """

@@ -174,7 +174,7 @@ def recurrent_linears(part: Recurrent) -> tuple[Linear, ...]:
 
 
 def _delta_rows(part: DeltaNet) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
-    """Return the rows of q, k, v and z, and those of b and a."""
+    """Return the rows of q, k, v and z, and the rows of b and a."""
     heads, values = part.key_heads, part.value_heads
     sizes = ((heads, part.key_dim), (heads, part.key_dim), (values, part.value_dim), (values, part.value_dim))
     if not part.grouped:
@@ -186,8 +186,7 @@ def _delta_rows(part: DeltaNet) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
 
 
 def _grouped(source: str, groups: int, sizes: Sequence[tuple[int, int]]) -> tuple[Rows, ...]:
-    """Return rows of a tensor in `groups` groups, each of which has equal numbers of heads of each kind. sizes: heads
-    and their rows."""
+    """Return rows of a tensor in `groups` equal groups. sizes: number of heads of each kind, and rows per head."""
     each = [units * width // groups for units, width in sizes]
     return tuple(
         Rows(source=source, units=units, width=width, at=sum(each[:number]), groups=groups, stride=sum(each))

@@ -1,4 +1,4 @@
-"""State slots of a worker: those of running requests, and snapshots."""
+"""Memory of the recurrent state of running requests and of snapshots."""
 
 from dataclasses import dataclass
 from functools import cached_property

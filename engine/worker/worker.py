@@ -58,7 +58,7 @@ class Worker:
         mapped: bytes of weights used in the checkpoint file.
         threads: number of torch threads.
         arithmetic: what the outputs depend on besides the weights.
-        snapshots: number of snapshots of recurrent state; None for a model without.
+        snapshots: number of snapshots of recurrent state; None if the model has no such state.
         reserved: blocks outside of the pool, for golden prompts.
         cpu: CPU of the worker's thread, which is the first of a pinned team.
         gpu: device on which it launches."""

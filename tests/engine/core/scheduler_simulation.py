@@ -5,8 +5,8 @@ writes, then every read that attention would make: position n of a group reads n
 read of anything but the hash of that row's own prefix is a fault. The token after a prefix is a pure function of the
 prefix, so each stream has one right answer, whatever happened to it on its way.
 
-With recurrent state, each slot holds the hash of the prefix that its state stands for. A row must find the state of
-exactly its own prefix, and leaves that of its last position.
+For recurrent models, each slot contains the hash of a prefix in place of its state. A row must find the hash of its own
+prefix.
 
 It shares no code with the scheduler or the cache: tables are built from the plan alone.
 """

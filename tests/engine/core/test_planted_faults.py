@@ -266,8 +266,6 @@ def unpublished_snapshot_leaks(monkeypatch):
 
 
 def kept_computed_position_when_preempted(monkeypatch):
-    """The request goes on where it was, in a slot that another request had."""
-
     def make(right):
         def leave(self, sequence):
             computed = sequence.computed // 4 * 4
