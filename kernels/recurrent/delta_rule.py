@@ -254,8 +254,8 @@ DELTA_RULE = Op(
     triton=_triton,
     inputs=_inputs,
     cases=(
-        Case("grouped", {"counts": (1, 3, 0, 2), "heads": (1, 2), "dims": (32, 32), "pad": 2}),
-        Case("odd", {"counts": (2, 1), "heads": (1, 1), "dims": (24, 40), "qk_norm": False, "beta_scale": 2.0}),
+        Case("grouped", {"counts": (1, 2, 0), "heads": (2, 4), "dims": (16, 24), "pad": 2}),
+        Case("odd", {"counts": (2, 1), "heads": (1, 1), "dims": (33, 40), "qk_norm": False, "beta_scale": 2.0}),
         Case("vector", {"counts": (1, 3), "heads": (2, 2), "dims": (32, 16), "vector_decay": True}),
         Case("bounded", {"counts": (2,), "heads": (1, 1), "dims": (16, 8), "vector_decay": True, "lower_bound": -5.0}),
         Case("empty", {"counts": (), "heads": (1, 2), "dims": (16, 16)}),
