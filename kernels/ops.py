@@ -4,6 +4,7 @@ from kernels.activation import ACTIVATION
 from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
+from kernels.attention.latent import LATENT_DECODE, LATENT_PREFILL
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.block_copy import BLOCK_COPY
@@ -15,6 +16,8 @@ from kernels.experts.schedule import EXPERT_SCHEDULE
 from kernels.experts.sum import EXPERT_SUM
 from kernels.finite import FINITE_ROWS
 from kernels.fp8_matmul import FP8_MATMUL
+from kernels.head_matmul import HEAD_MATMUL
+from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
 from kernels.op import Op
@@ -55,6 +58,10 @@ OPS: tuple[Op, ...] = (
     DECODE_ATTENTION,
     PREFILL_ATTENTION,
     ENCODER_ATTENTION,
+    LATENT_KV,
+    LATENT_DECODE,
+    LATENT_PREFILL,
+    HEAD_MATMUL,
     MATMUL,
     FP8_MATMUL,
     QUANTIZE_ROWS,

@@ -58,7 +58,7 @@ class ModelFacts:
     normed_together: bool = False
     acausal_alibi: bool = False  # True: bidirectional attention or cross-attention has ALiBi
     pages: tuple[tuple[int, int], ...] = ((8, 64),)  # distinct pairs of KV head count and head size
-    latent: bool = False  # True: pages hold the latents of multi-head latent attention
+    latent: int = 0  # elements of the latents of multi-head latent attention; 0 without it
 
 
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
@@ -94,7 +94,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         acausal_alibi=any(p.alibi is not None and (p.source or not p.causal) for p in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
         pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in parts)),
-        latent=bool(latent_heads),
+        latent=max((part.kv_lora_rank for part in parts if isinstance(part, LatentAttention)), default=0),
     )
 
 

@@ -4,6 +4,7 @@ from appliance.constraints.rule import TORCH, TRITON, Facts, Rule, View, is_comp
 from kernels.cpu.library import BF16_VARIANTS
 
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # head sizes that the GPU attention kernels support
+LATENT_MOST = 512  # elements of a latent that the same kernels support
 MOST_IN_A_GROUP = 64  # query heads per KV head that the same kernels support
 BF16_CAPABILITY = (8, 0)
 TRITON_CAPABILITY = (8, 0)  # on older GPUs, Triton does not use tensor cores
@@ -106,9 +107,12 @@ RULES = (
         name="triton-latent",
         keys=("kernels",),
         facts=("model.latent",),
-        holds=lambda view: view.kernels != TRITON or not view.facts.model.latent,
-        text="Triton kernels do not support multi-head latent attention",
-        because=lambda facts: "the model has multi-head latent attention, which Triton kernels do not support",
+        holds=lambda view: view.kernels != TRITON or view.facts.model.latent <= LATENT_MOST,
+        text=f"Triton kernels support latents of up to {LATENT_MOST} elements (kv_lora_rank)",
+        because=lambda facts: (
+            f"the model has latents of {facts.model.latent} elements (kv_lora_rank): Triton kernels support up to "
+            f"{LATENT_MOST}"
+        ),
     ),
     Rule(
         name="compiled-there",

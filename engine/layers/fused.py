@@ -22,15 +22,18 @@ from engine.layers.rope import Rotation
 from engine.layers.rounded import rounding_of
 from engine.layers.states import LayerStates
 from engine.lowering.program import (
+    AbsorbQueries,
     Activation,
     Add,
     AddNormalize,
     Attend,
+    AttendLatent,
     CausalConv,
     Columns,
     Combine,
     DeltaRule,
     Embed,
+    ExpandValues,
     ExpertLinear,
     Gate,
     GatedNorm,
@@ -39,6 +42,7 @@ from engine.lowering.program import (
     Normalize,
     Op,
     PrepareKV,
+    PrepareLatent,
     QKNorm,
     Quantized,
     Route,
@@ -53,6 +57,7 @@ from kernels.activation import ACTIVATION
 from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
+from kernels.attention.latent import LATENT_DECODE, LATENT_PREFILL, head_blocks
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.e4m3 import Rounded
@@ -61,6 +66,8 @@ from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.schedule import EXPERT_SCHEDULE, tile_rows
 from kernels.experts.sum import EXPERT_SUM
+from kernels.head_matmul import HEAD_MATMUL
+from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
 from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV, NormKind
 from kernels.recurrent.causal_conv import CAUSAL_CONV
@@ -102,7 +109,7 @@ class DeviceStep:
     query_start: Tensor  # [rows + 1] int32
     lengths: Tensor  # [rows] int32, tokens of each sequence after this step
     tables: Tensor  # [groups, slots, blocks] int32
-    pages: Tensor  # [blocks, layers_per_block, 2, block_tokens, kv_heads, head_dim]
+    pages: Tensor  # [blocks, layers_per_block, planes, block_tokens, kv_heads, head_dim]
     singles: bool  # some row has one token
     spans: bool  # some row has several tokens
     segments: Tensor | None = None  # [tokens] int32, for models with segment embeddings
@@ -120,6 +127,9 @@ class FusedModel:
         self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
         self.program = text_model.program
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in self.program.ropes}
+        # Heads for which decode attention divides its work.
+        latent = [op.heads for op in self.program.ops if isinstance(op, AttendLatent)]
+        self.scheduled_heads = head_blocks(latent[0]) if latent else self.layout.kv_heads
         layers = len(self.kv_layers)
         scales = scales or KVScales((1.0,) * layers, (1.0,) * layers)
         self.scales = list(zip(scales.k, scales.v, strict=True))
@@ -165,7 +175,7 @@ class _Run:
             rope: ROPE_ANGLES(step.positions, rotation.frequencies(step.rope_lengths), rotation.attention)
             for rope, rotation in model._rotations.items()
         }
-        sources, kv_heads = step.cross_attention, model.layout.kv_heads
+        sources, kv_heads = step.cross_attention, model.scheduled_heads
         self.decoder_starts = None if sources is None else sources.decoder_starts
         self.schedules = {
             window: DECODE_SCHEDULE(step.query_start, step.lengths, kv_heads, window, self.decoder_starts)
@@ -325,6 +335,42 @@ def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
         PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *options, None, *last)
 
 
+def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
+    part, layer, step = op.part, run.weights.norm(op.norm), run.step
+    place, (cos, sin) = run.model.kv_layers[op.layer], run.angles[part.rope]
+    q = run[op.q].unflatten(-1, (op.heads, part.query_dim))
+    y = q.new_empty(len(q), op.heads, part.state_dim)
+    slots = step.slot_mapping[place.group]
+    norm = layer.weight, layer.norm.eps
+    LATENT_KV(run[op.latent], q, step.pages, place.layer, slots, *norm, cos, sin, part.rope.interleaved, y)
+    run[op.y] = y.flatten(1)
+
+
+def _absorb_queries(op: AbsorbQueries, run: _Run) -> None:
+    part, keys = op.weight.attention, run.weights.heads(op.weight).keys
+    q = run[op.q].unflatten(-1, (op.heads, part.query_dim))[..., : part.qk_nope_head_dim]
+    y = run[op.y].unflatten(-1, (op.heads, part.state_dim))[..., : part.kv_lora_rank]
+    HEAD_MATMUL(q, keys.transpose(1, 2), y)
+
+
+def _attend_latent(op: AttendLatent, run: _Run) -> None:
+    part, step, place = op.part, run.step, run.model.kv_layers[op.layer]
+    q = run[op.q].unflatten(-1, (op.heads, part.state_dim))
+    out = q.new_empty(len(q), op.heads, part.kv_lora_rank)
+    read = q, step.pages, place.layer, step.tables[place.group], step.slot, step.query_start, step.lengths
+    if step.singles:
+        LATENT_DECODE(*read, run.schedules[None], out, part.scale)
+    if step.spans:
+        LATENT_PREFILL(*read, out, part.scale)
+    run[op.y] = out.flatten(1)
+
+
+def _expand_values(op: ExpandValues, run: _Run) -> None:
+    part, x = op.weight.attention, run[op.x].unflatten(-1, (op.heads, -1))
+    y = x.new_empty(len(x), op.heads, part.v_head_dim)
+    run[op.y] = HEAD_MATMUL(x, run.weights.heads(op.weight).values, y).flatten(1)
+
+
 def _cross_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tensor) -> None:
     """Attend from each token to the entire encoder input of its sequence."""
     step = run.step
@@ -419,6 +465,10 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     PrepareKV: _prepare_kv,
     WriteKV: _write_kv,
     Attend: _attend,
+    PrepareLatent: _prepare_latent,
+    AbsorbQueries: _absorb_queries,
+    AttendLatent: _attend_latent,
+    ExpandValues: _expand_values,
     Route: _route,
     ExpertLinear: _expert_linear,
     Combine: _combine,

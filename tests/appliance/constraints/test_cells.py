@@ -231,8 +231,7 @@ RECURRENT = {
 }
 
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "v_head_dim": 8,
-          "qk_rope_head_dim": 8, "first_k_dense_replace": 1, "moe_intermediate_size": 16, "n_routed_experts": 4,
-          "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}  # fmt: skip
+          "qk_rope_head_dim": 8}  # fmt: skip
 MODELS: dict[str, Callable[[Path], Saved]] = {
     "sliding windows and soft caps": lambda folder: save(
         folder, "Gemma2", head_dim=8, sliding_window=3, attn_logit_softcapping=2.0, final_logit_softcapping=9.0
@@ -240,7 +239,8 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
     "attention sinks": sinks,
     "ALiBi": lambda folder: save(folder, "Bloom"),
     "ALiBi in bidirectional attention": lambda folder: declared(folder, "alibi=Alibi(), causal=False"),
-    "multi-head latent attention": lambda folder: save(folder, "DeepseekV3", **LATENT),
+    "multi-head latent attention": lambda folder: save(folder, "Youtu", **LATENT),
+    "latents of 520 elements": lambda folder: save(folder, "Youtu", **{**LATENT, "kv_lora_rank": 520}),
     "heads of 12": lambda folder: save(folder, "Llama", head_dim=12),
     "heads of 264": lambda folder: save(folder, "Llama", head_dim=264),
     "65 query heads to a KV head": lambda folder: save(

@@ -92,7 +92,7 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         encoder_decoder=True,
         acausal_alibi=True,
         recurrent=((3, "groups of a mixer's heads"),),
-        latent=True,
+        latent=520,
     )
     for facts in (*FACTS.values(), replace(FACTS["four GPUs"], model=more)):
         for situation in situations(facts, seed=5, count=300):
@@ -118,6 +118,8 @@ def test_rule_limits_match_the_kernels() -> None:
     assert f"PRODUCTS = {FP8_CAPABILITY}  #" in (ROOT / "kernels" / "fp8.py").read_text()
     assert f"GROUP = {FP8_BLOCK}  #" in (ROOT / "kernels" / "e4m3.py").read_text()
     assert f"MAX_GROUP_SIZE = {kernel_rules.MOST_IN_A_GROUP}\n" in common
+    latent = (ROOT / "kernels" / "attention" / "latent.py").read_text()
+    assert f"MAX_RANK = {kernel_rules.LATENT_MOST}\n" in latent
     assert "pages.shape[-1] % 8" in common and kernel_rules.HEAD_MULTIPLE == 8
     simd = (ROOT / "kernels" / "cpu" / "simd.h").read_text()
     assert set(re.findall(r"constexpr int W = (\d+)", simd)) == {str(lanes) for lanes in LANES.values()}

@@ -6,11 +6,14 @@ import torch
 
 from engine.kv.layout import layout
 from engine.models.checkpoint import read_checkpoint
+from engine.models.families import ARCHITECTURES
 from kernels.cpu.library import usable
+from kernels.jit import installed
 from tests.engine.layers.families import random_family, save_family
 
-BODIES = ["torch", *usable()]
-CASES = ("deepseek-v2", "deepseek-v3-odd")  # with queries of low rank and without
+TRITON = pytest.param("triton", marks=pytest.mark.skipif(not installed(), reason="no Triton"))
+BODIES = ["torch", *usable(), TRITON]
+CASES = ("youtu", "youtu-odd")  # with queries of low rank and without; no experts, which are slow in the interpreter
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def test_latent_attention_equals_transformers_in_steps_of_all_kinds(name, body, 
 def test_compiled_row_is_identical_in_any_chunk_and_batch(body, pages, saved, driver, ids):
     """Bit for bit: in one step, token by token with another number of threads, and among other rows. The prompt has
     more than one split of keys."""
-    path, prompt, options = saved("deepseek-v2")[0], ids(530, 9), {"kernels": body, "page_dtype": pages}
+    path, prompt, options = saved("youtu")[0], ids(530, 9), {"kernels": body, "page_dtype": pages}
     want = driver(path, **options).run(prompt, len(prompt))
     one_by_one = driver(path, threads=1, **options)
     request = one_by_one.add(prompt)
@@ -69,16 +72,37 @@ def test_compiled_row_is_identical_in_any_chunk_and_batch(body, pages, saved, dr
     assert torch.equal(request.result, want)
 
 
+def test_triton_row_is_identical_beside_others(saved, driver, ids):
+    together, alone = (driver(saved("youtu-odd")[0], kernels="triton", seed=seed) for seed in (1, 2))
+    rows = [together.add(ids(length, length)) for length in (6, 11)]
+    same = alone.add(rows[1].ids)
+    for counts in ((5, 3), (1, 7), (0, 1)):
+        together.step([(row, count) for row, count in zip(rows, counts, strict=True) if count])
+        alone.step([(same, counts[1])])
+    assert torch.equal(rows[1].result, same.result)
+
+
 @pytest.mark.parametrize("body", ["torch", usable()[-1]])
 def test_pages_in_16_bits_round_only_latents(body, saved, driver, ids):
-    path, prompt = saved("deepseek-v2")[0], ids(40, 3)
+    path, prompt = saved("youtu")[0], ids(40, 3)
     exact = driver(path, kernels=body).run(prompt, 11)
     rounded = driver(path, kernels=body, page_dtype=torch.float16).run(prompt, 11)
     assert 0 < (rounded - exact).abs().max() < 2e-2
 
 
 def test_state_of_a_token_is_its_latent_and_key(saved):
-    model = read_checkpoint(saved("deepseek-v2")[0]).model
+    model = read_checkpoint(saved("youtu")[0]).model
     for ranks in (1, 2, 3):
         found = layout(model, block_tokens=16, element_bytes=2, ranks=ranks)
         assert found.token_bytes == 3 * (24 + 6) * 2
+
+
+@pytest.mark.parametrize("name", ["glm4-moe-lite", "minicpm3"])
+def test_norms_of_latents_have_an_epsilon_of_their_own(name):
+    """It is not rms_norm_eps, which is ten times as large in these families."""
+    theirs = random_family(name)
+    config = {**theirs.config.to_dict(), "architectures": [type(theirs).__name__]}
+    part = ARCHITECTURES[type(theirs).__name__](config).blocks[0][0].body
+    attention = theirs.model.layers[0].self_attn
+    assert part.latent_norm.eps == attention.kv_a_layernorm.variance_epsilon != theirs.config.rms_norm_eps
+    assert part.q_norm.eps == attention.q_a_layernorm.variance_epsilon
