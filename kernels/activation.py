@@ -1,12 +1,13 @@
 """Activation functions of MLPs, and act(gate) · up of a fused projection (source: arXiv:2002.05202).
 
-silu x · sigmoid(x); gelu x · Φ(x); gelu_tanh its tanh approximation; relu max(x, 0); relu2 its square
-(arXiv:2109.08668). With a limit l, as some models
-were trained: act(min(gate, l)) · clamp(up, -l, l).
+silu x · sigmoid(x); gelu x · Φ(x); gelu_tanh its tanh approximation; quick_gelu x · sigmoid(1.702 x); relu max(x, 0);
+relu2 its square (arXiv:2109.08668). With a limit l and an offset o, as some models were trained:
+act(min(gate, l)) · (clamp(up, -l, l) + o). Source: transformers modeling_gpt_oss.py.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,26 +21,27 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
 }
 
 
-def gated(act: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def gated(act: Callable[[Tensor], Tensor], x: Tensor, limit: float | None = None, up_offset: float = 0.0) -> Tensor:
     """x: [tokens, 2 · inner], gate rows first, then up rows → [tokens, inner]."""
     gate, up = x.chunk(2, -1)
-    return act(gate).mul_(up)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return act(gate).mul_(up + up_offset if up_offset else up)
 
 
-def _reference(x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> Tensor:
-    """x: [tokens, 2 · inner] with a gate, else [tokens, inner] → [tokens, inner]; computed in fp32."""
+def _reference(x: Tensor, act: str, has_gate: bool, limit: float | None = None, up_offset: float = 0.0) -> Tensor:
+    """x: [tokens, 2 · inner] with a gate, else [tokens, inner] → [tokens, inner]; computed in fp32. up_offset: only
+    with a gate."""
     wide = x.float()
     if not has_gate:
         return ACTIVATIONS[act](wide if limit is None else wide.clamp(max=limit)).to(x.dtype)
-    gate, up = wide.chunk(2, -1)
-    if limit is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (ACTIVATIONS[act](gate) * up).to(x.dtype)
+    return gated(ACTIVATIONS[act], wide, limit, up_offset).to(x.dtype)
 
 
 @jit
@@ -53,6 +55,8 @@ def activated(value, ACT: tl.constexpr):
         # (1 + tanh(u)) / 2 is sigmoid(2u)
         inner = 1.5957691216057308 * (value + 0.044715 * value * value * value)
         result = value / (1.0 + tl.exp(-inner))
+    elif ACT == "quick_gelu":
+        result = value / (1.0 + tl.exp(-1.702 * value))
     else:
         result = tl.maximum(value, 0.0)
         if ACT == "relu2":
@@ -70,6 +74,7 @@ def activation_kernel(
     ACT: tl.constexpr,
     GATED: tl.constexpr,
     LIMITED: tl.constexpr,
+    UP_OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program for each block of a row."""
@@ -84,11 +89,13 @@ def activation_kernel(
         up = tl.load(x + row * x_row + INNER + at, keep, 0.0).to(tl.float32)
         if LIMITED:
             up = tl.minimum(tl.maximum(up, -limit), limit)
+        if UP_OFFSET != 0.0:
+            up += UP_OFFSET
         result *= up
     tl.store(y + row * INNER + at, result.to(y.dtype.element_ty), keep)
 
 
-def _triton(x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> Tensor:
+def _triton(x: Tensor, act: str, has_gate: bool, limit: float | None = None, up_offset: float = 0.0) -> Tensor:
     if act not in ACTIVATIONS:
         raise ValueError(f"activation {act!r}: there are {', '.join(ACTIVATIONS)}")
     rows = x.shape[0]
@@ -106,14 +113,26 @@ def _triton(x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> 
         ACT=act,
         GATED=has_gate,
         LIMITED=limit is not None,
+        UP_OFFSET=float(up_offset),
         BLOCK=block,
         warps=4 if block >= 512 else 1,
     )
     return y
 
 
-def _inputs(make: Make, rows: int, inner: int, act: str, has_gate: bool = True, limit: float | None = None) -> Args:
-    return make.normal(rows, inner * (1 + has_gate), scale=3.0), act, has_gate, limit
+def _inputs(
+    make: Make,
+    rows: int,
+    inner: int,
+    act: str,
+    has_gate: bool = True,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+) -> Args:
+    return make.normal(rows, inner * (1 + has_gate), scale=3.0), act, has_gate, limit, up_offset
+
+
+GPT_OSS: dict[str, Any] = {"act": "quick_gelu", "limit": 7.0, "up_offset": 1.0}
 
 
 ACTIVATION = Op(
@@ -126,15 +145,17 @@ ACTIVATION = Op(
         *(Case(f"{act}-plain", {"rows": 2, "inner": 40, "act": act, "has_gate": False}) for act in ACTIVATIONS),
         Case("long", {"rows": 2, "inner": 1100, "act": "silu"}),
         Case("limited", {"rows": 4, "inner": 64, "act": "silu", "limit": 1.5}),
+        Case("offset", {"rows": 4, "inner": 77, "act": "quick_gelu", "limit": 1.5, "up_offset": 1.0}),
         Case("empty", {"rows": 0, "inner": 64, "act": "silu"}),
         Case("decode-32x14336", {"rows": 32, "inner": 14336, "act": "silu"}, bench=True),
         Case("4096x4096", {"rows": 4096, "inner": 4096, "act": "silu"}, bench=True),
         Case("gelu_tanh-4096x14336", {"rows": 4096, "inner": 14336, "act": "gelu_tanh"}, bench=True),
         Case("gelu-4096x4096", {"rows": 4096, "inner": 4096, "act": "gelu", "has_gate": False}, bench=True),
         Case("limited-4096x4096", {"rows": 4096, "inner": 4096, "act": "silu", "limit": 7.0}, bench=True),
+        Case("gpt-oss-4096x2880", {"rows": 4096, "inner": 2880, **GPT_OSS}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
-    traffic=lambda x, act, has_gate, limit=None: x.nbytes + x.nbytes // (1 + has_gate),
+    traffic=lambda x, act, has_gate, *limits: x.nbytes + x.nbytes // (1 + has_gate),
     compiled=bodies.activation,
     cpu_cases=(
         Case("8x3072", {"rows": 8, "inner": 3072, "act": "silu"}),
@@ -143,5 +164,5 @@ ACTIVATION = Op(
     compiled_lacks=("relu2-odd", "relu2-plain"),
     single_row=independent_rows(0),
     strided=(0,),
-    peer=lambda x, act, has_gate, limit=None: gated(ACTIVATIONS[act], x) if has_gate else ACTIVATIONS[act](x),
+    peer=lambda x, act, has_gate, *limits: gated(ACTIVATIONS[act], x, *limits) if has_gate else ACTIVATIONS[act](x),
 )

@@ -249,8 +249,9 @@ class CompiledModel:
             case Route():
                 yield self._route(op, values)
             case ExpertLinear():
-                packed = _alike([weights.matrix(matrix) for matrix in op.matrices])
-                yield cpu.experts(packed, values[op.x], values[op.y], op.top_k, gathered=op.gathered)
+                layers = [weights.matrix(matrix) for matrix in op.matrices]
+                biases = [layer.own_bias for layer in layers]
+                yield cpu.experts(_alike(layers), biases, values[op.x], values[op.y], op.top_k, gathered=op.gathered)
             case Combine():
                 yield _combine(op, values)
             case CausalConv():
@@ -583,9 +584,7 @@ def _regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> l
 
 
 def _linear(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
-    """Multiply rows. If the ranks' products are added, only rank 0 adds the bias."""
-    bias = None if layer.part.split == "inputs" and layer.world.rank > 0 else layer.bias
-    return cpu.linear(_packed(layer), bias, x, y)
+    return cpu.linear(_packed(layer), layer.own_bias, x, y)
 
 
 def _activation(op: Activation, x: Tensor, y: Tensor) -> cpu.Activate | TorchOp:
@@ -600,7 +599,8 @@ def _activation(op: Activation, x: Tensor, y: Tensor) -> cpu.Activate | TorchOp:
         groups=op.y.rows,
         act=cpu.ACTS[op.act],
         gated=op.gated,
-        limit=math.inf,
+        limit=math.inf if op.limit is None else op.limit,
+        up_offset=op.up_offset,
     )
 
 
@@ -664,6 +664,6 @@ def _torch_activation(op: Activation, x: Tensor, y: Tensor) -> TorchOp:
 
     def compute(tokens: int) -> None:
         read = x[: tokens * rows]
-        y[: tokens * rows] = gated(act, read) if op.gated else act(read)
+        y[: tokens * rows] = gated(act, read, op.limit, op.up_offset) if op.gated else act(read)
 
     return TorchOp(compute)

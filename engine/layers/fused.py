@@ -255,11 +255,11 @@ def _linear(op: Linear, run: _Run) -> None:
     if op.fp32:
         run[op.y] = layer.in_fp32(x)
     else:
-        run[op.y] = layer.partial(x) if op.partial else layer(x)
+        run[op.y] = layer.partial_sum(x) if op.partial else layer(x)
 
 
 def _activation(op: Activation, run: _Run) -> None:
-    run[op.y] = ACTIVATION(run[op.x], op.act, op.gated)
+    run[op.y] = ACTIVATION(run[op.x], op.act, op.gated, op.limit, op.up_offset)
 
 
 def _add(op: Add, run: _Run) -> None:
@@ -403,7 +403,8 @@ def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     routes, stack = run[op.chosen], run.weights.stacks[op.stack]
     assert stack.whole is not None, "experts for fused kernels are loaded stacked"
     k = op.top_k if op.gathered else 1
-    run[op.y] = EXPERT_MATMUL(run[op.x], stack.whole, routes.pairs, routes.tiles, k, routes.rows)
+    bias = None if run.weights.matrix(op.matrices[0]).own_bias is None else stack.biases
+    run[op.y] = EXPERT_MATMUL(run[op.x], stack.whole, routes.pairs, routes.tiles, k, routes.rows, bias)
 
 
 def _combine(op: Combine, run: _Run) -> None:

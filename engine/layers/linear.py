@@ -117,9 +117,11 @@ class Target:
 
 
 class ExpertStack:
-    """Memory of `count` matrices of the same shape, [count, rows, inputs]. Allocated on first use."""
+    """Memory of `count` matrices of the same shape, [count, rows, inputs], and their biases, [count, rows]. Allocated
+    on first use."""
 
     whole: Tensor | None = None
+    biases: Tensor | None = None
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -130,6 +132,12 @@ class ExpertStack:
             shape = self._count, matrix.rows, matrix.inputs
             self.whole = torch.empty(shape, dtype=target.dtype, device=target.device)
         return self.whole[number]
+
+    def place_bias(self, number: int, matrix: Slots, target: Target) -> Tensor:
+        """Return the memory of one bias, [rows], to be filled."""
+        if self.biases is None:
+            self.biases = torch.empty((self._count, matrix.rows), dtype=target.dtype, device=target.device)
+        return self.biases[number]
 
 
 @dataclass(frozen=True)
@@ -161,17 +169,27 @@ class LinearLayer:
     def load(self, read: Read, target: Target) -> None:
         """Load this rank's share of the sources."""
         self.target = target if self._rounded else replace(target, bits="stored", exact=True)
+        if self._stack_slice is not None and target.stacked:
+            self._load_stacked(self._stack_slice, read, target)
+            return
         if self.part.bias:
             self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
-        if self._stack_slice is not None and target.stacked:
-            place = self._stack_slice.stack.place(self._stack_slice.number, self.slots, target)
-            self.weight = fill(place, read, self.path, "weight", self.slots)
-            return
         self.weight = self.target.native(self.path, self.slots) or self.target.pack(
             self.name,
             target.stored_dtype(read, self.path, self.slots),
             lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device),
         )
+
+    def _load_stacked(self, place: StackSlice, read: Read, target: Target) -> None:
+        self.weight = fill(place.stack.place(place.number, self.slots, target), read, self.path, "weight", self.slots)
+        if self.part.bias:
+            memory = place.stack.place_bias(place.number, self.slots, target)
+            self.bias = fill(memory, read, self.path, "bias", self.slots)
+
+    @property
+    def own_bias(self) -> Tensor | None:
+        """The bias that this rank adds to its products: if the ranks' products are summed, only rank 0 adds one."""
+        return None if self.part.split == "inputs" and self.world.rank > 0 else self.bias
 
     @property
     def rounding(self) -> Rounding | None:
@@ -190,9 +208,9 @@ class LinearLayer:
         """Return x W^T of this rank, without all-reduce."""
         return self.target.multiply(x, self._multiplied)
 
-    def partial(self, x: Tensor | Rounded) -> Tensor:
-        """Return this rank's share of the sum of all ranks' products. Rank 0 adds the bias."""
-        return self.target.multiply(x, self._multiplied, self.bias if self.world.rank == 0 else None)
+    def partial_sum(self, x: Tensor | Rounded) -> Tensor:
+        """Return x W^T + `own_bias` of this rank, without all-reduce."""
+        return self.target.multiply(x, self._multiplied, self.own_bias)
 
     def in_fp32(self, x: Tensor) -> Tensor:
         """Return x W^T (+ b) of this rank in fp32, without all-reduce."""

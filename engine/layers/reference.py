@@ -125,14 +125,14 @@ def _linear(op: Linear, run: Run) -> None:
     if op.fp32:
         run[op.y] = layer.in_fp32(x)
     elif op.partial:
-        run[op.y] = layer.partial(x)
+        run[op.y] = layer.partial_sum(x)
     else:
         run[op.y] = layer(x)
 
 
 def _activation(op: Activation, run: Run) -> None:
     act, x = ACTIVATIONS[op.act], run[op.x]
-    run[op.y] = gated(act, x) if op.gated else act(x)
+    run[op.y] = gated(act, x, op.limit, op.up_offset) if op.gated else act(x)
 
 
 def _add(op: Add, run: Run) -> None:
@@ -235,7 +235,7 @@ def _expert_linear(op: ExpertLinear, run: Run) -> None:
     for number, matrix in enumerate(op.matrices):
         pairs = (chosen == number).nonzero().flatten()
         if len(pairs):
-            product = run.weights.matrix(matrix).product(x[pairs // op.top_k if op.gathered else pairs])
+            product = run.weights.matrix(matrix).partial_sum(x[pairs // op.top_k if op.gathered else pairs])
             y = product.new_empty(len(chosen), product.shape[1]) if y is None else y
             y[pairs] = product
     run[op.y] = x.new_empty(0, op.y.width) if y is None else y

@@ -330,7 +330,8 @@ class _Lowering:
         correction = Correction(experts=part, path=path) if part.correction else None
         yield Route(logits=logits, chosen=chosen, weights=weights, part=part, correction=correction)
         yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True)
-        yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None)
+        gated = part.gate is not None
+        yield Activation(x=wide, y=activated, act=part.act, gated=gated, limit=part.limit, up_offset=part.up_offset)
         yield ExpertLinear(x=activated, y=pairs, chosen=chosen, matrices=downs, top_k=k, gathered=False)
         shared = None
         if part.shared is not None:

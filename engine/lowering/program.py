@@ -205,12 +205,15 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
-    """y = act(gate) · up of x = [gate, up], or act(x). expert: of the rows of selected experts."""
+    """y = act(gate) · up of x = [gate, up], or act(x). With a limit and an offset:
+    act(min(gate, limit)) · (clamp(up, -limit, limit) + up_offset)."""
 
     x: Value
     y: Value
     act: str
     gated: bool
+    limit: float | None = None
+    up_offset: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +386,8 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertLinear:
-    """y[pair] = x[pair] W^T of the pair's expert. gathered: x has one row per token, which its pairs share."""
+    """y[pair] = x[pair] W^T (+ b) of the pair's expert. gathered: x has one row per token, which its pairs share. Only
+    rank 0 adds the biases of products that a later operation sums."""
 
     x: Value
     y: Value

@@ -27,7 +27,7 @@ from engine.models.modules import Modules, read_modules
 from engine.models.parts import Model
 from engine.models.quantized import Quantization, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
-from engine.models.sources import expert_stacks, harmless, join, projections
+from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
 from engine.models.text_only import text_config, text_decoder
@@ -92,7 +92,7 @@ def read_checkpoint(
         quantization = None if quantization is None else quantization.named(tensors)
     modules = read_modules(folder)
     model = fitted(reroot(model, tensors), config, task, modules, folder)
-    tensors = _unstacked(model, tensors)
+    tensors = _unstacked(model, tensors, quantization)
     if model.transposed:
         tensors = _transposed(model, tensors)
     if modules is not None and model.pooler is not None and tensors:
@@ -176,21 +176,27 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _unstacked(model: Model, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Return the tensors with a matrix of each expert in place of the stacked ones. Raises CheckpointError."""
+def _unstacked(
+    model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None
+) -> dict[str, TensorInfo]:
+    """Replace each stacked tensor by a tensor for each expert. Raises CheckpointError."""
     found = dict(tensors)
-    for stack, names in expert_stacks(model):
-        info = tensors.get(stack)
-        if info is None:
+    if not tensors or not has_stacks(model):
+        return found
+    for stack in expert_stacks(model, stored_tensors(model, quantization)):
+        info, count = tensors.get(stack.name), len(stack.experts)
+        if info is None and stack.experts[0] in tensors:
             continue
-        if len(info.shape) != 3 or info.shape[0] != len(names):
+        if info is None:
+            raise CheckpointError(f"{_folder(tensors)}: lacks {stack.name}")
+        if len(info.shape) < 2 or info.shape[0] != count:
             raise CheckpointError(
-                f"{info.file}: {stack} has shape {list(info.shape)}, but config.json implies {len(names)} experts"
+                f"{info.file}: {stack.name} has shape {list(info.shape)}, but config.json implies {count} experts"
             )
-        del found[stack]
-        size = info.bytes // len(names)
-        for number, name in enumerate(names):
-            found[name] = replace(info, shape=info.shape[1:], offset=info.offset + number * size, bytes=size)
+        del found[stack.name]
+        shape, size = info.shape[1:], info.bytes // count
+        one = replace(info, shape=shape[::-1] if stack.transposed else shape, bytes=size, transposed=stack.transposed)
+        found |= {name: replace(one, offset=info.offset + at * size) for at, name in enumerate(stack.experts)}
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.models.config import Config
 from engine.models.decoder import Feed, llama_decoder
-from engine.models.parts import MLP, Attention, Experts, Model, Parallel, RMSNorm
+from engine.models.parts import MLP, Attention, Experts, Model, Parallel, RMSNorm, Stacked
 from engine.models.rope import rope
 
 ARCHITECTURES = ("GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
@@ -66,7 +66,7 @@ def granite_experts(c: Config) -> Feed:
         scores="softmax_chosen",
         act=c.activation(),
         router="router.layer",
-        stacked="{}.weight",
+        stacked=Stacked(weight="{}.weight"),
         name="block_sparse_moe",
         **_STACKED,
     )

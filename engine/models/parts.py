@@ -19,6 +19,7 @@ class Rows:
     at: int = 0  # first row in the tensor
     groups: int = 1  # the units are in this many equal runs of consecutive rows
     stride: int = 0  # rows of the tensor from the start of a run to that of the next
+    step: int = 1  # rows of the tensor from one row to the next (2: the rows of two projections alternate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,12 +231,30 @@ class MLP:
 
     hidden: int
     intermediate_size: int
-    act: str = "silu"  # silu | gelu | gelu_tanh | relu | relu2
+    act: str = "silu"  # silu | gelu | gelu_tanh | quick_gelu | relu | relu2
     bias: bool = False
     gate: str | None = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    interleaved: bool = False  # gate and up are one tensor, whose rows alternate: gate, up, gate, …
     name: str = "mlp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacked:
+    """Names of the tensors of a checkpoint that stores a projection of all experts of a layer in one tensor. The first
+    braces are replaced by the name of the projection."""
+
+    weight: str
+    """Pattern of the weights, [num_experts, outputs, inputs], such as `{}.weight`."""
+    others: str = ""
+    """Pattern of biases and of the tensors of a quantization format, [num_experts, …], such as `{}_{}`. The second
+    braces are replaced by the last component of the name in a single expert."""
+    transposed: bool = False  # weights are [num_experts, inputs, outputs]
+
+    def name(self, projection: str, last: str) -> str:
+        """Return the name of a tensor whose name in a single expert ends with `last`."""
+        return self.weight.format(projection) if last == "weight" else self.others.format(projection, last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,9 +273,9 @@ class Experts:
     their two largest. w_e is the score without correction, divided by the sum over the selected experts if
     `normalized`, and multiplied by `weight_scale`.
 
-    Expert e is an MLP with tensors under `experts`.e. The router is a separate projection, which is never quantized.
-    `stacked` is the pattern of the tensors in the checkpoint if a projection of all experts is one tensor,
-    [num_experts, outputs, inputs], such as `{}.weight` with the projection's name in place of the braces.
+    Expert e is an MLP with tensors under `experts`.e: act(gate x) · up x, or with `limit` and `up_offset`
+    act(min(gate x, limit)) · (clamp(up x, -limit, limit) + up_offset). The router is a separate projection, which is
+    never quantized. `stacked` declares the tensors of a checkpoint that has all experts in one tensor.
     """
 
     hidden: int
@@ -265,6 +284,9 @@ class Experts:
     top_k: int  # experts per token
     scores: Literal["softmax", "softmax_chosen", "sigmoid"]
     act: str = "silu"
+    limit: float | None = None
+    up_offset: float = 0.0
+    bias: bool = False  # of the experts' projections
     router: str = "gate"
     router_bias: bool = False
     correction: str = ""  # name of a number for each expert
@@ -278,7 +300,8 @@ class Experts:
     gate: str | None = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    stacked: str = ""
+    interleaved: bool = False  # as in MLP
+    stacked: Stacked | None = None
     shared: MLP | None = None
     shared_gate: str | None = None
     name: str = "mlp"

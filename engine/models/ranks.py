@@ -58,13 +58,13 @@ def divided_units(units: int, ranks: int, what: str) -> int:
 
 
 def row_runs(piece: Rows, first: int, units: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of consecutive rows that contain these units of a piece: first row in the tensor, and number of
-    rows."""
+    """Yield the runs of rows, `step` rows apart, that contain these units of a piece: first row in the tensor, and
+    number of rows."""
     each = piece.units // piece.groups
     while units > 0:
         group, within = divmod(first, each)
         count = min(units, each - within)
-        yield piece.at + group * piece.stride + within * piece.width, count * piece.width
+        yield piece.at + group * piece.stride + within * piece.width * piece.step, count * piece.width
         first, units = first + count, units - count
 
 

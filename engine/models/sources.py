@@ -4,9 +4,9 @@ Layers build their matrices from the same `Linear` values, so the tensors that a
 loaded.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from engine.models.parts import (
     MLP,
@@ -117,7 +117,11 @@ def _qkv_rows(part: Attention) -> tuple[Rows, ...]:
 def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
     """Return the fused projection to gate and up (or up alone), and the down projection."""
     names = [name for name in (part.gate, part.up) if name is not None]
-    rows = packed(*(Rows(source=name, units=part.intermediate_size) for name in names))
+    if part.interleaved:
+        step = len(names)
+        rows = tuple(Rows(source=name, units=part.intermediate_size, at=at, step=step) for at, name in enumerate(names))
+    else:
+        rows = packed(*(Rows(source=name, units=part.intermediate_size) for name in names))
     up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
     return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=part.bias)
@@ -139,9 +143,11 @@ def routed_mlps(part: Experts) -> tuple[MLP, ...]:
             hidden=part.hidden,
             intermediate_size=part.intermediate_size,
             act=part.act,
+            bias=part.bias,
             gate=part.gate,
             up=part.up,
             down=part.down,
+            interleaved=part.interleaved,
             name=f"{part.experts}.{number}",
         )
         for number in range(part.num_experts)
@@ -342,14 +348,34 @@ def unquantized(model: Model) -> frozenset[str]:
     return frozenset(found)
 
 
-def expert_stacks(model: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each tensor of the checkpoint that has a projection of all experts, with the names of its matrices."""
+def has_stacks(model: Model) -> bool:
+    """Return whether the checkpoint has projections of all experts of a layer in one tensor."""
+    return any(isinstance(body, Experts) and body.stacked is not None for _, body in _placed_bodies(model))
+
+
+@dataclass(frozen=True)
+class ExpertStack:
+    """A tensor of the checkpoint that has a projection of all experts of a layer, or its bias."""
+
+    name: str
+    experts: tuple[str, ...]  # names of the tensors of each expert
+    transposed: bool  # each is a matrix stored as [inputs, outputs]
+
+
+def expert_stacks(model: Model, names: Iterable[str]) -> Iterator[ExpertStack]:
+    """Yield the stacked tensors of a checkpoint. names: of the tensors that each expert would have."""
+    last_names: dict[str, list[str]] = defaultdict(list)
+    for path, _, last in (name.rpartition(".") for name in names):
+        last_names[path].append(last)
     for path, body in _placed_bodies(model):
-        if isinstance(body, Experts) and body.stacked:
-            inside, mlps = join(path, body.name), routed_mlps(body)
-            for source in dict.fromkeys(name for name in (body.gate, body.up, body.down) if name is not None):
-                names = tuple(join(inside, mlp.name, source, "weight") for mlp in mlps)
-                yield join(inside, body.stacked.format(source)), names
+        if not isinstance(body, Experts) or body.stacked is None:
+            continue
+        inside, mlps = join(path, body.name), routed_mlps(body)
+        for source in dict.fromkeys(name for name in (body.gate, body.up, body.down) if name is not None):
+            paths = [join(inside, mlp.name, source) for mlp in mlps]
+            for last in last_names[paths[0]]:
+                name, turned = body.stacked.name(source, last), body.stacked.transposed and last == "weight"
+                yield ExpertStack(join(inside, name), tuple(join(one, last) for one in paths), turned)
 
 
 def stacked_paths(model: Model) -> frozenset[str]:

@@ -50,7 +50,7 @@ def _fused_integers(native: Groups, names: Sequence[str], parts: Mapping[str, Na
         part = parts[name]
         assert isinstance(part, Integers), "formats unpack integers for this product"
         _check_split(replace(native, ordered=part.order is not None), name, part.values.shape[1], matrix)
-        pieces.append(_cut(part, slice(piece.start, piece.start + piece.rows), matrix, channels=native.group is None))
+        pieces.append(_cut(part, piece.taken, matrix, channels=native.group is None))
     return pieces[0] if len(pieces) == 1 else _joined(names, pieces)
 
 

@@ -19,12 +19,18 @@ from engine.models.ranks import row_runs
 
 @dataclass(frozen=True)
 class Slot:
-    """Rows [at, at + rows) of the fused matrix are rows [start, start + rows) of a source."""
+    """Rows [at, at + rows) of the fused matrix are `taken` of a source."""
 
     source: str
     start: int
     rows: int
     at: int
+    step: int = 1
+
+    @property
+    def taken(self) -> slice:
+        """Rows of the source: start, start + step, …"""
+        return slice(self.start, self.start + self.rows * self.step, self.step)
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ def slots(part: Linear, world: World) -> Slots:
         what = "heads" if piece.width > 1 else "rows"
         first, units = share(piece.units, world, what) if part.split == "rows" else (0, piece.units)
         for start, rows in row_runs(piece, first, units):
-            pieces.append(Slot(piece.source, start, rows, at))
+            pieces.append(Slot(piece.source, start, rows, at, piece.step))
             at += rows
     first_input, inputs = share(part.inputs, world, "inputs") if part.split == "inputs" else (0, part.inputs)
     return Slots(tuple(pieces), at, first_input, inputs)
@@ -74,5 +80,5 @@ def fill(whole: Tensor, read: Callable[[str], Tensor], path: str, suffix: str, m
         if suffix == "weight":
             source = source.narrow(1, matrix.first_input, matrix.inputs)
         for piece in pieces:
-            whole[piece.at : piece.at + piece.rows].copy_(source.narrow(0, piece.start, piece.rows))
+            whole[piece.at : piece.at + piece.rows].copy_(source[piece.taken])
     return whole

@@ -133,7 +133,9 @@ def _norm_op(
     )
 
 
-def activation(team: Team, x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> Tensor:
+def activation(
+    team: Team, x: Tensor, act: str, has_gate: bool, limit: float | None = None, up_offset: float = 0.0
+) -> Tensor:
     """See kernels/activation.py."""
     if act not in cpu.ACTS:
         raise NotImplementedError(f"compiled kernels support the activations {', '.join(cpu.ACTS)}, not {act}")
@@ -149,6 +151,7 @@ def activation(team: Team, x: Tensor, act: str, has_gate: bool, limit: float | N
         act=cpu.ACTS[act],
         gated=has_gate,
         limit=math.inf if limit is None else limit,
+        up_offset=up_offset,
     )
     team.run(Program([op], (x, y)), StepData(len(x)))
     return y

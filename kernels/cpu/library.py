@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).parent
 CPU_FACTS = Path("/proc/cpuinfo")
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # with a compiled body, in the order of ActKind in program.h
+ACTIVATIONS = (
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "quick_gelu",
+)  # with a compiled body, in the order of ActKind in program.h
 
 
 class Tiling(NamedTuple):

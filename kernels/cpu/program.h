@@ -12,7 +12,7 @@ enum Kind : int32_t {
 };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
-enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU };
+enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU, QUICK_GELU };
 enum Scores : int32_t { SOFTMAX, SOFTMAX_CHOSEN, SIGMOID };
 
 // out[t] = table[ids[t]] · scale
@@ -41,14 +41,14 @@ struct Add {
     float alpha;
 };
 
-// y = act(min(x[:inner], limit)) · clamp(x[inner:], -limit, limit), or act(min(x, limit)) without a gate, for each of
-// `groups` adjacent pieces.
+// y = act(min(x[:inner], limit)) · (clamp(x[inner:], -limit, limit) + up_offset), or act(min(x, limit)) without a gate,
+// for each of `groups` adjacent pieces.
 struct Activate {
     const float* x;
     float* y;
     int64_t x_stride, y_stride, inner, groups;
     int32_t act, gated;
-    float limit;  // infinite where there is none
+    float limit, up_offset;  // limit: infinite where there is none
 };
 
 // Rotates q and k by the positions' angles and writes k and v to their pages. qkv: q heads, then k heads, then v heads.

@@ -60,7 +60,7 @@ class Activate(Structure):
         *_fields(c_void_p, "x y"),
         *_fields(c_int64, "x_stride y_stride inner groups"),
         *_fields(c_int32, "act gated"),
-        ("limit", c_float),
+        *_fields(c_float, "limit up_offset"),
     ]
 
 
@@ -133,11 +133,13 @@ class Experts(Structure):
     keep_alive: Any  # what `linears` points to
 
 
-def experts(weights: Sequence[Packed], x: Tensor, y: Tensor, k: int, *, gathered: bool) -> Experts:
-    """weights: of each expert, all of one form and size. y: [tokens · k, outputs]; x: [tokens · k, inputs], or [tokens,
-    inputs] if it is `gathered`."""
+def experts(
+    weights: Sequence[Packed], biases: Sequence[Tensor | None], x: Tensor, y: Tensor, k: int, *, gathered: bool
+) -> Experts:
+    """weights, biases: of each expert, the weights of one form and size. y: [tokens · k, outputs]; x: [tokens · k,
+    inputs], or [tokens, inputs] if it is `gathered`."""
     assert len({(weight.form, weight.outputs, weight.inputs, weight.group, weight.zeros) for weight in weights}) == 1
-    linears = (Linear * len(weights))(*(linear(weight, None, x, y) for weight in weights))
+    linears = (Linear * len(weights))(*(linear(*own, x, y) for own in zip(weights, biases, strict=True)))
     made = Experts(linears=ctypes.addressof(linears), count=len(weights), k=k, gathered=gathered)
     made.keep_alive = linears
     return made

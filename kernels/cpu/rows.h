@@ -64,6 +64,7 @@ template <int ACT> static inline vf act(vf x) {
     if constexpr (ACT == SILU) return x / (1.f + exp(-x));
     if constexpr (ACT == GELU) return 0.5f * x * (1.f + erf(x * 0.707106781f));
     if constexpr (ACT == GELU_TANH) return 0.5f * x * (1.f + tanh(0.797884561f * (x + 0.044715f * x * x * x)));
+    if constexpr (ACT == QUICK_GELU) return x / (1.f + exp(-1.702f * x));
     return x > 0.f ? x : x != x ? x : vf{};
 }
 
@@ -77,11 +78,11 @@ template <int ACT> static void activate_row(const Activate& op, const float* x, 
     int64_t i = 0;
     for (; i + W <= op.inner; i += W) {
         vf out = act<ACT>(below(load(x + i), limit));
-        store(y + i, op.gated ? out * within(load(up + i), limit) : out);
+        store(y + i, op.gated ? out * (within(load(up + i), limit) + op.up_offset) : out);
     }
     for (; i < op.inner; i++) {
         float out = act<ACT>(below(splat(x[i]), limit))[0];
-        y[i] = op.gated ? out * within(splat(up[i]), limit)[0] : out;
+        y[i] = op.gated ? out * (within(splat(up[i]), limit)[0] + op.up_offset) : out;
     }
 }
 
@@ -93,6 +94,7 @@ static void activate_row(const Activate& op, int64_t token) {
             case SILU: activate_row<SILU>(op, x, y); break;
             case GELU: activate_row<GELU>(op, x, y); break;
             case GELU_TANH: activate_row<GELU_TANH>(op, x, y); break;
+            case QUICK_GELU: activate_row<QUICK_GELU>(op, x, y); break;
             default: activate_row<RELU>(op, x, y);
         }
     }

@@ -1,4 +1,4 @@
-"""Products of routed rows by the matrices of their experts: y[p] = W[expert of p] x[p // pairs_per_row].
+"""Products of routed rows by the matrices of their experts: y[p] = W[expert of p] x[p // pairs_per_row] (+ b[expert]).
 
 p is a pair of a token and an expert (schedule.py). With `pairs_per_row` pairs to a row of x, the rows are tokens, as in
 the up projection; with `pairs_per_row` = 1 the rows are the pairs themselves, as in the down projection. The matrices
@@ -12,6 +12,7 @@ The sums of a pair therefore do not depend on the other pairs.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +25,23 @@ from kernels.tuning import settings
 STEP = 64  # inputs at a time
 
 
-def _reference(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_row: int, rows: int) -> Tensor:
+def _reference(
+    x: Tensor,
+    weight: Tensor,
+    pairs: Tensor,
+    tiles: Tensor,
+    pairs_per_row: int,
+    rows: int,
+    bias: Tensor | None = None,
+) -> Tensor:
     """x: [tokens or pairs, inputs]; weight: [experts, outputs, inputs] of x's type, contiguous; pairs, tiles: from
-    expert_schedule with tiles of `rows` rows → [pairs, outputs] of x's type."""
+    expert_schedule with tiles of `rows` rows; bias: [experts, outputs] of x's type, contiguous → [pairs, outputs] of
+    x's type."""
     y = torch.empty((pairs.shape[0], weight.shape[1]), dtype=x.dtype, device=x.device)
     for expert, first, end in tiles.tolist():
         own = pairs[first:end].long()
-        y[own] = (x[own // pairs_per_row].float() @ weight[expert].float().t()).to(x.dtype)
+        product = x[own // pairs_per_row].float() @ weight[expert].float().t()
+        y[own] = (product if bias is None else product + bias[expert].float()).to(x.dtype)
     return y
 
 
@@ -40,6 +51,7 @@ def expert_matmul_kernel(
     weight,
     pairs,
     tiles,
+    bias,
     y,
     x_row,
     PAIRS_PER_ROW: tl.constexpr,
@@ -48,6 +60,7 @@ def expert_matmul_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
+    BIAS: tl.constexpr,
 ):
     """One program for each COLUMNS outputs of a tile of ROWS pairs."""
     entry = tiles + tl.program_id(1) * 3
@@ -74,6 +87,8 @@ def expert_matmul_kernel(
             a = tl.load(left + k, keep[:, None] & inside[None, :], 0.0)
             b = tl.load(right + k, real[None, :] & inside[:, None], 0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
+    if BIAS:
+        total += tl.load(bias + expert * OUTPUTS + output, keep, 0.0).to(tl.float32)[:, None]
     out = y + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
     tl.store(out, tl.trans(total).to(y.dtype.element_ty), real[:, None] & keep[None, :])
 
@@ -91,10 +106,20 @@ def _default(rows: int, outputs: int, row_bytes: int, element_bytes: int) -> dic
     return {"columns": 256, "warps": 8, "stages": 3}
 
 
-def _triton(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_row: int, rows: int) -> Tensor:
+def _triton(
+    x: Tensor,
+    weight: Tensor,
+    pairs: Tensor,
+    tiles: Tensor,
+    pairs_per_row: int,
+    rows: int,
+    bias: Tensor | None = None,
+) -> Tensor:
     _, outputs, inputs = weight.shape
     if not weight.is_contiguous():
         raise ValueError("weight: the matrices of the experts must be contiguous; call .contiguous()")
+    if bias is not None and (bias.shape != weight.shape[:2] or not bias.is_contiguous()):
+        raise ValueError(f"bias of {list(bias.shape)}: must be contiguous, {list(weight.shape[:2])}")
     if x.shape != (len(pairs) // pairs_per_row, inputs):
         raise ValueError(
             f"x of {list(x.shape)}: {len(pairs)} pairs, {pairs_per_row} per row, need rows of {inputs} inputs"
@@ -109,6 +134,7 @@ def _triton(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_r
         weight,
         pairs,
         tiles,
+        y if bias is None else bias,
         y,
         row_stride(x, "x"),
         PAIRS_PER_ROW=pairs_per_row,
@@ -117,6 +143,7 @@ def _triton(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_r
         ROWS=rows,
         COLUMNS=tuned["columns"],
         STEP=STEP,
+        BIAS=bias is not None,
         warps=tuned["warps"],
         stages=tuned["stages"],
     )
@@ -134,29 +161,40 @@ def _inputs(
     rows: int | None = None,
     down: bool = False,
     only: int | None = None,
+    biased: bool = False,
 ) -> Args:
     """down: a row of x for each pair. only: an expert that every token takes. rows: of a tile (default: as served)."""
     expert_ids = drawn_expert_ids(make, tokens, num_experts, top_k, only)
     rows = rows or tile_rows(tokens, top_k, num_experts)
     pairs, tiles = (empty_schedule if make.meta else EXPERT_SCHEDULE.reference)(expert_ids, num_experts, rows)
     x = make.normal(tokens * (top_k if down else 1), inputs)
-    return x, make.normal(num_experts, outputs, inputs, scale=inputs**-0.5), pairs, tiles, 1 if down else top_k, rows
+    weight = make.normal(num_experts, outputs, inputs, scale=inputs**-0.5)
+    bias = make.normal(num_experts, outputs) if biased else None
+    return x, weight, pairs, tiles, 1 if down else top_k, rows, bias
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     """A row with its own pairs, in tiles for a step of one token."""
-    x, weight, pairs, tiles, pairs_per_row, _ = args
+    x, weight, pairs, tiles, pairs_per_row, _, bias = args
     own = range(row * pairs_per_row, row * pairs_per_row + pairs_per_row)
     experts = {pair: expert for expert, first, end in tiles.tolist() for pair in pairs[first:end].tolist()}
     expert_ids = torch.tensor([[experts[pair] for pair in own]], dtype=torch.int32, device=x.device)
     rows = tile_rows(1, pairs_per_row, weight.shape[0])
     schedule = EXPERT_SCHEDULE.reference(expert_ids, weight.shape[0], rows)
-    return (x[row : row + 1], weight, *schedule, pairs_per_row, rows), lambda outputs: (
+    return (x[row : row + 1], weight, *schedule, pairs_per_row, rows, bias), lambda outputs: (
         outputs[0][own.start : own.stop],
     )
 
 
-def _traffic(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_row: int, rows: int) -> int:
+def _traffic(
+    x: Tensor,
+    weight: Tensor,
+    pairs: Tensor,
+    tiles: Tensor,
+    pairs_per_row: int,
+    rows: int,
+    bias: Tensor | None = None,
+) -> int:
     """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
     experts."""
     num_experts, outputs, _ = weight.shape
@@ -165,11 +203,22 @@ def _traffic(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, pairs_per_
     else:
         used = len({expert for expert, first, end in tiles.tolist() if first < end})
     results = len(pairs) * outputs * x.element_size()
-    return nbytes(x, pairs, tiles) + results + round(weight.nbytes / num_experts * used)
+    return nbytes(x, pairs, tiles) + results + round((weight.nbytes + nbytes(bias)) / num_experts * used)
 
 
-def _served(name: str, tokens: int, num_experts: int, top_k: int, inputs: int, outputs: int, *, down: bool) -> Case:
-    sizes = {"num_experts": num_experts, "top_k": top_k, "inputs": inputs, "outputs": outputs, "down": down}
+def _served(
+    name: str,
+    tokens: int,
+    num_experts: int,
+    top_k: int,
+    inputs: int,
+    outputs: int,
+    *,
+    down: bool,
+    biased: bool = False,
+) -> Case:
+    sizes: dict[str, Any] = {"num_experts": num_experts, "top_k": top_k, "inputs": inputs, "outputs": outputs}
+    sizes |= {"down": down, "biased": biased}
     return Case(f"{name}-{tokens}", {"tokens": tokens, **sizes}, bench=True)
 
 
@@ -189,6 +238,8 @@ EXPERT_MATMUL = Op(
         Case("wide-tiles", {"tokens": 70, "num_experts": 3, "top_k": 2, "rows": 64, "inputs": 33, "outputs": 24}),
         Case("widest-tiles", {"tokens": 140, "num_experts": 2, "top_k": 1, "inputs": 66, "outputs": 70}),
         Case("sparse", {"tokens": 2, "num_experts": 40, "top_k": 4, "inputs": 130, "outputs": 20}),
+        Case("biased", {"tokens": 9, "num_experts": 6, "top_k": 3, "biased": True, **SMALL}),
+        Case("biased-down", {"tokens": 9, "num_experts": 6, "top_k": 3, "biased": True, "down": True, **SMALL}),
         Case("empty", {"tokens": 0, "num_experts": 4, "top_k": 2, **SMALL}),
         *(
             _served(f"qwen3-30b-{name}", tokens, 128, 8, inputs, outputs, down=name == "down")
@@ -196,6 +247,7 @@ EXPERT_MATMUL = Op(
             for tokens in (1, 32, 256, 4096)
         ),
         *(_served("mixtral-up", tokens, 8, 2, 4096, 28672, down=False) for tokens in (1, 4096)),
+        *(_served("gpt-oss-up", tokens, 32, 4, 2880, 5760, down=False, biased=True) for tokens in (1, 4096)),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,

@@ -95,10 +95,11 @@ class Run:
             )
         ]
 
-    def experts(self, weights, x, *, gathered):
+    def experts(self, weights, x, *, gathered, biases=None):
         y = torch.full((self.tokens * self.k + 2, weights[0].outputs + 3), POISON)
-        self.holds += [x, y, weights]
-        self.ops.append(program.experts(weights, x, y, self.k, gathered=gathered))
+        self.holds += [x, y, weights, biases]
+        biases = biases or [None] * len(weights)
+        self.ops.append(program.experts(weights, biases, x, y, self.k, gathered=gathered))
         return y
 
     def go(self):
@@ -232,6 +233,22 @@ def test_expert_linears_equal_matrix_products_for_any_routing(team, form, size):
                 near(valid_rows(run, own, size[0]), want)
 
 
+@pytest.mark.parametrize(("team", "form"), PAIRS, indirect=["team"])
+def test_each_pair_gets_the_bias_of_its_expert(team, form):
+    count, k, size = 5, 2, (33, 31)
+    packed, restored = zip(
+        *(made_in(team, form, random(*size, seed=e, dtype=torch.bfloat16)) for e in range(count)), strict=True
+    )
+    biases = [random(size[0], seed=50 + e) * 10 for e in range(count)]
+    for tokens in (1, 41):
+        for logits in routings(tokens, count):
+            run, x = Run(team, logits, k), random(tokens, size[1], seed=1)
+            y = run.experts(packed, x, gathered=True, biases=biases)
+            run.go()
+            want = torch.stack([product(form, x[t], restored[e]) + biases[e].double() for t, e in by_expert(run)])
+            near(valid_rows(run, y, size[0]), want)
+
+
 def mixture(team, logits, k, ups, downs, x, scores, shared=None, gate=None):
     """[tokens, hidden] of the whole mixture, and the rows that it is made of."""
     run = Run(team, logits, k, scores)
@@ -241,7 +258,7 @@ def mixture(team, logits, k, ups, downs, x, scores, shared=None, gate=None):
     out = torch.full((tokens * k, hidden), POISON)
     y = torch.full((tokens, hidden + 3), POISON)
     run.ops += [
-        program.experts(ups, x, up, k, gathered=True),
+        program.experts(ups, [None] * len(ups), x, up, k, gathered=True),
         Activate(
             x=up.data_ptr(),
             y=activated.data_ptr(),
@@ -253,7 +270,7 @@ def mixture(team, logits, k, ups, downs, x, scores, shared=None, gate=None):
             gated=True,
             limit=math.inf,
         ),
-        program.experts(downs, activated.view(-1, inner), out, k, gathered=False),
+        program.experts(downs, [None] * len(downs), activated.view(-1, inner), out, k, gathered=False),
         Combine(
             x=out.data_ptr(),
             weights=run.weights.data_ptr(),

@@ -44,6 +44,8 @@ MOE = {"moe_intermediate_size": 22, "n_routed_experts": 6, "num_experts_per_tok"
 GRANITE = {"intermediate_size": 22, "embedding_multiplier": 3.0, "residual_multiplier": 0.3,
            "attention_multiplier": 0.2, "logits_scaling": 2.0}  # fmt: skip
 EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
+GPT_OSS = {"intermediate_size": 22, "sliding_window": 5, "rope_parameters": {**YARN, "truncate": False},
+           "swiglu_limit": 0.6}  # fmt: skip
 ERNIE = {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3}
 MLA = {**SIZES, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 8,
        "qk_rope_head_dim": 6, "v_head_dim": 10}  # fmt: skip
@@ -180,6 +182,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                                 "shared_intermediate_size": 26}),
     "granite-moe-shared-odd": ("GraniteMoeShared", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_local_experts": 3,
                                                     "num_experts_per_tok": 3, "shared_intermediate_size": 0}),
+    "gpt-oss": ("GptOss", {**SIZES, **GPT_OSS, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    "gpt-oss-odd": ("GptOss", {**SIZES, **ONE_KV, **GPT_OSS, "head_dim": 8, "intermediate_size": 35,
+                               "num_local_experts": 5, "num_experts_per_tok": 1, "num_hidden_layers": 4,
+                               "swiglu_limit": 0.25, "attention_bias": False, "tie_word_embeddings": True}),
     "flex-olmo": ("FlexOlmo", {**SIZES, "intermediate_size": 22, "num_experts": 7, "num_experts_per_tok": 5}),
     "flex-olmo-odd": ("FlexOlmo", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_experts": 3,
                                    "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True}),
