@@ -62,6 +62,7 @@ class Format:
 
     matrix: ClassVar[str] = "weight"  # tensor with the numbers
     scale: ClassVar[str] = ""  # tensor with the scales of groups; "": within the numbers, in float16
+    scale_type: ClassVar[str] = ""  # type of the scales in memory, as in headers; "": that of the tensor
     is_quantized: ClassVar[bool] = True  # False: plain numbers in another order
     quantizable: ClassVar[bool] = False  # `quantization.weights` may quantize the dequantized weights
     float16_pages: ClassVar[bool] = False  # a KV cache on a CPU is float16 by default, as the scales are

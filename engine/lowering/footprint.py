@@ -459,7 +459,8 @@ class _Footprint:
         for source in sources:
             format = None if self.quantization is None else self.quantization.formats.get(source)
             info = self.tensors.get(f"{source}.{format.scale}") if format is not None and format.scale else None
-            kinds.add("F16" if info is None else info.dtype)
+            kept = "" if format is None else format.scale_type
+            kinds.add(kept or ("F16" if info is None else info.dtype))
         return ELEMENT_BYTES[kinds.pop()] if len(kinds) == 1 else 4
 
     def _share(self, units: int) -> int:

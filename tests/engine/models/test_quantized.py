@@ -305,7 +305,7 @@ def test_groups_of_several_kinds_and_a_quantized_head():
         (
             {"quant_method": "bitsandbytes"},
             r"\(bitsandbytes\), which is not supported: "
-            r"supported are gptq, awq, fp8, modelopt, compressed-tensors; 84 of 85",
+            r"supported are gptq, awq, fp8, modelopt, compressed-tensors, mxfp4; 84 of 85",
         ),
         ({}, r"\(unknown\), which is not supported"),
         (packed({"num_bits": 3}), "pack-quantized of 3 bits; supported are pack-quantized of 4 bits"),
