@@ -39,6 +39,9 @@ the layers (OPT 350M), clipped queries (`clip_qkv`, as in MPT 7B StoryWriter), n
 (`qk_layernorm` of Phi, `qk_ln` of MPT), and residuals after the norm (BLOOM). ALiBi (BLOOM, MPT, Falcon RW, Baichuan
 13B) is computed in float32. transformers rounds the bias of Falcon RW to bfloat16 and ignores `alibi_bias_max` of MPT.
 
+Sequences of Llama 4 have up to 8,191 tokens. Longer ones need attention in chunks (`attention_chunk_size`) and scaled
+queries (`floor_scale`), which are not supported yet.
+
 ## Recurrent and hybrid models
 
 Gated DeltaNet (Qwen3-Next, Qwen3.5), Mamba-2 (Mamba-2, Granite 4, Bamba, Nemotron-H) and short convolutions (LFM2) keep
@@ -70,6 +73,7 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 |---|---|---|
 | `gemma3_text` | `Gemma3ForCausalLM` | Gemma 3 |
 | `llama` | `LlamaForCausalLM` | LLaVA and others |
+| `llama4_text` | `Llama4ForCausalLM` | Llama 4 |
 | `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
 | `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text` | `Qwen2ForCausalLM` | Qwen2-VL, Qwen2.5-VL and others |
 | `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |

@@ -251,7 +251,9 @@ class CompiledModel:
             case ExpertLinear():
                 layers = [weights.matrix(matrix) for matrix in op.matrices]
                 biases = [layer.own_bias for layer in layers]
-                yield cpu.experts(_alike(layers), biases, values[op.x], values[op.y], op.top_k, gathered=op.gathered)
+                scales = None if op.weights is None else values[op.weights]
+                x, y, k = values[op.x], values[op.y], op.top_k
+                yield cpu.experts(_alike(layers), biases, x, y, k, gathered=op.gathered, scales=scales)
             case Combine():
                 yield _combine(op, values)
             case CausalConv():
@@ -501,7 +503,7 @@ def _combine(op: Combine, values: Buffers) -> cpu.Combine:
     gate = None if op.part.shared_gate is None else logits[:, op.part.num_experts :]
     return cpu.Combine(
         x=values[op.x].data_ptr(),
-        weights=values[op.weights].data_ptr(),
+        weights=None if op.weights is None else values[op.weights].data_ptr(),
         gate=None if gate is None else gate.data_ptr(),
         shared=None if shared is None else shared.data_ptr(),
         y=y.data_ptr(),

@@ -404,7 +404,8 @@ def _expert_linear(op: ExpertLinear, run: _Run) -> None:
     assert stack.whole is not None, "experts for fused kernels are loaded stacked"
     k = op.top_k if op.gathered else 1
     bias = None if run.weights.matrix(op.matrices[0]).own_bias is None else stack.biases
-    run[op.y] = EXPERT_MATMUL(run[op.x], stack.whole, routes.pairs, routes.tiles, k, routes.rows, bias)
+    scales = None if op.weights is None else run[op.weights]
+    run[op.y] = EXPERT_MATMUL(run[op.x], stack.whole, routes.pairs, routes.tiles, k, routes.rows, bias, scales)
 
 
 def _combine(op: Combine, run: _Run) -> None:
@@ -413,7 +414,9 @@ def _combine(op: Combine, run: _Run) -> None:
     shared = None if op.shared is None else run[op.shared]
     opening = None if part.shared_gate is None else run[op.logits]
     summed = torch.float32 if op.reduce else dtype
-    y = EXPERT_SUM(run[op.x], run[op.weights], run[op.chosen].order, shared, opening, part.num_experts, summed)
+    order = run[op.chosen].order
+    weights = torch.ones_like(order, dtype=torch.float32) if op.weights is None else run[op.weights]
+    y = EXPERT_SUM(run[op.x], weights, order, shared, opening, part.num_experts, summed)
     run[op.y] = run.model.vocabulary.world.all_reduce(y).to(dtype) if op.reduce else y
 
 

@@ -29,7 +29,7 @@ class NormLayer:
         self.norm, self.path = norm, join(path, norm.name)
 
     def load(self, read: Read, target: Target) -> None:
-        if isinstance(self.norm, LayerNorm) and not self.norm.weight:
+        if not self.norm.weight:
             self.weight = torch.ones(self.norm.size, device=target.device)
         else:
             self.weight = _weight(self.norm, read(f"{self.path}.weight"), target.device)
@@ -51,6 +51,10 @@ class HeadNorm:
         self.shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
 
     def load(self, read: Read, target: Target) -> None:
+        if not self.norm.weight:
+            heads = sum(heads for _, heads in self.shares)
+            self.weight = torch.ones(heads, self.part.head_dim, device=target.device)
+            return
         pieces = []
         for (norm, shape), (first, heads) in zip(qk_norms(self.part), self.shares, strict=True):
             stored = [read(f"{self.path}.{name}.weight") for name in qk_norm_paths(self.part, norm)]

@@ -235,7 +235,10 @@ def _expert_linear(op: ExpertLinear, run: Run) -> None:
     for number, matrix in enumerate(op.matrices):
         pairs = (chosen == number).nonzero().flatten()
         if len(pairs):
-            product = run.weights.matrix(matrix).partial_sum(x[pairs // op.top_k if op.gathered else pairs])
+            rows = x[pairs // op.top_k if op.gathered else pairs]
+            if op.weights is not None:
+                rows = (rows * run[op.weights].flatten()[pairs, None]).to(x.dtype)
+            product = run.weights.matrix(matrix).partial_sum(rows)
             y = product.new_empty(len(chosen), product.shape[1]) if y is None else y
             y[pairs] = product
     run[op.y] = x.new_empty(0, op.y.width) if y is None else y
@@ -246,7 +249,7 @@ def _combine(op: Combine, run: Run) -> None:
     chosen, x = run[op.chosen], run[op.x].unflatten(0, (-1, op.part.top_k))
     dtype = x.dtype
     order = chosen.argsort(dim=1)
-    scaled = x.float() * run[op.weights].unsqueeze(2)
+    scaled = x.float() if op.weights is None else x.float() * run[op.weights].unsqueeze(2)
     y = torch.zeros_like(scaled[:, 0])
     for pairs in order.unbind(1):
         y += scaled[torch.arange(len(x), device=x.device), pairs]

@@ -329,8 +329,9 @@ class _Lowering:
         yield Linear(x=x, y=logits, weight=router, fp32=True)
         correction = Correction(experts=part, path=path) if part.correction else None
         yield Route(logits=logits, chosen=chosen, weights=weights, part=part, correction=correction)
-        yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True)
+        of_inputs, of_outputs = (weights, None) if part.scales_inputs else (None, weights)
         gated = part.gate is not None
+        yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True, weights=of_inputs)
         yield Activation(x=wide, y=activated, act=part.act, gated=gated, limit=part.limit, up_offset=part.up_offset)
         yield ExpertLinear(x=activated, y=pairs, chosen=chosen, matrices=downs, top_k=k, gathered=False)
         shared = None
@@ -341,7 +342,7 @@ class _Lowering:
         yield Combine(
             x=pairs,
             chosen=chosen,
-            weights=weights,
+            weights=of_outputs,
             logits=logits,
             shared=shared,
             y=y,

@@ -386,8 +386,9 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertLinear:
-    """y[pair] = x[pair] W^T (+ b) of the pair's expert. gathered: x has one row per token, which its pairs share. Only
-    rank 0 adds the biases of products that a later operation sums."""
+    """y[pair] = x[pair] W^T (+ b) of the pair's expert. gathered: x has one row per token, which its pairs share.
+    weights: of the pairs, which multiply their rows of x. Only rank 0 adds the biases of products that a later
+    operation sums."""
 
     x: Value
     y: Value
@@ -395,6 +396,7 @@ class ExpertLinear:
     matrices: tuple[Matrix, ...]
     top_k: int
     gathered: bool
+    weights: Value | None = None
 
     @property
     def stack(self) -> str:
@@ -405,11 +407,11 @@ class ExpertLinear:
 @dataclass(frozen=True, kw_only=True)
 class Combine:
     """y = Σ weight · x of a token's pairs, in the order of their experts (+ shared, or sigmoid(gate) · shared), in
-    float32. reduce: the sums of the ranks are added."""
+    float32. weights: None if all are 1. reduce: the sums of the ranks are added."""
 
     x: Value
     chosen: Value
-    weights: Value
+    weights: Value | None
     logits: Value  # the last one is the gate of the shared expert
     shared: Value | None
     y: Value
@@ -634,9 +636,9 @@ def values_read(op: Op) -> tuple[Value, ...]:
         case Route():
             return (op.logits,)
         case ExpertLinear():
-            return op.x, op.chosen
+            return op.x, op.chosen, *(() if op.weights is None else (op.weights,))
         case Combine():
-            return op.x, op.chosen, op.weights, op.logits, *(() if op.shared is None else (op.shared,))
+            return op.x, op.chosen, op.logits, *(one for one in (op.weights, op.shared) if one is not None)
         case Gate():
             return op.x.value, op.gate.value
         case CausalConv():

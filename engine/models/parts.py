@@ -38,6 +38,7 @@ class RMSNorm:
 
     size: int
     eps: float
+    weight: bool = True  # False: w is 1 (Llama 4)
     offset: float = 0.0  # 1: the checkpoint stores w - 1 (Gemma)
     name: str = ""
 
@@ -296,6 +297,7 @@ class Experts:
     group_score: Literal["max", "top_two"] = "top_two"
     normalized: bool = False
     weight_scale: float = 1.0
+    scales_inputs: bool = False  # w_e multiplies the input of expert e instead of its output (Llama 4)
     experts: str = "experts"
     gate: str | None = "gate_proj"
     up: str = "up_proj"

@@ -266,8 +266,8 @@ def linear_sources(part: Linear, path: str) -> Shapes:
 def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
     name = join(path, norm.name)
     match norm:
-        case RMSNorm():
-            return {f"{name}.weight": shape}
+        case RMSNorm(weight=weight):
+            return {f"{name}.weight": shape} if weight else {}
         case LayerNorm(weight=weight, bias=bias):
             present = [suffix for suffix, has in (("weight", weight), ("bias", bias)) if has]
             return {f"{name}.{suffix}": shape for suffix in present}

@@ -3,8 +3,8 @@
 The decoder's settings are those of `text_config`, or the flat ones of older exports. Its weights have a prefix such as
 `language_model.model.` or `model.language_model.`. Rotary positions in sections (M-RoPE) equal plain RoPE for prompts
 with only text, because all sections then have the same position. Source: transformers modeling_gemma3.py,
-modeling_llava.py, modeling_mistral3.py, modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py,
-modeling_qwen3_5.py.
+modeling_llava.py, modeling_llama4.py, modeling_mistral3.py, modeling_qwen2_vl.py, modeling_qwen2_5_vl.py,
+modeling_qwen3_vl.py, modeling_qwen3_5.py.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **{"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32},
             **{"vocab_size": 32_000},
+        },
+    ),
+    "llama4_text": (
+        "Llama4ForCausalLM",
+        {
+            **{"hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48, "num_attention_heads": 40},
+            **{"vocab_size": 202_048},
         },
     ),
     "mistral": (

@@ -128,7 +128,8 @@ static void route_row(const Route& op, int64_t token, experts::Order& order) {
 // y[t] = Σ_j weight[t][j] · x[place of pair j] (+ sigmoid(gate[t]) · shared[t]), in the order of the ranks.
 static void combine_row(const Combine& op, int64_t token, const experts::Order& order) {
     float* y = op.y + token * op.y_stride;
-    const float* weights = op.weights + token * op.k;
+    const float* weights = op.weights ? op.weights + token * op.k : nullptr;
+    const auto weight = [&](int64_t j) { return weights ? weights[j] : 1.f; };
     const int32_t* places = order.place.data() + token * op.k;
     float opened = 1;
     if (op.gate) opened = 1.f / (1.f + std::exp(-op.gate[token * op.gate_stride]));
@@ -136,12 +137,12 @@ static void combine_row(const Combine& op, int64_t token, const experts::Order& 
     int64_t i = 0;
     for (; i + W <= op.size; i += W) {
         vf sum = {};
-        for (int64_t j = 0; j < op.k; j++) sum += weights[j] * load(op.x + places[j] * op.x_stride + i);
+        for (int64_t j = 0; j < op.k; j++) sum += weight(j) * load(op.x + places[j] * op.x_stride + i);
         store(y + i, shared ? sum + opened * load(shared + i) : sum);
     }
     for (; i < op.size; i++) {
         float sum = 0;
-        for (int64_t j = 0; j < op.k; j++) sum += weights[j] * op.x[places[j] * op.x_stride + i];
+        for (int64_t j = 0; j < op.k; j++) sum += weight(j) * op.x[places[j] * op.x_stride + i];
         y[i] = shared ? sum + opened * shared[i] : sum;
     }
 }

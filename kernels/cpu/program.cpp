@@ -94,6 +94,12 @@ void pack_pairs(const Experts& op, int64_t token, float* packed, const experts::
         Linear linear = op.linears[expert];
         linear.x += (op.gathered ? order.pair[size_t(place)] / op.k : place) * linear.x_stride;
         linear.x_stride = 0;
+        if (op.scales) {
+            const float scale = op.scales[order.pair[size_t(place)]], *x = linear.x;
+            float* scaled = at_least(scratch.scaled, size_t(linear.inputs));
+            for (int64_t i = 0; i < linear.inputs; i++) scaled[i] = scale * x[i];
+            linear.x = scaled;
+        }
         pack(linear, row, order.rows(expert), packed + order.room[size_t(expert)], scratch);
     }
 }

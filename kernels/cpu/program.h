@@ -118,11 +118,12 @@ struct Route {
 // expert, and so are rows of x, unless they are `gathered` from one row for each token.
 struct Experts {
     const Linear* linears;  // [count], all of one form and size, with the x and y of the whole
+    const float* scales;    // [tokens][k], each of which multiplies the input of a pair; null: none
     int64_t count, k;
     int32_t gathered;
 };
 
-// y = Σ weight · x over a token's rows of x (+ sigmoid(gate) · shared); gate and shared may be null
+// y = Σ weight · x over a token's rows of x (+ sigmoid(gate) · shared); weights (all are 1), gate and shared may be null
 struct Combine {
     const float *x, *weights, *gate, *shared;
     float* y;

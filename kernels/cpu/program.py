@@ -129,19 +129,27 @@ class Route(Structure):
 
 class Experts(Structure):
     kind: ClassVar[int] = 9
-    _fields_ = [("linears", c_void_p), *_fields(c_int64, "count k"), ("gathered", c_int32)]
+    _fields_ = [*_fields(c_void_p, "linears scales"), *_fields(c_int64, "count k"), ("gathered", c_int32)]
     keep_alive: Any  # what `linears` points to
 
 
 def experts(
-    weights: Sequence[Packed], biases: Sequence[Tensor | None], x: Tensor, y: Tensor, k: int, *, gathered: bool
+    weights: Sequence[Packed],
+    biases: Sequence[Tensor | None],
+    x: Tensor,
+    y: Tensor,
+    k: int,
+    *,
+    gathered: bool,
+    scales: Tensor | None = None,
 ) -> Experts:
     """weights, biases: of each expert, the weights of one form and size. y: [tokens · k, outputs]; x: [tokens · k,
-    inputs], or [tokens, inputs] if it is `gathered`."""
+    inputs], or [tokens, inputs] if it is `gathered`. scales: [tokens, k] float32, each of which multiplies the input of
+    a pair."""
     assert len({(weight.form, weight.outputs, weight.inputs, weight.group, weight.zeros) for weight in weights}) == 1
     linears = (Linear * len(weights))(*(linear(*own, x, y) for own in zip(weights, biases, strict=True)))
-    made = Experts(linears=ctypes.addressof(linears), count=len(weights), k=k, gathered=gathered)
-    made.keep_alive = linears
+    made = Experts(linears=ctypes.addressof(linears), scales=_at(scales), count=len(weights), k=k, gathered=gathered)
+    made.keep_alive = linears, scales
     return made
 
 

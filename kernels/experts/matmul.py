@@ -1,4 +1,5 @@
 """Products of routed rows by the matrices of their experts: y[p] = W[expert of p] x[p // pairs_per_row] (+ b[expert]).
+With scales, a row of x is multiplied by the scale of its pair.
 
 p is a pair of a token and an expert (schedule.py). With `pairs_per_row` pairs to a row of x, the rows are tokens, as in
 the up projection; with `pairs_per_row` = 1 the rows are the pairs themselves, as in the down projection. The matrices
@@ -33,14 +34,17 @@ def _reference(
     pairs_per_row: int,
     rows: int,
     bias: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """x: [tokens or pairs, inputs]; weight: [experts, outputs, inputs] of x's type, contiguous; pairs, tiles: from
-    expert_schedule with tiles of `rows` rows; bias: [experts, outputs] of x's type, contiguous → [pairs, outputs] of
-    x's type."""
+    expert_schedule with tiles of `rows` rows; bias: [experts, outputs] of x's type, scales: [pairs]
+    or [tokens, pairs_per_row] fp32, contiguous → [pairs, outputs] of x's type."""
     y = torch.empty((pairs.shape[0], weight.shape[1]), dtype=x.dtype, device=x.device)
     for expert, first, end in tiles.tolist():
         own = pairs[first:end].long()
         product = x[own // pairs_per_row].float() @ weight[expert].float().t()
+        if scales is not None:
+            product *= scales.flatten()[own, None]
         y[own] = (product if bias is None else product + bias[expert].float()).to(x.dtype)
     return y
 
@@ -52,6 +56,7 @@ def expert_matmul_kernel(
     pairs,
     tiles,
     bias,
+    scales,
     y,
     x_row,
     PAIRS_PER_ROW: tl.constexpr,
@@ -61,6 +66,7 @@ def expert_matmul_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
     BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     """One program for each COLUMNS outputs of a tile of ROWS pairs."""
     entry = tiles + tl.program_id(1) * 3
@@ -87,6 +93,8 @@ def expert_matmul_kernel(
             a = tl.load(left + k, keep[:, None] & inside[None, :], 0.0)
             b = tl.load(right + k, real[None, :] & inside[:, None], 0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
+    if SCALED:
+        total *= tl.load(scales + pair, real, 0.0)[None, :]
     if BIAS:
         total += tl.load(bias + expert * OUTPUTS + output, keep, 0.0).to(tl.float32)[:, None]
     out = y + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
@@ -114,6 +122,7 @@ def _triton(
     pairs_per_row: int,
     rows: int,
     bias: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     _, outputs, inputs = weight.shape
     if not weight.is_contiguous():
@@ -124,6 +133,8 @@ def _triton(
         raise ValueError(
             f"x of {list(x.shape)}: {len(pairs)} pairs, {pairs_per_row} per row, need rows of {inputs} inputs"
         )
+    if scales is not None and (scales.numel() != len(pairs) or not scales.is_contiguous()):
+        raise ValueError(f"scales of {list(scales.shape)}: must be contiguous, one for each of {len(pairs)} pairs")
     y = torch.empty((len(pairs), outputs), dtype=x.dtype, device=x.device)
     default = _default(rows, outputs, inputs * x.element_size(), x.element_size())
     tuned = settings("expert_matmul", default, x.device, rows=rows, outputs=outputs, inputs=inputs)
@@ -135,6 +146,7 @@ def _triton(
         pairs,
         tiles,
         y if bias is None else bias,
+        y if scales is None else scales,
         y,
         row_stride(x, "x"),
         PAIRS_PER_ROW=pairs_per_row,
@@ -144,6 +156,7 @@ def _triton(
         COLUMNS=tuned["columns"],
         STEP=STEP,
         BIAS=bias is not None,
+        SCALED=scales is not None,
         warps=tuned["warps"],
         stages=tuned["stages"],
     )
@@ -162,6 +175,7 @@ def _inputs(
     down: bool = False,
     only: int | None = None,
     biased: bool = False,
+    scaled: bool = False,
 ) -> Args:
     """down: a row of x for each pair. only: an expert that every token takes. rows: of a tile (default: as served)."""
     expert_ids = drawn_expert_ids(make, tokens, num_experts, top_k, only)
@@ -170,20 +184,22 @@ def _inputs(
     x = make.normal(tokens * (top_k if down else 1), inputs)
     weight = make.normal(num_experts, outputs, inputs, scale=inputs**-0.5)
     bias = make.normal(num_experts, outputs) if biased else None
-    return x, weight, pairs, tiles, 1 if down else top_k, rows, bias
+    scales = make.normal(tokens * top_k, dtype=torch.float32) if scaled else None
+    return x, weight, pairs, tiles, 1 if down else top_k, rows, bias, scales
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     """A row with its own pairs, in tiles for a step of one token."""
-    x, weight, pairs, tiles, pairs_per_row, _, bias = args
+    x, weight, pairs, tiles, pairs_per_row, _, bias, scales = args
     own = range(row * pairs_per_row, row * pairs_per_row + pairs_per_row)
     experts = {pair: expert for expert, first, end in tiles.tolist() for pair in pairs[first:end].tolist()}
     expert_ids = torch.tensor([[experts[pair] for pair in own]], dtype=torch.int32, device=x.device)
     rows = tile_rows(1, pairs_per_row, weight.shape[0])
     schedule = EXPERT_SCHEDULE.reference(expert_ids, weight.shape[0], rows)
-    return (x[row : row + 1], weight, *schedule, pairs_per_row, rows, bias), lambda outputs: (
-        outputs[0][own.start : own.stop],
-    )
+    mine = slice(own.start, own.stop)
+    row_scales = None if scales is None else scales[mine]
+    one = (x[row : row + 1], weight, *schedule, pairs_per_row, rows, bias, row_scales)
+    return one, lambda outputs: (outputs[0][mine],)
 
 
 def _traffic(
@@ -194,6 +210,7 @@ def _traffic(
     pairs_per_row: int,
     rows: int,
     bias: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> int:
     """Count the weights of experts with a pair. On the meta device tiles have no values: assume evenly distributed
     experts."""
@@ -203,7 +220,7 @@ def _traffic(
     else:
         used = len({expert for expert, first, end in tiles.tolist() if first < end})
     results = len(pairs) * outputs * x.element_size()
-    return nbytes(x, pairs, tiles) + results + round((weight.nbytes + nbytes(bias)) / num_experts * used)
+    return nbytes(x, pairs, tiles, scales) + results + round((weight.nbytes + nbytes(bias)) / num_experts * used)
 
 
 def _served(
@@ -240,6 +257,7 @@ EXPERT_MATMUL = Op(
         Case("sparse", {"tokens": 2, "num_experts": 40, "top_k": 4, "inputs": 130, "outputs": 20}),
         Case("biased", {"tokens": 9, "num_experts": 6, "top_k": 3, "biased": True, **SMALL}),
         Case("biased-down", {"tokens": 9, "num_experts": 6, "top_k": 3, "biased": True, "down": True, **SMALL}),
+        Case("scaled", {"tokens": 9, "num_experts": 6, "top_k": 3, "biased": True, "scaled": True, **SMALL}),
         Case("empty", {"tokens": 0, "num_experts": 4, "top_k": 2, **SMALL}),
         *(
             _served(f"qwen3-30b-{name}", tokens, 128, 8, inputs, outputs, down=name == "down")

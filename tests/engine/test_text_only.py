@@ -39,6 +39,15 @@ def llava() -> Any:
     return transformers.LlavaForConditionalGeneration(config)
 
 
+def llama4() -> Any:
+    text = transformers.Llama4TextConfig(**TEXT, intermediate_size_mlp=40, num_local_experts=3, moe_layers=[1])
+    eyes = transformers.Llama4VisionConfig(
+        **EYES, image_size=16, vision_output_dim=16, projector_input_dim=16, projector_output_dim=16
+    )
+    config = transformers.Llama4Config(text_config=text, vision_config=eyes)
+    return transformers.Llama4ForConditionalGeneration(config)
+
+
 def mistral3() -> Any:
     eyes = transformers.PixtralVisionConfig(**EYES, image_size=16, head_dim=8)
     text = transformers.MistralConfig(**TEXT, sliding_window=None)
@@ -71,7 +80,8 @@ def qwen35() -> Any:
     return transformers.Qwen3_5ForConditionalGeneration(config)
 
 
-MODELS = {"gemma3": gemma3, "llava": llava, "mistral3": mistral3, "qwen2.5": qwen25, "qwen3": qwen3, "qwen3.5": qwen35}
+MODELS = {"gemma3": gemma3, "llava": llava, "llama4": llama4, "mistral3": mistral3, "qwen2.5": qwen25, "qwen3": qwen3}
+MODELS |= {"qwen3.5": qwen35}
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -46,6 +46,7 @@ GRANITE = {"intermediate_size": 22, "embedding_multiplier": 3.0, "residual_multi
 EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
 GPT_OSS = {"intermediate_size": 22, "sliding_window": 5, "rope_parameters": {**YARN, "truncate": False},
            "swiglu_limit": 0.6}  # fmt: skip
+LLAMA4 = {"intermediate_size": 22, "intermediate_size_mlp": 66, "num_local_experts": 4}
 ERNIE = {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3}
 MLA = {**SIZES, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 8,
        "qk_rope_head_dim": 6, "v_head_dim": 10}  # fmt: skip
@@ -186,6 +187,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss-odd": ("GptOss", {**SIZES, **ONE_KV, **GPT_OSS, "head_dim": 8, "intermediate_size": 35,
                                "num_local_experts": 5, "num_experts_per_tok": 1, "num_hidden_layers": 4,
                                "swiglu_limit": 0.25, "attention_bias": False, "tie_word_embeddings": True}),
+    "llama4": ("Llama4", {**SIZES, **LLAMA4, "head_dim": 16, "num_hidden_layers": 4, "interleave_moe_layer_step": 2,
+                          "rope_parameters": LLAMA3}),
+    "llama4-odd": ("Llama4", {**SIZES, **ONE_KV, **LLAMA4, "head_dim": 8, "intermediate_size": 35,
+                              "num_local_experts": 5, "num_experts_per_tok": 3, "moe_layers": [0, 2],
+                              "no_rope_layers": [0, 1, 1], "attention_bias": True, "tie_word_embeddings": True}),
     "flex-olmo": ("FlexOlmo", {**SIZES, "intermediate_size": 22, "num_experts": 7, "num_experts_per_tok": 5}),
     "flex-olmo-odd": ("FlexOlmo", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_experts": 3,
                                    "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True}),
@@ -234,13 +240,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                        "num_experts_per_tok": 2, "moe_intermediate_size": 22,
                                        "shared_expert_intermediate_size": 30}),
 }  # fmt: skip
+CONFIGURATIONS = {"Llama4": "Llama4TextConfig"}  # of kinds whose configuration has another name
 LOOSE = ("internlm3",)  # transformers' dynamic rotation keeps state: every call needs a fresh model
 
 
-def random_family(name: str) -> Any:
-    """Return transformers' model of a case. Norms and biases are random too."""
+def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
+    """Return transformers' model of a case, with `more` settings. Norms and biases are random too."""
     kind, settings = CASES[name]
-    config = getattr(transformers, f"{kind}Config")(**settings)
+    settings = {**settings, **(more or {})}
+    name_of = CONFIGURATIONS.get(kind, f"{kind}Config")
+    config = getattr(transformers, name_of)(**settings)
     torch.manual_seed(len(name))
     # The eager attention of transformers' Falcon adds the bias of ALiBi twice: by itself and in the mask.
     attention = "sdpa" if name.startswith("falcon-alibi") else "eager"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError
@@ -25,7 +26,7 @@ from tests.engine.layers.test_footprint import compare
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
-EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss")
+EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd")
 
 
 class Family:
@@ -95,7 +96,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
     [
         *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
-        *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2)),
+        *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
         *(("deepseek-v2", 3), ("deepseek-v3-odd", 5)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
@@ -204,6 +205,11 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ),
         ("glm4-moe-groups", "topk_group", 5, "n_group is 4, topk_group 5"),
         ("glm4-moe-groups", "num_experts_per_tok", 7, "enough for a token"),
+        ("gpt-oss", "swiglu_alpha", 1.5, "swiglu_alpha is 1.5; supported is 1.702"),
+        ("gpt-oss", "swiglu_limit", 0, "swiglu_limit is 0; it must be a number greater than 0"),
+        ("llama4", "no_rope_layers", [1, 0], "no_rope_layers is .* for each of the 4 layers"),
+        ("llama4", "moe_layers", "all", "moe_layers is 'all'; it must be a list of layers' numbers"),
+        ("llama4", "floor_scale", 1, "floor_scale is 1; it must be a whole number of at least 2"),
         ("exaone-moe-odd", "mlp_layer_types", ["sparse"], "mlp_layer_types must name dense or sparse"),
     ],
 )
@@ -213,6 +219,47 @@ def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, m
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
         read_checkpoint(tmp_path, weights=False)
+
+
+DEFAULTS = {
+    "gpt-oss": transformers.GptOssConfig(num_hidden_layers=3, vocab_size=VOCAB),
+    "llama4": transformers.Llama4TextConfig(num_hidden_layers=5, vocab_size=VOCAB),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_missing_keys_have_the_defaults_of_transformers(name, tmp_path):
+    whole, declared = DEFAULTS[name].to_dict(), []
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    architectures = [{"gpt-oss": "GptOssForCausalLM", "llama4": "Llama4ForCausalLM"}[name]]
+    for config in (whole, {key: whole[key] for key in sizes}):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+        declared.append(read_checkpoint(tmp_path, weights=False).model)
+    assert declared[0] == declared[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "length"),
+    [
+        ({"attention_chunk_size": 40}, 40),
+        ({"attention_chunk_size": None}, 49),
+        ({"attn_temperature_tuning": False}, 60),
+        ({"attn_temperature_tuning": False, "attention_chunk_size": None}, 64),
+    ],
+)
+def test_llama4_ends_before_chunks_and_scaled_queries(more, length, family, tmp_path):
+    """Up to that length transformers computes the same without both, and beyond it something else."""
+    settings = {**CASES["llama4"][1], "attention_chunk_size": 60, "floor_scale": 50, **more}
+    config = json.loads((family("llama4").path / "config.json").read_text()) | settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_checkpoint(tmp_path, weights=False).model.max_context == length
+    ids = torch.arange(3, 3 + 64)[None]
+    runnable = settings | {"attention_chunk_size": settings["attention_chunk_size"] or 4096}  # null has no mask there
+    without = {"attention_chunk_size": 4096, "attn_temperature_tuning": False}
+    with torch.no_grad():
+        own, plain = (random_family("llama4", one)(ids).logits[0] for one in (runnable, without))
+    torch.testing.assert_close(own[:length], plain[:length], atol=1e-5, rtol=0)
+    assert length == 64 or (own[length] - plain[length]).abs().max() > 1e-4
 
 
 def test_stack_of_another_number_of_experts_is_refused(family, tmp_path):

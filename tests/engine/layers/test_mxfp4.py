@@ -104,7 +104,7 @@ def written(tmp_path_factory):
 
 
 class Matrix:
-    """The tensors of one matrix, of which each row has one scale."""
+    """The tensors of one matrix. Each row has one scale."""
 
     path, rows, inputs = "experts.0.up", 255, 512
 
