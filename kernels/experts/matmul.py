@@ -233,9 +233,10 @@ def _served(
     *,
     down: bool,
     biased: bool = False,
+    scaled: bool = False,
 ) -> Case:
     sizes: dict[str, Any] = {"num_experts": num_experts, "top_k": top_k, "inputs": inputs, "outputs": outputs}
-    sizes |= {"down": down, "biased": biased}
+    sizes |= {"down": down, "biased": biased, "scaled": scaled}
     return Case(f"{name}-{tokens}", {"tokens": tokens, **sizes}, bench=True)
 
 
@@ -266,6 +267,7 @@ EXPERT_MATMUL = Op(
         ),
         *(_served("mixtral-up", tokens, 8, 2, 4096, 28672, down=False) for tokens in (1, 4096)),
         *(_served("gpt-oss-up", tokens, 32, 4, 2880, 5760, down=False, biased=True) for tokens in (1, 4096)),
+        _served("llama4-up", 4096, 16, 1, 5120, 16384, down=False, scaled=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
