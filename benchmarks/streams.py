@@ -25,6 +25,9 @@ import httpx
 import msgspec
 
 from appliance.config.gateway import GatewayConfig, write_config
+from appliance.config.sections.endpoints import Endpoints
+from appliance.config.sections.limits import Limits
+from appliance.config.sections.observability import Observability
 from benchmarks.machine import facts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,8 +105,9 @@ def gateway(tree: Path, route: Route, rate: float, core: int, others: set[int]) 
         engine = subprocess.Popen(words, cwd=ROOT, preexec_fn=lambda: os.sched_setaffinity(0, others))
         port = free_port()
         config = GatewayConfig(
-            host="127.0.0.1", port=port, names=("demo",), model=str(MODEL), engines=(str(socket),),
-            max_context=1 << 20, vocab_size=vocab, log_level="warning", max_waiting=100_000, format=route.format,
+            endpoints=Endpoints(host="127.0.0.1", port=port), names=("demo",), model=str(MODEL), engines=(str(socket),),
+            max_context=1 << 20, vocab_size=vocab, format=route.format,
+            limits=Limits(max_waiting=100_000), observability=Observability(log_level="warning"),
         )  # fmt: skip
         path = Path(folder) / "gateway.json"
         write_config(config, path)

@@ -53,7 +53,7 @@ def chaos(
     if lists:
         print("\n".join(scenario_lines(wanted, target)))
         return exits.OK.number
-    if not target.gateway.chaos:
+    if target.gateway.lifecycle.chaos != "allowed":
         return _refused(
             f"{target.address.manifest} does not allow it; `lifecycle: {{chaos: allowed}}` and `slipway reload` do"
         )

@@ -1,9 +1,18 @@
-"""Configuration of the gateway process: one resolved value without `auto`, which the launcher writes as JSON."""
+"""Configuration of the gateway process, which the launcher writes as JSON."""
 
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from pydantic import BaseModel
+
+from appliance.config.sections.endpoints import Endpoints
+from appliance.config.sections.lifecycle import Lifecycle
+from appliance.config.sections.limits import Limits
+from appliance.config.sections.observability import Observability
+from appliance.config.sections.values import Section
 
 
 class SecretRef(msgspec.Struct, frozen=True):
@@ -34,18 +43,6 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     max_tokens: int | None = None
-
-
-class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """`endpoints.connections` of the manifest. Durations are in seconds."""
-
-    max: int = 8192
-    max_idle: int = 1024
-    max_per_address: int = 2048
-    max_head_bytes: int = 64 * 2**10
-    max_headers: int = 100
-    head_timeout_s: float = 15.0
-    body_timeout_s: float = 60.0
 
 
 Task = Literal["generate", "embed", "classify", "token_embed", "token_classify", "score"]
@@ -91,10 +88,14 @@ class EncoderLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Configuration of the gateway. Durations are in seconds, sizes in bytes."""
+    """Configuration of the gateway: the sections of the manifest that it reads, and values that planning computes.
+    Durations are in seconds, sizes in bytes. Keys of the sections that only engines read have their defaults.
+    """
 
-    host: str
-    port: int
+    endpoints: Endpoints = Endpoints()
+    limits: Limits = Limits()
+    lifecycle: Lifecycle = Lifecycle()
+    observability: Observability = Observability()
     names: tuple[str, ...]  # served names, canonical first
     model: str
     engines: tuple[str, ...]  # Unix sockets of the engine processes
@@ -107,56 +108,19 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning
     model_type: str = ""  # model type in config.json
-    api_keys: SecretRef | None = None
-    tls: Tls | None = None  # the listener uses TLS if set
-    compat: Literal["openai", "vllm"] = "openai"
-    unknown_fields: Literal["refuse", "warn", "ignore"] = "warn"
-    invocations_without_key: bool = False
-    cors_origins: tuple[str, ...] = ()
-    keep_alive_s: float = 75.0
-    stream_keep_alive_s: float = 15.0
-    connections: ConnectionLimits = ConnectionLimits()
-    trust_request_chat_template: bool = False
-    docs: bool = True
-    page: bool = True
+    api_keys: SecretRef | None = None  # the secret that `endpoints.api_keys` names
+    tls: Tls | None = None  # `endpoints.tls` with complete paths; the listener uses TLS if set
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"  # order of requests in the engines
-    max_waiting: int = 1024
-    max_waiting_tokens: int | None = None
-    max_body_bytes: int = 32 * 2**20
-    max_output_tokens: int | None = None
-    max_choices: int = 128
-    max_prompts: int = 1024
-    max_logprobs: int = 20
-    max_stop: int = 16
-    grammar_bytes: int = 256 * 2**10
-    grammar_time_s: float = 5.0
-    grammar_memory_bytes: int = 512 * 2**20
     sampling: SamplingDefaults = SamplingDefaults()
-    drain_s: float = 8.0  # time for open requests after SIGTERM
-    drain_linger_s: float = 0.0  # first part of drain_s, in which new requests are still accepted
-    hold_s: float = 10.0  # maximum wait of new requests for a restarting engine
+    drain_s: float = 8.0  # resolved `lifecycle.drain`: time for open requests after SIGTERM
+    drain_linger_s: float = 0.0  # resolved `lifecycle.linger`: first part of drain_s, in which requests are accepted
     crash_exemptions: str = ""  # pipe to the restart monitor (appliance/runtime/crash_exemption.py)
     control: str = ""  # socket on which the launcher reloads the configuration (server/control.py)
     listener: str = ""
     """Socket on which the launcher passes its listener (runtime/listener.py); "": the gateway opens its own."""
     run: str = ""  # run directory, for the in-flight snapshot of a crashed engine and the halted state
     journal: str = ""  # file of durable replies; "" disables them
-    journal_keep_s: float = 900.0  # retention time of durable replies
-    journal_bytes: int = 64 * 2**20  # maximum size of durable replies
-    key_requests_per_minute: int | None = None  # limit of API keys that set none
-    key_tokens_per_minute: int | None = None  # limit of API keys that set none
-    linger_s: float = 60.0  # time that a durable reply is generated after its client disconnects
-    chaos: bool = False  # fault injection is allowed
     responses: str = ""  # file of stored responses; "" disables them
-    responses_keep_s: float = 86400.0  # retention time of stored responses
-    responses_bytes: int = 64 * 2**20  # maximum size of stored responses
-    responses_count: int = 10_000  # maximum number of stored responses
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["text", "json"] = "text"
-    log_requests: bool = False
-    log_outputs: Literal["off", "final", "deltas"] = "off"
-    vllm_metrics: bool = True
-    timelines: int = 1000  # number of sequences with a request timeline
     version: str = ""
     manifest_sha256: str = ""
     outputs_sha256: str = ""  # hash of all inputs that can change generated tokens
@@ -167,13 +131,52 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return f"slipway-{self.version}-{self.outputs_sha256[:8]}"
 
 
+SECTIONS = ("endpoints", "limits", "lifecycle", "observability")
+
+
+def value_at(config: Any, path: str) -> Any:
+    """Return the value of a field such as `limits.max_stop`."""
+    return reduce(getattr, path.split("."), config)
+
+
+def with_values(config: GatewayConfig, values: Mapping[str, Any]) -> GatewayConfig:
+    """Return the configuration with these values of its fields, such as `limits.max_stop`, set in order. They are not
+    validated. Raise AttributeError for an unknown field."""
+    for path, value in values.items():
+        config = _with_value(config, path.split("."), value)
+    return config
+
+
+def _with_value(config: Any, path: Sequence[str], value: Any) -> Any:
+    name, *inner = path
+    old = getattr(config, name)
+    new = {name: _with_value(old, inner, value) if inner else value}
+    return config.model_copy(update=new) if isinstance(config, BaseModel) else msgspec.structs.replace(config, **new)
+
+
 def read_config(path: Path) -> GatewayConfig:
-    """Read the configuration from a JSON file. Raise msgspec.DecodeError or OSError, because Slipway wrote the file."""
-    return msgspec.json.decode(path.read_bytes(), type=GatewayConfig)
+    """Read the configuration from a JSON file. Raise msgspec.DecodeError, ValidationError or OSError, because Slipway
+    wrote the file."""
+    config: GatewayConfig = decode(path.read_bytes(), GatewayConfig)
+    return config
 
 
 def write_config(config: GatewayConfig, path: Path) -> None:
     """Write the file atomically."""
     new = path.with_name(f"{path.name}.new")
-    new.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=1) + b"\n")
+    new.write_bytes(msgspec.json.format(encode(config), indent=1) + b"\n")
     new.replace(path)
+
+
+def encode(value: Any) -> bytes:
+    """Return a configuration, or a message that contains one, as JSON."""
+    return msgspec.json.encode(value, enc_hook=lambda section: section.model_dump(mode="json"))
+
+
+def decode(text: bytes, kind: Any) -> Any:
+    """Return a value of this type from JSON. Raise msgspec.DecodeError or ValidationError."""
+    return msgspec.json.decode(text, type=kind, dec_hook=_section)
+
+
+def _section(section: type[Section], value: Any) -> Section:
+    return section.model_validate(value, strict=False)  # JSON has lists in place of tuples

@@ -82,8 +82,8 @@ class Metadata:
 
     effect: Effect
     targets: tuple[str, ...] = ()
-    """Fields of the process configurations that get the resolved value unchanged, such as `gateway.max_stop` and
-    `engine.self_test.every_s`.
+    """Fields of the process configurations that get the resolved value unchanged, such as `engine.self_test.every_s`.
+    The gateway also has the sections `endpoints`, `limits`, `lifecycle` and `observability` as they are.
     """
     affects: tuple[str, ...] = ()  # other fields of these configurations, which planning computes from the value
     aliases: Mapping[Server, tuple[str, ...]] = field(default_factory=dict)

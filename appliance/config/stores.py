@@ -12,9 +12,9 @@ def storage_line(config: GatewayConfig) -> str:
     """Return a line with the stored data, retention and location, or "" if nothing is stored."""
     kept = []
     if config.responses:
-        kept.append(f"stored responses for {spell(config.responses_keep_s, 'duration')}")
+        kept.append(f"stored responses for {spell(config.endpoints.responses.keep, 'duration')}")
     if config.journal:
-        kept.append(f"replies with an Idempotency-Key for {spell(config.journal_keep_s, 'duration')}")
+        kept.append(f"replies with an Idempotency-Key for {spell(config.lifecycle.journal.keep, 'duration')}")
     if not kept:
         return ""
     what = " and ".join(kept)

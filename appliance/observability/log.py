@@ -79,7 +79,7 @@ class JsonLines(logging.Formatter):
 def set_up_logging(config: GatewayConfig, stream: TextIO | None = None) -> None:
     """Write all records of this process from the configured level on to `stream` (by default standard error)."""
     output = logging.StreamHandler(stream or sys.stderr)
-    output.setFormatter(JsonLines() if config.log_format == "json" else TextLines())
+    output.setFormatter(JsonLines() if config.observability.log_format == "json" else TextLines())
     root = logging.getLogger()
     root.handlers = [output]
     set_level(config)
@@ -88,7 +88,7 @@ def set_up_logging(config: GatewayConfig, stream: TextIO | None = None) -> None:
 def set_level(config: GatewayConfig) -> None:
     """Set the minimum level that is logged."""
     root = logging.getLogger()
-    root.setLevel(config.log_level.upper())
+    root.setLevel(config.observability.log_level.upper())
     # uvicorn logs each start and stop; the gateway's own lines contain the same with the address.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
@@ -134,9 +134,9 @@ class RequestLog:
         """With `silent` only unexpected errors are logged."""
         self._log = logging.getLogger("appliance.requests")
         self._silent = silent
-        self._requests = config.log_requests
-        self._finals = config.log_outputs != "off"
-        self._deltas = config.log_outputs == "deltas"
+        self._requests = config.observability.log_requests
+        self._finals = config.observability.log_outputs != "off"
+        self._deltas = config.observability.log_outputs == "deltas"
 
     def access(
         self, subject: Subject, *, method: str, path: str, status: int, seconds: float, client: str, key: ApiKey | None

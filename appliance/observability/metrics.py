@@ -196,7 +196,7 @@ class Metrics(Collector):
             yield self._family_metric(family, f"slipway_{family.name}")
         yield self._build_info()
         yield self._phase_metric()
-        if self._config.vllm_metrics:
+        if self._config.observability.vllm_metrics:
             for family in self.families:
                 if family.vllm is not None:
                     yield self._family_metric(family, f"vllm:{family.vllm}")

@@ -5,7 +5,17 @@ from typing import Any
 
 import msgspec
 
-from appliance.config.gateway import ConnectionLimits, EncoderLimits, GatewayConfig, SamplingDefaults, SecretRef, Tls
+from appliance.config.gateway import (
+    SECTIONS,
+    EncoderLimits,
+    GatewayConfig,
+    SamplingDefaults,
+    SecretRef,
+    Tls,
+    value_at,
+    with_values,
+)
+from appliance.config.keys import metadata
 from appliance.config.manifest import Manifest
 from appliance.config.sections.secrets import SecretFile
 from appliance.config.settings import Settings
@@ -68,7 +78,8 @@ def gateway_config(
     _check_limits(settings)
     manifest = settings.manifest
     template, api_keys = manifest.model.chat_template, manifest.endpoints.api_keys
-    return GatewayConfig(
+    config = GatewayConfig(
+        **{name: getattr(manifest, name) for name in SECTIONS},
         **passed_on(manifest, "gateway", choices),
         names=names,
         model=str(checkpoint.path),
@@ -83,15 +94,21 @@ def gateway_config(
         model_type=model_type(checkpoint),
         api_keys=None if api_keys is None else _secret(settings, api_keys),
         tls=_tls(settings),
-        connections=ConnectionLimits(**passed_on(manifest, "gateway.connections")),
         sampling=sampling,
         journal=_journal(settings),
-        chaos=manifest.lifecycle.chaos == "allowed",
         responses=_responses(settings),
         version=__version__,
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
     )
+    return with_values(config, _values_of_engines(config))
+
+
+def _values_of_engines(config: GatewayConfig) -> dict[str, Any]:
+    """Return the defaults of keys that only engines read, so that their changes do not concern the gateway."""
+    defaults = msgspec.structs.replace(config, **{name: type(getattr(config, name))() for name in SECTIONS})
+    keys = [key for key, declared in metadata().items() if declared.effect.restart == "engine"]
+    return {key: value_at(defaults, key) for key in keys if key.partition(".")[0] in SECTIONS}
 
 
 def _tls(settings: Settings) -> Tls | None:

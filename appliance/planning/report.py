@@ -7,6 +7,7 @@ import msgspec
 
 from appliance.checkpoints.lockfile import lock_path
 from appliance.config.fingerprint import graphs_hash
+from appliance.config.gateway import encode
 from appliance.config.keys import find, spell
 from appliance.config.stores import is_temporary, storage_line
 from appliance.planning.estimate import DISK_BYTES_S, NETWORK_BYTES_S
@@ -177,7 +178,7 @@ def as_json(plan: Plan) -> str:
         "assumed": plan.assumed,
         "effective": [msgspec.to_builtins(effective) for effective in plan.effective],
         "engines": [msgspec.to_builtins(engine) for engine in plan.engines],
-        "gateway": msgspec.to_builtins(plan.gateway),
+        "gateway": msgspec.json.decode(encode(plan.gateway)),
         "memory": {**msgspec.to_builtins(plan.memory), "total": plan.memory.total},
         "storage": storage_line(plan.gateway),
         "outlook": msgspec.to_builtins(plan.estimate),

@@ -10,7 +10,7 @@ import asyncio
 
 import msgspec
 
-from appliance.config.gateway import GatewayConfig
+from appliance.config.gateway import GatewayConfig, encode
 
 MAX_MESSAGE_BYTES = 2**20
 
@@ -57,7 +57,7 @@ async def send_message(path: str, message: Message, timeout_s: float) -> Answer:
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(path, limit=MAX_MESSAGE_BYTES)
-            writer.write(msgspec.json.encode(message) + b"\n")
+            writer.write(encode(message) + b"\n")
             line = await reader.readline()
     finally:
         if writer is not None:

@@ -103,7 +103,7 @@ def _absent(router: APIRouter, need: Need) -> APIRouter:
 
     async def refuse(request: Request) -> None:
         service = service_of(request)
-        absent = NotFound if service.config.compat == "openai" else TaskNotServed
+        absent = NotFound if service.config.endpoints.compat == "openai" else TaskNotServed
         raise absent(
             f"The model `{service.config.names[0]}` does not support {request.url.path}, which needs a model that "
             f"serves {' or '.join(_tasks(need))}; it serves {', '.join(service.tasks) or 'none of the tasks'}.",

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from appliance.config.gateway import decode
 from appliance.runtime.gateway_control import (
     MAX_MESSAGE_BYTES,
     Answer,
@@ -36,7 +37,7 @@ async def controlled(service: Service) -> AsyncIterator[None]:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
-            message = msgspec.json.decode(await reader.readline(), type=Message)
+            message: Message = decode(await reader.readline(), Message)
             writer.write(msgspec.json.encode(await handle(service, message)) + b"\n")
             await writer.drain()
         writer.close()
@@ -60,7 +61,7 @@ async def handle(service: Service, message: Message) -> Answer:
         case BeginReplacement(engine=index):
             router.expect_end(index)
         case ThrottleJournal(pause_s=pause_s, for_s=for_s):
-            if not service.config.chaos:
+            if service.config.lifecycle.chaos != "allowed":
                 return Answer(error="fault injection is disabled; lifecycle.chaos in the manifest enables it")
             for reply_store in (service.reply_store, service.shelved):
                 if reply_store is not None:

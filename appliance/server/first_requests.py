@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import orjson
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.types import ASGIApp, Message, Scope
 
-from appliance.config.gateway import GatewayConfig
+from appliance.config.gateway import with_values
 from appliance.observability.log import RequestLog, Subject
 from appliance.observability.metrics import Metrics, now
 from appliance.server.errors.api import EngineFailed, Unavailable, api_error, is_unexpected
@@ -134,7 +133,8 @@ def _judge(path: str, failures: Sequence[Exception]) -> None:
 
 def _unseen(service: Service) -> Service:
     """Return a copy of the service for these requests, with separate metrics, log and journal that are discarded."""
-    config: GatewayConfig = msgspec.structs.replace(service.config, log_requests=False, log_outputs="off")
+    silent = {"observability.log_requests": False, "observability.log_outputs": "off"}
+    config = with_values(service.config, silent)
     unseen = Service(config, service.router, Metrics(config), RequestLog(config, silent=True))
     unseen.set_text(service.text)
     return unseen

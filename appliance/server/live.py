@@ -6,7 +6,7 @@ Requests read `service.config` when they arrive, so most keys apply to the next 
 import asyncio
 
 from appliance.config.gateway import GatewayConfig
-from appliance.config.live_keys import FOLLOW, live_fields
+from appliance.config.live_keys import fixed_fields
 from appliance.observability.log import RequestLog, set_level
 from appliance.security.certificate import read_certificate
 from appliance.security.keys import read_keys
@@ -28,13 +28,7 @@ async def apply(service: Service, new: GatewayConfig) -> int:
     It applies at once to all further requests. The files of API keys and of the chat template are read again. Raise
     EngineError; nothing has changed in that case.
     """
-    may = {field.partition(".")[0] for fields in live_fields().values() for field in fields} | set(FOLLOW)
-    fixed = [
-        name
-        for name in GatewayConfig.__struct_fields__
-        if name not in may and getattr(new, name) != getattr(service.config, name)
-    ]
-    if fixed:
+    if fixed := fixed_fields(service.config, new):
         raise NotReloadable(f"{', '.join(fixed)} can only be changed by a restart")
     text = None
     again = (new.chat_template, new.format) != (service.config.chat_template, service.config.format)
@@ -51,10 +45,12 @@ async def apply(service: Service, new: GatewayConfig) -> int:
         opened = open_reply_store(new, service.metrics)
     # Nothing below can fail or wait, so no request sees a partial change.
     if opened is not None:
-        opened.reconfigure(outputs=new.outputs_sha256, keep_s=new.journal_keep_s, size=new.journal_bytes)
+        opened.reconfigure(
+            outputs=new.outputs_sha256, keep_s=new.lifecycle.journal.keep, size=new.lifecycle.journal.size
+        )
     stored = service.stored_responses
     if stored is not None:
-        keep_s, size = service.config.responses_keep_s, service.config.responses_bytes
+        keep_s, size = service.config.endpoints.responses.keep, service.config.endpoints.responses.size
         stored.reconfigure(outputs=new.outputs_sha256, keep_s=keep_s, size=size)
     # Replies that are being generated continue in the old store, although clients can no longer find them.
     service.reply_store, service.shelved = (opened, None) if new.journal else (None, opened)

@@ -82,8 +82,8 @@ class RequestFrame:
         started_s = now()
         state["request_id"], state["subject"] = request_id, Subject(request_id, trace, started_s)
         state["key"], state["owner"] = None, ""  # set by Auth
-        shown = request_id if self.service.config.compat == "openai" else None
-        closes = self.service.draining or self.service.config.keep_alive_s == 0
+        shown = request_id if self.service.config.endpoints.compat == "openai" else None
+        closes = self.service.draining or self.service.config.endpoints.keep_alive == 0
         traffic = _Traffic(receive, send, shown, closes=closes)
         state["send_body"] = traffic.send  # inner layers do not look at what follows the start of a reply
         try:
@@ -146,7 +146,7 @@ class CrossOrigin:
         self._checked = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origins = self.service.config.cors_origins
+        origins = self.service.config.endpoints.cors_origins
         if origins != self._origins:
             self._origins, self._checked = origins, self._around(origins)
         await self._checked(scope, receive, send)
@@ -231,8 +231,10 @@ class Auth:
         The files of the pages are static and contain nothing of this service. They load before the user enters the key.
         """
         path, method, config = scope["path"], scope["method"], self.service.config
-        reads_page = method == "GET" and ((config.page and path in PAGE) or (config.docs and path in DOCS))
-        invokes = method == "POST" and path == "/invocations" and config.invocations_without_key
+        reads_page = method == "GET" and (
+            (config.endpoints.page and path in PAGE) or (config.endpoints.docs and path in DOCS)
+        )
+        invokes = method == "POST" and path == "/invocations" and config.endpoints.invocations_without_key
         return path in OPEN or method == "OPTIONS" or reads_page or invokes
 
     def _key(self, headers: Headers) -> ApiKey:
@@ -287,12 +289,12 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        limit = self.service.config.max_body_bytes
+        limit = self.service.config.limits.max_body
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(limit)
         received, complete = 0, False
-        seconds = self.service.config.connections.body_timeout_s
+        seconds = self.service.config.endpoints.connections.body_timeout
         deadline = asyncio.get_running_loop().time() + seconds
 
         async def limited() -> Message:

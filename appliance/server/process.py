@@ -80,12 +80,12 @@ def build_service(
 
     router = Router(
         config.engines,
-        config.max_waiting,
+        config.limits.max_waiting,
         metrics,
-        max_waiting_tokens=config.max_waiting_tokens,
-        hold_s=config.hold_s,
+        max_waiting_tokens=config.limits.max_waiting_tokens,
+        hold_s=config.lifecycle.restart.hold,
         exempt=partial(send_exemption, config.crash_exemptions),
-        timelines=config.timelines,
+        timelines=config.observability.stories,
         policy=config.policy,
         report_in_flight=partial(write_inflight, config.run),
         spend=spend,
@@ -199,7 +199,7 @@ class Server(uvicorn.Server):
         self._closes_s = 0.0
         metrics = service.metrics
         self.table = ConnectionTable(
-            lambda: service.config.connections, lambda reason: metrics.add("connections_closed", 1, reason)
+            lambda: service.config.endpoints.connections, lambda reason: metrics.add("connections_closed", 1, reason)
         )
         metrics.connections = lambda: (len(self.table), self.table.idle)
         self._acceptors: list[Acceptor] = []
@@ -212,7 +212,7 @@ class Server(uvicorn.Server):
                 self.table,
                 self._protocol,
                 context=self.config.ssl,
-                handshake_s=lambda: self.service.config.connections.head_timeout_s,
+                handshake_s=lambda: self.service.config.endpoints.connections.head_timeout,
                 refusal=self._refusal,
             )
             acceptor.start()
@@ -298,7 +298,11 @@ def _listener(config: GatewayConfig) -> socket.socket:
     The launcher's socket accepts connections even while no gateway process runs.
     """
     try:
-        return receive_listener(config.listener) if config.listener else open_listener(config.host, config.port)
+        return (
+            receive_listener(config.listener)
+            if config.listener
+            else open_listener(config.endpoints.host, config.endpoints.port)
+        )
     except AddressUnavailable as error:
         raise PortTaken(str(error)) from error
     except OSError as error:

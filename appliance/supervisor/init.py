@@ -223,9 +223,9 @@ class InitProcess:
 
     def _announce(self) -> None:
         gateway = self._service.gateway
-        host, tls = listen.local_host(gateway.host), gateway.tls is not None
+        host, tls = listen.local_host(gateway.endpoints.host), gateway.tls is not None
         crashes = tuple(map(str, self._crashes.folders))
-        address = rundir.Address(os.getpid(), host, gateway.port, self.manifest, tls, crashes)
+        address = rundir.Address(os.getpid(), host, gateway.endpoints.port, self.manifest, tls, crashes)
         rundir.write_address(self._directory, address)
         engines = len(self._service.engines)
         self._console.message(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from appliance.config import exits, settings
+from appliance.config.gateway import with_values
 from appliance.config.manifest import Manifest
 from appliance.config.sections.secrets import SecretEnv
 from appliance.hardware.machine import cgroup_folders
@@ -106,20 +107,20 @@ def launch(
             reported.append(outcome)
             _report(outcome, log)
 
-    console = Console(sys.stdout.fileno(), service.gateway.log_format)
+    console = Console(sys.stdout.fileno(), service.gateway.observability.log_format)
     try:
         if not os.access(SHELL, os.X_OK):
             raise FileNotFoundError(f"{SHELL} is missing; Supervisor needs it to start programs")
         file_limit.raise_limit(service)
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with (
-            listen.open_listener(service.gateway.host, service.gateway.port) as listener,
+            listen.open_listener(service.gateway.endpoints.host, service.gateway.endpoints.port) as listener,
             signals.stop_signals_pending(),  # until the init process handles them: the files are always removed
             rundir.run_directory(environment) as directory,
             _secret_files(service, environment) as secret_files,
         ):
             port = listener.getsockname()[1]
-            service = replace(service, gateway=msgspec.structs.replace(service.gateway, port=port))
+            service = replace(service, gateway=with_values(service.gateway, {"endpoints.port": port}))
             supervise.write(directory, programs(service, directory), service, secret_files)
             if service.other_cpus:
                 os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it; engines set their own affinity

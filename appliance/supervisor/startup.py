@@ -24,9 +24,9 @@ class Startup:
         self._console = console
         self._budget_s = service.startup_s
         self._gateway = service.gateway
-        self._host = listener.local_host(service.gateway.host)
+        self._host = listener.local_host(service.gateway.endpoints.host)
         self._tls = service.gateway.tls is not None
-        self._url = listener.url(self._host, service.gateway.port, tls=self._tls)
+        self._url = listener.url(self._host, service.gateway.endpoints.port, tls=self._tls)
         self.gateway_up = False
         self._restarted = asyncio.Event()
         self._last_shown: object = None
@@ -60,7 +60,9 @@ class Startup:
         budgeted = began  # a download has its own limit (model.download.total_timeout)
         down = not self.gateway_up
         while loop.time() - budgeted <= self._budget_s:
-            answer = await probe.get(self._host, self._gateway.port, "/ready", _PROBE_TIMEOUT_S, tls=self._tls)
+            answer = await probe.get(
+                self._host, self._gateway.endpoints.port, "/ready", _PROBE_TIMEOUT_S, tls=self._tls
+            )
             if answer is None:
                 down, missing = True, "the gateway does not answer"
             else:

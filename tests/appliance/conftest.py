@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from appliance.chat_templates import template
 from appliance.chat_templates.renderers import Renderers
-from appliance.config.gateway import GatewayConfig
+from appliance.config.gateway import GatewayConfig, with_values
 from appliance.security.certificate import read_certificate
 from appliance.security.keys import ApiKey, parse_keys
 from appliance.server.app import build_app
@@ -393,9 +393,11 @@ def engine(new_engine: Callable[[], FakeEngine]) -> FakeEngine:
 @pytest.fixture
 def new_config(tmp_path: Path) -> Callable[..., GatewayConfig]:
     def make(*engines: FakeEngine, **values: Any) -> GatewayConfig:
-        facts = {"host": "127.0.0.1", "port": 0, "names": ("tiny", "org/alias"), "model": str(tmp_path)}
-        facts |= {"engines": tuple(str(each.path) for each in engines), "max_context": 64, "vocab_size": 1000}
-        return GatewayConfig(**(facts | {"drain_s": 0.0, "version": "1.2.3", "manifest_sha256": "ab" * 32} | values))
+        facts = {"names": ("tiny", "org/alias"), "model": str(tmp_path), "max_context": 64, "vocab_size": 1000}
+        sockets = tuple(str(each.path) for each in engines)
+        facts |= {"engines": sockets, "drain_s": 0.0, "version": "1.2.3", "manifest_sha256": "ab" * 32}
+        address = {"endpoints.host": "127.0.0.1", "endpoints.port": 0}
+        return with_values(GatewayConfig(**facts), address | values)
 
     return make
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from appliance.config.gateway import GatewayConfig
 from appliance.config.keys import keys, metadata
+from appliance.config.sections.limits import Limits
 from appliance.server.chat.sampling import logprob_count, resolve, stop_strings
 from appliance.server.chat.window import tokens_within
 from appliance.server.schema.completions import CompletionRequest
@@ -40,7 +41,7 @@ EDGES = {
 def over_http(name: str, value: object) -> str | None:
     """The message with which HTTP refuses a field, or None."""
     settings = GatewayConfig(
-        host="h", port=1, names=("m",), model="m", engines=("e",), max_context=64, vocab_size=99, max_logprobs=-1
+        names=("m",), model="m", engines=("e",), max_context=64, vocab_size=99, limits=Limits(max_logprobs=-1)
     )
     body = CompletionRequest.model_validate({"prompt": "x", "max_tokens": 16, name: value})
     try:

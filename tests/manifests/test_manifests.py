@@ -147,7 +147,7 @@ def test_the_layered_manifest_has_what_its_layers_say(
 ) -> None:
     found = planned("layered.yaml", tmp_path, on=on, overlays=overlays)
     assert (found.engines[0].max_running, found.engines[0].max_context) == (running, context)
-    assert found.gateway.max_waiting == 256 and f"profile {profile} " in "".join(found.layers)
+    assert found.gateway.limits.max_waiting == 256 and f"profile {profile} " in "".join(found.layers)
     assert (found.gateway.api_keys is not None) == ("public" in overlays)
 
 

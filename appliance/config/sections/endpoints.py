@@ -25,7 +25,6 @@ class Responses(Section):
     keep: Seconds = declare(
         86400.0,
         effect=GATEWAY,
-        target="gateway.responses_keep_s",
         clients=Note("stored responses are kept for another time"),
         example="1h",
     )
@@ -33,7 +32,6 @@ class Responses(Section):
     size: Bytes = declare(
         64 * 2**20,
         effect=GATEWAY,
-        target="gateway.responses_bytes",
         clients=Note("another number of responses is stored before the oldest are dropped"),
         example="256MiB",
     )
@@ -41,7 +39,6 @@ class Responses(Section):
     count: Count = declare(
         10_000,
         effect=GATEWAY,
-        target="gateway.responses_count",
         clients=Note("another number of responses is stored before the oldest are dropped"),
         example=1000,
     )
@@ -49,15 +46,12 @@ class Responses(Section):
 
 
 class Connections(Section):
-    max: Count = declare(
-        8192, effect=LIVE, target="gateway.connections.max", clients=Limit("more connections get 503"), example=20000
-    )
+    max: Count = declare(8192, effect=LIVE, clients=Limit("more connections get 503"), example=20000)
     """Maximum open client connections, less if the limit of open files is lower. A new one closes the one that has been
     idle longest, or gets 503 if none is idle."""
     max_idle: Count = declare(
         1024,
         effect=LIVE,
-        target="gateway.connections.max_idle",
         clients=Limit("more idle connections are closed"),
         example=256,
     )
@@ -65,7 +59,6 @@ class Connections(Section):
     max_per_address: Count = declare(
         2048,
         effect=LIVE,
-        target="gateway.connections.max_per_address",
         clients=Limit("more connections of one address get 503"),
         examples=(64, 20000),
     )
@@ -73,7 +66,6 @@ class Connections(Section):
     max_head: Annotated[Bytes, Field(le=2**20)] = declare(
         64 * 2**10,
         effect=LIVE,
-        target="gateway.connections.max_head_bytes",
         clients=Limit("larger request heads get 431"),
         example="16KiB",
     )
@@ -81,7 +73,6 @@ class Connections(Section):
     max_headers: Annotated[int, Field(ge=1, le=1000)] = declare(
         100,
         effect=LIVE,
-        target="gateway.connections.max_headers",
         clients=Limit("more header fields get 431"),
         example=200,
     )
@@ -89,7 +80,6 @@ class Connections(Section):
     head_timeout: Annotated[Seconds, Field(gt=0)] = declare(
         15.0,
         effect=LIVE,
-        target="gateway.connections.head_timeout_s",
         clients=Limit("slower request heads get 408"),
         example="5s",
     )
@@ -98,7 +88,6 @@ class Connections(Section):
     body_timeout: Annotated[Seconds, Field(gt=0)] = declare(
         60.0,
         effect=LIVE,
-        target="gateway.connections.body_timeout_s",
         clients=Limit("slower request bodies get 408"),
         example="5m",
     )
@@ -110,7 +99,6 @@ class Endpoints(Section):
     host: str = declare(
         "0.0.0.0",
         effect=SERVICE,
-        target="gateway.host",
         aliases={"TGI": "hostname", "synonyms": ("address", "bind", "listen")},
         clients=Note("the service listens on another address"),
         flags=("-H", "--host"),
@@ -120,7 +108,6 @@ class Endpoints(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = declare(
         8000,
         effect=SERVICE,
-        target="gateway.port",
         aliases={"NVIDIA NIM": "NIM_SERVER_PORT"},
         clients=Note("the service is reached on another port"),
         flags=("-p", "--port"),
@@ -138,7 +125,6 @@ class Endpoints(Section):
     invocations_without_key: bool = declare(
         False,
         effect=LIVE,
-        target="gateway.invocations_without_key",
         clients=Note("POST /invocations needs an API key or none"),
     )
     """Serve POST /invocations without an API key, because Amazon SageMaker sends none; everyone who reaches the port
@@ -148,21 +134,18 @@ class Endpoints(Section):
     compat: Literal["openai", "vllm"] = declare(
         "openai",
         effect=LIVE,
-        target="gateway.compat",
         clients=Note("usage, reasoning field names, the request ID header and some errors follow another API"),
     )
     """Behaviour where the OpenAI service and vLLM differ; docs/http.md#profiles lists all differences."""
     unknown_fields: Literal["refuse", "warn", "ignore"] = declare(
         "warn",
         effect=LIVE,
-        target="gateway.unknown_fields",
         clients=Note("unknown request fields are rejected, logged or ignored"),
     )
     """Treatment of unknown request fields: reply 400, log each field once, or ignore them."""
     cors_origins: tuple[str, ...] = declare(
         (),
         effect=LIVE,
-        target="gateway.cors_origins",
         aliases={
             "vLLM": "allowed_origins",
             "TGI": "cors_allow_origin",
@@ -175,7 +158,6 @@ class Endpoints(Section):
     keep_alive: Seconds = declare(
         75.0,
         effect=LIVE,
-        target="gateway.keep_alive_s",
         clients=Note("idle connections are closed after another time"),
         examples=("65s", "10m"),
     )
@@ -184,7 +166,6 @@ class Endpoints(Section):
     stream_keep_alive: Seconds = declare(
         15.0,
         effect=LIVE,
-        target="gateway.stream_keep_alive_s",
         clients=Note("silent streams send keep-alive comments at another interval"),
         example="5s",
     )
@@ -194,7 +175,6 @@ class Endpoints(Section):
     trust_request_chat_template: bool = declare(
         False,
         effect=LIVE,
-        target="gateway.trust_request_chat_template",
         clients=Switch(off="requests with a chat_template get 400", on="requests may contain a chat_template"),
     )
     """Permit a request to contain its own chat_template."""
@@ -203,14 +183,12 @@ class Endpoints(Section):
     docs: bool = declare(
         True,
         effect=LIVE,
-        target="gateway.docs",
         clients=Switch(off="/docs and /openapi.json get 404", on="/docs and /openapi.json are served"),
     )
     """Serve the OpenAPI description at /openapi.json and its page at /docs."""
     page: bool = declare(
         True,
         effect=LIVE,
-        target="gateway.page",
         clients=Switch(off="the page at / gets 404", on="the page at / is served"),
     )
     """Serve a web page at /, with a playground and the status of the service. Its files need no API key."""

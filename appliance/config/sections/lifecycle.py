@@ -37,7 +37,6 @@ class Restart(Section):
     hold: Seconds = declare(
         10.0,
         effect=LIVE,
-        target="gateway.hold_s",
         clients=Note("new requests wait for a crashed engine for another time"),
         examples=("0s", "30s"),
     )
@@ -57,18 +56,16 @@ class Journal(Section):
     keep: Seconds = declare(
         900.0,
         effect=LIVE,
-        target="gateway.journal_keep_s",
         affects="gateway.journal",
         clients=Note("replies with an Idempotency-Key are kept for another time"),
         example="1h",
     )
     """Retention of such a reply after its end or the last request for it; 0s keeps none."""
-    size: Bytes = declare(64 * 2**20, effect=LIVE, target="gateway.journal_bytes", example="256MiB")
+    size: Bytes = declare(64 * 2**20, effect=LIVE, example="256MiB")
     """Maximum bytes of all such replies; the oldest are deleted first. The file has at most about twice the size."""
     linger: Seconds = declare(
         60.0,
         effect=LIVE,
-        target="gateway.linger_s",
         clients=Note("requests with an Idempotency-Key continue without their client for another time"),
         example="5m",
     )
@@ -120,5 +117,5 @@ class Lifecycle(Section):
     """Golden prompts, which detect wrong results of an engine."""
     journal: Journal = Journal()
     """Replies to requests with an Idempotency-Key, which survive disconnects and restarts of the gateway."""
-    chaos: Literal["refused", "allowed"] = declare("refused", effect=LIVE, affects="gateway.chaos")
+    chaos: Literal["refused", "allowed"] = declare("refused", effect=LIVE)
     """Permit `slipway chaos` to inject faults into the running appliance, to test its recovery."""

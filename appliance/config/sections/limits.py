@@ -9,11 +9,9 @@ from appliance.config.sections.values import Bytes, Count, Seconds, Section
 
 
 class PerKey(Section):
-    requests_per_minute: Count | None = declare(
-        None, effect=LIVE, target="gateway.key_requests_per_minute", example=600
-    )
+    requests_per_minute: Count | None = declare(None, effect=LIVE, example=600)
     """Requests per minute of an API key; further ones get 429 with Retry-After."""
-    tokens_per_minute: Count | None = declare(None, effect=LIVE, target="gateway.key_tokens_per_minute", example=400000)
+    tokens_per_minute: Count | None = declare(None, effect=LIVE, example=400000)
     """Computed prompt and reply tokens per minute of an API key; further requests get 429."""
 
 
@@ -21,7 +19,6 @@ class Limits(Section):
     max_waiting: Annotated[int, Field(ge=0)] = declare(
         1024,
         effect=LIVE,
-        target="gateway.max_waiting",
         aliases={"SGLang": "max_queued_requests", "synonyms": ("max_num_queued_reqs", "max_queue")},
         clients=Limit("more requests get 503 under load"),
         example=256,
@@ -30,7 +27,6 @@ class Limits(Section):
     max_waiting_tokens: Count | None = declare(
         None,
         effect=LIVE,
-        target="gateway.max_waiting_tokens",
         aliases={"synonyms": "max_num_queued_tokens"},
         clients=Limit("more requests get 503 under load"),
         example=400000,
@@ -39,7 +35,6 @@ class Limits(Section):
     max_body: Bytes = declare(
         32 * 2**20,
         effect=LIVE,
-        target="gateway.max_body_bytes",
         aliases={"TGI": "payload_limit"},
         clients=Limit("larger bodies get 413"),
         example="1MiB",
@@ -48,7 +43,6 @@ class Limits(Section):
     max_output_tokens: Count | None = declare(
         None,
         effect=LIVE_OUTPUTS,
-        target="gateway.max_output_tokens",
         clients=Limit("longer replies are cut"),
         example=4096,
     )
@@ -56,24 +50,20 @@ class Limits(Section):
     max_choices: Count = declare(
         128,
         effect=LIVE,
-        target="gateway.max_choices",
         aliases={"TGI": "max_best_of"},
         clients=Limit("a larger n gets 400"),
         example=4,
     )
     """Maximum n of a request."""
-    max_prompts: Count = declare(
-        1024, effect=LIVE, target="gateway.max_prompts", clients=Limit("more prompts in a request get 400"), example=16
-    )
+    max_prompts: Count = declare(1024, effect=LIVE, clients=Limit("more prompts in a request get 400"), example=16)
     """Maximum prompts in one completions request."""
     max_logprobs: Annotated[int, Field(ge=-1)] = declare(
-        20, effect=LIVE, target="gateway.max_logprobs", clients=Limit("requests for more get 400"), examples=(5, -1)
+        20, effect=LIVE, clients=Limit("requests for more get 400"), examples=(5, -1)
     )
     """Maximum logprobs per token in a request; -1 permits the complete vocabulary."""
     max_stop: Count = declare(
         16,
         effect=LIVE,
-        target="gateway.max_stop",
         aliases={"TGI": "max_stop_sequences"},
         clients=Limit("more stop strings get 400"),
         example=4,
@@ -84,7 +74,6 @@ class Limits(Section):
     grammar_size: Bytes = declare(
         256 * 2**10,
         effect=LIVE,
-        target="gateway.grammar_bytes",
         clients=Limit("larger schemas and grammars get 400"),
         example="1MiB",
     )
@@ -92,7 +81,6 @@ class Limits(Section):
     grammar_time: Annotated[Seconds, Field(gt=0)] = declare(
         5.0,
         effect=LIVE,
-        target="gateway.grammar_time_s",
         clients=Limit("schemas and grammars that take longer to compile get 400"),
         example="2s",
     )
@@ -100,7 +88,6 @@ class Limits(Section):
     grammar_memory: Bytes = declare(
         512 * 2**20,
         effect=LIVE,
-        target="gateway.grammar_memory_bytes",
         clients=Limit("schemas and grammars that take more memory to compile get 400"),
         example="256MiB",
     )

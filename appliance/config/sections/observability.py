@@ -12,20 +12,17 @@ class Observability(Section):
     log_level: Literal["debug", "info", "warning", "error"] = declare(
         "info",
         effect=LIVE,
-        target="gateway.log_level",
         aliases={"NVIDIA NIM": "NIM_LOG_LEVEL", "synonyms": "log_level"},
     )
     """Minimum severity of log records."""
     # the launcher uses it for its own log lines
-    log_format: Literal["text", "json"] = declare("text", effect=SERVICE, target="gateway.log_format")
+    log_format: Literal["text", "json"] = declare("text", effect=SERVICE)
     """Log one line of text or one JSON object per record."""
-    log_requests: bool = declare(
-        False, effect=LIVE, target="gateway.log_requests", aliases={"vLLM": "enable_log_requests"}
-    )
+    log_requests: bool = declare(False, effect=LIVE, aliases={"vLLM": "enable_log_requests"})
     """Log the parameters of each request, without prompt text."""
-    log_outputs: Literal["off", "final", "deltas"] = declare("off", effect=LIVE, target="gateway.log_outputs")
+    log_outputs: Literal["off", "final", "deltas"] = declare("off", effect=LIVE)
     """Log generated text: once per reply, or also each streamed delta."""
-    vllm_metrics: bool = declare(True, effect=LIVE, target="gateway.vllm_metrics")
+    vllm_metrics: bool = declare(True, effect=LIVE)
     """Publish the metrics under vLLM's names too, for existing dashboards and autoscalers."""
-    stories: Annotated[int, Field(ge=0)] = declare(1000, effect=LIVE, target="gateway.timelines", example=1000)
+    stories: Annotated[int, Field(ge=0)] = declare(1000, effect=LIVE, example=1000)
     """Number of replies whose timeline is available to `slipway why ID`; 0 keeps none."""

@@ -19,7 +19,7 @@ from appliance.server.schema.descriptions import describe_fields
 
 
 async def _wanted(request: Request) -> None:
-    if not service_of(request).config.docs:
+    if not service_of(request).config.endpoints.docs:
         raise HTTPException(404)
 
 

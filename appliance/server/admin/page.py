@@ -36,7 +36,7 @@ PATHS = frozenset(("/", *(f"/page/{name}" for name in FILES)))
 
 
 def _served(request: Request, name: str) -> Response:
-    if not service_of(request).config.page or name not in (INDEX, *FILES):
+    if not service_of(request).config.endpoints.page or name not in (INDEX, *FILES):
         raise HTTPException(404)
     return file_response(request, _FOLDER / name)
 

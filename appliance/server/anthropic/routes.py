@@ -119,7 +119,7 @@ class MessageReply(Reply[list[dict[str, Any]]]):
         Otherwise input_tokens, cache reads and cache writes add up to the prompt.
         """
         choice, prompt = self.state.choice, len(self.plan.prompts[0].ids)
-        if self.service.config.compat != "openai":
+        if self.service.config.endpoints.compat != "openai":
             return {"input_tokens": prompt, "output_tokens": choice.tokens}
         timing = choice.timing
         cached, written = (timing.cached_tokens, timing.written_tokens) if timing else (0, 0)

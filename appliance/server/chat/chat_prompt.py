@@ -91,7 +91,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     )
     prompt = build_prompt(conversation_ids(body, rendered, text), body, options, served, 0)
     shown = frozenset(token for marker in output_format.tokens() if (token := text.special_id(marker)) is not None)
-    role, echo = _reply_role(body, rendered, config.compat)
+    role, echo = _reply_role(body, rendered, config.endpoints.compat)
     return ChatPlan(
         prompts=(prompt,),
         reading=reading_of(body, served, shown),

@@ -32,8 +32,10 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
     if body.suffix:
         raise RequestError("suffix is not supported by this model.", "suffix")
     prompts = _texts_or_ids(body.prompt)
-    if len(prompts) > config.max_prompts:
-        message = f"prompt has {len(prompts)} entries; the server's limits.max_prompts allows {config.max_prompts}."
+    if len(prompts) > config.limits.max_prompts:
+        message = (
+            f"prompt has {len(prompts)} entries; the server's limits.max_prompts allows {config.limits.max_prompts}."
+        )
         raise RequestError(message, "prompt")
     logprobs = logprob_count("sample", "logprobs", body.logprobs, config)
     prompt_logprobs = logprob_count("prompt", "prompt_logprobs", body.prompt_logprobs, config)

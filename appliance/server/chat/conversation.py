@@ -52,7 +52,7 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
     if config.encoder is not None:
         raise RequestError(NO_CONVERSATIONS, "messages")
     is_own = text.template is not None and body.chat_template in text.template.names()
-    if body.chat_template is not None and not is_own and not config.trust_request_chat_template:
+    if body.chat_template is not None and not is_own and not config.endpoints.trust_request_chat_template:
         raise RequestError(
             "chat_template in a request is disabled on this server; the manifest key "
             "endpoints.trust_request_chat_template enables it.",

@@ -15,7 +15,7 @@ Side = str | list[int]
 
 def plan_label_scores(body: LabelScoresRequest, served: Served) -> Plan:
     """Return the parsed request with one prompt per item. Raise RequestError with the field names of this route."""
-    most = served.config.max_prompts
+    most = served.config.limits.max_prompts
     if len(body.items) > most:
         raise RequestError(
             f"items has {len(body.items)} entries; the server's limits.max_prompts allows {most}.", "items"

@@ -38,8 +38,10 @@ def _refuse(param: str, message: str) -> RequestError:
 def check_n(n: int, temperature: float, config: GatewayConfig) -> None:
     if n < 1:
         raise _refuse("n", f"n must be at least 1, got {n}.")
-    if n > config.max_choices:
-        raise _refuse("n", f"n must be at most {config.max_choices}, got {n}; the server sets limits.max_choices.")
+    if n > config.limits.max_choices:
+        raise _refuse(
+            "n", f"n must be at most {config.limits.max_choices}, got {n}; the server sets limits.max_choices."
+        )
     if n > 1 and temperature == 0:
         raise _refuse("n", f"n must be 1 when using greedy sampling, got {n}.")
 
@@ -50,8 +52,8 @@ def logprob_count(kind: str, param: str, count: int | None, config: GatewayConfi
         return None
     check_logprobs(param, count)
     asked = config.vocab_size if count == -1 else count
-    if config.max_logprobs != -1 and asked > config.max_logprobs:
-        most = config.max_logprobs
+    if config.limits.max_logprobs != -1 and asked > config.limits.max_logprobs:
+        most = config.limits.max_logprobs
         raise _refuse(param, f"Requested {kind} logprobs of {asked}, which is greater than max allowed: {most}")
     return -1 if asked >= config.vocab_size else asked
 
@@ -122,8 +124,10 @@ def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int
 def stop_strings(stop: str | list[str] | None, config: GatewayConfig) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     check_stop(stops)
-    if len(stops) > config.max_stop:
-        raise _refuse("stop", f"stop has {len(stops)} strings; the server's limits.max_stop allows {config.max_stop}.")
+    if len(stops) > config.limits.max_stop:
+        raise _refuse(
+            "stop", f"stop has {len(stops)} strings; the server's limits.max_stop allows {config.limits.max_stop}."
+        )
     return stops
 
 

@@ -108,5 +108,5 @@ def tokens_within(room: int, asked: int | None, config: GatewayConfig, *, param:
         check_max_tokens(asked, param)
     if asked is not None and asked > config.max_context:
         raise RequestError(f"{param}={asked} cannot be greater than max_model_len={config.max_context}.", param)
-    limits = [room, asked, config.max_output_tokens]
+    limits = [room, asked, config.limits.max_output_tokens]
     return min(limit for limit in limits if limit is not None)

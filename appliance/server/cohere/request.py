@@ -50,7 +50,7 @@ def _prefix(body: EmbedRequest, served: Served) -> str:
     all the same, except with the vllm profile.
     """
     model, asked = facts(served.config), body.input_type
-    if asked in INPUT_TYPES and not model.prompts and served.config.compat == "openai":
+    if asked in INPUT_TYPES and not model.prompts and served.config.endpoints.compat == "openai":
         asked = None
     return lead(model, asked, "input_type")
 

@@ -60,8 +60,8 @@ def _parsed_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
         if value is None:
             return schema.model_validate_json(body)  # raises a ValidationError that describes the fault
         check_counts(value, len(body))
-        read_fields(value, schema, config.unknown_fields, service.unknown_fields)
-        return schema.model_validate(value, context={TEXT_NUMBERS: config.compat == "vllm"})
+        read_fields(value, schema, config.endpoints.unknown_fields, service.unknown_fields)
+        return schema.model_validate(value, context={TEXT_NUMBERS: config.endpoints.compat == "vllm"})
     except ValidationError as error:
         raise _invalid(error, body) from None
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Literal
 
-from appliance.config.gateway import ConnectionLimits
+from appliance.config.sections.endpoints import Connections as ConnectionLimits
 
 log = logging.getLogger(__name__)
 

@@ -77,7 +77,9 @@ async def subscribe(
         if stream is None:
             service.router.admit()
         writer = Writer(service.router, entry, stream, submits, target)
-    return Routed(Subscriber(entry, after, service.config.linger_s), entry.opened.identity, headers, writer)
+    return Routed(
+        Subscriber(entry, after, service.config.lifecycle.journal.linger), entry.opened.identity, headers, writer
+    )
 
 
 async def _open(

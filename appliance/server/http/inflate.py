@@ -77,7 +77,7 @@ class Inflate:
             return await self.app(scope, receive, send)
         if encoding.lower() not in GZIP | {"deflate"}:
             raise UnsupportedEncoding(encoding)
-        unpacker = Unpacker(encoding.lower(), self.service.config.max_body_bytes)
+        unpacker = Unpacker(encoding.lower(), self.service.config.limits.max_body)
 
         async def unpacked() -> Message:
             message = await receive()

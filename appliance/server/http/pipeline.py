@@ -103,7 +103,7 @@ async def route_durable(call: Call, submits: tuple[Submit, ...]) -> Routed:
 
 def log_request(call: Call, body: BaseModel, hidden: Set[str]) -> None:
     """Log the fields that a request sets, if requests are logged, without those that contain texts."""
-    if call.service.config.log_requests:
+    if call.service.config.observability.log_requests:
         shown = body.model_dump(exclude=set(hidden), exclude_unset=True, mode="json")
         call.service.log.request(call.subject, call.kind, shown)
 
@@ -116,7 +116,7 @@ async def respond(
     if routed.writer is not None and call.store is not None:
         await generate_apart(call.store, routed.writer, reply.fresh())
     if body.stream:
-        pause_s = service.config.stream_keep_alive_s
+        pause_s = service.config.endpoints.stream_keep_alive
         events = records(routed.source, reply)
         return EventStream(events, routed.source, headers, pause_s=pause_s, sign=reply.keep_alive)
     whole = await until_disconnect(call.request, complete(routed.source, reply))

@@ -176,16 +176,16 @@ class HttpProtocol(HttpToolsProtocol):
     def _check_head(self) -> None:
         if self._receiving == "nothing":
             return
-        limits = self._gateway().connections
-        if self._head_bytes + self._line_bytes > limits.max_head_bytes + SLICE_BYTES:
+        limits = self._gateway().endpoints.connections
+        if self._head_bytes + self._line_bytes > limits.max_head + SLICE_BYTES:
             raise _TooLarge
-        if self._head_bytes > limits.max_head_bytes or self._num_headers > limits.max_headers:
+        if self._head_bytes > limits.max_head or self._num_headers > limits.max_headers:
             raise _TooLarge
 
     def _refuse_head(self) -> None:
-        limits = self._gateway().connections
+        limits = self._gateway().endpoints.connections
         too_many = self._num_headers > limits.max_headers
-        error = HeadTooLarge(headers=limits.max_headers) if too_many else HeadTooLarge(size=limits.max_head_bytes)
+        error = HeadTooLarge(headers=limits.max_headers) if too_many else HeadTooLarge(size=limits.max_head)
         self._refuse(error, "max_headers" if too_many else "max_head")
 
     # Parser callbacks
@@ -280,16 +280,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _deadline(self) -> float | None:
         """Return when the connection is closed if nothing happens before, or None."""
-        limits = self._gateway().connections
+        limits = self._gateway().endpoints.connections
         if self._ended:
             return self._idle_since + LINGER_S
         if self._busy:
             return None
         if self._receiving == "head":
-            return max(self._since, self._idle_since) + limits.head_timeout_s
+            return max(self._since, self._idle_since) + limits.head_timeout
         if self._receiving == "body":
-            return self._since + limits.body_timeout_s
-        return self._idle_since + (self._gateway().keep_alive_s if self._served else limits.head_timeout_s)
+            return self._since + limits.body_timeout
+        return self._idle_since + (self._gateway().endpoints.keep_alive if self._served else limits.head_timeout)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -301,7 +301,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._ended:
             self.transport.abort()
         elif self._receiving == "head":
-            seconds = self._gateway().connections.head_timeout_s
+            seconds = self._gateway().endpoints.connections.head_timeout
             self._refuse(RequestTimeout("head", seconds), "head_timeout")
         elif self._receiving == "body":  # the reply was already sent
             self.transport.abort()

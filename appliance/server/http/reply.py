@@ -94,7 +94,7 @@ class Formatter(ABC, Generic[Piece]):
 
     def log_output(self, index: int) -> None:
         """Log the last delta of a choice, and at its end the complete output, if outputs are logged."""
-        if self.service.config.log_outputs == "off":
+        if self.service.config.observability.log_outputs == "off":
             return
         for text, finish in self.logged(index):
             self.service.log.delta(self.subject, index, text)

@@ -73,7 +73,9 @@ class Service:
         self.keys = tuple(keys)
         config = self.config
         self.metrics.register_keys({key.shown for key in keys})
-        self.allowances.allow(keys, config.key_requests_per_minute, config.key_tokens_per_minute, now())
+        self.allowances.allow(
+            keys, config.limits.per_key.requests_per_minute, config.limits.per_key.tokens_per_minute, now()
+        )
 
     def share(self, owner: str) -> float:
         """Return an owner's share of the engine, also for a key that may have been removed."""
@@ -100,7 +102,7 @@ class Service:
         `param` is the request field with the grammar.
         """
         config = self.config
-        bounds = Bounds(config.grammar_bytes, config.grammar_time_s, config.grammar_memory_bytes)
+        bounds = Bounds(config.limits.grammar_size, config.limits.grammar_time, config.limits.grammar_memory)
         await self.grammars.check(grammar, bounds, param)
 
     @property

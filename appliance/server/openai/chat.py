@@ -192,7 +192,7 @@ class ChatReply(ChunkReply):
         self.prompt = plan.prompts[0]
         self.identity = identity
         names = [f"{identity.salt}/{index}" for index in range(len(self.prompt.submits))]
-        openai, tokenizer = service.config.compat == "openai", service.text.tokenizer
+        openai, tokenizer = service.config.endpoints.compat == "openai", service.text.tokenizer
         self.builders = [ChoiceBuilder(at, body, tokenizer, plan, name, twice=openai) for at, name in enumerate(names)]
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         head = header(service, identity, "chatcmpl", kind, service.model_name(body.model))

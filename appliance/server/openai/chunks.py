@@ -70,8 +70,8 @@ class ChunkReply(Reply[dict[str, Any]]):
     ) -> None:
         super().__init__(service, subject, body, prompt_tokens, choices)
         self.head = head
-        self.options = usage_options(body, service.config.compat)
-        self.usage = Usage(prompt_tokens, service.config.compat == "openai")
+        self.options = usage_options(body, service.config.endpoints.compat)
+        self.usage = Usage(prompt_tokens, service.config.endpoints.compat == "openai")
         self._chunk_encoder = head.chunk_encoder()
 
     @abstractmethod

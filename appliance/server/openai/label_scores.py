@@ -44,7 +44,7 @@ async def create_label_scores(service: Service, request: Request, body: LabelSco
     plan = await asyncio.to_thread(plan_label_scores, body, call.context)
     stream = route(call, plan.submits)
     logprobs, timings = await until_disconnect(request, _read(service, stream, len(plan.submits)))
-    usage = Usage(sum(prompt.tokens for prompt in plan.prompts), service.config.compat == "openai")
+    usage = Usage(sum(prompt.tokens for prompt in plan.prompts), service.config.endpoints.compat == "openai")
     usage.completion = len(plan.prompts)
     usage.cached = sum(timing.cached_tokens for timing in timings)
     usage.written = sum(timing.written_tokens for timing in timings)

@@ -37,7 +37,7 @@ def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(int(service.started_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
         "max_input_tokens": service.config.max_context if encoder is None else encoder.max_input,
-        "max_tokens": service.config.max_output_tokens or most,
+        "max_tokens": service.config.limits.max_output_tokens or most,
     }
 
 

@@ -136,8 +136,8 @@ def submits(prompts: Sequence[Pooled], pooling: Pooling, conditions: Terms, serv
 
 
 def check_count(count: int, field: str, config: GatewayConfig) -> None:
-    if count > config.max_prompts:
-        message = f"{field} has {count} entries; the server's limits.max_prompts allows {config.max_prompts}."
+    if count > config.limits.max_prompts:
+        message = f"{field} has {count} entries; the server's limits.max_prompts allows {config.limits.max_prompts}."
         raise RequestError(message, field)
 
 

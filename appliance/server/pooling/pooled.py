@@ -64,7 +64,7 @@ async def pool(call: Call, body: BaseModel, plan: PlanT) -> Outcome[PlanT]:
     results, timings = await until_disconnect(call.request, _gathered(stream, len(plan.submits)))
     usage = Usage(
         plan.tokens,
-        call.service.config.compat == "openai",
+        call.service.config.endpoints.compat == "openai",
         cached=sum(timing.cached_tokens for timing in timings),
         written=sum(timing.written_tokens for timing in timings),
     )

@@ -152,10 +152,10 @@ class Router:
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Apply new limits."""
-        self.admission.allow(config.max_waiting)
-        self.backlog.allow(config.max_waiting_tokens)
-        self.timelines.keep(config.timelines)
-        self._hold_s = config.hold_s
+        self.admission.allow(config.limits.max_waiting)
+        self.backlog.allow(config.limits.max_waiting_tokens)
+        self.timelines.keep(config.observability.stories)
+        self._hold_s = config.lifecycle.restart.hold
 
     def expect_end(self, index: int) -> None:
         """Record that this engine is about to be stopped on purpose."""

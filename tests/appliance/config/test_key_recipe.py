@@ -47,7 +47,6 @@ class WidgetLimits(Limits):
     max_widgets: Count = declare(
         7,
         effect=LIVE,
-        target="gateway.max_widgets",
         affects="gateway.widgets.size",
         aliases={"vLLM": "widget_cap", "SGLang": ("widgetLimit", "max-gizmos"), "synonyms": "gizmos"},
         clients=Limit("more widgets get 400"),
@@ -205,8 +204,8 @@ def test_the_name_of_another_server_is_answered_with_the_key(word: str) -> None:
 
 def test_a_live_key_names_the_fields_that_a_reload_changes() -> None:
     assert effects.effect("limits.max_widgets") == LIVE
-    assert set(live_keys.live_fields()["limits.max_widgets"]) == {"max_widgets", "widgets.size"}
-    assert live_keys.live_fields()["limits.widgets"] == ("widgets.on",)
+    assert set(live_keys.live_fields()["limits.max_widgets"]) == {"limits.max_widgets", "widgets.size"}
+    assert live_keys.live_fields()["limits.widgets"] == ("limits.widgets", "widgets.on")
     assert "engine.scheduling.max_gadgets" not in live_keys.live_fields()
 
 
@@ -241,14 +240,25 @@ def test_relative_paths_start_at_the_folder_of_their_file(tmp_path: Path) -> Non
 
 
 def test_the_value_reaches_every_target_and_a_choice_replaces_it(tmp_path: Path) -> None:
-    manifest = load(given(tmp_path, Option("--set", "limits.max_widgets", "3"))).manifest
-    assert passed_on(manifest, "gateway")["max_widgets"] == 3
+    manifest = load(given(tmp_path, Option("--set", "engine.scheduling.max_gadgets", "3"))).manifest
+    assert passed_on(manifest, "gateway")["gadgets"] == passed_on(manifest, "engine")["max_gadgets"] == 3
     assert passed_on(manifest, "gateway.widgets") == {"on": True}
-    choices = {"engine.scheduling.max_gadgets": Choice(4, "the default"), "limits.max_widgets": Choice(0)}
+    choices = {"engine.scheduling.max_gadgets": Choice(4, "the default"), "limits.widgets": Choice(False)}
     assert passed_on(manifest, "engine", choices)["max_gadgets"] == 4
-    gateway = passed_on(manifest, "gateway", choices)
-    assert (gateway["gadgets"], gateway["max_widgets"]) == (4, 0)
-    assert not {"on", "widgets", "max_gadgets"} & gateway.keys()
+    assert passed_on(manifest, "gateway", choices)["gadgets"] == 4
+    assert passed_on(manifest, "gateway.widgets", choices) == {"on": False}
+    assert not {"on", "widgets", "max_gadgets", "max_widgets"} & passed_on(manifest, "gateway", choices).keys()
+
+
+def test_a_section_of_the_gateway_has_the_value_and_a_reload_replaces_it(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"names": ("m",), "model": "m", "engines": (), "max_context": 9, "vocab_size": 9}
+    now, wanted = (
+        GatewayConfig(**facts, limits=limits_of(load(given(tmp_path, Option("--set", "limits.max_stop", text)))))
+        for text in ("3", "4")
+    )
+    assert now.limits.max_stop == 3
+    assert live_keys.mixed(now, wanted, ["limits.max_stop"], version="2").limits == wanted.limits
+    assert live_keys.fixed_fields(now, wanted) == ()
 
 
 def test_a_key_in_a_mapping_or_a_list_is_found_below_a_star() -> None:
@@ -271,38 +281,23 @@ def test_a_key_in_a_mapping_or_a_list_is_found_below_a_star() -> None:
 CONFIGS = {"engine": EngineConfig, "gateway": GatewayConfig}
 
 
-def _field(target: str) -> msgspec.structs.FieldInfo:
-    """Return the field of a process configuration. Raise KeyError if it has no such field."""
+def _check_field(target: str) -> None:
+    """Raise KeyError if the process configurations have no such field."""
     root, *names = target.split(".")
     kind: Any = CONFIGS[root]
     for name in names:
         field = {one.name: one for one in msgspec.structs.fields(kind)}[name]
         options = get_args(field.type) if isinstance(field.type, types.UnionType) else (field.type,)
         kind = next((one for one in options if hasattr(one, "__struct_fields__")), None)
-    return field
 
 
 def test_targets_of_the_real_manifest_exist_and_get_one_key_each() -> None:
     targets = [target for one in keys.metadata().values() for target in one.targets]
-    assert len(targets) > 60
+    assert len(targets) > 20
     assert len(targets) == len(set(targets))
     for one in keys.metadata().values():
         for target in (*one.targets, *one.affects):
-            _field(target)
-
-
-def test_real_defaults_of_the_gateway_equal_those_of_the_manifest() -> None:
-    compared = 0
-    for name, one in keys.metadata().items():
-        key = keys.find(tuple(name.split(".")))
-        assert key is not None
-        for target in one.targets:
-            default = _field(target).default
-            if target.startswith("gateway.") and default is not msgspec.NODEFAULT and key.default != "auto":
-                expected = tuple(key.default) if isinstance(key.default, list) else key.default
-                assert default == expected, f"{name} and {target} have different defaults"
-                compared += 1
-    assert compared > 40
+            _check_field(target)
 
 
 def test_every_real_live_key_names_a_field_of_the_gateway() -> None:
@@ -324,16 +319,16 @@ def test_real_names_of_other_servers_belong_to_one_key_each() -> None:
         ("engine.record_size", ("config/sections/engine.py", "engine/api/config.py", "engine/core/loop.py")),
         (
             "observability.vllm_metrics",
-            ("config/gateway.py", "config/sections/observability.py", "observability/metrics.py"),
+            ("config/sections/observability.py", "observability/metrics.py"),
         ),
         (
             "endpoints.invocations_without_key",
-            ("config/gateway.py", "config/sections/endpoints.py", "server/middleware.py"),
+            ("config/sections/endpoints.py", "server/middleware.py"),
         ),
     ],
 )
-def test_a_plain_real_key_is_named_in_three_product_files(key: str, files: tuple[str, ...]) -> None:
-    """The files are the declaration, the configuration of the process, and the code that uses the value."""
+def test_a_plain_real_key_is_named_in_two_product_files_or_three(key: str, files: tuple[str, ...]) -> None:
+    """The files are the declaration, the configuration of an engine, and the code that uses the value."""
     words = {key.rpartition(".")[2], *(target.rpartition(".")[2] for target in keys.metadata()[key].targets)}
     named = {
         path.relative_to(ROOT).as_posix().removeprefix("appliance/")

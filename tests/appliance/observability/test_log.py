@@ -36,7 +36,7 @@ def logged(new_config, new_engine, caplog):
 
 def test_a_json_line_has_short_module_level_message_and_request_id(logged):
     """OBS-03 deep module path shortened"""
-    _, out = logged(log_format="json")
+    _, out = logged(**{"observability.log_format": "json"})
     logging.getLogger("appliance.server.http.deep.module").warning("two\nlines", extra={"request_id": "r-1"})
     lines = out.getvalue().splitlines()
     assert len(lines) == 1
@@ -61,7 +61,7 @@ NOT_PRINTABLE = [*map(chr, (*range(32), *range(0x7F, 0xA0))), *"\u200e\u202e\u20
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_log_line_has_printable_characters_only(logged, log_format):
     """OBS-03 a terminal that shows the log cannot be controlled by a client"""
-    _, out = logged(log_format=log_format)
+    _, out = logged(**{"observability.log_format": log_format})
     hostile = "a" + "b".join(NOT_PRINTABLE) + "c"
     logging.getLogger("appliance.server.http").warning(
         "%s", hostile, extra={"path": hostile, "fields": {hostile: [hostile]}}
@@ -79,14 +79,14 @@ def test_a_log_line_has_printable_characters_only(logged, log_format):
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_control_characters_of_a_request_path_are_escaped_in_the_log(start_gateway, engine, logged, log_format):
-    _, out = logged(log_format=log_format)
+    _, out = logged(**{"observability.log_format": log_format})
     assert start_gateway(engine).client.get("/x%1b[2J%7f%e2%80%ae").status_code == 404
     (line,) = [line for line in out.getvalue().splitlines() if "/x" in line]
     assert line.isprintable() and "x1b[2J" in line
 
 
 def test_records_below_the_level_are_left_out(logged):
-    _, out = logged(log_level="warning")
+    _, out = logged(**{"observability.log_level": "warning"})
     logging.getLogger("appliance.server.routing.router").info("quiet")
     logging.getLogger("appliance.server.routing.router").error("loud")
     assert "quiet" not in out.getvalue() and "loud" in out.getvalue()
@@ -97,7 +97,7 @@ def test_records_below_the_level_are_left_out(logged):
 )
 def test_outputs_are_logged_as_configured(logged, mode, lines):
     """OBS-03 off, one full-output line, or per delta plus final"""
-    log, out = logged(log_outputs=mode)
+    log, out = logged(**{"observability.log_outputs": mode})
     log.delta(Subject("r"), 0, "Hel")
     log.delta(Subject("r"), 0, "lo")
     log.final(Subject("r"), 0, "Hello", "stop")
@@ -109,7 +109,7 @@ def test_outputs_are_logged_as_configured(logged, mode, lines):
 @pytest.mark.parametrize(("log_requests", "count"), [(False, 0), (True, 1)])
 def test_parameters_are_logged_only_on_demand(logged, log_requests, count):
     """OBS-03 log_requests"""
-    log, out = logged(log_requests=log_requests, log_format="json")
+    log, out = logged(**{"observability.log_requests": log_requests, "observability.log_format": "json"})
     log.request(Subject("r"), "/v1/completions", {"max_tokens": 7})
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["fields"] for line in lines] == [{"max_tokens": 7}] * count
@@ -117,7 +117,7 @@ def test_parameters_are_logged_only_on_demand(logged, log_requests, count):
 
 def test_unexpected_error_is_logged_with_its_traceback_but_not_its_message(logged):
     """OBS-03 an exception's message may quote a prompt"""
-    log, out = logged(log_format="json")
+    log, out = logged(**{"observability.log_format": "json"})
     try:
         raise RuntimeError(CANARY)
     except RuntimeError as error:
@@ -130,8 +130,10 @@ def test_unexpected_error_is_logged_with_its_traceback_but_not_its_message(logge
 
 def test_log_contains_neither_keys_nor_prompts(start_gateway, engine, logged):
     """OBS-03 canaries in keys, bodies, headers and exceptions"""
-    _, out = logged(log_level="debug", log_requests=True)
-    gateway = start_gateway(engine, keys=[f"{CANARY}-key"], log_level="debug", log_requests=True)
+    _, out = logged(**{"observability.log_level": "debug", "observability.log_requests": True})
+    gateway = start_gateway(
+        engine, keys=[f"{CANARY}-key"], **{"observability.log_level": "debug", "observability.log_requests": True}
+    )
     good = {"authorization": f"Bearer {CANARY}-key"}
     send = gateway.client.post
     assert send("/test/generate", json={}, headers=good).status_code == 200
@@ -148,7 +150,7 @@ def test_log_contains_neither_keys_nor_prompts(start_gateway, engine, logged):
 
 def test_access_log_omits_probes_and_has_the_request_id(start_gateway, engine, logged):
     """OBS-03 access log without probes"""
-    _, out = logged(log_format="json")
+    _, out = logged(**{"observability.log_format": "json"})
     gateway = start_gateway(engine)
     for path in ("/live", "/ready", "/health", "/ping", "/metrics", "/load", "/version"):
         gateway.client.get(path)
@@ -171,7 +173,7 @@ SPAN = "00f067aa0ba902b7"
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_every_line_of_a_request_has_the_trace_of_the_caller(start_gateway, engine, logged, log_format):
     """RT-06 traceparent and tracestate"""
-    _, out = logged(log_format=log_format)
+    _, out = logged(**{"observability.log_format": log_format})
     gateway = start_gateway(engine)
     headers = [("traceparent", f"00-{TRACE}-{SPAN}-01"), ("tracestate", "a=1"), ("tracestate", "b=2 3 ,")]
     reply = gateway.client.post("/test/generate", json={"raises": "RuntimeError"}, headers=headers)

@@ -140,7 +140,7 @@ def test_cached_prompt_tokens_are_counted_by_source(gateway, engine):
 
 def test_refused_and_aborted_requests_are_counted(start_gateway, engine, eventually):
     """ME-05 503 rejections, finished_reason abort"""
-    gateway = start_gateway(engine, max_waiting=1)
+    gateway = start_gateway(engine, **{"limits.max_waiting": 1})
     engine.holding = True
     with gateway.client.stream("POST", "/test/generate", json={"max_tokens": 9, "stream": True}):
         eventually("one waits", lambda: len(engine.open) == 1)
@@ -151,7 +151,7 @@ def test_refused_and_aborted_requests_are_counted(start_gateway, engine, eventua
 
 def test_a_request_over_the_token_backlog_is_refused_and_counted(start_gateway, engine, eventually):
     """ER-14 ME-05 the whole reply, and the other reason of the counter"""
-    gateway = start_gateway(engine, max_waiting_tokens=3)
+    gateway = start_gateway(engine, **{"limits.max_waiting_tokens": 3})
     refused = {"name": "vllm:admission_rejections_total", "reason": "max_num_queued_tokens"}
     assert gateway.metric(**refused) == 0
     engine.holding = True
@@ -189,7 +189,7 @@ def test_there_are_no_speculative_series_without_speculation(gateway):
 @pytest.mark.parametrize("vllm_metrics", [True, False])
 def test_exposition_parses_and_has_no_duplicate_series(start_gateway, engine, vllm_metrics):
     """ME-07 prometheus_client.parser, no duplicates"""
-    gateway = start_gateway(engine, vllm_metrics=vllm_metrics)
+    gateway = start_gateway(engine, **{"observability.vllm_metrics": vllm_metrics})
     gateway.generate()
     found = families(gateway)
     assert [name for name, count in Multiset(family.name for family in found).items() if count > 1] == []
@@ -200,7 +200,7 @@ def test_exposition_parses_and_has_no_duplicate_series(start_gateway, engine, vl
 
 def test_metric_names_follow_the_prometheus_conventions(start_gateway, engine):
     """ME-07 lint: the rules of promtool check metrics, by hand"""
-    gateway = start_gateway(engine, vllm_metrics=False)
+    gateway = start_gateway(engine, **{"observability.vllm_metrics": False})
     gateway.generate()
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", gateway.client.get("/metrics").text, re.MULTILINE))
     helped = set(re.findall(r"^# HELP (\S+) \S", gateway.client.get("/metrics").text, re.MULTILINE))

@@ -248,14 +248,15 @@ def test_the_gateway_config_follows_the_manifest(tmp_path: Path) -> None:
         "observability.vllm_metrics=false",
     )
     found = planned(tmp_path, *sets).gateway
-    assert (found.host, found.port, found.compat, found.cors_origins) == ("::1", 9, "vllm", ("*",))
-    assert (found.keep_alive_s, found.docs, found.page, found.drain_s) == (2.0, False, False, 0.5)
-    limits = (found.max_waiting, found.max_body_bytes, found.max_output_tokens, found.max_choices, found.max_prompts)
-    assert limits == (1, 2048, 3, 4, 5)
-    assert (found.max_waiting_tokens, planned(tmp_path).gateway.max_waiting_tokens) == (6, None)
-    assert (found.max_logprobs, found.max_stop, found.max_context, found.vocab_size) == (-1, 7, CONTEXT, VOCAB)
-    logs = (found.log_level, found.log_format, found.log_requests, found.log_outputs, found.vllm_metrics)
-    assert logs == ("debug", "json", True, "final", False)
+    endpoints, limits, logs = found.endpoints, found.limits, found.observability
+    assert (endpoints.host, endpoints.port, endpoints.compat, endpoints.cors_origins) == ("::1", 9, "vllm", ("*",))
+    assert (endpoints.keep_alive, endpoints.docs, endpoints.page, found.drain_s) == (2.0, False, False, 0.5)
+    assert (limits.max_waiting, limits.max_body, limits.max_output_tokens) == (1, 2048, 3)
+    assert (limits.max_choices, limits.max_prompts) == (4, 5)
+    assert (limits.max_waiting_tokens, planned(tmp_path).gateway.limits.max_waiting_tokens) == (6, None)
+    assert (limits.max_logprobs, limits.max_stop, found.max_context, found.vocab_size) == (-1, 7, CONTEXT, VOCAB)
+    assert (logs.log_level, logs.log_format, logs.log_requests) == ("debug", "json", True)
+    assert (logs.log_outputs, logs.vllm_metrics) == ("final", False)
 
 
 def test_a_secret_reaches_the_gateway_as_a_reference(tmp_path: Path) -> None:

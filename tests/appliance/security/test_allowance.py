@@ -99,7 +99,7 @@ def limited(start_gateway, engine):
     return start_gateway(
         engine,
         keys=[ApiKey(digest("sk-a"), "alice", requests_per_minute=2), ApiKey(digest("sk-b"), tokens_per_minute=12)],
-        key_requests_per_minute=1000,
+        **{"limits.per_key.requests_per_minute": 1000},
     )
 
 

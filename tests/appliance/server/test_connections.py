@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from appliance.config.gateway import ConnectionLimits, Tls
+from appliance.config.gateway import Tls
 from appliance.server.http.connections import client_address
 from tests.appliance.certificates import write_certificate
 from tests.appliance.conftest import Gateway, until
@@ -27,7 +27,8 @@ def limited(start_gateway, new_engine) -> Callable[..., Gateway]:
     """Start a gateway without an engine under these limits."""
 
     def start(values: dict[str, Any] | None = None, **limits: Any) -> Gateway:
-        return start_gateway(new_engine(), ready=False, connections=ConnectionLimits(**limits), **(values or {}))
+        values = (values or {}) | {f"endpoints.connections.{name}": limit for name, limit in limits.items()}
+        return start_gateway(new_engine(), ready=False, **values)
 
     return start
 
@@ -104,7 +105,7 @@ def test_a_head_without_end_is_refused_before_it_is_read_and_probes_are_answered
 
 
 def test_a_head_in_small_pieces_is_counted_as_well(limited):
-    gateway = limited(max_head_bytes=20_000)
+    gateway = limited(max_head=20_000)
     with connected(gateway) as connection:
         connection.sendall(LIVE + b"x-long: ")
         for _ in range(60):
@@ -140,7 +141,7 @@ def test_trailers_over_the_limit_get_431(limited, body):
 
 
 def test_a_body_in_tiny_chunks_is_no_head(limited):
-    gateway = limited(max_head_bytes=1000)
+    gateway = limited(max_head=1000)
     body = json.dumps({"prompt": [1], "raises": "NotImplementedError", "padding": "a" * 5000}).encode()
     chunks = b"".join(b"1;x=%s\r\n%c\r\n" % (b"y" * 200, byte) for byte in body)
     with connected(gateway) as connection:
@@ -177,14 +178,14 @@ def test_errors_of_a_messages_request_have_anthropic_s_shape(limited):
 
 
 def test_a_late_head_gets_408(limited):
-    gateway = limited(head_timeout_s=0.1)
+    gateway = limited(head_timeout=0.1)
     status, error = exchange(gateway, b"GET /live HTTP/1.1\r\n")
     assert (status, error["type"]) == (408, "RequestTimeoutError")
     assert "endpoints.connections.head_timeout" in error["message"]
 
 
 def test_a_head_that_trickles_does_not_get_more_time(limited):
-    gateway = limited(head_timeout_s=0.3)
+    gateway = limited(head_timeout=0.3)
     with connected(gateway) as connection:
         connection.sendall(b"GET /live HTTP/1.1\r\n")
         replied = threading.Event()
@@ -207,7 +208,7 @@ def test_a_head_that_trickles_does_not_get_more_time(limited):
 
 
 def test_a_connection_that_sends_nothing_is_closed_without_a_reply(limited):
-    gateway = limited(head_timeout_s=0.1)
+    gateway = limited(head_timeout=0.1)
     with connected(gateway) as connection:
         assert everything(connection) == b""
     assert closed(gateway, "head_timeout") >= 1
@@ -215,7 +216,7 @@ def test_a_connection_that_sends_nothing_is_closed_without_a_reply(limited):
 
 @pytest.mark.parametrize("body", [b"", b'{"prompt"'])
 def test_a_late_body_gets_408(limited, body):
-    gateway = limited(body_timeout_s=0.1)
+    gateway = limited(body_timeout=0.1)
     head = b"POST /test/generate HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
     status, error = exchange(gateway, head + body)
     assert (status, error["type"]) == (408, "RequestTimeoutError")
@@ -224,7 +225,7 @@ def test_a_late_body_gets_408(limited, body):
 
 
 def test_a_body_after_the_reply_is_dropped_for_a_limited_time(limited):
-    gateway = limited(body_timeout_s=0.2)
+    gateway = limited(body_timeout=0.2)
     with connected(gateway) as connection:
         connection.sendall(b"POST /live HTTP/1.1\r\nContent-Length: 1000\r\n\r\nx")
         assert b" 405 " in connection.recv(65536)
@@ -235,7 +236,7 @@ def test_a_body_after_the_reply_is_dropped_for_a_limited_time(limited):
 
 
 def test_an_idle_connection_is_closed_after_keep_alive(limited):
-    gateway = limited({"keep_alive_s": 0.2})
+    gateway = limited({"endpoints.keep_alive": 0.2})
     with connected(gateway) as connection:
         connection.sendall(LIVE + b"\r\n")
         begun = time.monotonic()
@@ -245,7 +246,7 @@ def test_an_idle_connection_is_closed_after_keep_alive(limited):
 
 
 def test_a_connection_may_be_idle_for_longer_than_a_head_may_take(limited):
-    gateway = limited({"keep_alive_s": 60.0}, head_timeout_s=0.2)
+    gateway = limited({"endpoints.keep_alive": 60.0}, head_timeout=0.2)
     with connected(gateway) as connection:
         for _ in range(2):
             connection.sendall(LIVE + b"\r\n")
@@ -257,7 +258,7 @@ def test_a_connection_may_be_idle_for_longer_than_a_head_may_take(limited):
 
 
 def test_without_keep_alive_each_reply_is_the_last(limited):
-    gateway = limited({"keep_alive_s": 0.0})
+    gateway = limited({"endpoints.keep_alive": 0.0})
     assert gateway.client.get("/live").headers["connection"] == "close"
 
 
@@ -315,7 +316,7 @@ def test_connections_in_a_tls_handshake_count(limited, tmp_path: Path):
 def test_an_unfinished_tls_handshake_times_out(limited, tmp_path: Path):
     write_certificate(tmp_path, "a")
     tls = Tls(certificate=str(tmp_path / "a.crt"), key=str(tmp_path / "a.key"))
-    gateway = limited({"tls": tls}, head_timeout_s=0.2)
+    gateway = limited({"tls": tls}, head_timeout=0.2)
     with connected(gateway) as connection, suppress(ConnectionError):
         connection.recv(1)
     until("it is forgotten", lambda: gateway.service.metrics.connections()[0] <= 1)
@@ -324,7 +325,7 @@ def test_an_unfinished_tls_handshake_times_out(limited, tmp_path: Path):
 def test_a_tls_client_gets_408_and_a_proper_end(limited, tmp_path: Path):
     write_certificate(tmp_path, "a")
     tls = Tls(certificate=str(tmp_path / "a.crt"), key=str(tmp_path / "a.key"))
-    gateway = limited({"tls": tls}, head_timeout_s=0.2)
+    gateway = limited({"tls": tls}, head_timeout=0.2)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with connected(gateway) as plain, context.wrap_socket(plain) as connection:
@@ -383,7 +384,7 @@ def test_a_client_that_leaves_ends_its_request_though_it_has_sent_a_second_one(s
 
 def test_a_reply_that_closes_is_not_overtaken_by_a_reset(limited):
     """The client is still sending when it is refused."""
-    gateway = limited({"max_body_bytes": 1000})
+    gateway = limited({"limits.max_body": 1000})
     head = b"POST /test/generate HTTP/1.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
     with connected(gateway) as connection:
         connection.sendall(head + b"Content-Length: 3000000\r\n\r\n" + b"x" * 1_000_000)

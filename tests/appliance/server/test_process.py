@@ -139,7 +139,7 @@ def test_it_has_no_torch_and_weighs_less_than_200_mb(run, engine, eventually):
 def test_an_occupied_port_is_one_line_and_an_exit_code(run, new_engine):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = run(new_engine(), answers=False, port=port)
+        process = run(new_engine(), answers=False, **{"endpoints.port": port})
         assert process.wait() == EXIT_PERMANENT
     assert f"port: port {port} on 127.0.0.1 is in use by another process" in process.lines[-1]
     assert "endpoints.port" in process.lines[-1]
@@ -320,7 +320,12 @@ def test_a_gateway_that_lost_an_engine_by_its_own_error_ends(run, engine, eventu
 def test_the_startup_log_states_if_a_restart_keeps_replies(run, engine, tmp_path):
     for place, expected in ((tmp_path, "a restart of the service deletes them"), (tmp_path / "kept", "keeps them")):
         place.mkdir(exist_ok=True)
-        process = run(engine, run=str(tmp_path), responses=str(place / "responses.journal"), responses_keep_s=86400.0)
+        process = run(
+            engine,
+            run=str(tmp_path),
+            responses=str(place / "responses.journal"),
+            **{"endpoints.responses.keep": 86400.0},
+        )
         process.kill(signal.SIGTERM)
         assert process.wait() == 0
         assert any("storage: stored responses for 24h, in" in line and expected in line for line in process.lines)

@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 
 from appliance.config.gateway import GatewayConfig, SecretRef
+from appliance.config.sections.endpoints import Endpoints
+from appliance.config.sections.observability import Observability
 from appliance.runtime.listener import LISTENER_SOCKET
 from appliance.supervisor.crash_bundles import BundlePolicy
 from appliance.supervisor.hangs import Budgets
@@ -30,15 +32,14 @@ def main(directory: Path, given: dict[str, object]) -> int:
     budgets = msgspec.structs.replace(budgets, gateway_s=given.get("gateway_s", 60.0))
     service = Service(
         gateway=GatewayConfig(
-            host="127.0.0.1",
-            port=given["port"],
+            endpoints=Endpoints(host="127.0.0.1", port=given["port"]),
+            observability=Observability(log_format=given.get("format", "text")),
             names=("demo",),
             model="/nowhere",
             engines=(),
             max_context=64,
             vocab_size=97,
             drain_s=given.get("drain_s", 3.0),
-            log_format=given.get("format", "text"),
             api_keys=SecretRef(env=secrets[0]) if secrets else None,
         ),
         engines=tuple(EngineConfig(model="/nowhere", kv_bytes=1, max_context=64, threads=3) for _ in engines),

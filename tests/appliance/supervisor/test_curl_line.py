@@ -12,7 +12,7 @@ from appliance.supervisor.startup import curl_line
 
 
 def config(**fields: Any) -> GatewayConfig:
-    defaults = {"host": "", "port": 0, "names": ("demo",), "model": "", "engines": (), "max_context": 9}
+    defaults = {"names": ("demo",), "model": "", "engines": (), "max_context": 9}
     return GatewayConfig(**{**defaults, "vocab_size": 9, **fields})
 
 

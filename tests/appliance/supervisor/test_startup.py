@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from appliance.config.gateway import GatewayConfig
+from appliance.config.sections.endpoints import Endpoints
 from appliance.runtime import probe
 from appliance.supervisor.monitor import Policy
 from appliance.supervisor.startup import Startup
@@ -32,7 +33,12 @@ class Console:
 
 def service() -> Service:
     gateway = GatewayConfig(
-        host="127.0.0.1", port=1, names=("demo",), model="/m", engines=(), max_context=7, vocab_size=97
+        endpoints=Endpoints(host="127.0.0.1", port=1),
+        names=("demo",),
+        model="/m",
+        engines=(),
+        max_context=7,
+        vocab_size=97,
     )
     return Service(gateway=gateway, engines=(), startup_s=600.0, restarts=Policy(1, 1.0))
 

@@ -12,6 +12,7 @@ import pytest
 from appliance.config.gateway import GatewayConfig, SecretRef
 from appliance.config.gateway import read_config as read_gateway
 from appliance.config.manifest import Manifest
+from appliance.config.sections.endpoints import Endpoints
 from appliance.supervisor import supervise
 from appliance.supervisor.launch import secret_names
 from appliance.supervisor.monitor import Policy
@@ -23,8 +24,7 @@ from engine.api.config import read_config as read_engine
 def _service(engines: int = 2) -> Service:
     return Service(
         gateway=GatewayConfig(
-            host="127.0.0.1",
-            port=8000,
+            endpoints=Endpoints(host="127.0.0.1"),
             names=("demo",),
             model="/m",
             engines=(),

@@ -201,7 +201,7 @@ class ResponseReply(Formatter[list[Fields]]):
             "user": body.user,
             "metadata": body.metadata or {},
         }
-        return fields | ({"kv_transfer_params": None} if self.service.config.compat == "vllm" else {})
+        return fields | ({"kv_transfer_params": None} if self.service.config.endpoints.compat == "vllm" else {})
 
     def _usage(self) -> Fields:
         timing = self._choice.choice.timing

@@ -204,7 +204,7 @@ async def _reply(
     if stored.parsed.background:
         linger_s = None
     else:
-        linger_s = service.config.linger_s if named else 0.0
+        linger_s = service.config.lifecycle.journal.linger if named else 0.0
     output = await store.subscribe(stored, linger_s)
     if stored.parsed.background and not body.stream:
         return JSONResponse(await store.snapshot(stored) if headers else output.reply.document(), headers=headers)
@@ -232,7 +232,7 @@ def _stream(
     with_ids: bool = False,
 ) -> EventStream:
     events = closed(records(output, after, with_ids=with_ids), service, request.state.subject)
-    return EventStream(events, output.source, headers, pause_s=service.config.stream_keep_alive_s)
+    return EventStream(events, output.source, headers, pause_s=service.config.endpoints.stream_keep_alive)
 
 
 async def _wait(service: Service, request: Request, output: ResponseOutput, headers: dict[str, str]) -> Response:
@@ -307,7 +307,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
         output = await store.subscribe(stored, None if background else 0.0)
         return _stream(service, request, output, after, {})
     if not background and stored.entry.state == "running":
-        async with (await store.subscribe(stored, service.config.linger_s)).source:
+        async with (await store.subscribe(stored, service.config.lifecycle.journal.linger)).source:
             pass  # keep it running for a while, because this client waits for its end
     return JSONResponse(await store.snapshot(stored))
 

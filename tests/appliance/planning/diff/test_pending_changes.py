@@ -46,7 +46,7 @@ def test_live_keys_apply_and_others_wait_until_reverted(tmp_path: Path) -> None:
     found = running.reload(both)
     assert keys(found.at_once) == ["limits.max_stop"] and "engine.scheduling.max_running" in keys(found.waiting)
     assert found.cost == "engine"
-    assert found.gateway.max_stop == 3
+    assert found.gateway.limits.max_stop == 3
     assert found.gateway.manifest_sha256 == before.manifest_sha256, "it is not that manifest yet"
     assert found.gateway.outputs_sha256 == before.outputs_sha256, "engines compute what they did"
     again = running.reload(both)

@@ -12,7 +12,7 @@ import openai
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from appliance.config.gateway import GatewayConfig
+from appliance.config.gateway import GatewayConfig, with_values
 from appliance.observability.log import RequestLog
 from appliance.observability.metrics import Metrics
 from appliance.server.app import build_app
@@ -263,17 +263,15 @@ def make_gateway(checkpoint: Path) -> Iterator[Callable[..., Gateway]]:
 
     def make(**fields: Any) -> Gateway:
         defaults: dict[str, Any] = {
-            "host": "127.0.0.1",
-            "port": 0,
             "names": ("qwen", "alias"),
             "model": str(checkpoint),
             "engines": (),
             "max_context": 256,
             "vocab_size": 420,
-            "compat": "vllm",
             "version": "1",
         }
-        made.append(Gateway(GatewayConfig(**{**defaults, **fields})))
+        values = {"endpoints.host": "127.0.0.1", "endpoints.port": 0, "endpoints.compat": "vllm", **fields}
+        made.append(Gateway(with_values(GatewayConfig(**defaults), values)))
         return made[-1]
 
     yield make

@@ -165,6 +165,6 @@ def test_references_in_the_description_resolve(gateway):
 
 def test_docs_can_be_switched_off(start_gateway, engine):
     """docs absent by configuration"""
-    gateway = start_gateway(engine, docs=False)
+    gateway = start_gateway(engine, **{"endpoints.docs": False})
     assert {gateway.client.get(path).status_code for path in docs.PATHS} == {404}
     assert gateway.client.get("/openapi.json").status_code == 404

@@ -79,7 +79,7 @@ def test_other_encodings_are_refused_by_name(gateway: Gateway, encoding: str) ->
 
 
 def test_a_compressed_body_counts_as_long_as_it_is_when_it_is_unpacked(make_gateway: Callable[..., Gateway]) -> None:
-    gateway = make_gateway(max_body_bytes=1000).says("ok")
+    gateway = make_gateway(**{"limits.max_body": 1000}).says("ok")
     bomb = gzip.compress(b" " * 50_000_000 + DATA)
     for data in (bomb[:1000], gzip.compress(b" " * (1001 - len(DATA)) + DATA)):
         assert send(gateway, CHAT, data, content_encoding="gzip").status_code == 413

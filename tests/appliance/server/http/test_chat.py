@@ -55,7 +55,7 @@ def prompt_text(gateway: Any, at: int = -1) -> str:
 @pytest.mark.parametrize("compat", ["vllm", "openai"])
 def test_usage_has_three_fields_and_details_by_profile(make_gateway: Callable[..., Any], compat: str) -> None:
     """CH-01: in the vllm profile exactly three; openai adds cached and reasoning tokens."""
-    gateway = make_gateway(compat=compat)
+    gateway = make_gateway(**{"endpoints.compat": compat})
     usage = whole(gateway.says(f"{THOUGHT}hi", cached=2), {})["usage"]
     prompt, reply = len(gateway.submits[0].prompt), len(gateway.ids(f"{THOUGHT}hi")) + 1
     plain = {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
@@ -179,11 +179,12 @@ def test_a_template_in_the_request_needs_trust(gateway: Any, make_gateway: Calla
     """CH-10"""
     body = {"chat_template": "{% for m in messages %}[{{ m.content }}]{% endfor %}"}
     assert error(gateway, body)["param"] == "chat_template"
-    trusting = make_gateway(trust_request_chat_template=True)
+    trusting = make_gateway(**{"endpoints.trust_request_chat_template": True})
     whole(trusting.says("x"), body)
     assert prompt_text(trusting) == "[hello]"
     assert (
-        error(make_gateway(trust_request_chat_template=True), {"chat_template": "{% if %}"})["param"] == "chat_template"
+        error(make_gateway(**{"endpoints.trust_request_chat_template": True}), {"chat_template": "{% if %}"})["param"]
+        == "chat_template"
     )
 
 

@@ -104,7 +104,7 @@ def test_prompt_logprobs_map_ids_to_scores(gateway: Any, rank: int, count: int, 
 def test_the_whole_vocabulary_needs_a_limit_of_minus_one(gateway: Any, make_gateway: Callable[..., Any]) -> None:
     """CO-05: -1 is refused unless limits.max_logprobs is -1."""
     assert "prompt logprobs" in error(gateway, {"prompt_logprobs": -1})["message"]
-    free = make_gateway(max_logprobs=-1)
+    free = make_gateway(**{"limits.max_logprobs": -1})
     found = choice(free.says("x"), {"prompt": "ab cd", "prompt_logprobs": -1, "logprobs": -1})
     assert len(found["prompt_logprobs"][1]) == 420
     assert free.submits[0].sampling.logprobs == free.submits[0].sampling.prompt_logprobs == -1
@@ -312,7 +312,7 @@ def test_stream_options_without_a_stream_are_refused(gateway: Any, options: dict
 @pytest.mark.parametrize("compat", ["openai", "vllm"])
 def test_usage_details_follow_the_profile(make_gateway: Callable[..., Any], compat: str) -> None:
     """Cached tokens are reported even if they are 0, and in a stream only in the usage chunk."""
-    gateway = make_gateway(compat=compat)
+    gateway = make_gateway(**{"endpoints.compat": compat})
     for cached in (0, 3):
         body = {"prompt": "hello world", "n": 2, "temperature": 1}
         usage = gateway.says("x", cached=cached).post(PATH, body)[1]["usage"]
@@ -591,7 +591,7 @@ def test_the_salt_may_come_as_a_header(gateway: Any) -> None:
 
 
 def test_the_servers_limit_cuts_every_reply(make_gateway: Callable[..., Any]) -> None:
-    gateway = make_gateway(max_output_tokens=5)
+    gateway = make_gateway(**{"limits.max_output_tokens": 5})
     choice(gateway.says("x"), {"max_tokens": 50, "min_tokens": 20})
     assert (gateway.submits[0].max_tokens, gateway.submits[0].sampling.min_tokens) == (5, 5)
 

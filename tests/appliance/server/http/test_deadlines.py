@@ -267,7 +267,7 @@ def test_without_keys_all_requests_have_one_owner(start: Callable[..., Gateway],
 def test_a_durable_reply_resumes_with_the_deadline_of_the_new_request(
     start: Callable[..., Gateway], engine: FakeEngine, eventually: Any, tmp_path: Any
 ) -> None:
-    gateway = start(engine, journal=str(tmp_path / "j"), linger_s=0.0)
+    gateway = start(engine, journal=str(tmp_path / "j"), **{"lifecycle.journal.linger": 0.0})
     body = {**BODY, "deadline_ms": 50_000}
     one = Reader(gateway, body, Idempotency_Key="k")
     eventually("it runs", lambda: len(engine.open) == 1)

@@ -45,7 +45,7 @@ def start(
     monkeypatch.setattr("appliance.server.process.load_text", LOAD_TEXT)
 
     def make(engine: FakeEngine, journal: str | None = "j", **values: Any) -> Gateway:
-        facts = {"model": str(checkpoint), "vocab_size": 420, "outputs_sha256": "o", "compat": "vllm"}
+        facts = {"model": str(checkpoint), "vocab_size": 420, "outputs_sha256": "o", "endpoints.compat": "vllm"}
         return start_gateway(engine, **{**facts, "journal": str(tmp_path / journal) if journal else "", **values})
 
     return make
@@ -233,7 +233,7 @@ def test_a_key_is_its_owners(start: Callable[..., Gateway], engine: FakeEngine) 
 
 def test_an_abandoned_reply_pauses_and_resumes_on_request(start: Callable[..., Gateway], engine: FakeEngine) -> None:
     engine.holding, engine.cached = True, 2
-    gateway = start(engine, linger_s=0.05)
+    gateway = start(engine, **{"lifecycle.journal.linger": 0.05})
     one = Reader(gateway, Idempotency_Key="k")
     until("it runs", lambda: len(engine.open) == 2)
     engine.give(5)
@@ -309,7 +309,7 @@ def test_a_gateway_that_shuts_down_pauses_and_the_next_one_resumes(
 
 def test_replies_are_kept_while_engines_are_unavailable(start: Callable[..., Gateway], engine: FakeEngine) -> None:
     engine.holding = True
-    gateway = start(engine, linger_s=0.0, hold_s=0.0)
+    gateway = start(engine, **{"lifecycle.journal.linger": 0.0, "lifecycle.restart.hold": 0.0})
     reader = Reader(gateway, Idempotency_Key="k")
     until("it runs", lambda: len(engine.open) == 2)
     engine.give(3)
@@ -334,7 +334,7 @@ def test_engines_that_go_while_it_is_gone_on_with_lose_nothing_of_it(
     start: Callable[..., Gateway], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.holding = True
-    gateway = start(engine, linger_s=0.0)
+    gateway = start(engine, **{"lifecycle.journal.linger": 0.0})
     reader = Reader(gateway, Idempotency_Key="k")
     until("it runs", lambda: len(engine.open) == 2)
     engine.give(3)
@@ -383,7 +383,7 @@ def test_a_disk_that_fails_costs_no_stream(
 
 def test_a_journal_full_of_running_replies_refuses_more(start: Callable[..., Gateway], engine: FakeEngine) -> None:
     engine.holding = True
-    gateway = start(engine, journal_bytes=2_000)
+    gateway = start(engine, **{"lifecycle.journal.size": 2_000})
     readers, refused = [], None
     while refused is None and len(readers) < 50:
         reader = Reader(gateway, Idempotency_Key=str(len(readers)))

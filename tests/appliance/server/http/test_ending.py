@@ -50,7 +50,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[GatewayConfig
 def test_the_end_of_a_generation_is_one_log_line(
     make_gateway: Callable[..., Gateway], logged: Any, path: str, stream: bool
 ) -> None:
-    gateway = make_gateway(log_format="json").says("The answer is 42")
+    gateway = make_gateway(**{"observability.log_format": "json"}).says("The answer is 42")
     lines = logged(gateway.config)
 
     async def call() -> None:
@@ -68,14 +68,14 @@ def test_the_end_of_a_generation_is_one_log_line(
 
 
 def test_each_choice_has_its_finish_reason(make_gateway: Callable[..., Gateway], logged: Any) -> None:
-    gateway = make_gateway(log_format="json").says("hello", finish="length")
+    gateway = make_gateway(**{"observability.log_format": "json"}).says("hello", finish="length")
     lines = logged(gateway.config)
     gateway.post("/v1/chat/completions", {**CHAT, "n": 2, "temperature": 1})
     assert [line["finish_reason"] for line in lines()] == ["length,length"]
 
 
 def test_a_failed_generation_reports_its_error(make_gateway: Callable[..., Gateway], logged: Any) -> None:
-    gateway = make_gateway(log_format="json").says("hello", finish="error")
+    gateway = make_gateway(**{"observability.log_format": "json"}).says("hello", finish="error")
     lines = logged(gateway.config)
     assert gateway.post("/v1/chat/completions", CHAT)[0] == 500
     (line,) = lines()

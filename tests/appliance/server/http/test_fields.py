@@ -146,7 +146,7 @@ def test_best_of_may_be_n(gateway: Any) -> None:
 @pytest.mark.parametrize("path", ROUTES)
 def test_unknown_fields_follow_the_manifest(make_gateway: Any, path: str, caplog: Any) -> None:
     for setting, status, lines in (("refuse", 400, 0), ("warn", 200, 1), ("ignore", 200, 0)):
-        gateway = make_gateway(unknown_fields=setting)
+        gateway = make_gateway(**{"endpoints.unknown_fields": setting})
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
@@ -168,7 +168,7 @@ def test_unknown_fields_cannot_fill_the_log_or_forge_a_line(gateway: Any, caplog
 
 @pytest.mark.parametrize("compat", ["openai", "vllm"])
 def test_numbers_and_flags_as_text(make_gateway: Any, compat: str) -> None:
-    gateway = make_gateway(compat=compat)
+    gateway = make_gateway(**{"endpoints.compat": compat})
     for fields in ({"n": "2"}, {"temperature": "0.5"}, {"echo": "true"}, {"max_tokens": "3"}):
         assert post(gateway, "/v1/completions", **fields)[0] == (400 if compat == "openai" else 200), fields
 
@@ -176,7 +176,7 @@ def test_numbers_and_flags_as_text(make_gateway: Any, compat: str) -> None:
 @pytest.mark.parametrize("compat", ["openai", "vllm"])
 @pytest.mark.parametrize("path", ROUTES)
 def test_true_is_no_number(make_gateway: Any, compat: str, path: str) -> None:
-    gateway = make_gateway(compat=compat)
+    gateway = make_gateway(**{"endpoints.compat": compat})
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     for name in (limit, "temperature", "top_k", "seed", "priority"):
         status, reply = post(gateway, path, **{name: True})

@@ -39,7 +39,7 @@ def counted(gateway: Gateway) -> list[str]:
 def test_first_requests_need_no_key_and_are_in_no_metric_and_no_log(
     make_gateway: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gateway = make_gateway(log_requests=True, log_outputs="final").says("42")
+    gateway = make_gateway(**{"observability.log_requests": True, "observability.log_outputs": "final"}).says("42")
     gateway.service.set_keys(parse_keys(["secret name=a"], "keys"))
     before = counted(gateway)
     with caplog.at_level("INFO"):

@@ -94,7 +94,7 @@ def test_parameters_and_texts_are_logged_with_the_trace(
 ) -> None:
     """RT-06 traceparent: not only the access log has it"""
     caplog.set_level(logging.INFO, "appliance.requests")
-    gateway = make_gateway(log_requests=True, log_outputs="deltas")
+    gateway = make_gateway(**{"observability.log_requests": True, "observability.log_outputs": "deltas"})
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     send(gateway.says("x"), path, body, {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
     told = [record for record in caplog.records if record.name == "appliance.requests"]

@@ -96,7 +96,7 @@ def test_new_requests_are_refused_where_a_restart_takes_longer_than_they_would_w
     """ER-12 503 with Retry-After for new requests"""
     engine = new_engine()
     engine.first = [msgspec.structs.replace(engine.READY, seconds={"loading": 31.0})]
-    gateway = start_gateway(engine.start(), hold_s=30.0)
+    gateway = start_gateway(engine.start(), **{"lifecycle.restart.hold": 30.0})
     engine.die()
     eventually("unhealthy", lambda: gateway.client.get("/health").status_code == 503)
     refused = gateway.generate()

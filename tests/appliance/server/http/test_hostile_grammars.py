@@ -119,7 +119,7 @@ def test_a_hostile_schema_is_refused_in_the_words_of_its_api(
     make_gateway: Callable[..., Any], route: str, stream: bool
 ) -> None:
     path, body, param = ROUTES[route]
-    gateway = make_gateway(grammar_bytes=SIZE, max_context=1 << 16).says("x")
+    gateway = make_gateway(max_context=1 << 16, **{"limits.grammar_size": SIZE}).says("x")
     for name, (schema, words) in SCHEMAS.items():
         if route == LOOSE and name in LEFT_OUT:
             continue

@@ -55,10 +55,12 @@ def test_unscorable_inputs_are_refused_by_name(gateway: Any, change: dict[str, A
 
 def test_too_many_items_are_refused_before_any_is_read(gateway: Any) -> None:
     """The error names the key that raises the limit; a text too long for any context shows that no item was read."""
-    items = ["hello " * 700] * (gateway.config.max_prompts + 1)
+    items = ["hello " * 700] * (gateway.config.limits.max_prompts + 1)
     status, reply = gateway.post(PATH, {**ASKED, "items": items})
     assert (status, reply["error"]["param"]) == (400, "items")
-    message = f"items has {len(items)} entries; the server's limits.max_prompts allows {gateway.config.max_prompts}."
+    message = (
+        f"items has {len(items)} entries; the server's limits.max_prompts allows {gateway.config.limits.max_prompts}."
+    )
     assert reply["error"]["message"] == message
 
 

@@ -23,7 +23,7 @@ BEARER = {"authorization": "Bearer key-two"}
 
 @pytest.fixture
 def guarded(start_gateway, engine):
-    return start_gateway(engine, keys=["key-one", "key-two"], cors_origins=("https://app.example",))
+    return start_gateway(engine, keys=["key-one", "key-two"], **{"endpoints.cors_origins": ("https://app.example",)})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_client_s_request_id_is_echoed_else_one_is_made(gateway):
 
 def test_the_vllm_profile_sends_no_request_id_header(start_gateway, engine):
     """RT-04 vllm profile: header off"""
-    gateway = start_gateway(engine, compat="vllm")
+    gateway = start_gateway(engine, **{"endpoints.compat": "vllm"})
     reply = gateway.client.get("/nowhere", headers={"x-request-id": "abc-1"})
     assert "x-request-id" not in reply.headers
     assert reply.json()["error"]["request_id"] == "abc-1"
@@ -125,7 +125,7 @@ def test_a_request_id_that_could_break_a_header_or_a_log_line_is_replaced(gatewa
 
 def test_a_body_over_the_limit_is_refused_announced_or_not(start_gateway, engine):
     """RT-09 body size limit enforced"""
-    gateway = start_gateway(engine, max_body_bytes=1000)
+    gateway = start_gateway(engine, **{"limits.max_body": 1000})
     fits = b'{"n": 1' + b" " * 992 + b"}"
     headers = {"content-type": "application/json"}
     assert len(fits) == 1000
@@ -140,7 +140,7 @@ def test_a_body_over_the_limit_is_refused_announced_or_not(start_gateway, engine
 
 def test_a_huge_announced_body_is_refused_before_it_is_sent(start_gateway, engine):
     """RT-09 a body whose Content-Length is too large is not read"""
-    gateway = start_gateway(engine, max_body_bytes=1000)
+    gateway = start_gateway(engine, **{"limits.max_body": 1000})
     with socket.create_connection(("127.0.0.1", gateway.client.base_url.port)) as connection:
         connection.sendall(
             b"POST /test/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -171,7 +171,7 @@ def test_a_secret_without_keys_is_an_error_and_not_an_open_door(tmp_path: Path, 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 def test_every_byte_of_a_stream_is_counted(make_gateway, path):
-    gateway = make_gateway(compat="openai").says("hello world", each=1)
+    gateway = make_gateway(**{"endpoints.compat": "openai"}).says("hello world", each=1)
     said = {"messages": [{"role": "user", "content": "hi"}]}
     body = {"/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi"}}.get(path, said)
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"

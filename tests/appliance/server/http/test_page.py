@@ -159,7 +159,7 @@ def test_only_files_of_the_page_need_no_key(make_gateway: Callable[..., Any]) ->
     keyless = make_gateway()
     for name in ("other.js", "page.py", "%2e%2e%2fpage.py", "main.js%00", ""):
         assert get(keyless, f"/page/{name}").status_code == 404, name
-    off = make_gateway(page=False)
+    off = make_gateway(**{"endpoints.page": False})
     assert {get(off, path).status_code for path in page.PATHS} == {404}
     off.service.set_keys(parse_keys(["secret"], "keys"))
     assert {get(off, path).status_code for path in page.PATHS} == {401}

@@ -29,13 +29,13 @@ def compat(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def gateway(make_gateway: Make, compat: str) -> Any:
-    return make_gateway(compat=compat, max_context=1024).says(f"{THOUGHT}hi", cached=3, written=8)
+    return make_gateway(max_context=1024, **{"endpoints.compat": compat}).says(f"{THOUGHT}hi", cached=3, written=8)
 
 
 @pytest.fixture
 def embedder(make_gateway: Make, compat: str) -> Any:
     pooled = PooledModel(width=WIDTH, activation="normalize")
-    gateway = make_gateway(compat=compat, tasks=("embed", "score"), pooled=pooled)
+    gateway = make_gateway(tasks=("embed", "score"), pooled=pooled, **{"endpoints.compat": compat})
     gateway.router.reply = lambda submit: answer(submit, 0, 3)
     return gateway
 
@@ -190,5 +190,9 @@ def test_the_name_of_the_model_is_the_first_under_both(gateway: Any) -> None:
 
 @pytest.mark.parametrize("also", [True, False])
 def test_names_of_metrics_are_a_key_of_their_own(start_gateway: Make, engine: Any, compat: str, also: bool) -> None:
-    text = start_gateway(engine, compat=compat, vllm_metrics=also).client.get("/metrics").text
+    text = (
+        start_gateway(engine, **{"endpoints.compat": compat, "observability.vllm_metrics": also})
+        .client.get("/metrics")
+        .text
+    )
     assert "\nslipway_" in text and ("\nvllm:" in text) == also

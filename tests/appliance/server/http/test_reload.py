@@ -17,7 +17,7 @@ import pytest
 from cryptography import x509
 
 from appliance.config.effects import effects
-from appliance.config.gateway import ConnectionLimits, SamplingDefaults, SecretRef, Tls
+from appliance.config.gateway import SamplingDefaults, SecretRef, Tls, with_values
 from appliance.config.live_keys import live_fields
 from appliance.runtime.gateway_control import Answer, ApplyConfig, ThrottleJournal, send_message
 from appliance.security.keys import read_keys
@@ -213,10 +213,14 @@ class Seen:
     after: Any
     wanted: dict[str, Any]
     start: dict[str, Any]
+    to: Any = None
 
 
-def seen(look: Look, before: Any, after: Any, start: dict[str, Any] | None = None, **wanted: Any) -> Seen:
-    return Seen(look, before, after, wanted, start or {})
+def seen(
+    look: Look, before: Any, after: Any, start: dict[str, Any] | None = None, *, to: Any = None, **wanted: Any
+) -> Seen:
+    """to: new value of the key itself. wanted: new values of other fields."""
+    return Seen(look, before, after, wanted, start or {}, to)
 
 
 def sampling(name: str, before: float, after: float) -> Seen:
@@ -226,10 +230,6 @@ def sampling(name: str, before: float, after: float) -> Seen:
 
 def status(**body: Any) -> Look:
     return lambda world: world.complete(**body).status_code
-
-
-def allow(**limits: Any) -> ConnectionLimits:
-    return ConnectionLimits(**limits)
 
 
 def of_file(name: str) -> SecretRef:
@@ -250,9 +250,7 @@ CASES: dict[str, Seen] = {
         "NEW hello",
         chat_template="new.jinja",
     ),
-    "model.format": seen(
-        lambda w: w.chat(thinking_token_budget=1).status_code, 200, 400, format="plain+identity"
-    ),
+    "model.format": seen(lambda w: w.chat(thinking_token_budget=1).status_code, 200, 400, format="plain+identity"),
     "model.generation_config": seen(
         lambda w: (w.sampled().presence_penalty, w.engine.submits[-1].eos_token_ids),
         (0.0, (9,)),
@@ -267,94 +265,93 @@ CASES: dict[str, Seen] = {
     "engine.sampling.min_p": sampling("min_p", 0.0, 0.1),
     "engine.sampling.repetition_penalty": sampling("repetition_penalty", 1.0, 1.5),
     "endpoints.api_keys": seen(
-        lambda w: (w.allowed(None), w.allowed("one"), w.allowed("two")), (200, 200, 200), (401, 200, 401),
+        lambda w: (w.allowed(None), w.allowed("one"), w.allowed("two")),
+        (200, 200, 200),
+        (401, 200, 401),
         api_keys=of_file("one.txt"),
     ),
     "secrets.*.file": seen(
-        lambda w: (w.allowed(None), w.allowed("one"), w.allowed("two")), (401, 200, 401), (401, 401, 200),
-        {"api_keys": of_file("one.txt")}, api_keys=of_file("two.txt"),
+        lambda w: (w.allowed(None), w.allowed("one"), w.allowed("two")),
+        (401, 200, 401),
+        (401, 401, 200),
+        {"api_keys": of_file("one.txt")},
+        api_keys=of_file("two.txt"),
     ),
     "endpoints.tls.certificate": seen(World.served, "a", "b", {"tls": tls("a")}, tls=tls("b")),
     "endpoints.tls.key": seen(World.served, "a", "b", {"tls": tls("a")}, tls=tls("b")),
     "endpoints.tls.least_version": seen(
         World.speaks_old_tls, True, False, {"tls": tls("a")}, tls=tls("a", least_version="TLSv1.3")
     ),
-    "endpoints.compat": seen(lambda w: "x-request-id" in w.complete().headers, True, False, compat="vllm"),
-    "endpoints.unknown_fields": seen(status(unheard_of=1), 200, 400, unknown_fields="refuse"),
+    "endpoints.compat": seen(lambda w: "x-request-id" in w.complete().headers, True, False, to="vllm"),
+    "endpoints.unknown_fields": seen(status(unheard_of=1), 200, 400, to="refuse"),
     "endpoints.invocations_without_key": seen(
-        lambda w: w.gateway.client.post("/invocations", json={"prompt": [5], "max_tokens": 1}).status_code, 401, 200,
-        {"api_keys": of_file("one.txt")}, invocations_without_key=True,
+        lambda w: w.gateway.client.post("/invocations", json={"prompt": [5], "max_tokens": 1}).status_code,
+        401,
+        200,
+        {"api_keys": of_file("one.txt")},
+        to=True,
     ),
-    "endpoints.cors_origins": seen(World.cors, None, "https://a.example", cors_origins=("https://a.example",)),
+    "endpoints.cors_origins": seen(World.cors, None, "https://a.example", to=("https://a.example",)),
     "endpoints.keep_alive": seen(
-        lambda w: w.gateway.client.get("/live").headers.get("connection"), None, "close", keep_alive_s=0.0
+        lambda w: w.gateway.client.get("/live").headers.get("connection"), None, "close", to=0.0
     ),
-    "endpoints.connections.max": seen(World.status_beside_a_busy_connection, 200, 503, connections=allow(max=1)),
-    "endpoints.connections.max_per_address": seen(
-        World.status_beside_a_busy_connection, 200, 503, connections=allow(max_per_address=1)
-    ),
-    "endpoints.connections.max_idle": seen(World.keeps_silent_connections, True, False, connections=allow(max_idle=2)),
+    "endpoints.connections.max": seen(World.status_beside_a_busy_connection, 200, 503, to=1),
+    "endpoints.connections.max_per_address": seen(World.status_beside_a_busy_connection, 200, 503, to=1),
+    "endpoints.connections.max_idle": seen(World.keeps_silent_connections, True, False, to=2),
     "endpoints.connections.max_head": seen(
-        lambda w: w.gateway.client.get("/live", headers={"x-long": "a" * 2000}).status_code, 200, 431,
-        connections=allow(max_head_bytes=1000),
+        lambda w: w.gateway.client.get("/live", headers={"x-long": "a" * 2000}).status_code, 200, 431, to=1000
     ),
     "endpoints.connections.max_headers": seen(
-        lambda w: w.gateway.client.get("/live", headers={f"x-{n}": "1" for n in range(20)}).status_code, 200, 431,
-        connections=allow(max_headers=16),
+        lambda w: w.gateway.client.get("/live", headers={f"x-{n}": "1" for n in range(20)}).status_code, 200, 431, to=16
     ),
     "endpoints.connections.head_timeout": seen(
-        lambda w: w.status_of_a_late(b"GET /live HTTP/1.1\r\n"), "none yet", "408",
-        connections=allow(head_timeout_s=0.05),
+        lambda w: w.status_of_a_late(b"GET /live HTTP/1.1\r\n"), "none yet", "408", to=0.05
     ),
-    "endpoints.connections.body_timeout": seen(
-        lambda w: w.status_of_a_late(UNFINISHED), "none yet", "408", connections=allow(body_timeout_s=0.05)
-    ),
-    "endpoints.stream_keep_alive": seen(
-        World.comments, False, True, {"stream_keep_alive_s": 60.0}, stream_keep_alive_s=0.05
-    ),
+    "endpoints.connections.body_timeout": seen(lambda w: w.status_of_a_late(UNFINISHED), "none yet", "408", to=0.05),
+    "endpoints.stream_keep_alive": seen(World.comments, False, True, {"endpoints.stream_keep_alive": 60.0}, to=0.05),
     "endpoints.trust_request_chat_template": seen(
-        lambda w: w.chat(chat_template="{{ messages[0].content }}").status_code, 400, 200,
-        trust_request_chat_template=True,
+        lambda w: w.chat(chat_template="{{ messages[0].content }}").status_code, 400, 200, to=True
     ),
-    "endpoints.docs": seen(lambda w: w.gateway.client.get("/docs").status_code, 200, 404, docs=False),
-    "endpoints.page": seen(lambda w: w.gateway.client.get("/").status_code, 200, 404, page=False),
-    "limits.max_waiting": seen(World.status_while_one_waits, 200, 503, max_waiting=1),
-    "limits.max_waiting_tokens": seen(World.status_while_one_waits, 200, 503, max_waiting_tokens=2),
-    "limits.max_body": seen(status(user="x" * 2000), 200, 413, max_body_bytes=1000),
+    "endpoints.docs": seen(lambda w: w.gateway.client.get("/docs").status_code, 200, 404, to=False),
+    "endpoints.page": seen(lambda w: w.gateway.client.get("/").status_code, 200, 404, to=False),
+    "limits.max_waiting": seen(World.status_while_one_waits, 200, 503, to=1),
+    "limits.max_waiting_tokens": seen(World.status_while_one_waits, 200, 503, to=2),
+    "limits.max_body": seen(status(user="x" * 2000), 200, 413, to=1000),
     "limits.max_output_tokens": seen(
-        lambda w: w.complete(max_tokens=9).json()["usage"]["completion_tokens"], 9, 3, max_output_tokens=3
+        lambda w: w.complete(max_tokens=9).json()["usage"]["completion_tokens"], 9, 3, to=3
     ),
-    "limits.max_choices": seen(status(n=3), 200, 400, max_choices=2),
-    "limits.max_prompts": seen(status(prompt=[[5], [6]]), 200, 400, max_prompts=1),
-    "limits.max_logprobs": seen(lambda w: w.chat(logprobs=True, top_logprobs=5).status_code, 200, 400, max_logprobs=4),
-    "limits.max_stop": seen(status(stop=["a", "b", "c"]), 200, 400, max_stop=2),
-    "limits.grammar_size": seen(World.status_of_a_schema, 200, 400, grammar_bytes=1),
-    "limits.grammar_time": seen(World.status_of_a_schema, 200, 400, grammar_time_s=1e-9),
-    "limits.grammar_memory": seen(World.status_of_a_schema, 200, 400, grammar_memory_bytes=1),
+    "limits.max_choices": seen(status(n=3), 200, 400, to=2),
+    "limits.max_prompts": seen(status(prompt=[[5], [6]]), 200, 400, to=1),
+    "limits.max_logprobs": seen(lambda w: w.chat(logprobs=True, top_logprobs=5).status_code, 200, 400, to=4),
+    "limits.max_stop": seen(status(stop=["a", "b", "c"]), 200, 400, to=2),
+    "limits.grammar_size": seen(World.status_of_a_schema, 200, 400, to=1),
+    "limits.grammar_time": seen(World.status_of_a_schema, 200, 400, to=1e-9),
+    "limits.grammar_memory": seen(World.status_of_a_schema, 200, 400, to=1),
     "limits.per_key.requests_per_minute": seen(
-        World.status_of_the_second, 200, 429, {"api_keys": of_file("one.txt")},
-        key_requests_per_minute=1,
+        World.status_of_the_second, 200, 429, {"api_keys": of_file("one.txt")}, to=1
     ),
     "limits.per_key.tokens_per_minute": seen(
-        World.status_of_the_second, 200, 429, {"api_keys": of_file("one.txt")},
-        key_tokens_per_minute=2,
+        World.status_of_the_second, 200, 429, {"api_keys": of_file("one.txt")}, to=2
     ),
-    "lifecycle.restart.hold": seen(World.status_while_the_engine_is_gone, 200, 503, {"hold_s": 60.0}, hold_s=0.0),
-    "lifecycle.journal.keep": seen(World.replayed, True, False, {"journal": "j"}, journal="", journal_keep_s=0.0),
-    "lifecycle.journal.size": seen(status(headers={"Idempotency-Key": "big"}, n=2), 200, 503,
-                                   {"journal": "j", "journal_keep_s": 0.0}, journal_bytes=1),
-    "lifecycle.chaos": seen(World.can_be_hampered, False, True, {"journal": "j"}, chaos=True),
-    "lifecycle.journal.linger": seen(World.aborts_without_client, False, True, {"journal": "j"}, linger_s=0.0),
+    "lifecycle.restart.hold": seen(
+        World.status_while_the_engine_is_gone, 200, 503, {"lifecycle.restart.hold": 60.0}, to=0.0
+    ),
+    "lifecycle.journal.keep": seen(World.replayed, True, False, {"journal": "j"}, journal="", to=0.0),
+    "lifecycle.journal.size": seen(
+        status(headers={"Idempotency-Key": "big"}, n=2), 200, 503, {"journal": "j", "lifecycle.journal.keep": 0.0}, to=1
+    ),
+    "lifecycle.chaos": seen(World.can_be_hampered, False, True, {"journal": "j"}, to="allowed"),
+    "lifecycle.journal.linger": seen(World.aborts_without_client, False, True, {"journal": "j"}, to=0.0),
     "observability.log_level": seen(
-        lambda w: logging.getLogger("appliance.any").isEnabledFor(logging.DEBUG), False, True, log_level="debug"
+        lambda w: logging.getLogger("appliance.any").isEnabledFor(logging.DEBUG), False, True, to="debug"
     ),
-    "observability.log_requests": seen(lambda w: w.logged("parameters of completions"), False, True, log_requests=True),
-    "observability.log_outputs": seen(lambda w: w.logged("choice 0 (length)"), False, True, log_outputs="final"),
-    "observability.stories": seen(World.remembered, 200, 404, timelines=0),
+    "observability.log_requests": seen(lambda w: w.logged("parameters of completions"), False, True, to=True),
+    "observability.log_outputs": seen(lambda w: w.logged("choice 0 (length)"), False, True, to="final"),
+    "observability.stories": seen(World.remembered, 200, 404, to=0),
     "observability.vllm_metrics": seen(
-        lambda w: "vllm:num_requests_running" in w.gateway.client.get("/metrics").text, True, False, vllm_metrics=False
+        lambda w: "vllm:num_requests_running" in w.gateway.client.get("/metrics").text, True, False, to=False
     ),
-}  # fmt: skip
+}
 ELSEWHERE = {"lifecycle.linger"}  # tests/appliance/server/test_process.py: it acts when the process ends
 
 
@@ -402,7 +399,7 @@ def placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def tell(world: World, **values: Any) -> Answer:
-    wanted = msgspec.structs.replace(world.gateway.service.config, **placed(values, world.folder))
+    wanted = with_values(world.gateway.service.config, placed(values, world.folder))
     return asyncio.run(send_message(str(world.folder / "c"), ApplyConfig(wanted), 30))
 
 
@@ -416,9 +413,10 @@ def test_a_live_key_takes_effect_in_a_running_gateway(world: Callable[..., World
     case = CASES[key]
     there = world(**case.start)
     assert case.look(there) == case.before
-    fields = {field.partition(".")[0] for field in live_fields()[key]}
-    assert set(case.wanted) <= fields, "the case changes what the key changes"
-    assert tell(there, **case.wanted).error == ""
+    fields = {part for field in live_fields()[key] for part in (field, field.partition(".")[0])}
+    wanted = case.wanted | ({} if case.to is None else {key: case.to})
+    assert set(wanted) <= fields, "the case changes what the key changes"
+    assert tell(there, **wanted).error == ""
     assert case.look(there) == case.after
 
 
@@ -437,8 +435,11 @@ def test_open_streams_keep_their_settings(world: Callable[..., World]) -> None:
     thread.start()
     until("it runs", lambda: len(there.engine.open) == 1)
     there.engine.give(2)
-    changes = {"max_output_tokens": 1, "names": ("other",), "api_keys": of_file("one.txt"), "max_body_bytes": 1}
-    assert tell(there, **changes, max_waiting=0, chat_template="new.jinja", docs=False).error == ""
+    changes = {"limits.max_output_tokens": 1, "names": ("other",), "api_keys": of_file("one.txt"), "limits.max_body": 1}
+    assert (
+        tell(there, **changes, chat_template="new.jinja", **{"limits.max_waiting": 0, "endpoints.docs": False}).error
+        == ""
+    )
     there.engine.give(2)
     thread.join()
     assert lines[-1] == "data: [DONE]" and '"finish_reason":"length"' in lines[-2]
@@ -456,7 +457,7 @@ def test_a_rejected_reload_changes_nothing(world: Callable[..., World]) -> None:
         ({"max_context": 32}, "max_context can only be changed by a restart"),
         ({"journal": "one.txt/j"}, "lifecycle.journal.folder"),
     ):
-        assert said in tell(there, max_choices=1, names=("other",), **wrong).error
+        assert said in tell(there, names=("other",), **wrong, **{"limits.max_choices": 1}).error
         assert there.gateway.service.config is before
         assert there.allowed("one") == 200 and there.allowed(None) == 401
 
@@ -473,7 +474,7 @@ def test_the_journal_is_switched_on_in_a_running_gateway_and_on_again(world: Cal
     there = world()
     assert not there.replayed()
     for _ in range(2):
-        assert tell(there, journal="j", journal_keep_s=900.0).error == ""
+        assert tell(there, journal="j", **{"lifecycle.journal.keep": 900.0}).error == ""
         assert there.replayed()
-        assert tell(there, journal="", journal_keep_s=0.0).error == ""
+        assert tell(there, journal="", **{"lifecycle.journal.keep": 0.0}).error == ""
         assert not there.replayed()

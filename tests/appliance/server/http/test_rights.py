@@ -50,7 +50,7 @@ def test_without_keys_every_client_may_go_first(gateway: Gateway) -> None:
 
 def test_invocations_can_be_served_without_a_key(make_gateway: Callable[..., Gateway]) -> None:
     for opened in (False, True):
-        gateway = with_keys(make_gateway(invocations_without_key=opened))
+        gateway = with_keys(make_gateway(**{"endpoints.invocations_without_key": opened}))
         assert gateway.post("/invocations", ROUTES["/invocations"])[0] == (200 if opened else 401)
         assert gateway.post("/invocations/", ROUTES["/invocations"])[0] == (200 if opened else 401)
         assert gateway.post("/v1/chat/completions", ROUTES["/v1/chat/completions"])[0] == 401

@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("path", ROUTES)
 def test_invalid_grammars_are_refused_before_anything_runs(make_gateway: Callable[..., Any], path: str) -> None:
     """SO-02"""
-    gateway = make_gateway(grammar_bytes=4096)
+    gateway = make_gateway(**{"limits.grammar_size": 4096})
     for name, (body, words) in REFUSED.items():
         status, reply = gateway.says("x").post(path, {**ROUTES[path], **body})
         assert status == 400, (name, reply)

@@ -64,7 +64,7 @@ def test_clients_do_not_retry_operator_errors(tmp_path: Path, make_gateway: Call
 def test_errors_of_request_templates_are_request_errors(
     make_gateway: Callable[..., Gateway], fields: dict[str, Any], param: str
 ) -> None:
-    gateway = make_gateway(trust_request_chat_template=True)
+    gateway = make_gateway(**{"endpoints.trust_request_chat_template": True})
     status, reply = gateway.post("/v1/chat/completions", {"messages": [USER], **fields})
     assert (status, reply["error"]["param"]) == (400, param), reply
 

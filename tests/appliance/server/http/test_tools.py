@@ -296,17 +296,19 @@ def test_penalties_beyond_float32_are_refused(gateway: Any, penalty: float) -> N
 def test_chunks_before_the_usage_say_null(make_gateway: Any, path: str) -> None:
     body = {**(HELLO if path == PATH else {"prompt": "a"}), "stream_options": {"include_usage": True}}
     for compat in ("openai", "vllm"):
-        *before, last = make_gateway(compat=compat).says("hello").stream(path, body)
+        *before, last = make_gateway(**{"endpoints.compat": compat}).says("hello").stream(path, body)
         assert last["usage"]["completion_tokens"] > 0
         for chunk in before:
             assert ("usage" in chunk, chunk.get("usage")) == (compat == "openai", None)
     body["stream_options"]["continuous_usage_stats"] = True
-    assert all(chunk["usage"] for chunk in make_gateway(compat="openai").says("hello").stream(path, body))
+    assert all(
+        chunk["usage"] for chunk in make_gateway(**{"endpoints.compat": "openai"}).says("hello").stream(path, body)
+    )
 
 
 def test_role_of_a_continued_message(make_gateway: Any) -> None:
     for compat, role in (("openai", "assistant"), ("vllm", "user")):
-        gateway = make_gateway(compat=compat).says("x")
+        gateway = make_gateway(**{"endpoints.compat": compat}).says("x")
         assert choice(gateway, continue_final_message=True)["message"]["role"] == role
         assert deltas(gateway, continue_final_message=True)[0]["role"] == role
 

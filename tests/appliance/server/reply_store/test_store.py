@@ -29,9 +29,7 @@ class World:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.time = 1_700_000_000.0
-        self.metrics = Metrics(
-            GatewayConfig(host="h", port=1, names=("m",), model="m", engines=("e",), max_context=64, vocab_size=9)
-        )
+        self.metrics = Metrics(GatewayConfig(names=("m",), model="m", engines=("e",), max_context=64, vocab_size=9))
         self.open: list[ReplyStore] = []
 
     def reply_store(self, **more: Any) -> ReplyStore:

@@ -126,7 +126,7 @@ def test_a_stream_opens_with_its_message_and_a_ping(gateway: Any) -> None:
 
 def test_a_pause_brings_a_ping(make_gateway: Callable[..., Any]) -> None:
     """H-2: a record that clients know, where other routes send a comment."""
-    gateway = make_gateway(stream_keep_alive_s=0.01)
+    gateway = make_gateway(**{"endpoints.stream_keep_alive": 0.01})
     gateway.says("hi").router.hold = True
 
     text = asyncio.run(_until_pings(gateway, 4))
@@ -267,7 +267,7 @@ def test_stop_reasons(
 @pytest.mark.parametrize("streamed", [False, True])
 def test_usage_parts_the_prompt_by_profile(make_gateway: Callable[..., Any], compat: str, streamed: bool) -> None:
     """AN-02: input_tokens excludes cached tokens, so the two numbers add up to the prompt."""
-    gateway = make_gateway(compat=compat).says(f"{THOUGHT}hi", cached=3)
+    gateway = make_gateway(**{"endpoints.compat": compat}).says(f"{THOUGHT}hi", cached=3)
     usage = (assembled(events(gateway, BASE)) if streamed else whole(gateway, BASE))["usage"]
     prompt, reply = len(gateway.submits[0].prompt), len(gateway.ids(f"{THOUGHT}hi")) + 1
     assert usage.pop("service_tier") == "standard" and usage["output_tokens"] == reply
@@ -623,7 +623,7 @@ def test_other_paths_keep_their_own_shape(gateway: Any) -> None:
 
 def test_a_body_over_the_limit_has_the_shape(make_gateway: Callable[..., Any]) -> None:
     """RT-09"""
-    gateway = make_gateway(max_body_bytes=200)
+    gateway = make_gateway(**{"limits.max_body": 200})
     body = {**BASE, "messages": [{"role": "user", "content": "x" * 300}]}
     assert "limits.max_body" in refusal(gateway, body, 413, "request_too_large")
 
@@ -662,7 +662,7 @@ def test_either_header_carries_the_key(gateway: Any, header: str) -> None:
 def test_the_official_client_raises_the_class_of_the_error(
     make_gateway: Callable[..., Any], status: int, raised: type[anthropic.APIStatusError]
 ) -> None:
-    gateway = make_gateway(max_body_bytes=2000)
+    gateway = make_gateway(**{"limits.max_body": 2000})
     changes: dict[int, dict[str, Any]] = {
         400: {"max_tokens": 9999},
         404: {"model": "gpt"},

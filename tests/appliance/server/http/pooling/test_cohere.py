@@ -15,7 +15,7 @@ TEXTS = ["hello world", "stop"]
 
 @pytest.fixture
 def gateway(make_pooling):
-    return make_pooling("embed", compat="openai", any_dimensions=True)
+    return make_pooling("embed", any_dimensions=True, **{"endpoints.compat": "openai"})
 
 
 def refusal(gateway, body):
@@ -104,7 +104,7 @@ def test_vectors_are_cut_to_a_dimension(gateway):
 def test_a_type_of_input_is_the_models_prompt(make_pooling):
     """B5.3 input_type"""
     prompts = {"query": "hello ", "passage": "the "}
-    gateway = make_pooling("embed", compat="openai", prompts=prompts)
+    gateway = make_pooling("embed", prompts=prompts, **{"endpoints.compat": "openai"})
     for kind, prefix in (("search_query", "hello "), ("search_document", "the ")):
         gateway.post(URL, {"texts": ["world"], "input_type": kind})
         assert list(gateway.submits[-1].prompt) == gateway.tokenizer.encode(prefix + "world")
@@ -114,8 +114,8 @@ def test_a_type_of_input_is_the_models_prompt(make_pooling):
 def test_a_type_of_input_without_prompts_follows_the_profile(make_pooling):
     """B5.3 input_type for a model without input types"""
     body = {"texts": ["world"], "input_type": "search_query"}
-    assert refusal(make_pooling("embed", compat="vllm"), body)[1] == "input_type"
-    assert make_pooling("embed", compat="openai").post(URL, body)[0] == 200
+    assert refusal(make_pooling("embed", **{"endpoints.compat": "vllm"}), body)[1] == "input_type"
+    assert make_pooling("embed", **{"endpoints.compat": "openai"}).post(URL, body)[0] == 200
 
 
 def test_the_cohere_client_raises_the_expected_errors(gateway):

@@ -57,7 +57,7 @@ def test_a_reply_has_the_shape_of_the_reference(embedder):
 
 
 def test_cached_tokens_are_reported_in_the_openai_profile(make_pooling):
-    gateway = make_pooling("embed", compat="openai", cached=3)
+    gateway = make_pooling("embed", cached=3, **{"endpoints.compat": "openai"})
     _, reply = gateway.post(URL, {"input": TEXTS})
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 9, "cache_write_tokens": 18}
 
@@ -223,7 +223,7 @@ def test_the_input_that_fails_in_the_engine_is_named(embedder):
 
 
 def test_a_batch_is_limited(make_pooling):
-    gateway = make_pooling("embed", max_prompts=2)
+    gateway = make_pooling("embed", **{"limits.max_prompts": 2})
     assert gateway.post(URL, {"input": TEXTS[:2]})[0] == 200
     message, param = refusal(gateway, {"input": TEXTS})
     assert "limits.max_prompts allows 2" in message and param == "input"
@@ -351,7 +351,7 @@ def test_continuing_and_beginning_exclude_each_other(embedder):
 def test_a_template_of_a_request_is_refused_unless_it_is_trusted(make_pooling):
     body = {"messages": CHAT, "chat_template": "hello {{ messages[0].content }}"}
     assert refusal(make_pooling("embed"), body)[1] == "chat_template"
-    trusting = make_pooling("embed", trust_request_chat_template=True)
+    trusting = make_pooling("embed", **{"endpoints.trust_request_chat_template": True})
     assert trusting.post(URL, body)[0] == 200
     assert list(trusting.submits[0].prompt) == trusting.tokenizer.encode("hello hello", add_special_tokens=False)
 
@@ -497,7 +497,7 @@ def test_embeddings_are_served_in_one_pass_over_many_inputs(make_pooling):
 
 
 def test_the_parameters_are_logged_without_the_texts(make_pooling, caplog):
-    gateway = make_pooling("embed", log_requests=True)
+    gateway = make_pooling("embed", **{"observability.log_requests": True})
     with caplog.at_level("INFO"):
         gateway.post(URL, {"input": "a secret", "encoding_format": "base64"})
     (line,) = [record for record in caplog.records if record.getMessage() == "parameters of embeddings"]

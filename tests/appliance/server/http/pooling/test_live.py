@@ -31,7 +31,7 @@ def test_a_batch_counts_as_its_sequences(start_gateway, engine):
 def test_a_full_queue_refuses_a_batch_whole(start_gateway, engine, eventually):
     """ER-13 admission counts every input"""
     engine.holding = True
-    gateway = start_gateway(engine, max_waiting=3, **MODEL)
+    gateway = start_gateway(engine, **MODEL, **{"limits.max_waiting": 3})
     replies = []
     waiting = threading.Thread(target=lambda: replies.append(gateway.client.post(URL, json=BODY)))
     waiting.start()

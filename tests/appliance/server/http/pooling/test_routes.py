@@ -34,7 +34,7 @@ SERVED = {
 @pytest.mark.parametrize("tasks", SERVED, ids=" ".join)
 def test_a_model_serves_what_its_tasks_allow(make_pooling, tasks, compat):
     """A.3; SC-03 a classifier of several labels does not score"""
-    gateway = make_pooling(*tasks, compat=compat)
+    gateway = make_pooling(*tasks, **{"endpoints.compat": compat})
     refused = (404, "NotFoundError") if compat == "openai" else (501, "NotImplementedError")
     for path, body in BODIES.items():
         status, reply = gateway.post(path, body)
@@ -49,7 +49,7 @@ def test_a_model_serves_what_its_tasks_allow(make_pooling, tasks, compat):
 
 def test_a_generative_model_rejects_pooling(make_gateway):
     """H-7 no 5xx for a task that the model does not support"""
-    gateway = make_gateway(compat="openai")
+    gateway = make_gateway(**{"endpoints.compat": "openai"})
     for path, body in BODIES.items():
         if "completions" not in path:
             status, reply = gateway.post(path, body)

@@ -575,8 +575,8 @@ def test_input_is_counted_as_it_would_be_submitted(gateway):
 
 
 def test_profiles_differ_in_one_field(make_gateway):
-    assert "kv_transfer_params" in whole(make_gateway(compat="vllm").says("hello"))
-    assert "kv_transfer_params" not in whole(make_gateway(compat="openai").says("hello"))
+    assert "kv_transfer_params" in whole(make_gateway(**{"endpoints.compat": "vllm"}).says("hello"))
+    assert "kv_transfer_params" not in whole(make_gateway(**{"endpoints.compat": "openai"}).says("hello"))
 
 
 # The official client

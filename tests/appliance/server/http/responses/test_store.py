@@ -384,18 +384,18 @@ def test_the_store_survives_gateways_and_other_models(start, engine):
 
 
 def test_bounds_forget_the_oldest(start, engine):
-    gateway = start(engine, responses_count=3)
+    gateway = start(engine, **{"endpoints.responses.count": 3})
     ids = [created(gateway)["id"] for _ in range(5)]
     found = [gateway.client.get(f"{PATH}/{id}").status_code for id in ids]
     assert found == [404, 404, 200, 200, 200]
     gateway.stop()
-    gateway = start(engine, responses_count=3)
+    gateway = start(engine, **{"endpoints.responses.count": 3})
     assert [gateway.client.get(f"{PATH}/{id}").status_code for id in ids] == found
     gateway.stop()
-    old = start(engine, responses_keep_s=0.001)
+    old = start(engine, **{"endpoints.responses.keep": 0.001})
     assert [old.client.get(f"{PATH}/{id}").status_code for id in ids] == [404] * 5
     old.stop()
-    small = start(engine, store="s", responses_bytes=12_000)
+    small = start(engine, store="s", **{"endpoints.responses.size": 12_000})
     ids = [created(small)["id"] for _ in range(9)]
     found = [small.client.get(f"{PATH}/{id}").status_code for id in ids]
     assert found[0] == 404 and found[-1] == 200 and found == sorted(found, reverse=True)
@@ -403,7 +403,7 @@ def test_bounds_forget_the_oldest(start, engine):
 
 def test_a_store_that_is_full_of_running_ones_keeps_no_more(start, engine):
     engine.holding = True
-    gateway = start(engine, responses_count=1)
+    gateway = start(engine, **{"endpoints.responses.count": 1})
     created(gateway, background=True)
     until("it runs", lambda: len(engine.open) == 1)
     refused = gateway.client.post(PATH, json=BODY | {"background": True})
@@ -497,7 +497,7 @@ def test_numbers_that_json_cannot_tell_back_are_refused(start, engine):
 
 def test_whoever_asks_for_a_response_that_was_left_has_it_generated(start, engine):
     engine.holding = True
-    gateway = start(engine, linger_s=60.0)
+    gateway = start(engine, **{"lifecycle.journal.linger": 60.0})
     reader = stream(gateway)
     until("it runs", lambda: len(engine.open) == 1)
     engine.give(2)
