@@ -411,6 +411,8 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
 
 
 def _kernels(device: str, dtype: str, model: Model) -> str:
+    if model.foreign is not None:
+        return "torch"
     if device == "cuda":
         return "triton" if installed() else "torch"
     return best() if dtype == "float32" and model.encoder is None else "torch"

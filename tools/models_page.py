@@ -21,8 +21,8 @@ or shards), float32, bfloat16 or float16, old and new spellings of the configura
 `torch_dtype` or `dtype`, `text_config`). Rotary scalings are linear, dynamic, llama3, yarn and longrope. Sliding
 windows free blocks that are out of reach. Mixtures of experts run with the compiled kernels of a CPU (with all their
 weight formats), with the fused kernels of a GPU, and with torch. Separate sections describe
-[encoder-decoder models](#encoder-decoder-models), [pooling models](#pooling-models) and
-[quantized checkpoints](#quantized-checkpoints).
+[encoder-decoder models](#encoder-decoder-models), [other decoders](#decoders-without-a-declaration),
+[pooling models](#pooling-models) and [quantized checkpoints](#quantized-checkpoints).
 
 | architecture | family | declared in |
 |---|---|---|
@@ -100,6 +100,21 @@ encoder input, and `decoder_prompt` is the beginning of the reply, such as the t
   4 bits there. On a GPU they run with Triton's kernels.
 - An encoder input is computed in one step: `engine.scheduling.max_step_tokens` covers the longest one and a token of
   each running request. There is no prefix cache, because all cached states depend on the complete encoder input.
+
+## Decoders without a declaration
+
+A decoder (`…ForCausalLM`, `…LMHeadModel`) that is not in the list but that the package transformers has is computed by
+transformers' own code, with keys and values in Slipway's pages. Install it with `pip install 'slipway[transformers]'`;
+the container image does not contain it. `slipway plan` states this in the line of `hardware.kernels`.
+
+- Chunked prefill, prefix cache, preemption and resumption after a crash work as with all models.
+- Each row of a step is computed alone, by torch. One request is several times slower than with compiled kernels, and
+  several requests take several times as long as one.
+- Only safetensors files with plain weights, one rank (`parallelism.tensor`), and generation are supported.
+- At the start, the logits of a short prompt that is computed in chunks are compared with transformers' own. If they
+  differ, or if the code does not work with a cache in pages, the start fails with the reason.
+- Decoders with recurrent states are not served in this way. With a rotary scaling that depends on the length of a
+  sequence (dynamic, longrope), the context ends at the original length.
 
 ## Pooling models
 

@@ -43,6 +43,7 @@ class ModelFacts:
     experts: bool = False  # True for mixture-of-experts models
     pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
     encoder_decoder: bool = False  # True for encoder-decoder models
+    foreign: str = ""  # architecture that only transformers' own code computes; "" for declared models
     mixed_expert_formats: tuple[WeightBits, ...] = ()
     """Values of quantization.weights for which the experts of one layer would have several formats."""
     quantized: str = ""  # the quantization as text; "" without one
@@ -80,6 +81,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         experts=has_experts(model),
         pools=model.pooler is not None,
         encoder_decoder=model.encoder is not None,
+        foreign="" if model.foreign is None else model.foreign.architecture,
         mixed_expert_formats=_mixed_expert_formats(checkpoint),
         quantized=str(own) if is_quantized else "",
         quantizable=own is not None and own.quantizable,

@@ -155,6 +155,15 @@ RULES = (
         ),
     ),
     Rule(
+        name="foreign",
+        keys=("kernels",),
+        facts=("model.foreign",),
+        holds=lambda view: view.kernels == TORCH or not view.facts.model.foreign,
+        text="models that only transformers' own code computes need torch kernels",
+        because=lambda facts: f"{facts.model.foreign} is computed by transformers' own code, with torch kernels",
+        chosen=True,
+    ),
+    Rule(
         name="compiled-sources",
         keys=("kernels",),
         facts=("model.encoder_decoder",),

@@ -35,6 +35,14 @@ def _heads(facts: Facts) -> str:
 
 RULES = (
     Rule(
+        name="ranks-foreign",
+        keys=("tensor",),
+        facts=("model.foreign",),
+        holds=lambda view: view.tensor == 1 or not view.facts.model.foreign,
+        text="models that only transformers' own code computes are not divided among ranks",
+        because=lambda facts: f"{facts.model.foreign} is computed by transformers' own code, in one process",
+    ),
+    Rule(
         name="ranks-heads",
         keys=("tensor",),
         facts=("model.heads",),

@@ -22,7 +22,9 @@ MOST_RANKS = 64
 VARIANTS = tuple(LANES)
 
 _SHARED = tuple(rule for rule in ranks.RULES if rule.keys == ("tensor",))
-_TRITON_THERE = tuple(rule for rule in RULES if rule.keys == ("kernels",) and rule.name.startswith("triton-"))
+_TRITON_THERE = tuple(
+    rule for rule in RULES if rule.keys == ("kernels",) and (rule.name.startswith("triton-") or rule.name == "foreign")
+)
 
 
 def _devices(view: View) -> tuple[str, ...]:
@@ -64,6 +66,8 @@ def _kernels(view: View) -> tuple[str, ...]:
 def _kernels_why(view: View) -> str:
     if view.kernels == TRITON:
         return "the fused kernels for a GPU"
+    if view.kernels == TORCH and view.facts.model.foreign:
+        return f"{view.facts.model.foreign} has no declaration: transformers' code computes it, several times slower"
     if view.kernels == TORCH and view.facts.model.encoder_decoder:
         return "compiled kernels do not support encoder-decoder models"
     if view.kernels == TORCH:

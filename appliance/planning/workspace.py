@@ -37,6 +37,7 @@ MIB = 2**20
 # device, besides the context.
 PROCESS_BYTES = {"cpu": 248 * MIB, "cuda": 512 * MIB}
 THREAD_BYTES = MIB  # per compute thread: its stack and the allocator's arena
+FOREIGN_BYTES = 136 * MIB  # modules of transformers 5.23 and one model's code: 117 MiB
 TORCH_CODE_BYTES = 4 * MIB  # pages of torch's own kernels, which compiled kernels never touch
 LIBRARY_BYTES = 8 * MIB  # most that one torch thread keeps of a repacked matrix
 SCORE_ELEMENTS = 1 << 27  # most attention scores that torch holds at once (kernels/attention/common.py)
@@ -77,6 +78,7 @@ def workspace(
     process = Step("process", number(PROCESS_BYTES[device]), PROCESS_BYTES[device])
     found = [
         process,
+        *_foreign(model),
         *_threads(model, device, kernels, threads, ranks),
         *_exchange(model, device, kernels, size, ranks),
     ]
@@ -104,6 +106,10 @@ def workspace(
     found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
     found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
     return tuple(found)
+
+
+def _foreign(model: Model) -> tuple[Step, ...]:
+    return () if model.foreign is None else (Step("transformers' code", number(FOREIGN_BYTES), FOREIGN_BYTES),)
 
 
 def _threads(model: Model, device: str, kernels: str, threads: int, ranks: int) -> tuple[Step, ...]:
@@ -295,6 +301,8 @@ def _aligned(count: int) -> int:
 
 def widest_layer(model: Model, ranks: int = 1) -> int:
     """Return the elements per token of the widest layer, including the hidden states."""
+    if model.foreign is not None:
+        return model.foreign.width
     blocks = model.blocks if model.encoder is None else (*model.encoder.blocks, *model.blocks)
     return max((_activations(block, ranks) for block in blocks), default=0) + 4 * model.embed.hidden
 

@@ -16,6 +16,7 @@ from engine.lowering.program import (
     Attend,
     Correction,
     ExpertLinear,
+    ForeignWeights,
     HeadMatrices,
     Matrix,
     NormVector,
@@ -253,6 +254,8 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return Slopes(weight, world)
             case RecurrentParameter():
                 return ParameterLayer(weight, world)
+            case ForeignWeights():
+                raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):
                 return vocabulary
             case Tables(embed=embed, root=root):

@@ -20,6 +20,7 @@ from engine.lowering.lower import lower
 from engine.lowering.program import (
     AlibiSlopes,
     Correction,
+    ForeignWeights,
     HeadMatrices,
     Matrix,
     NormVector,
@@ -47,7 +48,7 @@ from engine.models.quantized import Quantization
 from engine.models.ranks import row_runs, rows_of, share_of
 from engine.models.sources import join, qk_norms
 
-PARTS: tuple[Part, ...] = ("embedding", "attention", "recurrent", "mlp", "experts", "norms", "head")
+PARTS: tuple[Part, ...] = ("embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model")
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Numbers of inputs that share a scale in weights quantized at load time.
@@ -191,6 +192,8 @@ class _Footprint:
                     found = (self._parameter(parameter, weight.name),)
                 case HeadMatrices():
                     found = self._head_matrices(weight)
+                case ForeignWeights():
+                    found = self._foreign(weight)
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
@@ -198,6 +201,14 @@ class _Footprint:
             yield from self._pooler(model.pooler)
 
     # Parts
+
+    def _foreign(self, weight: ForeignWeights) -> Iterator[Holding]:
+        """Yield the tensors of the checkpoint, which transformers loads in the type of the activations."""
+        for name, info in self.tensors.items():
+            copied = info.bytes if self._stored(name) != HEADER_NAMES[self.to.dtype] else 0
+            yield Holding(
+                "model", name, self.to.dtype, (math.prod(info.shape), self.to.element_bytes), temporary=copied
+            )
 
     def _pooler(self, pooler: Pooler) -> Iterator[Holding]:
         """Yield the pooler, which every rank has completely and in float32."""

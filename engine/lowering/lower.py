@@ -19,6 +19,8 @@ from engine.lowering.program import (
     Embed,
     ExpandValues,
     ExpertLinear,
+    ForeignDecoder,
+    ForeignWeights,
     Gate,
     GatedNorm,
     HeadMatrices,
@@ -93,6 +95,10 @@ class _Lowering:
 
     def program(self) -> Program:
         model, encoder = self.model, self.model.encoder
+        if model.foreign is not None:
+            return Program(
+                (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
+            )
         before = () if encoder is None else tuple(self._encoder(encoder))
         ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
         cross: list[Op] = []
@@ -108,6 +114,13 @@ class _Lowering:
         states = self.x if encoder.norm is None else self.normed
         linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
         return Program(tuple(ops), out, (*before, *linked), states)
+
+    def _foreign(self) -> Iterator[Op]:
+        """Yield the attention of a decoder that transformers computes."""
+        for layer, part in enumerate(parts.attentions(self.model)):
+            qkv = Value(name="qkv", width=(part.heads + 2 * part.kv_heads) * part.head_dim)
+            y = Value(name="attended", width=part.heads * part.head_dim)
+            yield Attend(qkv=qkv, y=y, part=part, layer=layer, heads=part.heads, kv_heads=part.kv_heads)
 
     def _encoder(self, encoder: Encoder) -> Iterator[Op]:
         root = self.model.root

@@ -10,6 +10,7 @@ from engine.lowering.program import (
     AttendLatent,
     ExpandValues,
     ExpertLinear,
+    ForeignDecoder,
     Gate,
     Linear,
     Matrix,
@@ -59,6 +60,8 @@ def multiplied(ops: Iterable[Op]) -> int:
                 total += weight.attention.heads * weight.attention.qk_nope_head_dim * weight.attention.kv_lora_rank
             case ExpandValues(weight=weight):
                 total += weight.attention.heads * weight.attention.v_head_dim * weight.attention.kv_lora_rank
+            case ForeignDecoder(weight=weight):
+                total += weight.foreign.parameters
     return total
 
 

@@ -14,10 +14,21 @@ from functools import cached_property
 from typing import Literal
 
 from engine.models import parts
-from engine.models.parts import Alibi, Attention, Embedding, Experts, Head, LatentAttention, Norm, Parameter, Rope
+from engine.models.parts import (
+    Alibi,
+    Attention,
+    Embedding,
+    Experts,
+    Foreign,
+    Head,
+    LatentAttention,
+    Norm,
+    Parameter,
+    Rope,
+)
 from engine.models.sources import join, latent_linears
 
-Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head"]
+Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +166,17 @@ class RecurrentParameter:
         return join(self.path, self.parameter.rows[0].source)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForeignWeights:
+    """All weights of a decoder that transformers computes."""
+
+    foreign: Foreign
+
+    @cached_property
+    def name(self) -> str:
+        return self.foreign.architecture
+
+
 Weight = (
     Matrix
     | NormVector
@@ -165,6 +187,7 @@ Weight = (
     | Correction
     | RecurrentParameter
     | Tables
+    | ForeignWeights
 )
 
 
@@ -501,6 +524,15 @@ class GatedNorm:
     gate_first: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForeignDecoder:
+    """y = hidden states of a decoder that transformers computes. The attention of its layers follows in the list, for
+    plans; engine/layers/foreign.py executes both."""
+
+    y: Value
+    weight: ForeignWeights
+
+
 # Fused operations, made by rewrites.
 
 
@@ -547,6 +579,7 @@ Op = (
     | DeltaRule
     | SelectiveScan
     | GatedNorm
+    | ForeignDecoder
     | AddNormalize
     | Quantized
 )
@@ -610,14 +643,23 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield op.weight
         case Quantized(op=inner):
             yield from weights_of(inner)
-        case Embed() | Normalize() | Linear() | QKNorm() | AddNormalize() | AbsorbQueries() | ExpandValues():
+        case (
+            Embed()
+            | Normalize()
+            | Linear()
+            | QKNorm()
+            | AddNormalize()
+            | AbsorbQueries()
+            | ExpandValues()
+            | ForeignDecoder()
+        ):
             yield op.weight
 
 
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Embed():
+        case Embed() | ForeignDecoder():
             return ()
         case Normalize() | Linear() | Activation() | ExpandValues():
             return (op.x,)
@@ -666,6 +708,8 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case PrepareLatent():
             return op.latent, op.q, op.y
+        case ForeignDecoder():
+            return (op.y,)
         case Add() | AllReduce():
             return (op.x,)
         case QKNorm() | Rotate() | PrepareKV():

@@ -5,6 +5,7 @@ detected without reading weights is raised here, so that it can be checked befor
 """
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from engine.models.activations import check_parts
 from engine.models.assumed import UNSAID, assumed_tensors, assumptions
 from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
+from engine.models.foreign import declare_foreign, is_foreign
 from engine.models.gguf import made_config, read_weights
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
@@ -30,7 +32,7 @@ from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
-from engine.models.text_only import text_config, text_decoder
+from engine.models.text_only import text_architecture, text_config, text_decoder
 from engine.models.values import check_values
 
 INDEX = "model.safetensors.index.json"
@@ -81,6 +83,10 @@ def read_checkpoint(
     model = _declared(declare, config, place)
     check_parts(model, place)
     check_values(model, place)
+    if model.foreign is not None and (blocks is not None or not weights):
+        raise CheckpointError(
+            f"{folder}: {architecture} is computed by transformers' code, which needs its safetensors files"
+        )
     if task.text_only and weights and blocks is None:
         model = text_decoder(model, read_tensors(folder))
     quantization = read_quantization(config, model, place)
@@ -91,6 +97,9 @@ def read_checkpoint(
         tensors = read_tensors(folder)
         quantization = None if quantization is None else quantization.named(tensors)
     modules = read_modules(folder)
+    if model.foreign is not None:
+        count = sum(math.prod(info.shape) for info in tensors.values())
+        model = replace(model, foreign=replace(model.foreign, parameters=count))
     model = fitted(reroot(model, tensors), config, task, modules, folder)
     tensors = _unstacked(model, tensors, quantization)
     if model.transposed:
@@ -211,6 +220,8 @@ def _transposed(model: Model, tensors: Mapping[str, TensorInfo]) -> dict[str, Te
 def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None = None) -> None:
     """Compare the tensors of a checkpoint with the declaration. Raises CheckpointError for the first difference:
     missing, unknown, wrong shape, or unsupported type."""
+    if model.foreign is not None:
+        return  # transformers compares them
     wanted = stored_tensors(model, quantization)
     missing = [name for name, one in wanted.items() if name not in tensors and not one.optional]
     unread = [name for name in tensors if name not in wanted and not harmless(model, name)]
@@ -267,6 +278,9 @@ def _architecture(folder: Path, config: dict[str, Any], written: dict[str, Any],
         return known[0], ARCHITECTURES[known[0]]
     if (folder / REMOTE_FILE).exists():
         return names[0], remote_declaration(folder, names[0], trust)
+    if not text_architecture(written) and is_foreign(names[0]):
+        config["architectures"] = names[:1]
+        return names[0], declare_foreign
     return names[0], declaration(names[0], written)
 
 

@@ -503,6 +503,15 @@ class Encoder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """Decoder computed by the modelling code of transformers; `Model.blocks` declares only its attention layers."""
+
+    architecture: str
+    width: int  # elements per token of its widest layer, estimated
+    parameters: int = 0  # number of weights of the checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A decoder, an encoder, or both."""
 
@@ -517,6 +526,7 @@ class Model:
     encoder: Encoder | None = None
     unread: tuple[str, ...] = ()  # prefixes of tensors that checkpoints may have and that are not used
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
+    foreign: Foreign | None = None
 
     @property
     def max_encoder_input(self) -> int:

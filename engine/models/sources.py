@@ -275,6 +275,8 @@ def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
 
 def sources(model: Model) -> Shapes:
     """Return every tensor that a checkpoint of this model must have: name and shape."""
+    if model.foreign is not None:
+        return {}  # transformers knows them
     found = _embedding_sources(model.embed, model.root)
     if model.encoder is not None:
         found |= _embedding_sources(model.encoder.embed, model.root)

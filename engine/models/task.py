@@ -48,6 +48,10 @@ def fitted(model: Model, config: Mapping[str, Any], wanted: TaskConfig, modules:
 
 def _task(model: Model, wanted: TaskConfig, modules: Modules | None) -> str:
     own = "generate" if model.pooler is None else ("embed" if model.pooler.task == "embed" else "classify")
+    if model.foreign is not None and (modules is not None or wanted.task not in ("auto", own)):
+        raise TaskError(
+            f"model.task: {model.foreign.architecture} is computed by transformers' code; supported is generate"
+        )
     if model.encoder is not None:
         asked = "embed" if wanted.task == "auto" and modules is not None else wanted.task
         if asked not in ("auto", own):

@@ -23,6 +23,7 @@ from engine.distributed.world import SINGLE, World, least
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.kv.states import num_snapshots
+from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model
@@ -166,6 +167,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         progress("reading", 0.0)
         stored = config.load == "checkpoint"
         checkpoint = read_checkpoint(config.model, config.trust_remote_code, weights=stored, task=config.task)
+    _check_foreign(config, checkpoint)
     world = join(checkpoint, device, team)
     form = layout(
         checkpoint.model,
@@ -177,21 +179,9 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     blocks = pool_blocks(config, form)
     with measured("loading"), _memory_errors("the weights"), release_at_once():
         progress("loading", 0.0)
-        text_model = TextModel(
-            checkpoint.model,
-            form,
-            world,
-            DTYPES[config.dtype],
-            device,
-            team,
-            config.weights,
-            invariant=config.invariant and config.kernels == "triton",
-            stacked=config.kernels == "triton",
-            fp8=_fp8_products(config, device),
-            group=config.weight_group,
-            head=config.head,
+        text_model = _loaded(
+            config, checkpoint, form, world, device, team, lambda fraction: progress("loading", fraction)
         )
-        _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
         trim_heap()
         text_model.reserve(config.max_step_tokens, config.slots)
     reserve = _reserve(config, form)
@@ -204,6 +194,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         vocab=checkpoint.model.embed.vocab,
     )
     if config.kernels == "triton":
+        assert isinstance(text_model, TextModel), "checked with the kernels"
         parts = device_parts(config, checkpoint, text_model, form, table)
         if config.kv_measured and device.type == "cuda":
             with measured("profiling"), _memory_errors("the largest step"):
@@ -221,7 +212,10 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
             states = allocate_states(text_model.states, config.slots, snapshots or 0, device)
-            runner = (HostRunner if text_model.pooler is None else PooledRunner)(text_model, form, pages, table, states)
+            if isinstance(text_model, TextModel) and text_model.pooler is not None:
+                runner = PooledRunner(text_model, form, pages, table, states)
+            else:
+                runner = HostRunner(text_model, form, pages, table, states)
         table_bytes = table.nbytes
     memory_usage = {**text_model.memory_usage.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
     if reserve:
@@ -356,6 +350,15 @@ def _check_kernels(config: EngineConfig) -> None:
         raise ConfigError("kernels=triton: a GPU is required; on a CPU, set TRITON_INTERPRET=1 (for tests only)")
 
 
+def _check_foreign(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    foreign = checkpoint.model.foreign
+    if foreign is not None and (config.kernels != "torch" or config.tensor > 1 or config.weights != "stored"):
+        raise ConfigError(
+            f"kernels={config.kernels}, tensor={config.tensor}, weights={config.weights}: {foreign.architecture} is "
+            "computed by transformers' code, with torch kernels, one rank and weights as stored"
+        )
+
+
 def _fp8_products(config: EngineConfig, device: torch.device) -> Fp8Products | None:
     """Return how Triton kernels multiply by fp8 weights on this device. The interpreter supports everything."""
     if config.kernels != "triton":
@@ -364,6 +367,40 @@ def _fp8_products(config: EngineConfig, device: torch.device) -> Fp8Products | N
         return Fp8Products()
     capability = None if torch.version.hip else torch.cuda.get_device_capability(device)
     return products_of(capability, invariant=config.invariant)
+
+
+def _loaded(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    form: Layout,
+    world: World,
+    device: torch.device,
+    team: Team | None,
+    progress: Callable[[float], None],
+) -> TextModel | ForeignModel:
+    if checkpoint.model.foreign is not None:
+        foreign_model = ForeignModel(checkpoint.model, form, DTYPES[config.dtype], device)
+        if config.load == "random":
+            foreign_model.fill_random(checkpoint)
+        else:
+            foreign_model.load(checkpoint, progress)
+        return foreign_model
+    text_model = TextModel(
+        checkpoint.model,
+        form,
+        world,
+        DTYPES[config.dtype],
+        device,
+        team,
+        config.weights,
+        invariant=config.invariant and config.kernels == "triton",
+        stacked=config.kernels == "triton",
+        fp8=_fp8_products(config, device),
+        group=config.weight_group,
+        head=config.head,
+    )
+    _load(config, checkpoint, text_model, world, progress)
+    return text_model
 
 
 def _load(

@@ -11,6 +11,7 @@ from engine.api.errors import NOT_FINITE
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult, wait
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
+from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel
 from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared
@@ -27,7 +28,12 @@ class HostRunner:
     """Runs steps synchronously. The host knows all inputs, including tokens that were just sampled."""
 
     def __init__(
-        self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable, states: States
+        self,
+        text_model: TextModel | ForeignModel,
+        layout: Layout,
+        pages: Tensor,
+        table: RequestTable,
+        states: States,
     ) -> None:
         self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
         self._states = states

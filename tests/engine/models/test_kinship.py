@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import UnknownArchitecture
+from engine.models import foreign
 from engine.models.checkpoint import read_checkpoint
 
 NONE = "nor is any model of its kind"
@@ -39,8 +40,9 @@ OTHERS = "nor is its family"
     ],
 )
 def test_closest_architecture_follows_the_family(
-    name: str, more: dict[str, Any], kind: str, said: str, tmp_path: Path
+    name: str, more: dict[str, Any], kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(foreign, "_decoders", lambda: {})  # as without transformers, whose decoders are served
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], **more}))
     with pytest.raises(UnknownArchitecture, match=f"'{name}' .*{kind}.* is not supported yet.*{said}") as refused:
         read_checkpoint(tmp_path, weights=False)

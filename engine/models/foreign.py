@@ -1,0 +1,113 @@
+"""Decoders without a declaration of their own, computed by the modelling code of transformers.
+
+Only their attention layers are declared, with the shapes of the keys and values, because these are stored in Slipway's
+pages. Everything else is the code of the installed transformers package, whose source files are read here without
+importing them: importing it would import torch.
+"""
+
+import ast
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import CheckpointError
+from engine.models.config import Config
+from engine.models.parts import Attention, Embedding, Foreign, Head, Model, ResidualBlock
+
+PACKAGE = "transformers"
+# Other names of the same settings in config.json; transformers maps them in its configuration classes.
+NAMES = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "embed_dim", "dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "attention_heads", "num_heads", "n_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
+    "intermediate_size": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "ffn_hidden_dim", "dff"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
+}
+_CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+_STATEFUL = "_is_stateful = True"  # marks models with recurrent states in their modelling code
+
+
+def is_foreign(architecture: str) -> bool:
+    """Return whether the installed transformers has code for a decoder of this name, of text alone, without recurrent
+    states, which its code would not keep in pages."""
+    kind, folder = _decoders().get(architecture), _package()
+    if not architecture.endswith(("ForCausalLM", "LMHeadModel")) or kind is None or folder is None:
+        return False
+    files = (folder / "models" / kind.replace("-", "_")).glob("modeling_*.py")
+    return not any(_STATEFUL in file.read_text(encoding="utf-8") for file in files)
+
+
+@cache
+def _package() -> Path | None:
+    """Return the folder of the installed package without importing it."""
+    spec = importlib.util.find_spec(PACKAGE)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+@cache
+def _decoders() -> Mapping[str, str]:
+    """Return the model type of each decoder that transformers has, by architecture."""
+    folder = _package()
+    if folder is None:
+        return {}
+    tree = ast.parse((folder / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == _CAUSAL
+            and isinstance(node.value, ast.Call)
+        ):
+            pairs = ast.literal_eval(node.value.args[0])
+            return {name: kind for kind, names in pairs for name in ([names] if isinstance(names, str) else names)}
+    return {}
+
+
+def declare_foreign(config: Mapping[str, Any]) -> Model:
+    """Return the model of a decoder that only transformers knows. Raises CheckpointError for settings that are missing
+    or that paged attention does not support."""
+    architecture = config["architectures"][0]
+    if config.get("quantization_config") is not None:
+        raise CheckpointError(
+            f"config.json: quantization_config: {architecture} is computed by transformers' code, which Slipway runs "
+            "with plain weights only; serve the original checkpoint"
+        )
+    found = {key: next((config[name] for name in names if name in config), None) for key, names in NAMES.items()}
+    c = Config.of({key: value for key, value in {**config, **found}.items() if value is not None})
+    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    kv_heads, width = _cached(c, hidden, heads)
+    attention = Attention(hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=width, rope=None)
+    inner = c.whole("intermediate_size") if "intermediate_size" in c.values else 4 * hidden
+    return Model(
+        embed=Embedding(vocab=c.whole("vocab_size"), hidden=hidden),
+        blocks=((ResidualBlock(body=attention),),) * c.whole("num_hidden_layers"),
+        norm=None,
+        head=Head(tied=False),
+        max_context=_context(c),
+        foreign=Foreign(architecture=architecture, width=4 * hidden + 3 * inner),
+    )
+
+
+def _cached(c: Config, hidden: int, heads: int) -> tuple[int, int]:
+    """Return the number of heads and the size of the keys and values that transformers caches."""
+    if "kv_lora_rank" in c.values and "qk_rope_head_dim" in c.values:
+        # Latent attention: the latent vector in place of the keys, the rotated key of all heads in place of the values.
+        return 1, max(c.whole("kv_lora_rank"), c.whole("qk_rope_head_dim"))
+    width = c.whole("head_dim") if "head_dim" in c.values else hidden // heads
+    if "num_key_value_heads" in c.values:
+        return c.whole("num_key_value_heads"), width
+    return (1, width) if c.values.get("multi_query") is True else (heads, width)
+
+
+def _context(c: Config) -> int:
+    """Return the longest supported sequence. Rotary scalings that depend on the length of a sequence are not used,
+    because transformers computes them from the longest one."""
+    longest = c.whole("max_position_embeddings") if "max_position_embeddings" in c.values else 2048
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = c.values.get(key)
+        if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) in ("dynamic", "longrope"):
+            original = scaling.get("original_max_position_embeddings", c.values.get("original_max_position_embeddings"))
+            return min(longest, original) if isinstance(original, int) and original > 0 else longest
+    return longest
