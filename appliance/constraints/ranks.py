@@ -14,6 +14,11 @@ def _divides(view: View) -> bool:
     return all(q % ranks == 0 and (kv % ranks == 0 or ranks % kv == 0) for q, kv in view.facts.model.heads)
 
 
+def _divides_recurrent(view: View) -> bool:
+    ranks = view.tensor
+    return all(shares(units, what, ranks) for units, what in view.facts.model.recurrent)
+
+
 def _groups_whole(view: View) -> bool:
     held = is_compiled(view.kernels) and view.facts.model.held
     return view.tensor == 1 or not held or view.tensor in view.facts.model.whole
@@ -64,7 +69,7 @@ RULES = (
         name="ranks-recurrent",
         keys=("tensor",),
         facts=("model.recurrent",),
-        holds=lambda view: all(shares(units, what, view.tensor) for units, what in view.facts.model.recurrent),
+        holds=_divides_recurrent,
         text="the number of ranks divides the heads of recurrent layers and the groups of Mamba-2, and divides the "
         "key heads of a DeltaNet or is a multiple of them",
         because=lambda facts: (

@@ -18,6 +18,7 @@ from appliance.planning.validate import validate
 from tests.appliance.planning.test_pooled import TOKENIZER, folder  # noqa: F401
 from tests.appliance.planning.test_reality import HOST
 from tests.engine.layers.conftest import random_model
+from tests.engine.layers.families import random_family, save_family
 from tests.engine.sourced import save
 
 VALUES = {
@@ -44,6 +45,7 @@ SERVED = {  # of each row of the table, a model that it is about
     "decoders that pool all states of a prompt": ("decoder", ("model.task=embed", "model.pooling.pool=mean")),
     "models that do not embed": ("decoder", ()),
     "encoder-decoder models": ("bart", ()),
+    "models without attention": ("mamba2", ()),
     "models other than rerankers (`model.task: score`)": ("decoder", ("model.task=embed",)),
 }
 WRITTEN = [(one.models, key, so) for one in UNUSED_KEYS for key, so in one.keys.items()]
@@ -55,7 +57,10 @@ def checkpoint(folder: Callable, tmp_path_factory: pytest.TempPathFactory) -> Ca
     random_model("qwen3").save_pretrained(decoder)
     (decoder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     bart = save(tmp_path_factory.mktemp("idle") / "bart").path
-    return lambda name: {"decoder": decoder, "bart": bart}.get(name) or folder(name)
+    mamba2 = tmp_path_factory.mktemp("idle") / "mamba2"
+    save_family("mamba2", random_family("mamba2"), mamba2)
+    (mamba2 / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return lambda name: {"decoder": decoder, "bart": bart, "mamba2": mamba2}.get(name) or folder(name)
 
 
 def value_of(key: str) -> str:
