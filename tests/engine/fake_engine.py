@@ -27,6 +27,7 @@ def next_token(ids):
 
 class Worker:
     weight_bytes = 1
+    snapshots = None
     memory = (RankMemory({"head": 1}),)
     seconds = {"loading": 0.25}
 

@@ -29,6 +29,7 @@ class Device:
     Changing `weight` causes drift."""
 
     weight_bytes = kv_bytes = 0
+    snapshots = None
     memory = ()
     arithmetic = EXACT
 
