@@ -23,7 +23,7 @@ from kernels.attention.decode import decode_reduce_kernel
 from kernels.attention.schedule import CHUNKS, DECODE_SCHEDULE, empty_schedule
 from kernels.jit import jit, launch, power_of_2, resident_programs, tl
 from kernels.op import Args, Case, Make, Op
-from kernels.tuning import LARGE_TILES, settings, shared_memory
+from kernels.tuning import settings, shared_memory
 
 # Heads of a program. The sums of twice as many would not fit into the registers; decode has two sums of each.
 DECODE_HEADS, PREFILL_HEADS = 16, 32
@@ -313,13 +313,11 @@ def _sizes(q: Tensor, pages: Tensor, out: Tensor, group: int) -> dict[str, int]:
 
 
 def _settings(name: str, q: Tensor, out: Tensor, group: int) -> dict[str, Any]:
-    """32 KiB of latents in a tile, and one or two more on their way."""
-    rank, size = power_of_2(out.shape[2]), q.element_size()
-    default = {
-        "tile": max(16, min(64, 32768 // (rank * size))),
-        "warps": 8,
-        "stages": 2 if size == 4 and shared_memory(q.device) < LARGE_TILES else 3,
-    }
+    """32 KiB of latents in a tile, and one or two more on their way, if they fit into the shared memory."""
+    rank, size, room = power_of_2(out.shape[2]), q.element_size(), shared_memory(q.device)
+    tile = max(16, min(64, 32768 // (rank * size)))
+    needed = (2 * tile + group) * q.shape[2] * size  # two tiles and the queries
+    default = {"tile": tile, "warps": 8, "stages": 3 if needed <= room else 2}
     return settings(name, default, q.device, rank=rank, size=size, group=group)
 
 

@@ -27,6 +27,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import Attention, ResidualBlock
 from engine.worker.device_parts import device_parts
 from engine.worker.pooled import PooledRunner
+from engine.worker.states import allocate_states
 from engine.worker.table import RequestTable
 from kernels.jit import installed
 from tests.engine.layers.conftest import Threads, ThreadWorld
@@ -87,7 +88,8 @@ class Steps:
         if fused:
             self.runner = device_parts(config, checkpoint, self.model, form, table).runner(pages)
         else:
-            self.runner = PooledRunner(self.model, form, pages, table)
+            states = allocate_states(self.model.states, 6, 0, torch.device("cpu"))
+            self.runner = PooledRunner(self.model, form, pages, table, states)
         self.prompts: dict[int, Prompt] = {}
         self._free = np.random.default_rng(0).permutation(np.arange(1, 600)).tolist()
         self._number = 0
