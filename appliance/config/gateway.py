@@ -89,7 +89,8 @@ class EncoderLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of the gateway: the sections of the manifest that it reads, and values that planning computes.
-    Durations are in seconds, sizes in bytes. Keys of the sections that only engines read have their defaults.
+    Durations are in seconds, sizes in bytes. Keys of the sections that only engines read, and paths as they are
+    written, have their defaults.
     """
 
     endpoints: Endpoints = Endpoints()

@@ -101,13 +101,14 @@ def gateway_config(
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
     )
-    return with_values(config, _values_of_engines(config))
+    return with_values(config, _unused(config))
 
 
-def _values_of_engines(config: GatewayConfig) -> dict[str, Any]:
-    """Return the defaults of keys that only engines read, so that their changes do not concern the gateway."""
+def _unused(config: GatewayConfig) -> dict[str, Any]:
+    """Return the defaults of keys that the gateway does not read, so that their changes do not concern it: keys of
+    engines, and paths as they are written. Complete paths are fields of their own."""
     defaults = msgspec.structs.replace(config, **{name: type(getattr(config, name))() for name in SECTIONS})
-    keys = [key for key, declared in metadata().items() if declared.effect.restart == "engine"]
+    keys = [key for key, declared in metadata().items() if declared.effect.restart == "engine" or declared.is_path]
     return {key: value_at(defaults, key) for key in keys if key.partition(".")[0] in SECTIONS}
 
 

@@ -266,6 +266,7 @@ def attention(
         heads=q.shape[1],
         kv_heads=native.shape[4],
         dim=head_dim(native),
+        value_dim=head_dim(native),
         window=window or 0,
         scale=scale,
         softcap=softcap or 0.0,

@@ -191,7 +191,8 @@ def test_options_of_the_command_line_count(manifest: Path, capsys: Output) -> No
     arguments = ["plan", str(manifest), "--port", "9000", "-H", "127.0.0.1", "--set", "endpoints.port=9001", "--json"]
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["gateway"]["port"], found["gateway"]["host"]) == (9001, "127.0.0.1")
+    endpoints = found["gateway"]["endpoints"]
+    assert (endpoints["port"], endpoints["host"]) == (9001, "127.0.0.1")
     origins = {one["key"]: one["origin"] for one in found["effective"]}
     assert (origins["endpoints.port"], origins["endpoints.host"]) == ("--set endpoints.port", "--host")
 
