@@ -46,6 +46,7 @@ class TimedWorker:
         self.model: Model = worker.model
         self.layout: Layout = worker.layout
         self.blocks: int = worker.blocks
+        self.snapshots: int | None = worker.snapshots
         self.weight_bytes: int = worker.weight_bytes
         self.embed_bytes: int = worker.memory_usage["embedding"]
         self.kv_bytes: int = worker.kv_bytes
