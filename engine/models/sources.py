@@ -255,7 +255,8 @@ def linear_sources(part: Linear, path: str) -> Shapes:
     uses, for example an output gate."""
     height: Counter[str] = Counter()
     for piece in part.rows:
-        end = piece.at + piece.stride * (piece.groups - 1) + piece.units // piece.groups * piece.width
+        run = piece.units // piece.groups * piece.width  # consecutive rows, or every `step`-th one
+        end = piece.at + piece.stride * (piece.groups - 1) + (run - 1) * piece.step + 1
         height[piece.source] = max(height[piece.source], end)
     found: Shapes = {f"{join(path, name)}.weight": (rows, part.inputs) for name, rows in height.items()}
     if part.bias:
