@@ -352,8 +352,8 @@ class _Footprint:
         restoring = RESTORING_BYTES * heads * (nope + value) * rank if self._restored(source) else 0
         read = self._file_bytes(source)
         if to.tiling is None:
-            factors = heads, nope + value, rank, to.element_bytes
-            yield Holding("attention", source, to.dtype, factors, temporary=restoring, read=read)
+            shape = heads, nope + value, rank, to.element_bytes
+            yield Holding("attention", source, to.dtype, shape, temporary=restoring, read=read)
             return
         stored = self._stored_type([source])
         whole = heads * (nope + value) * rank * ELEMENT_BYTES[stored] + restoring

@@ -56,6 +56,7 @@ from engine.models.parts import (
     Recurrent,
     ResidualBlock,
     ShortConv,
+    all_bodies,
     bodies,
     body_norms,
 )
@@ -117,7 +118,8 @@ class _Lowering:
 
     def _foreign(self) -> Iterator[Op]:
         """Yield the attention of a decoder that transformers computes."""
-        for layer, part in enumerate(parts.attentions(self.model)):
+        attentions = (body for body in all_bodies(self.model) if isinstance(body, Attention))
+        for layer, part in enumerate(attentions):
             qkv = Value(name="qkv", width=(part.heads + 2 * part.kv_heads) * part.head_dim)
             y = Value(name="attended", width=part.heads * part.head_dim)
             yield Attend(qkv=qkv, y=y, part=part, layer=layer, heads=part.heads, kv_heads=part.kv_heads)
