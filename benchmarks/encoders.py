@@ -65,7 +65,7 @@ def main() -> None:
     with LLM(options.checkpoint, threads=options.threads) as llm:
         prompts = drawn(options.texts, options.lengths, llm.vocab)
         sides = {
-            llm.config.kernels: lambda: llm.pool(prompts, Pooling("embed")),
+            llm.config.hardware.kernels: lambda: llm.pool(prompts, Pooling("embed")),
             "transformers": lambda: embed(prompts),
         }
         took: dict[str, list[float]] = {name: [] for name in sides}

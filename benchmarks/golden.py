@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.api.config import EngineConfig, SelfTest
 from engine.api.golden import BANDS, Band, Recorded, difference
+from engine.arguments import engine_config
 from engine.golden import record
 from engine.worker.build import build_worker
 from kernels.cpu.library import best
@@ -34,7 +35,7 @@ Change = Callable[[Tensor, int], None]
 def configured(**changes: Any) -> EngineConfig:
     """An engine of the demo model with four golden prompts."""
     plain = {"model": str(DEMO), "kv_bytes": 8_000_000, "max_context": 512, "kernels": best(), "threads": 2}
-    return EngineConfig(**{**plain, "self_test": SelfTest(prompts=4), **changes})
+    return engine_config(**{**plain, "self_test": SelfTest(prompts=4), **changes})
 
 
 def differing(expected: Recorded, found: Recorded, band: Band) -> list[str]:

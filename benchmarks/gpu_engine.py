@@ -29,6 +29,7 @@ from benchmarks.gpu_run import Costs, Engine, decoding, pooled_flops, profiled
 from benchmarks.shapes import SHAPES, declare
 from benchmarks.workload import MIXES, TEXT, same, texts
 from engine.api.config import EngineConfig, graph_ladder
+from engine.arguments import engine_config
 from engine.models.checkpoint import read_checkpoint
 
 STEPS = 150  # decode steps of a measurement
@@ -119,7 +120,9 @@ class Bench:
 
     def _decode(self, rows: int, context: int, steps: int) -> tuple[list[int], float]:
         """Decode with all rows for `steps` steps. Return their indices and the mean context of the rows."""
-        lead = -(-rows * context // self.engine.config.max_step_tokens) + 8  # steps until the last prompt is in
+        lead = (
+            -(-rows * context // self.engine.config.scheduling.max_step_tokens) + 8
+        )  # steps until the last prompt is in
         self.engine.worker.steps.clear()
         self.engine.serve(same(rows, context, lead + steps, self.vocab))
         places = decoding(self.engine.worker.steps, rows)[5:steps]
@@ -241,8 +244,8 @@ def settings(shape: str, folder: Path, device: str, jobs: Sequence[Job]) -> Engi
         "prefix_cache": False,
     }
     if device == "cpu":
-        return EngineConfig(kv_bytes=1 << 28, **common)
-    return EngineConfig(
+        return engine_config(kv_bytes=1 << 28, **common)
+    return engine_config(
         device="cuda",
         dtype="bfloat16",
         kv_dtype="bfloat16",

@@ -20,14 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from appliance.config.settings import Given, Option, load
 from appliance.hardware.machine import Machine
 from appliance.planning.memory import Memory, spell_bytes
 from appliance.planning.plan import plan
 from engine.api.client import EngineClient
-from engine.api.config import EngineConfig, write_config
+from engine.api.config import EngineConfig, with_values, write_config
 from engine.api.messages import Sampling, Submit
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import usable
@@ -71,7 +69,8 @@ def measure(checkpoint: Path, *settings: str, memory_bytes: int = 8 << 30) -> Pe
             len(os.sched_getaffinity(0)), "affinity", memory_bytes, "MemAvailable", no_gpu="not used", kernels=usable()
         )
         made = plan(load(Given(manifest, options, {})), read_checkpoint(checkpoint), machine)
-        config = msgspec.structs.replace(made.engines[0], socket=str(folder / "engine"), pulse=str(folder / "pulse"))
+        values = {"socket": str(folder / "engine"), "lifecycle.heartbeat": str(folder / "pulse")}
+        config = with_values(made.engines[0], values)
         write_config(config, folder / "engine.json")
         process = subprocess.Popen(
             [sys.executable, "-m", "engine", str(folder / "engine.json")],
@@ -114,18 +113,18 @@ async def _served(client: EngineClient, submit: Submit) -> None:
 
 def requests(config: EngineConfig) -> list[Submit]:
     """One request of the whole context for each that runs at once, with the options that copy the most logits."""
-    vocab = read_checkpoint(config.model).model.embed.vocab
+    vocab = read_checkpoint(config.model.path).model.embed.vocab
     draw = random.Random(0)
     sampling = Sampling(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=5, seed=1)
     return [
         Submit(
             str(number),
-            tuple(draw.randrange(vocab) for _ in range(config.max_context - REPLY)),
+            tuple(draw.randrange(vocab) for _ in range(config.model.max_context - REPLY)),
             sampling,
             REPLY,
             ignore_eos=True,
         )
-        for number in range(config.max_running)
+        for number in range(config.scheduling.max_running)
     ]
 
 

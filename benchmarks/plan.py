@@ -79,7 +79,7 @@ def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) 
         made = plan(load(Given(file, options, {})), checkpoint, HOST)
     config, taken = made.engines[0], dict[str, PhaseMemory]()
     trim_heap()  # excludes memory that previous engines have freed
-    ranks = Ranks(config) if config.tensor > 1 else None
+    ranks = Ranks(config) if config.parallelism.tensor > 1 else None
     worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__, ranks)
     worker.close()
     return [
@@ -87,16 +87,16 @@ def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) 
             architecture=checkpoint.architecture,
             checkpoint=name,
             stored=stored,
-            kernels=config.kernels,
-            rounded=config.weights,
-            context=config.max_context,
-            planned=config.planned[rank],
+            kernels=config.hardware.kernels,
+            rounded=config.quantization.weights,
+            context=config.model.max_context,
+            planned=config.memory.ranks[rank],
             held=memory.held,
             planned_mapped=made.memory.ranks[rank].mapped,
             mapped=memory.mapped,
             measured=taken["loading"].kept if wide else None,
             rank=rank,
-            ranks=config.tensor,
+            ranks=config.parallelism.tensor,
         )
         for rank, memory in enumerate(worker.memory)
     ]

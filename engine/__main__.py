@@ -70,7 +70,7 @@ class Engine:
         self._connection: Connection | None = None  # the newest one; receives messages while loading
         self._listener: Connection | None = None  # the one that the loop serves; used only in the loop's thread
         self._connected = threading.Event()
-        self._heartbeat = HeartbeatWriter(config.pulse)
+        self._heartbeat = HeartbeatWriter(config.lifecycle.heartbeat)
         self._exit_requested: SimpleQueue[None] = SimpleQueue()  # reentrant: a signal handler may call put during get
         self._code = 0
         self._exiting = False
@@ -95,7 +95,7 @@ class Engine:
     def _run(self) -> None:
         try:
             memory: dict[str, PhaseMemory] = {}
-            files = WeightFiles(Path(self._config.model))
+            files = WeightFiles(Path(self._config.model.path))
             worker = self._build_worker(self._config, self._progress, memory.__setitem__, self._on_rank_lost)
             _check_pool(self._config, worker)
             open_compiler = partial(_open_compiler, self._config, worker)
@@ -113,7 +113,9 @@ class Engine:
                     loop.call(partial(self._attach, self._connection, ready))
                 self._ready = ready
             gc.collect()
-            pause_s = min(filter(None, (self._config.probe_s, self._config.self_test.every_s)), default=0.0)
+            pause_s = min(
+                filter(None, (self._config.lifecycle.probe_s, self._config.lifecycle.self_test.every)), default=0.0
+            )
             if pause_s:
                 threading.Thread(target=self._probe, args=(loop, pause_s), name="probe", daemon=True).start()
             watching = partial(self._watch_files, files, any(one.mapped for one in worker.memory))
@@ -167,7 +169,7 @@ class Engine:
 
     def _test(self, self_test: SelfTestRunner | None, worker: Worker) -> SelfTestResult | None:
         """Run the golden prompts before the engine serves. Raises SelfTestFailed."""
-        if self_test is None or not self._config.self_test.at_start:
+        if self_test is None or not self._config.lifecycle.self_test.at_start:
             return None
         result = self_test.start(
             lambda plan: worker.start(plan, {}).result(),
@@ -264,10 +266,10 @@ def _ready_message(
 ) -> Ready:
     blocks = worker.blocks - 1
     return Ready(
-        max_context=config.max_context,
+        max_context=config.model.max_context,
         kv_blocks=blocks,
         block_tokens=worker.layout.block_tokens,
-        kv_tokens=worker.layout.tokens_in(blocks, config.max_step_tokens) if worker.layout.groups else 0,
+        kv_tokens=worker.layout.tokens_in(blocks, config.scheduling.max_step_tokens) if worker.layout.groups else 0,
         weight_bytes=worker.weight_bytes,
         kv_bytes=worker.kv_bytes,
         seconds=worker.seconds,
@@ -282,13 +284,13 @@ def skipped_line(config: EngineConfig, result: SelfTestResult) -> str:
     of = result.prompts + result.skipped
     return (
         f"self-test: ran {result.prompts} of {of} golden prompts in {result.seconds:.1f} s; lifecycle.self_test.budget "
-        f"is {config.self_test.budget_s:g} s, so the others run when the engine is idle"
+        f"is {config.lifecycle.self_test.budget:g} s, so the others run when the engine is idle"
     )
 
 
 def _rank_memory(config: EngineConfig, rank: int, memory: RankMemory, own: dict[str, PhaseMemory]) -> RankMemory:
     """Return the rank's memory with its plan. own: measured memory by phase of this process, which is rank 0."""
-    planned = config.planned[rank] if config.planned else {}
+    planned = config.memory.ranks[rank] if config.memory.ranks else {}
     return msgspec.structs.replace(memory, planned=planned, taken=memory.taken if rank else own)
 
 
@@ -297,13 +299,13 @@ def memory_line(config: EngineConfig, memory: dict[str, PhaseMemory]) -> str:
     kept = {phase: taken.kept for phase, taken in memory.items()}
     weights, cache = kept["reading"] + kept["loading"], kept["allocating"]
     process = kept["starting"] + kept["warming"]
-    of = " of rank 0" if config.tensor > 1 else ""
-    once_written = " (its pages count once they are written)" if config.device == "cpu" else ""
+    of = " of rank 0" if config.parallelism.tensor > 1 else ""
+    once_written = " (its pages count once they are written)" if config.hardware.device == "cpu" else ""
     return (
-        f"memory{of} on {memory['loading'].device}: weights {_mib(weights, config.weight_bytes)}, "
+        f"memory{of} on {memory['loading'].device}: weights {_mib(weights, config.memory.weights)}, "
         f"peak while loading {_mib(memory['loading'].peak)}; "
-        f"KV cache {_mib(cache, config.kv_bytes)}{once_written}; "
-        f"process and first steps {_mib(process, config.workspace_bytes)}"
+        f"KV cache {_mib(cache, config.memory.kv_cache)}{once_written}; "
+        f"process and first steps {_mib(process, config.memory.workspace)}"
     )
 
 
@@ -314,9 +316,9 @@ def differences(config: EngineConfig, ready: Ready) -> list[str]:
     matrix are scattered, and some are not."""
     found = []
     for rank, memory in enumerate(ready.memory):
-        of = f" of rank {rank}" if config.tensor > 1 else ""
+        of = f" of rank {rank}" if config.parallelism.tensor > 1 else ""
         for part, planned in memory.planned.items():
-            if part == "kv" and config.kv_measured:
+            if part == "kv" and config.memory.kv_cache_measured:
                 continue
             real = memory.held.get(part, 0)
             differs = abs(real - planned) if part == "kv" else real - planned
@@ -333,13 +335,13 @@ def _mib(count: int, planned: int = 0) -> str:
 
 def _check_pool(config: EngineConfig, worker: Worker) -> None:
     """Raise OutOfMemory if the pool is too small for one sequence of max_context tokens."""
-    layout, step_tokens = worker.layout, config.max_step_tokens
-    needed = layout.blocks_for(config.max_context, step_tokens) + 1
+    layout, step_tokens = worker.layout, config.scheduling.max_step_tokens
+    needed = layout.blocks_for(config.model.max_context, step_tokens) + 1
     if worker.blocks < needed:
         fits = layout.tokens_in(worker.blocks - 1, step_tokens)
         raise OutOfMemory(
-            f"kv_bytes={config.kv_bytes}: the cache has {worker.blocks} blocks, one sequence of "
-            f"max_context={config.max_context} tokens needs {needed} ({needed * layout.block_bytes} bytes); "
+            f"kv_bytes={config.memory.kv_cache}: the cache has {worker.blocks} blocks, one sequence of "
+            f"max_context={config.model.max_context} tokens needs {needed} ({needed * layout.block_bytes} bytes); "
             f"raise hardware.kv_cache_memory, or lower model.max_context to {fits}"
         )
 
@@ -347,13 +349,13 @@ def _check_pool(config: EngineConfig, worker: Worker) -> None:
 def _open_compiler(config: EngineConfig, worker: Worker, compiled: Callable[[float], None]) -> Compiler:
     from engine.structured.grammar import compiler_for  # imported for the first grammar; most engines never get one
 
-    return compiler_for(config.model, worker.model.embed.vocab, compiled)
+    return compiler_for(config.model.path, worker.model.embed.vocab, compiled)
 
 
 def build(config: EngineConfig, progress: Progress, on_memory: OnPhaseMemory, on_rank_lost: OnRankLost) -> Worker:
     """Build the configured worker and start its other ranks. Raises the errors of `engine.worker.build`."""
     progress("importing", 0.0)  # importing torch takes a second or more, while the socket already answers
-    ranks = Ranks(config, on_rank_lost) if config.tensor > 1 else None
+    ranks = Ranks(config, on_rank_lost) if config.parallelism.tensor > 1 else None
     leave_out_unused(config)
     from engine.worker.build import build_worker
 

@@ -14,34 +14,48 @@ import msgspec
 from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError, EngineError, RequestError
 
-ARGUMENTS = {
+OTHER_NAMES = {
+    "model.path": "model",
+    "quantization.group_size": "weight_group",
+    "quantization.folder": "weight_cache",
+    "quantization.kv_cache": "kv_dtype",
+    "hardware.batch_invariant": "invariant",
+    "memory.kv_cache": "kv_bytes",
+    "memory.kv_cache_measured": "kv_measured",
+    "memory.weights": "weight_bytes",
+    "memory.workspace": "workspace_bytes",
+    "memory.graphs": "graph_bytes",
+    "memory.ranks": "planned",
+    "cache.prefix": "prefix_cache",
+    "lifecycle.heartbeat": "pulse",
+}
+"""Field of EngineConfig -> argument of `LLM`, unless that is the last part of the field's path."""
+
+
+def _fields() -> Iterator[str]:
+    for one in msgspec.structs.fields(EngineConfig):
+        inner = msgspec.structs.fields(one.type) if hasattr(one.type, "__struct_fields__") else ()
+        yield from (f"{one.name}.{field.name}" for field in inner) if inner else (one.name,)
+
+
+ARGUMENTS = {OTHER_NAMES.get(field, field.rpartition(".")[2]): field for field in _fields()}
+"""Argument of `LLM` and of `engine_config` -> field of EngineConfig."""
+
+SECTIONS = ("model", "quantization", "parallelism", "hardware", "memory", "lifecycle")  # all others are in `engine`
+
+
+def _manifest_key(field: str) -> str:
+    return field if field.split(".")[0] in SECTIONS else f"engine.{field}"
+
+
+NAMES = {_manifest_key(field): argument for argument, field in ARGUMENTS.items()} | {
     "model.source.path": "path",
     "model.source": "path",
-    "model.max_context": "max_context",
-    "model.dtype": "dtype",
-    "model.trust_remote_code": "trust_remote_code",
-    "model.task": "task",
     "model.pooling": "task",
     "model.pooling.pool": "task.pool",
     "model.pooling.dimensions": "task.dimensions",
     "model.pooling.score_tokens": "task.score_tokens",
-    "quantization.weights": "weights",
-    "quantization.group_size": "weight_group",
-    "quantization.head": "head",
-    "quantization.kv_cache": "kv_dtype",
-    "parallelism.tensor": "tensor",
-    "hardware.device": "device",
-    "hardware.kernels": "kernels",
-    "hardware.threads": "threads",
-    "hardware.cpus": "cpus",
     "hardware.kv_cache_memory": "kv_bytes",
-    "hardware.batch_invariant": "invariant",
-    "engine.scheduling.max_running": "max_running",
-    "engine.scheduling.max_step_tokens": "max_step_tokens",
-    "engine.scheduling.policy": "policy",
-    "engine.scheduling.overlap": "overlap",
-    "engine.cache.block_tokens": "block_tokens",
-    "engine.record": "record",
     "lifecycle.self_test.prompts": "self_test.prompts",
 }
 """Manifest key in messages of the engine -> argument of `LLM` with the same meaning."""
@@ -49,14 +63,14 @@ ARGUMENTS = {
 FIELDS = {"structured_outputs": "grammar", "response_format": "grammar", "decoder_prompt": "prompt"}
 """Request field -> its name in Python, where they differ."""
 
-_KEYS = re.compile("|".join(rf"\b{re.escape(key)}\b" for key in sorted(ARGUMENTS, key=len, reverse=True)))
+_KEYS = re.compile("|".join(rf"\b{re.escape(key)}\b" for key in sorted(NAMES, key=len, reverse=True) if "." in key))
 _WORDS = re.compile("|".join(rf"\b{field}\b" for field in FIELDS))
-_PLACE = re.compile(r"^(?P<what>.*?) - at `\$\.(?P<name>\w+)(?P<rest>[^`]*)`$", re.DOTALL)
+_PLACE = re.compile(r"^(?P<what>.*?) - at `\$\.(?P<name>[^`]*)`$", re.DOTALL)
 
 
 def renamed(message: str) -> str:
     """Return the message with manifest keys and request fields replaced by Python arguments."""
-    message = _KEYS.sub(lambda found: ARGUMENTS[found[0]], message)
+    message = _KEYS.sub(lambda found: NAMES[found[0]], message)
     return _WORDS.sub(lambda found: FIELDS[found[0]], message)
 
 
@@ -71,20 +85,28 @@ def python_names() -> Iterator[None]:
         raise type(error)(renamed(str(error))) from error
 
 
-def checked_config(values: Mapping[str, Any]) -> EngineConfig:
-    """Build the configuration from arguments. Raises ConfigError for a value of a wrong type or out of range."""
+def engine_config(**arguments: Any) -> EngineConfig:
+    """Return the configuration with these values of `ARGUMENTS`. Raises ConfigError for a value of a wrong type or out
+    of range."""
+    values: dict[str, Any] = {"model": {}, "memory": {}}
+    for argument, value in arguments.items():
+        section, _, name = ARGUMENTS[argument].rpartition(".")
+        (values.setdefault(section, {}) if section else values)[name] = value
     try:
-        return msgspec.convert(dict(values), EngineConfig, from_attributes=True)
+        return msgspec.convert(values, EngineConfig, from_attributes=True)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        raise ConfigError(_sentence(values, str(error))) from None
+        raise ConfigError(_sentence(arguments, str(error))) from None
 
 
-def _sentence(values: Mapping[str, Any], message: str) -> str:
+def _sentence(arguments: Mapping[str, Any], message: str) -> str:
     """Rewrite msgspec's message as ``max_running='8': expected `int`, got `str` ``."""
     found = _PLACE.match(message)
     if found is None:
         return message
     what = found["what"][:1].lower() + found["what"][1:]
-    return f"{found['name']}={values.get(found['name'])!r}: {what}"
+    for argument, field in ARGUMENTS.items():
+        if re.fullmatch(re.escape(field) + r"\b.*", found["name"]):
+            return f"{argument}={arguments.get(argument)!r}: {what}"
+    return message

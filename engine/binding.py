@@ -9,7 +9,7 @@ from engine.api.errors import ConfigError
 def bind(config: EngineConfig) -> None:
     """Restrict this process to its CPUs. All threads inherit this, so weights are allocated on the NUMA node of the
     threads that write them first. Raises ConfigError."""
-    wanted = {*config.process_cpus, *config.cpus}
+    wanted = {*config.hardware.process_cpus, *config.hardware.cpus}
     if not wanted:
         return
     try:

@@ -29,7 +29,7 @@ def texts(model: Path) -> tuple[Prompt, ...]:
 
 def record(config: EngineConfig, worker: Worker) -> Recorded:
     """Run all configured prompts. Prompts whose logits are not finite are left out."""
-    folder = Path(config.model)
+    folder = Path(config.model.path)
     watch = build_self_test(config, worker, texts(folder if folder.is_dir() else folder.parent))
     found: dict[str, Golden] = {}
     if watch is not None:
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = read_config(Path(arguments[0]))
         bind(config)
-        if not config.self_test.prompts:
+        if not config.lifecycle.self_test.prompts:
             raise ConfigError("self_test.prompts=0: there is nothing to record; set lifecycle.self_test.prompts")
         worker = build(config, lambda phase, fraction: None, lambda phase, taken: None, lost)
         recorded = record(config, worker)

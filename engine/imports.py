@@ -10,5 +10,5 @@ def leave_out_unused(config: EngineConfig) -> None:
 
     kernels/jit.py imports Triton where it is installed; its library takes 75 MiB of resident memory.
     """
-    if config.kernels != "triton":
+    if config.hardware.kernels != "triton":
         sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # None: a documented way to stop an import

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.api.config import MAX_RUNNING, EngineConfig, TaskConfig
+from engine.api.config import MAX_RUNNING, EngineConfig, TaskConfig, with_values
 from engine.api.errors import ConfigError, EngineGone, RequestError
 from engine.api.messages import (
     Abort,
@@ -49,7 +49,7 @@ from engine.api.ranges import (
     effective_temperature,
     effective_top_k,
 )
-from engine.arguments import checked_config, python_names
+from engine.arguments import ARGUMENTS, engine_config, python_names
 from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
 from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
@@ -196,14 +196,16 @@ class LLM:
     """A loaded checkpoint. Use it as a context manager, or call `close`. `generate` is not thread-safe across calls:
     calls from several threads run one after another.
 
-    `overrides`: fields of EngineConfig. Defaults follow from the checkpoint and the machine."""
+    `overrides`: the arguments in engine/arguments.py. Defaults follow from the checkpoint and the machine."""
 
     def __init__(self, path: str | Path, **overrides: Any) -> None:
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
         with python_names():
             self.config = _config(Path(path), overrides)
-            checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code, task=self.config.task)
-            ranks = Ranks(self.config, self._messages.put) if self.config.tensor > 1 else None
+            checkpoint = read_checkpoint(
+                self.config.model.path, self.config.model.trust_remote_code, task=self.config.model.task
+            )
+            ranks = Ranks(self.config, self._messages.put) if self.config.parallelism.tensor > 1 else None
             self._worker = build_worker(self.config, lambda phase, fraction: None, ranks=ranks)
         self.vocab = checkpoint.model.embed.vocab
         self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
@@ -214,7 +216,7 @@ class LLM:
             self.config,
             self._worker,
             self._messages.put,
-            lambda compiled: compiler_for(self.config.model, self.vocab, compiled),
+            lambda compiled: compiler_for(self.config.model.path, self.vocab, compiled),
         )
         self._numbers = itertools.count()
         self._busy = threading.Lock()
@@ -287,10 +289,10 @@ class LLM:
     def _submit(self, prompt: Prompt, params: Params) -> tuple[Submit, _Reply]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise RequestError(f"{self.config.model} has no tokenizer; give prompts as token ids", "prompt")
+                raise RequestError(f"{self.config.model.path} has no tokenizer; give prompts as token ids", "prompt")
             prompt = self.tokenizer.encode(prompt)
         if params.stop and self.tokenizer is None:
-            raise RequestError(f"{self.config.model} has no tokenizer; `stop` strings need one", "stop")
+            raise RequestError(f"{self.config.model.path} has no tokenizer; `stop` strings need one", "stop")
         ids = tuple(prompt)
         submit = Submit(
             str(next(self._numbers)),
@@ -378,35 +380,32 @@ def _params(given: Params | Sampling) -> Params:
 
 
 def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
-    """Build the EngineConfig with defaults from the checkpoint and the machine. Raises ConfigError for an unknown
+    """Build the configuration with defaults from the checkpoint and the machine. Raises ConfigError for an unknown
     field."""
-    unknown = overrides.keys() - set(EngineConfig.__struct_fields__)
+    unknown = overrides.keys() - ARGUMENTS.keys()
     if unknown:
-        allowed = ", ".join(EngineConfig.__struct_fields__)
-        raise ConfigError(f"{', '.join(sorted(unknown))}: unknown argument; allowed are {allowed}")
+        raise ConfigError(f"{', '.join(sorted(unknown))}: unknown argument; allowed are {', '.join(ARGUMENTS)}")
     task = overrides.get("task", TaskConfig())
     checkpoint = read_checkpoint(path, overrides.get("trust_remote_code", False), task=task)
     device = overrides.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = overrides.get("dtype") or ("float32" if device == "cpu" else checkpoint.dtype)
     kernels = overrides.get("kernels") or _kernels(device, dtype, checkpoint.model)
-    config = checked_config(
-        {
-            "model": str(checkpoint.path),
-            "device": device,
-            "dtype": dtype,
-            "kv_dtype": _kv_dtype(checkpoint, device, dtype, kernels, overrides.get("weights", "stored")),
-            "kv_bytes": 1,
-            "max_context": checkpoint.model.max_context,
-            "threads": torch.get_num_threads(),
-            "kernels": kernels,
-            "max_step_tokens": _step_tokens(checkpoint.model, overrides),
-            **overrides,
-        }
-    )
+    defaults = {
+        "model": str(checkpoint.path),
+        "device": device,
+        "dtype": dtype,
+        "kv_dtype": _kv_dtype(checkpoint, device, dtype, kernels, overrides.get("weights", "stored")),
+        "kv_bytes": 1,
+        "max_context": checkpoint.model.max_context,
+        "threads": torch.get_num_threads(),
+        "kernels": kernels,
+        "max_step_tokens": _step_tokens(checkpoint.model, overrides),
+    }
+    config = engine_config(**{**defaults, **overrides})
     if "kv_bytes" not in overrides:
-        config = msgspec.structs.replace(config, kv_bytes=_cache_bytes(config, checkpoint))
+        config = with_values(config, {"memory.kv_cache": _cache_bytes(config, checkpoint)})
     if "max_context" not in overrides:
-        config = msgspec.structs.replace(config, max_context=_longest(config, checkpoint))
+        config = with_values(config, {"model.max_context": _longest(config, checkpoint)})
     return config
 
 
@@ -442,36 +441,42 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
     form = _form(config, checkpoint)
     if not form.groups:
         return 0
-    one = (form.blocks_for(config.max_context, config.max_step_tokens) + 1) * form.block_bytes
+    one = (form.blocks_for(config.model.max_context, config.scheduling.max_step_tokens) + 1) * form.block_bytes
     holder = Holder(
-        dtype=config.dtype,
-        device=config.device,
-        tiling=tiling(config.kernels, bf16=config.matmul_precision == "bfloat16"),
-        bits=config.weights,
-        group=config.weight_group,
-        head=config.head,
-        fp8=config.kernels == "triton",
+        dtype=config.model.dtype,
+        device=config.hardware.device,
+        tiling=tiling(config.hardware.kernels, bf16=config.hardware.matmul_precision == "bfloat16"),
+        bits=config.quantization.weights,
+        group=config.quantization.group_size,
+        head=config.quantization.head,
+        fp8=config.hardware.kernels == "triton",
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
     # On a CPU, all ranks share the same memory.
-    sharing = config.tensor if config.device == "cpu" else 1
-    free = max(0, free_memory(config.device) - sharing * weights) // sharing
-    return max(1, min(int(free * CACHE_SHARE), max(one, CACHE_BYTES), one * config.max_running))
+    sharing = config.parallelism.tensor if config.hardware.device == "cpu" else 1
+    free = max(0, free_memory(config.hardware.device) - sharing * weights) // sharing
+    return max(1, min(int(free * CACHE_SHARE), max(one, CACHE_BYTES), one * config.scheduling.max_running))
 
 
 def _longest(config: EngineConfig, checkpoint: Checkpoint) -> int:
     """Return the model's maximum context, or the part of it that fits into the KV cache."""
     form = _form(config, checkpoint)
-    return max(1, min(config.max_context, form.tokens_in(form.blocks(config.kv_bytes) - 1, config.max_step_tokens)))
+    return max(
+        1,
+        min(
+            config.model.max_context,
+            form.tokens_in(form.blocks(config.memory.kv_cache) - 1, config.scheduling.max_step_tokens),
+        ),
+    )
 
 
 def _form(config: EngineConfig, checkpoint: Checkpoint) -> Any:
     return layout(
         checkpoint.model,
-        block_tokens=config.block_tokens,
-        element_bytes=DTYPES[config.kv_dtype].itemsize,
-        scale_bytes=SCALE_BYTES.get(config.kv_dtype, 0),
-        ranks=config.tensor,
+        block_tokens=config.cache.block_tokens,
+        element_bytes=DTYPES[config.quantization.kv_cache].itemsize,
+        scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
+        ranks=config.parallelism.tensor,
     )
 
 

@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers.utils.logging.disable_progress_bar()
     try:
         with LLM(arguments.checkpoint, device="cpu", dtype="float32") as llm:
-            longest = llm.config.max_context - arguments.tokens
+            longest = llm.config.model.max_context - arguments.tokens
             given = read_prompts(arguments.prompts, llm) if arguments.prompts else None
             prompts = given or made_up_prompts(llm.vocab, longest)
             reference = Reference(arguments.reference or arguments.checkpoint)

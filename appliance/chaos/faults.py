@@ -160,7 +160,7 @@ def _journal_disabled(target: Target) -> str:
 
 def _last_shard(target: Target) -> Path | None:
     """Return the last weight file of the checkpoint, or None."""
-    found = sorted(Path(target.engines[0].model).glob("*.safetensors"))
+    found = sorted(Path(target.engines[0].model.path).glob("*.safetensors"))
     return found[-1] if found else None
 
 
@@ -168,7 +168,7 @@ def _lock_missing(target: Target) -> str:
     manifest = target.address.manifest
     if not manifest or not Path(manifest).with_suffix(".lock").exists():
         return "the manifest has no lock, so the damage is not detected; create one with `slipway lock`"
-    return "" if _last_shard(target) else f"no *.safetensors in {target.engines[0].model}"
+    return "" if _last_shard(target) else f"no *.safetensors in {target.engines[0].model.path}"
 
 
 def _flip_last_byte(path: Path) -> None:

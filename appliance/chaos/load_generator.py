@@ -20,7 +20,7 @@ async def fill_queue(injector: FaultInjector) -> None:
     They are cancelled when the fault ends.
     """
     limits = injector.target.gateway.limits
-    most = limits.max_waiting + sum(engine.max_running for engine in injector.target.engines)
+    most = limits.max_waiting + sum(engine.scheduling.max_running for engine in injector.target.engines)
     body = {"prompt": "Fill", "n": limits.max_choices, "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
     body["max_tokens"] = max(1, min(TOKENS, injector.target.gateway.max_context // 2))
     statuses: Counter[int] = Counter()

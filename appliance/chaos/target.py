@@ -67,7 +67,7 @@ class Target:
     @property
     def deterministic(self) -> bool:
         """The same request always gives the same tokens, regardless of the batch (docs/operations.md)."""
-        return all(engine.invariant for engine in self.engines)
+        return all(engine.hardware.batch_invariant for engine in self.engines)
 
     def pids(self, name: str) -> list[int]:
         return programs.programs(self.address.pid).get(name, [])

@@ -95,8 +95,8 @@ def init(model: str, output: Path | None, *, force: bool, machine: Machine | Non
     except OSError as error:
         print(f"{error.filename}: cannot write the file: {(error.strerror or str(error)).lower()}", file=sys.stderr)
         return exits.INTERNAL.number
-    memory = f"{spell_bytes(plan.memory.total)} an engine on {plan.engines[0].device}"
-    print(f"{' and '.join(made)}: {plan.architecture}, context {plan.engines[0].max_context}, {memory}")
+    memory = f"{spell_bytes(plan.memory.total)} an engine on {plan.engines[0].hardware.device}"
+    print(f"{' and '.join(made)}: {plan.architecture}, context {plan.engines[0].model.max_context}, {memory}")
     print(f"next: slipway check {target}; slipway plan {target}; slipway serve {target}")
     return exits.OK.number
 

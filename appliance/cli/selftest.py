@@ -16,7 +16,7 @@ def selftest(given: Given) -> int:
     comparison. Raise Refused."""
     plan = validate(given, verify=LockVerifier(hash_contents=False))
     engine, path = plan.engines[0], lock_path(given.manifest)
-    locked = engine.self_test.locked
+    locked = engine.lifecycle.self_test.locked
     if locked is None:
         print(f"{path}: has no golden prompts; `slipway lock {given.manifest}` records them", file=sys.stderr)
         return exits.INTEGRITY.number
@@ -24,7 +24,7 @@ def selftest(given: Given) -> int:
     if found is None:
         print(f"slipway selftest: {why}", file=sys.stderr)
         return exits.SELF_TEST.number
-    band = band_between(locked.arithmetic, found.arithmetic, engine.self_test.tolerance)
+    band = band_between(locked.arithmetic, found.arithmetic, engine.lifecycle.self_test.tolerance)
     if band is None:
         weights = f"weights {locked.arithmetic.weights} were locked, but this plan has {found.arithmetic.weights}"
         print(f"{path}: cannot be compared: {weights}", file=sys.stderr)

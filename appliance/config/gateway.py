@@ -1,6 +1,6 @@
 """Configuration of the gateway process, which the launcher writes as JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from appliance.config.sections.lifecycle import Lifecycle
 from appliance.config.sections.limits import Limits
 from appliance.config.sections.observability import Observability
 from appliance.config.sections.values import Section
+from engine.api import config as engine_config
 
 
 class SecretRef(msgspec.Struct, frozen=True):
@@ -143,16 +144,13 @@ def value_at(config: Any, path: str) -> Any:
 def with_values(config: GatewayConfig, values: Mapping[str, Any]) -> GatewayConfig:
     """Return the configuration with these values of its fields, such as `limits.max_stop`, set in order. They are not
     validated. Raise AttributeError for an unknown field."""
-    for path, value in values.items():
-        config = _with_value(config, path.split("."), value)
-    return config
+    return engine_config.with_values(config, values, _replaced)
 
 
-def _with_value(config: Any, path: Sequence[str], value: Any) -> Any:
-    name, *inner = path
-    old = getattr(config, name)
-    new = {name: _with_value(old, inner, value) if inner else value}
-    return config.model_copy(update=new) if isinstance(config, BaseModel) else msgspec.structs.replace(config, **new)
+def _replaced(section: Any, **values: Any) -> Any:
+    if isinstance(section, BaseModel):
+        return section.model_copy(update=values)
+    return msgspec.structs.replace(section, **values)
 
 
 def read_config(path: Path) -> GatewayConfig:

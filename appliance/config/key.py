@@ -82,7 +82,7 @@ class Metadata:
 
     effect: Effect
     targets: tuple[str, ...] = ()
-    """Fields of the process configurations that get the resolved value unchanged, such as `engine.self_test.every_s`.
+    """Fields of the process configurations that get the resolved value unchanged, such as `engine.model.max_context`.
     The gateway also has the sections `endpoints`, `limits`, `lifecycle` and `observability` as they are.
     """
     affects: tuple[str, ...] = ()  # other fields of these configurations, which planning computes from the value

@@ -9,7 +9,7 @@ import msgspec
 
 from appliance.config.settings import environment
 from appliance.planning.plan import Plan
-from engine.api.config import EngineConfig, write_config
+from engine.api.config import EngineConfig, with_values, write_config
 from engine.api.golden import Recorded
 
 RECORDING_S = 3600.0  # generous time budget, because no service waits for it
@@ -21,17 +21,22 @@ def record(plan: Plan, *, locked: Recorded | None = None) -> tuple[Recorded | No
     Return None and the reason if there are none.
     """
     engine = plan.engines[0]
-    if not engine.self_test.prompts:
+    if not engine.lifecycle.self_test.prompts:
         return None, "lifecycle.self_test.prompts is 0"
     if plan.machine.described:
         return None, f"they must be computed on {plan.machine.described}, which is not this machine"
-    test = msgspec.structs.replace(engine.self_test, locked=locked, refuses=False, budget_s=RECORDING_S)
-    return _computed(msgspec.structs.replace(engine, self_test=test, record=None))
+    test = msgspec.structs.replace(engine.lifecycle.self_test, locked=locked, refuses=False, budget=RECORDING_S)
+    return _computed(with_values(engine, {"lifecycle.self_test": test, "record": None}))
 
 
 def _computed(config: EngineConfig) -> tuple[Recorded | None, str]:
-    print(f"computing {config.self_test.prompts} golden prompts with {config.kernels} kernels …", file=sys.stderr)
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.threads))
+    print(
+        f"computing {config.lifecycle.self_test.prompts} golden prompts with {config.hardware.kernels} kernels …",
+        file=sys.stderr,
+    )
+    threads = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.hardware.threads)
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "golden.json")
         write_config(config, file)

@@ -39,7 +39,7 @@ def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) ->
 
     Raise CheckpointError or OSError.
     """
-    folder = Path(plan.engines[0].model)
+    folder = Path(plan.engines[0].model.path)
     return Lock(
         slipway=__version__,
         manifest=plan.sha256,

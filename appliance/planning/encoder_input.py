@@ -18,7 +18,9 @@ def encoder_limits(checkpoint: Checkpoint, max_context: int, engine: EngineConfi
     decoder_start_ids = checkpoint.begin_ids
     return EncoderLimits(
         max_input=min(
-            model.max_encoder_input, engine.max_step_tokens - engine.slots, max_context - len(decoder_start_ids) - 1
+            model.max_encoder_input,
+            engine.scheduling.max_step_tokens - engine.scheduling.slots,
+            max_context - len(decoder_start_ids) - 1,
         ),
         reply=model.max_context - model.max_encoder_input,
         decoder_start_ids=decoder_start_ids,

@@ -7,10 +7,9 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from appliance.checkpoints.download_spec import Job
 from appliance.checkpoints.facts import Facts
@@ -41,7 +40,18 @@ from appliance.planning.shutdown import shutdown_timing
 from appliance.planning.targets import passed_on
 from appliance.planning.weight_format import other_than_auto, weight_format
 from engine.api import config as engine_config
-from engine.api.config import EngineConfig
+from engine.api.config import (
+    CacheConfig,
+    EngineConfig,
+    HardwareConfig,
+    LifecycleConfig,
+    MemoryConfig,
+    ModelConfig,
+    ParallelismConfig,
+    QuantizationConfig,
+    SchedulingConfig,
+    with_values,
+)
 from engine.api.files import real_path
 from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint
@@ -136,24 +146,37 @@ def plan(
         "lifecycle.linger": linger,
         **sampling_choices,
     }
+    passed = partial(passed_on, manifest, choices=choices)
     config = EngineConfig(
-        **passed_on(manifest, "engine", choices),
-        model=str(checkpoint.path),
-        dtype=view.activations,
-        kv_bytes=memory.cache,
-        kv_measured=view.device == "cuda" and memory.cache > 0 and manifest.hardware.kv_cache_memory == "auto",
-        weight_bytes=memory.weights,
-        workspace_bytes=memory.workspace,
-        invariant=invariant,
-        graph_sizes=budget.graph_sizes,
-        graph_bytes=memory.graphs,
-        planned=planned_parts(memory),
-        weights=view.weights,
-        weight_group=group_size,
-        head=head,
-        weight_cache=_weight_cache(settings, view),
-        self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
-        task=resolved_task(manifest, checkpoint),
+        **passed("engine"),
+        model=ModelConfig(
+            **passed("engine.model"),
+            path=str(checkpoint.path),
+            dtype=view.activations,
+            task=resolved_task(manifest, checkpoint),
+        ),
+        quantization=QuantizationConfig(
+            **passed("engine.quantization"),
+            weights=view.weights,
+            group_size=group_size,
+            head=head,
+            folder=_weight_cache(settings, view),
+        ),
+        parallelism=ParallelismConfig(**passed("engine.parallelism")),
+        hardware=HardwareConfig(**passed("engine.hardware"), batch_invariant=invariant, graph_sizes=budget.graph_sizes),
+        memory=MemoryConfig(
+            kv_cache=memory.cache,
+            kv_cache_measured=view.device == "cuda"
+            and memory.cache > 0
+            and manifest.hardware.kv_cache_memory == "auto",
+            weights=memory.weights,
+            workspace=memory.workspace,
+            graphs=memory.graphs,
+            ranks=planned_parts(memory),
+        ),
+        scheduling=SchedulingConfig(**passed("engine.scheduling")),
+        cache=CacheConfig(**passed("engine.cache")),
+        lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None)),
     )
     choices["lifecycle.self_test.tolerance"] = tolerance(manifest, config)
     effective = _effective(settings, choices)
@@ -269,7 +292,7 @@ def _engines(config: EngineConfig, settings: Settings, places: ThreadPlacement) 
 
     Only threads of compiled kernels are pinned to single CPUs; torch's threads inherit the CPUs of the process.
     """
-    count, compiled = settings.manifest.parallelism.data, is_compiled(config.kernels)
+    count, compiled = settings.manifest.parallelism.data, is_compiled(config.hardware.kernels)
     names: list[str | None] = [None] * count
     if settings.manifest.engine.record is not None:
         file = settings.file(("engine", "record"))
@@ -279,15 +302,17 @@ def _engines(config: EngineConfig, settings: Settings, places: ThreadPlacement) 
         engine_config.Place(cpus if compiled else (), home if compiled else cpus)
         for cpus, home in zip(places.cpus, places.homes, strict=True)
     ]
-    each = config.tensor
+    each = config.parallelism.tensor
     return tuple(
-        msgspec.structs.replace(
+        with_values(
             config,
-            record=name,
-            cpus=homes[number * each].cpus,
-            process_cpus=homes[number * each].process_cpus,
-            rank_cpus=tuple(homes[number * each + 1 : (number + 1) * each]),
-            gpu=number * each if each > 1 and config.device == "cuda" else 0,
+            {
+                "record": name,
+                "hardware.cpus": homes[number * each].cpus,
+                "hardware.process_cpus": homes[number * each].process_cpus,
+                "parallelism.rank_cpus": tuple(homes[number * each + 1 : (number + 1) * each]),
+                "hardware.gpu": number * each if each > 1 and config.hardware.device == "cuda" else 0,
+            },
         )
         for number, name in enumerate(names)
     )

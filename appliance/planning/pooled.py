@@ -32,7 +32,7 @@ def resolved_task(manifest: Manifest, checkpoint: Checkpoint) -> TaskConfig:
 def task_config(manifest: Manifest) -> TaskConfig:
     normalize = manifest.model.pooling.normalize
     return TaskConfig(
-        **passed_on(manifest, "engine.task"),
+        **passed_on(manifest, "engine.model.task"),
         task=manifest.model.task,
         normalize=None if normalize == "auto" else normalize,
     )

@@ -21,11 +21,12 @@ def summary(plan: Plan) -> str:
     """Return one line with model, device, context and memory."""
     engine, gateway, memory = plan.engines[0], plan.gateway, plan.memory
     engines = f"{len(plan.engines)} engines" if len(plan.engines) > 1 else "one engine"
-    if engine.tensor > 1:
-        engines += f" of {engine.tensor} ranks" + (" each" if len(plan.engines) > 1 else "")
+    ranks = engine.parallelism.tensor
+    if ranks > 1:
+        engines += f" of {ranks} ranks" + (" each" if len(plan.engines) > 1 else "")
     return (
-        f"{gateway.names[0]} ({plan.architecture}, {_numbers(engine)}, {engine.device}, {engines}), "
-        f"context {engine.max_context}, {spell_bytes(memory.total)} {'a rank' if engine.tensor > 1 else 'an engine'}"
+        f"{gateway.names[0]} ({plan.architecture}, {_numbers(engine)}, {engine.hardware.device}, {engines}), "
+        f"context {engine.model.max_context}, {spell_bytes(memory.total)} {'a rank' if ranks > 1 else 'an engine'}"
         f"{f', planned for {plan.machine.described}' if plan.machine.described else ''}"
     )
 
@@ -34,7 +35,7 @@ def unchecked(plan: Plan) -> str:
     """Return a line for `slipway check` that lists unchecked assumptions, or "" if everything was compared."""
     if not plan.assumed:
         return ""
-    return f"not checked, because {plan.engines[0].model} has no weights: {'; '.join(plan.assumed)}"
+    return f"not checked, because {plan.engines[0].model.path} has no weights: {'; '.join(plan.assumed)}"
 
 
 def storage(plan: Plan) -> str:
@@ -44,8 +45,12 @@ def storage(plan: Plan) -> str:
 
 
 def _numbers(engine: EngineConfig) -> str:
-    numbers = engine.dtype if engine.weights == "stored" else f"{engine.weights} weights, {engine.dtype}"
-    return f"{numbers}, products in bfloat16" if engine.matmul_precision == "bfloat16" else numbers
+    numbers = (
+        engine.model.dtype
+        if engine.quantization.weights == "stored"
+        else f"{engine.quantization.weights} weights, {engine.model.dtype}"
+    )
+    return f"{numbers}, products in bfloat16" if engine.hardware.matmul_precision == "bfloat16" else numbers
 
 
 def as_text(plan: Plan) -> str:
@@ -92,19 +97,20 @@ def _memory(plan: Plan) -> list[str]:
         ("loading", memory.loading, "maximum, before the cache is allocated"),
         ("host", memory.host.total, _host(plan)),
     ]
-    each = " of each rank" if engine.tensor > 1 else " of each engine" if len(plan.engines) > 1 else ""
+    each = " of each rank" if engine.parallelism.tensor > 1 else " of each engine" if len(plan.engines) > 1 else ""
     lines = [f"memory{each}"]
     lines += [f"  {name:<12} {spell_bytes(count):>10}  {text}".rstrip() for name, count, text in parts]
     for state in memory.state:
         reach = f"the last {state.reach} tokens" if state.reach else "all tokens"
         lines.append(
             f"  a token needs {state.token_bytes:,} B in {state.layers} layers ({state.kind}, {reach}); "
-            f"a request of {engine.max_context} at most {spell_bytes(state.request_bytes)}"
+            f"a request of {engine.model.max_context} at most {spell_bytes(state.request_bytes)}"
         )
     if memory.states:
-        snapshots = memory.state_slots - engine.slots - 1
+        slots = engine.scheduling.slots
+        snapshots = memory.state_slots - slots - 1
         lines.append(
-            f"  a request needs {memory.state_slot_bytes:,} B of recurrent state; there are {engine.slots} slots for "
+            f"  a request needs {memory.state_slot_bytes:,} B of recurrent state; there are {slots} slots for "
             f"requests and {snapshots} for snapshots, {spell_bytes(memory.states)} of the workspace"
         )
     fits = [f"{one.requests} of {one.tokens}" for one in memory.concurrency]
@@ -122,12 +128,12 @@ def _cache(plan: Plan) -> str:
     memory = plan.memory
     if not memory.state:
         return "none"
-    return f"{memory.blocks} blocks of {plan.engines[0].block_tokens} tokens, {memory.block_bytes:,} B"
+    return f"{memory.blocks} blocks of {plan.engines[0].cache.block_tokens} tokens, {memory.block_bytes:,} B"
 
 
 def _host(plan: Plan) -> str:
     host = plan.memory.host
-    if plan.engines[0].device == "cpu":
+    if plan.engines[0].hardware.device == "cpu":
         return "launcher, supervisord, gateway; not the engines"
     return (
         f"appliance {spell_bytes(host.appliance)}, engine processes {spell_bytes(host.engines)}, page-locked "

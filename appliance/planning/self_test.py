@@ -16,7 +16,7 @@ def self_test(manifest: Manifest, golden: Recorded | None, *, pools: bool) -> Se
     """
     wanted = manifest.lifecycle.self_test
     return SelfTest(
-        **passed_on(manifest, "engine.self_test"),
+        **passed_on(manifest, "engine.lifecycle.self_test"),
         prompts=0 if pools else wanted.prompts,
         tolerance=None if wanted.tolerance == "auto" else wanted.tolerance,
         locked=golden if wanted.prompts and not pools else None,
@@ -32,10 +32,10 @@ def tolerance(manifest: Manifest, engine: EngineConfig) -> Choice[float]:
     found = Arithmetic(
         device="",
         kernels="",
-        dtype=engine.dtype,
-        kv_dtype=engine.kv_dtype,
-        weights=engine.weights,
-        precision=engine.matmul_precision,
+        dtype=engine.model.dtype,
+        kv_dtype=engine.quantization.kv_cache,
+        weights=engine.quantization.weights,
+        precision=engine.hardware.matmul_precision,
     ).coarseness
     reasons = {"float32": "float32 throughout", "half": "16-bit numbers", "rounded": "quantized weights or KV cache"}
     return Choice(BANDS[found], f"{reasons[found]}; identical engines agree bit for bit")
@@ -43,13 +43,13 @@ def tolerance(manifest: Manifest, engine: EngineConfig) -> Choice[float]:
 
 def describe_self_test(engine: EngineConfig, lock: str, *, pools: bool) -> str:
     """Return the plan's line about the self-test. `lock` is the name of the lock file."""
-    test = engine.self_test
+    test = engine.lifecycle.self_test
     if not test.prompts:
         why = "pooling models have no logits" if pools else "lifecycle.self_test.prompts is 0"
         return f"self-test: none ({why})"
     when = [
         *(["before it serves"] if test.at_start else []),
-        *([f"one every {spell(test.every_s, 'duration')} while idle"] if test.every_s else []),
+        *([f"one every {spell(test.every, 'duration')} while idle"] if test.every else []),
     ]
     prompts = f"{test.prompts} golden prompt{'s' * (test.prompts != 1)}"
     if not when:
@@ -58,12 +58,12 @@ def describe_self_test(engine: EngineConfig, lock: str, *, pools: bool) -> str:
 
 
 def _against(engine: EngineConfig, lock: str) -> str:
-    locked = engine.self_test.locked
+    locked = engine.lifecycle.self_test.locked
     if locked is None:
         return "compared with the engine's own outputs at its start, because there is no lock file"
     made = locked.arithmetic
     by = f"recorded with {made.kernels} in {made.dtype} on {made.device}"
-    if made.weights != engine.weight_format:
-        here = engine.weight_format
+    if made.weights != engine.quantization.weight_format:
+        here = engine.quantization.weight_format
         return f"those of {lock} cannot be compared: {by}, weights {made.weights}, and here they are {here}"
     return f"compared with {lock} ({by})"

@@ -184,7 +184,7 @@ def _golden(settings: Settings) -> Recorded | None:
 
 def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> None:
     """Check that the KV scales in the checkpoint folder are complete if fp8 cache uses them."""
-    if found.engines[0].kv_dtype == "fp8":
+    if found.engines[0].quantization.kv_cache == "fp8":
         try:
             read_kv_scales(checkpoint.path, checkpoint.model, checkpoint.tensors)
         except CheckpointError as error:

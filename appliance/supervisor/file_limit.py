@@ -16,7 +16,7 @@ class FileLimitTooLow(Exception):
 def needed(service: Service) -> int:
     """Return how many files the gateway may have open when all engines are full, at least the number that Supervisor
     needs."""
-    return max(MIN_FILES, _OF_GATEWAY + sum(_OF_ENGINE + engine.max_running for engine in service.engines))
+    return max(MIN_FILES, _OF_GATEWAY + sum(_OF_ENGINE + engine.scheduling.max_running for engine in service.engines))
 
 
 def raise_limit(service: Service) -> None:

@@ -126,13 +126,14 @@ def engine_programs(service: Service, directory: Path) -> tuple[Program, ...]:
     for name, config in zip(engine_names(service), service.engines, strict=True):
         path = directory / f"{name}.json"
         socket, heartbeat = str(_socket(directory, name)), str(directory / f"{name}.pulse")
-        located = msgspec.structs.replace(config, socket=socket, pulse=heartbeat, probe_s=service.budgets.probe_s)
+        values = {"socket": socket, "lifecycle.heartbeat": heartbeat, "lifecycle.probe_s": service.budgets.probe_s}
+        located = engine_config.with_values(config, values)
         engine_config.write_config(located, path)
         argv: tuple[str, ...] = (sys.executable, "-P", "-m", "engine", str(path))
         if service.job is not None:
             before = ("appliance.supervisor.download", str(directory / "download.json"), socket, heartbeat)
             argv = (sys.executable, "-P", "-m", *before, *argv)
-        found.append(engine_program(service, name, argv, threads=config.threads))
+        found.append(engine_program(service, name, argv, threads=config.hardware.threads))
     return tuple(found)
 
 

@@ -155,7 +155,7 @@ class SelfTestRunner:
         differing: list[str] = []
         done, count = 0, len(self.prompts)
         for prompt in self.prompts:
-            if done and clock() - began >= self.settings.budget_s:
+            if done and clock() - began >= self.settings.budget:
                 break
             golden = self._computed(prompt, step, clock, partial(progress, done / count))
             differing += self._first(golden)
@@ -197,7 +197,7 @@ class SelfTestRunner:
 
     def next(self, now_s: float, idle_since_s: float) -> "Run | None":
         """Return the next golden prompt, if it is due."""
-        every = self.settings.every_s
+        every = self.settings.every
         if not every or not self.prompts or now_s - idle_since_s < min(QUIET_S, every):
             return None
         if self._last_s is not None and now_s - self._last_s < every:

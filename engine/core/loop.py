@@ -411,12 +411,12 @@ def build_loop(
     settings = SchedulerConfig(
         layout=worker.layout,
         blocks=worker.blocks,
-        max_context=config.max_context,
+        max_context=config.model.max_context,
         vocab_size=worker.model.embed.vocab,
-        max_running=config.max_running,
-        max_step_tokens=config.max_step_tokens,
-        policy=config.policy,
-        prefix_cache=config.prefix_cache,
+        max_running=config.scheduling.max_running,
+        max_step_tokens=config.scheduling.max_step_tokens,
+        policy=config.scheduling.policy,
+        prefix_cache=config.cache.prefix,
         ropes=tuple(ropes),
         pooled=pooled_tasks(worker.model),
         whole=is_bidirectional(worker.model),
@@ -431,14 +431,14 @@ def build_loop(
     if config.record is None:
         scheduler = Scheduler(settings, notify)
     else:
-        scheduler = recorder = Recorder(settings, config.record, config.record_bytes, notify)
+        scheduler = recorder = Recorder(settings, config.record, config.record_size, notify)
         on_idle = recorder.on_idle
     pooled = settings.pooled
     return Loop(
         scheduler,
         worker,
         send,
-        overlap=config.overlap,
+        overlap=config.scheduling.overlap,
         grammars=grammars,
         events=events,
         on_idle=on_idle,
@@ -452,11 +452,11 @@ def build_loop(
 def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> SelfTestRunner | None:
     """Return the self-test with the golden prompts of the lock file first, then generated ones and `texts`; None if
     it is disabled."""
-    wanted, locked = config.self_test, config.self_test.locked
+    wanted, locked = config.lifecycle.self_test, config.lifecycle.self_test.locked
     if not wanted.prompts:
         return None
     block_tokens = worker.layout.block_tokens
-    groups, longest = len(worker.layout.groups), config.max_context
+    groups, longest = len(worker.layout.groups), config.model.max_context
     if groups:
         longest = min(longest, len(worker.reserved) // groups * block_tokens)
     known = [one.prompt for one in locked.goldens] if locked else []
@@ -473,7 +473,9 @@ def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, .
     chosen = [*chosen, *(prompt for prompt in own if prompt.name not in names)][: wanted.prompts]
     if not chosen:
         return None
-    return SelfTestRunner(wanted, worker.arithmetic, chosen, worker.layout, worker.reserved, config.max_step_tokens)
+    return SelfTestRunner(
+        wanted, worker.arithmetic, chosen, worker.layout, worker.reserved, config.scheduling.max_step_tokens
+    )
 
 
 def pooled_tasks(model: Model) -> PooledTasks | None:

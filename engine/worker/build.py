@@ -10,10 +10,9 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import msgspec
 import torch
 
-from engine.api.config import EngineConfig
+from engine.api.config import EngineConfig, with_values
 from engine.api.errors import ConfigError, OutOfMemory
 from engine.api.golden import ROOM_TOKENS, Arithmetic
 from engine.api.messages import PhaseMemory
@@ -114,9 +113,19 @@ def _join(
     """Connect all ranks. `set_abort` gets a callback that ends the wait for a rank that is gone."""
     if team is None:
         store = Path(rendezvous.file)
-        join = partial(open_group, device, store, rank, config.tensor, ordered=config.invariant, timeout_s=RENDEZVOUS_S)
+        join = partial(
+            open_group,
+            device,
+            store,
+            rank,
+            config.parallelism.tensor,
+            ordered=config.hardware.batch_invariant,
+            timeout_s=RENDEZVOUS_S,
+        )
         return _run_abortable(join, set_abort) if device.type == "cpu" else join()
-    world = open_shared(team.variant, rendezvous.memory, rank, config.tensor, _floats(config, checkpoint.model))
+    world = open_shared(
+        team.variant, rendezvous.memory, rank, config.parallelism.tensor, _floats(config, checkpoint.model)
+    )
     set_abort(world.collective.abort)
     return world
 
@@ -146,8 +155,10 @@ def _run_abortable(join: Callable[[], World], set_abort: Callable[[Callable[[], 
 
 def _floats(config: EngineConfig, model: Model) -> int:
     """Return the size of the shared buffer per rank: hidden states of the largest step, or logits of many rows."""
-    share = -(-model.embed.vocab // config.tensor)
-    return max(config.max_step_tokens * model.embed.hidden, min(config.max_running, LOGIT_ROWS) * share)
+    share = -(-model.embed.vocab // config.parallelism.tensor)
+    return max(
+        config.scheduling.max_step_tokens * model.embed.hidden, min(config.scheduling.max_running, LOGIT_ROWS) * share
+    )
 
 
 Join = Callable[[Checkpoint, torch.device, Team | None], World]
@@ -158,22 +169,24 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     device, team = _device(config, rank), _team(config)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision("highest" if _is_bf16(config) else config.matmul_precision)
+    torch.set_num_threads(config.hardware.threads)
+    torch.set_float32_matmul_precision("highest" if _is_bf16(config) else config.hardware.matmul_precision)
     seconds: dict[str, float] = {}
     on_memory("starting", memory_in_use(device))
     measured = partial(_measured, device=device, seconds=seconds, on_memory=on_memory)
     with measured("reading"):
         progress("reading", 0.0)
-        stored = config.load == "checkpoint"
-        checkpoint = read_checkpoint(config.model, config.trust_remote_code, weights=stored, task=config.task)
+        stored = config.model.load == "checkpoint"
+        checkpoint = read_checkpoint(
+            config.model.path, config.model.trust_remote_code, weights=stored, task=config.model.task
+        )
     _check_foreign(config, checkpoint)
     world = join(checkpoint, device, team)
     form = layout(
         checkpoint.model,
-        block_tokens=config.block_tokens,
-        element_bytes=DTYPES[config.kv_dtype].itemsize,
-        scale_bytes=SCALE_BYTES.get(config.kv_dtype, 0),
+        block_tokens=config.cache.block_tokens,
+        element_bytes=DTYPES[config.quantization.kv_cache].itemsize,
+        scale_bytes=SCALE_BYTES.get(config.quantization.kv_cache, 0),
         ranks=world.size,
     )
     blocks = pool_blocks(config, form)
@@ -183,35 +196,35 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             config, checkpoint, form, world, device, team, lambda fraction: progress("loading", fraction)
         )
         trim_heap()
-        text_model.reserve(config.max_step_tokens, config.slots)
+        text_model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots)
     reserve = _reserve(config, form)
-    snapshots = num_snapshots(text_model.states, config.slots, prefix_cache=config.prefix_cache)
+    snapshots = num_snapshots(text_model.states, config.scheduling.slots, prefix_cache=config.cache.prefix)
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner
     table = RequestTable(
-        slots=config.slots,
-        max_context=config.max_context,
+        slots=config.scheduling.slots,
+        max_context=config.model.max_context,
         layout=form,
         vocab=checkpoint.model.embed.vocab,
     )
-    if config.kernels == "triton":
+    if config.hardware.kernels == "triton":
         assert isinstance(text_model, TextModel), "checked with the kernels"
         parts = device_parts(config, checkpoint, text_model, form, table)
-        if config.kv_measured and device.type == "cuda":
+        if config.memory.kv_cache_measured and device.type == "cuda":
             with measured("profiling"), _memory_errors("the largest step"):
                 progress("profiling", 0.0)
                 measured_bytes = least(world, measured_pool(config, text_model, parts, reserve), device)
-                config = msgspec.structs.replace(config, kv_bytes=measured_bytes)
+                config = with_values(config, {"memory.kv_cache": measured_bytes})
                 blocks = pool_blocks(config, form)
-        with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
+        with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
             progress("allocating", 0.0)
-            pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
-            runner = parts.runner(pages, config.graph_sizes)
+            pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
+            runner = parts.runner(pages, config.hardware.graph_sizes)
         table_bytes, states = parts.table_bytes, parts.states
     else:
-        with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
+        with measured("allocating"), _memory_errors(f"a KV cache of {config.memory.kv_cache:,} bytes"):
             progress("allocating", 0.0)
-            pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
-            states = allocate_states(text_model.states, config.slots, snapshots or 0, device)
+            pages = make_pages(form, blocks + reserve, DTYPES[config.quantization.kv_cache], device)
+            states = allocate_states(text_model.states, config.scheduling.slots, snapshots or 0, device)
             if isinstance(text_model, TextModel) and text_model.pooler is not None:
                 runner = PooledRunner(text_model, form, pages, table, states)
             else:
@@ -234,139 +247,149 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         mapped=text_model.memory_usage.mapped,
         # Next to a team of compiled kernels, more torch threads would only take CPU time from it; torch has little
         # work.
-        threads=1 if team else config.threads,
+        threads=1 if team else config.hardware.threads,
         seconds=seconds,
         arithmetic=_arithmetic(config, device),
         reserved=tuple(range(blocks, blocks + reserve)),
-        cpu=config.cpus[0] if team and config.cpus else None,
+        cpu=config.hardware.cpus[0] if team and config.hardware.cpus else None,
         gpu=device if device.type == "cuda" else None,
     )
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
-        compiling = config.kernels == "triton" and not interpreted()
+        compiling = config.hardware.kernels == "triton" and not interpreted()
         for plan in warm(checkpoint.model, form, config, compiling=compiling):
             worker.start(plan, {}).result()
-    if isinstance(runner, DeviceRunner) and config.graph_sizes:
+    if isinstance(runner, DeviceRunner) and config.hardware.graph_sizes:
         with measured("capturing"), _memory_errors("the graphs of decode steps"):
             progress("capturing", 0.0)
-            runner.capture(config.graph_bytes, world, lambda fraction: progress("capturing", fraction))
+            runner.capture(config.memory.graphs, world, lambda fraction: progress("capturing", fraction))
     return worker
 
 
 def _reserve(config: EngineConfig, form: Layout) -> int:
     """Return the number of blocks for golden prompts. They are added to the pool, so requests have no fewer blocks."""
-    if not config.self_test.prompts:
+    if not config.lifecycle.self_test.prompts:
         return 0
     return form.blocks_of(ROOM_TOKENS)
 
 
 def _arithmetic(config: EngineConfig, device: torch.device) -> Arithmetic:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    compiled = config.kernels not in ("torch", "triton")
+    kernels = config.hardware.kernels
+    compiled = kernels not in ("torch", "triton")
     return Arithmetic(
         device=name,
-        kernels=config.kernels,
-        dtype=config.dtype,
-        kv_dtype=config.kv_dtype,
-        weights=config.weight_format,
-        ranks=config.tensor,
-        precision=config.matmul_precision,
-        library=f"torch {torch.__version__}" + (f", triton {version('triton')}" if config.kernels == "triton" else ""),
-        release=config.self_test.release,
-        exact=compiled or (config.kernels == "triton" and config.invariant),
+        kernels=kernels,
+        dtype=config.model.dtype,
+        kv_dtype=config.quantization.kv_cache,
+        weights=config.quantization.weight_format,
+        ranks=config.parallelism.tensor,
+        precision=config.hardware.matmul_precision,
+        library=f"torch {torch.__version__}" + (f", triton {version('triton')}" if kernels == "triton" else ""),
+        release=config.lifecycle.self_test.release,
+        exact=compiled or (kernels == "triton" and config.hardware.batch_invariant),
     )
 
 
 def pool_blocks(config: EngineConfig, form: Layout) -> int:
     """Return the number of blocks of the KV pool, including the null block. Raises OutOfMemory if one request of
     `max_context` tokens does not fit."""
-    blocks = form.blocks(config.kv_bytes)
-    needed = form.blocks_for(config.max_context, config.max_step_tokens) + 1
+    size, context, step_tokens = config.memory.kv_cache, config.model.max_context, config.scheduling.max_step_tokens
+    blocks = form.blocks(size)
+    needed = form.blocks_for(context, step_tokens) + 1
     if blocks < needed:
-        fits = form.tokens_in(blocks - 1, config.max_step_tokens) if blocks > 1 else 0
+        fits = form.tokens_in(blocks - 1, step_tokens) if blocks > 1 else 0
         raise OutOfMemory(
-            f"a KV cache of {config.kv_bytes:,} bytes holds {max(0, blocks - 1)} blocks of {form.block_bytes:,} bytes, "
-            f"enough for requests of {fits:,} tokens; {config.max_context:,} tokens need {needed * form.block_bytes:,} "
+            f"a KV cache of {size:,} bytes holds {max(0, blocks - 1)} blocks of {form.block_bytes:,} bytes, "
+            f"enough for requests of {fits:,} tokens; {context:,} tokens need {needed * form.block_bytes:,} "
             f"bytes: raise hardware.kv_cache_memory to that or lower model.max_context"
         )
     return blocks
 
 
 def _device(config: EngineConfig, rank: int) -> torch.device:
-    if config.device != "cuda":
-        return torch.device(config.device)
+    if config.hardware.device != "cuda":
+        return torch.device(config.hardware.device)
     if not torch.cuda.is_available():
         raise ConfigError("device=cuda: no usable CUDA device here; set hardware.device to cpu, or run on a GPU host")
-    index, count = config.gpu + rank, torch.cuda.device_count()
+    index, count = config.hardware.gpu + rank, torch.cuda.device_count()
     if index >= count:
-        raise ConfigError(f"tensor={config.tensor}: rank {rank} needs GPU {index}, and there are {count} GPUs")
+        raise ConfigError(
+            f"tensor={config.parallelism.tensor}: rank {rank} needs GPU {index}, and there are {count} GPUs"
+        )
     return torch.device("cuda", index)
 
 
 def _team(config: EngineConfig) -> Team | None:
-    if _is_bf16(config) and config.kernels not in BF16_VARIANTS:
+    hardware = config.hardware
+    if _is_bf16(config) and hardware.kernels not in BF16_VARIANTS:
         known = " and ".join(BF16_VARIANTS)
-        raise ConfigError(f"matmul_precision=bfloat16: supported only by {known} kernels, not by {config.kernels}")
+        raise ConfigError(f"matmul_precision=bfloat16: supported only by {known} kernels, not by {hardware.kernels}")
     _check_weights(config)
-    if config.kernels in ("torch", "triton"):
+    if hardware.kernels in ("torch", "triton"):
         _check_kernels(config)
         return None
-    if config.device != "cpu" or config.dtype != "float32":
+    if hardware.device != "cpu" or config.model.dtype != "float32":
         raise ConfigError(
-            f"kernels={config.kernels}: supported is float32 on a CPU, not {config.dtype} on {config.device}"
+            f"kernels={hardware.kernels}: supported is float32 on a CPU, not {config.model.dtype} on {hardware.device}"
         )
     try:
-        return Team(config.kernels, config.threads, config.cpus, bf16=_is_bf16(config))
+        return Team(hardware.kernels, hardware.threads, hardware.cpus, bf16=_is_bf16(config))
     except MissingKernels as error:
         raise ConfigError(str(error)) from error
 
 
 def _check_weights(config: EngineConfig) -> None:
-    executor = config.kernels if config.kernels in ("torch", "triton") else "compiled"
-    for key, value in (("weights", config.weights), ("head", config.head)):
+    executor = config.hardware.kernels if config.hardware.kernels in ("torch", "triton") else "compiled"
+    for key, value in (("weights", config.quantization.weights), ("head", config.quantization.head)):
         format = LOAD_FORMATS.get(value)
         if format is not None and format.executor != executor:
-            raise ConfigError(f"{key}={value}: supported only by {format.executor} kernels, not by {config.kernels}")
+            raise ConfigError(
+                f"{key}={value}: supported only by {format.executor} kernels, not by {config.hardware.kernels}"
+            )
 
 
 def _is_bf16(config: EngineConfig) -> bool:
-    return config.matmul_precision == "bfloat16"
+    return config.hardware.matmul_precision == "bfloat16"
 
 
 def _check_pages(config: EngineConfig) -> None:
     wide = ("float32", "bfloat16", "float16")
-    known = {"torch": wide, "triton": (config.dtype, "fp8")}.get(config.kernels, (*wide, "int8"))
-    if config.kv_dtype not in known:
-        raise ConfigError(f"kv_dtype={config.kv_dtype}: {config.kernels} kernels support {', '.join(known)}")
+    known = {"torch": wide, "triton": (config.model.dtype, "fp8")}.get(config.hardware.kernels, (*wide, "int8"))
+    if config.quantization.kv_cache not in known:
+        raise ConfigError(
+            f"kv_dtype={config.quantization.kv_cache}: {config.hardware.kernels} kernels support {', '.join(known)}"
+        )
 
 
 def _check_kernels(config: EngineConfig) -> None:
-    if config.kernels == "torch":
-        if config.invariant:
+    if config.hardware.kernels == "torch":
+        if config.hardware.batch_invariant:
             raise ConfigError("invariant: the sums of torch kernels depend on the batch size; set kernels to triton")
     elif not installed():
         raise ConfigError("kernels=triton: triton is not installed; install the release that this torch requires")
-    elif config.device != "cuda" and not interpreted():
+    elif config.hardware.device != "cuda" and not interpreted():
         raise ConfigError("kernels=triton: a GPU is required; on a CPU, set TRITON_INTERPRET=1 (for tests only)")
 
 
 def _check_foreign(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    foreign = checkpoint.model.foreign
-    if foreign is not None and (config.kernels != "torch" or config.tensor > 1 or config.weights != "stored"):
+    foreign, kernels = checkpoint.model.foreign, config.hardware.kernels
+    tensor, weights = config.parallelism.tensor, config.quantization.weights
+    if foreign is not None and (kernels != "torch" or tensor > 1 or weights != "stored"):
         raise ConfigError(
-            f"kernels={config.kernels}, tensor={config.tensor}, weights={config.weights}: {foreign.architecture} is "
-            "computed by transformers' code, with torch kernels, one rank and weights as stored"
+            f"kernels={kernels}, tensor={tensor}, weights={weights}: {foreign.architecture} is computed by "
+            "transformers' code, with torch kernels, one rank and weights as stored"
         )
 
 
 def _fp8_products(config: EngineConfig, device: torch.device) -> Fp8Products | None:
     """Return how Triton kernels multiply by fp8 weights on this device. The interpreter supports everything."""
-    if config.kernels != "triton":
+    if config.hardware.kernels != "triton":
         return None
     if device.type != "cuda":
         return Fp8Products()
     capability = None if torch.version.hip else torch.cuda.get_device_capability(device)
-    return products_of(capability, invariant=config.invariant)
+    return products_of(capability, invariant=config.hardware.batch_invariant)
 
 
 def _loaded(
@@ -379,8 +402,8 @@ def _loaded(
     progress: Callable[[float], None],
 ) -> TextModel | ForeignModel:
     if checkpoint.model.foreign is not None:
-        foreign_model = ForeignModel(checkpoint.model, form, DTYPES[config.dtype], device)
-        if config.load == "random":
+        foreign_model = ForeignModel(checkpoint.model, form, DTYPES[config.model.dtype], device)
+        if config.model.load == "random":
             foreign_model.fill_random(checkpoint)
         else:
             foreign_model.load(checkpoint, progress)
@@ -389,15 +412,15 @@ def _loaded(
         checkpoint.model,
         form,
         world,
-        DTYPES[config.dtype],
+        DTYPES[config.model.dtype],
         device,
         team,
-        config.weights,
-        invariant=config.invariant and config.kernels == "triton",
-        stacked=config.kernels == "triton",
+        config.quantization.weights,
+        invariant=config.hardware.batch_invariant and config.hardware.kernels == "triton",
+        stacked=config.hardware.kernels == "triton",
         fp8=_fp8_products(config, device),
-        group=config.weight_group,
-        head=config.head,
+        group=config.quantization.group_size,
+        head=config.quantization.head,
     )
     _load(config, checkpoint, text_model, world, progress)
     return text_model
@@ -410,7 +433,7 @@ def _load(
     world: World,
     progress: Callable[[float], None],
 ) -> None:
-    if config.load == "random":
+    if config.model.load == "random":
         text_model.fill(random_weights(checkpoint.model, checkpoint.quantization, text_model.dtype, text_model.device))
         return
     known = _known(config, checkpoint, text_model.target.team, world)
@@ -420,12 +443,16 @@ def _load(
 
 
 def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None, world: World) -> PackedFile | None:
-    quantized = config.weights in LOAD_FORMATS or config.head in LOAD_FORMATS
-    if team is None or not quantized or config.weight_cache is None:
+    quantized = config.quantization.weights in LOAD_FORMATS or config.quantization.head in LOAD_FORMATS
+    if team is None or not quantized or config.quantization.folder is None:
         return None
     files = {info.file for info in checkpoint.tensors.values()}
     return PackedFile(
-        Path(config.weight_cache), files, config.weight_format, team.tiling.exact, (world.rank, world.size)
+        Path(config.quantization.folder),
+        files,
+        config.quantization.weight_format,
+        team.tiling.exact,
+        (world.rank, world.size),
     )
 
 

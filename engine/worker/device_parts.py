@@ -54,12 +54,12 @@ def device_parts(
     config: EngineConfig, checkpoint: Checkpoint, text_model: TextModel, form: Layout, table: RequestTable
 ) -> DeviceParts:
     scales = None
-    if config.kv_dtype == "fp8":
+    if config.quantization.kv_cache == "fp8":
         scales = read_kv_scales(checkpoint.path, checkpoint.model, checkpoint.tensors)
-    slots, device, embed = config.slots, text_model.device, checkpoint.model.embed
+    slots, device, embed = config.scheduling.slots, text_model.device, checkpoint.model.embed
     device_table = DeviceTable(
         slots=slots,
-        max_context=config.max_context,
+        max_context=config.model.max_context,
         layout=form,
         device=device,
         segments=0 if embed.segments is None else embed.segments.count,
@@ -68,7 +68,7 @@ def device_parts(
     pooler = None
     if text_model.pooler is not None:
         pooler = FusedPooler(text_model.pooler, slots=slots, hidden=embed.hidden, device=device)
-    snapshots = num_snapshots(text_model.states, slots, prefix_cache=config.prefix_cache)
+    snapshots = num_snapshots(text_model.states, slots, prefix_cache=config.cache.prefix)
     states = allocate_states(text_model.states, slots, snapshots or 0, device)
     return DeviceParts(FusedModel(text_model, scales), form, table, device_table, pooler, states)
 
@@ -79,13 +79,13 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
 
     reserve: blocks in addition to the pool."""
     device = text_model.device
-    step = step_bytes(parts, config.max_step_tokens, config.max_context, text_model.dtype)
+    step = step_bytes(parts, config.scheduling.max_step_tokens, config.model.max_context, text_model.dtype)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    planned = config.weight_bytes + config.workspace_bytes + config.kv_bytes
-    beside = step + config.graph_bytes + reserve * parts.layout.block_bytes
+    planned = config.memory.weights + config.memory.workspace + config.memory.kv_cache
+    beside = step + config.memory.graphs + reserve * parts.layout.block_bytes
     left = planned - text_model.weight_bytes - parts.table_bytes - parts.states.nbytes - beside
-    return max(0, min(config.kv_bytes, left, free - beside - SPARE_BYTES))
+    return max(0, min(config.memory.kv_cache, left, free - beside - SPARE_BYTES))
 
 
 @torch.inference_mode()

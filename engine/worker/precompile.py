@@ -18,6 +18,7 @@ import torch
 
 from engine.api.config import MAX_RUNNING, EngineConfig, TaskConfig, WeightBits, graph_ladder
 from engine.api.messages import Sampling
+from engine.arguments import engine_config
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.distributed.world import SINGLE
 from engine.kv.layout import NULL_BLOCK, Layout, layout
@@ -40,7 +41,7 @@ def config_for(
     path: Path, dtype: str, kv_dtype: str, *, invariant: bool, weights: WeightBits = "stored", task: str = "auto"
 ) -> EngineConfig:
     """Return the configuration that the appliance would resolve, with sizes that do not affect kernels."""
-    return EngineConfig(
+    return engine_config(
         model=str(path),
         device="cuda",
         dtype=dtype,  # type: ignore[arg-type]  # checked as it is decoded
@@ -63,16 +64,18 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[OpLaunch]:
     """Return the launches of a worker's first steps and of captured decode steps of every size. Empty if the target
     does
     not support the type of the pages."""
-    if config.kv_dtype == "fp8" and not target.fp8:
+    if config.quantization.kv_cache == "fp8" and not target.fp8:
         return []
     runner, form, model = runner_on(torch.device("meta"), config, _products(target, config))
     with recorded() as launches, torch.inference_mode():
         for plan in warm(model, form, config, compiling=True):
             runner.start(plan, {})
-        for size in config.graph_sizes if model.pooler is None else ():
+        for size in config.hardware.graph_sizes if model.pooler is None else ():
             runner.start(_decode_step(size, form), {})
-    name = f"{_architecture(config)} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
-    name += " fp8 weights" if config.weights == "fp8" else ""
+    name = f"{_architecture(config)} {config.model.dtype}" + (
+        f" {config.quantization.kv_cache}" if config.quantization.kv_cache == "fp8" else ""
+    )
+    name += " fp8 weights" if config.quantization.weights == "fp8" else ""
     return [OpLaunch(launch.kernel.fn.__name__.removesuffix("_kernel"), name, launch) for launch in launches]
 
 
@@ -81,31 +84,40 @@ def runner_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> t
     """Return the runner of a worker with random weights on this device, the layout of its pages and its model. fp8: how
     it multiplies by fp8 weights."""
     parts, model = parts_on(device, config, fp8)
-    pages = make_pages(parts.layout, 2, DTYPES[config.kv_dtype], device)
+    pages = make_pages(parts.layout, 2, DTYPES[config.quantization.kv_cache], device)
     return parts.runner(pages), parts.layout, model
 
 
 @torch.inference_mode()
 def parts_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tuple[DeviceParts, Model]:
     """Return the components and the model of a worker with random weights on this device."""
-    checkpoint = read_checkpoint(config.model, weights=False, task=config.task)
-    model, dtype = checkpoint.model, DTYPES[config.dtype]
-    form = layout(model, block_tokens=config.block_tokens, element_bytes=DTYPES[config.kv_dtype].itemsize)
-    options = {"bits": config.weights, "invariant": config.invariant, "stacked": True, "fp8": fp8}
+    checkpoint = read_checkpoint(config.model.path, weights=False, task=config.model.task)
+    model, dtype = checkpoint.model, DTYPES[config.model.dtype]
+    form = layout(
+        model, block_tokens=config.cache.block_tokens, element_bytes=DTYPES[config.quantization.kv_cache].itemsize
+    )
+    options = {
+        "bits": config.quantization.weights,
+        "invariant": config.hardware.batch_invariant,
+        "stacked": True,
+        "fp8": fp8,
+    }
     text_model = TextModel(model, form, SINGLE, dtype, device, **options)
     text_model.fill(random_weights(model, checkpoint.quantization, dtype, device))
-    table = RequestTable(slots=config.slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)
+    table = RequestTable(
+        slots=config.scheduling.slots, max_context=config.model.max_context, layout=form, vocab=model.embed.vocab
+    )
     return device_parts(config, checkpoint, text_model, form, table), model
 
 
 def _products(target: Target, config: EngineConfig) -> Fp8Products:
     """Return how a process on this target would multiply by fp8 weights."""
     capability = divmod(int(target.arch), 10) if target.backend == "cuda" else None
-    return products_of(capability, invariant=config.invariant)
+    return products_of(capability, invariant=config.hardware.batch_invariant)
 
 
 def _architecture(config: EngineConfig) -> str:
-    return read_checkpoint(config.model, weights=False, task=config.task).architecture
+    return read_checkpoint(config.model.path, weights=False, task=config.model.task).architecture
 
 
 def _decode_step(rows: int, form: Layout) -> StepPlan:

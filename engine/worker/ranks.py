@@ -21,10 +21,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-import msgspec
-
 from engine.api import errors
-from engine.api.config import EngineConfig
+from engine.api.config import EngineConfig, Place, with_values
 from engine.api.errors import EngineError
 from engine.api.messages import RankMemory
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
@@ -62,7 +60,7 @@ class Ranks:
     `close`."""
 
     def __init__(self, config: EngineConfig, on_lost: OnRankLost = lambda error: None) -> None:
-        self.size = config.tensor
+        self.size = config.parallelism.tensor
         beside = Path(config.socket).parent if config.socket else None
         # Named after the engine, so that the launcher can find and remove the folder of a killed engine.
         self._folder = Path(tempfile.mkdtemp(prefix=f"{Path(config.socket).stem}-ranks-", dir=beside))
@@ -317,13 +315,9 @@ def _place(phase: str) -> int:
 
 def _config_of(config: EngineConfig, rank: int) -> EngineConfig:
     """Return rank 0's configuration with the CPUs of this rank and without recording."""
-    own = config.rank_cpus[rank - 1] if config.rank_cpus else None
-    return msgspec.structs.replace(
-        config,
-        record=None,
-        cpus=() if own is None else own.cpus,
-        process_cpus=() if own is None else own.process_cpus,
-    )
+    own = config.parallelism.rank_cpus[rank - 1] if config.parallelism.rank_cpus else Place()
+    values = {"record": None, "hardware.cpus": own.cpus, "hardware.process_cpus": own.process_cpus}
+    return with_values(config, values)
 
 
 def _error(rank: int, code: str, text: str) -> Exception:

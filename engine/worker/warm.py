@@ -33,7 +33,7 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
     For a model with experts, also a step for every power of two of tokens, and for the maximum: the tile size depends
     on
     the number of tokens, and each of its ranges contains one of these (kernels/experts)."""
-    vocab, slots = model.embed.vocab, config.slots
+    vocab, slots = model.embed.vocab, config.scheduling.slots
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
     source = model.max_encoder_input
     least = 2 if source else 1  # one encoder token and one decoder token
@@ -41,9 +41,9 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
         yield _step(step, layout, sampling, (least,), source)
     if compiling:
         several = slots > 1
-        longest = min(config.max_step_tokens, config.max_context) - 1
+        longest = min(config.scheduling.max_step_tokens, config.model.max_context) - 1
         if has_experts(model) and longest > 1:
-            for tokens in _doubled(min(config.max_step_tokens, slots * longest)):
+            for tokens in _doubled(min(config.scheduling.max_step_tokens, slots * longest)):
                 yield _step(0, layout, Sampling(), _prompts(tokens, longest))
         if longest > least:
             yield _step(0, layout, Sampling(), (longest,), source)
@@ -73,7 +73,7 @@ def warm_prompts(layout: Layout, model: Model, config: EngineConfig, *, compilin
     """Yield the warm-up steps of a pooling model: a prompt of one token and, if kernels are compiled on first use, a
     long
     one, each with both kinds of tasks. For a model with experts, every power of two of tokens, as in `warm_steps`."""
-    longest = min(config.max_step_tokens, config.max_context)
+    longest = min(config.scheduling.max_step_tokens, config.model.max_context)
     several = (1, *_doubled(longest)) if has_experts(model) else (1, longest)
     counts = several if compiling else (1,)
     for step, (count, task) in enumerate(product(counts, _POOLED if compiling else _POOLED[:1])):

@@ -210,9 +210,14 @@ def test_an_engine_on_a_gpu_is_sized_for_its_jobs(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 2000))
     jobs = [job("decode:32:512"), job("chat:300"), job("prefill:16384")]
     config = settings("llama-3.1-8b", tmp_path, "cuda", jobs)
-    assert (config.device, config.dtype, config.kernels, config.load) == ("cuda", "bfloat16", "triton", "random")
-    assert (config.max_running, config.max_context, config.kv_bytes) == (300, 16392, 900)
-    assert config.graph_sizes[-1] == 300
+    assert (config.hardware.device, config.model.dtype, config.hardware.kernels, config.model.load) == (
+        "cuda",
+        "bfloat16",
+        "triton",
+        "random",
+    )
+    assert (config.scheduling.max_running, config.model.max_context, config.memory.kv_cache) == (300, 16392, 900)
+    assert config.hardware.graph_sizes[-1] == 300
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"], "no weights are written"
 
 

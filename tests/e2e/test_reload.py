@@ -107,7 +107,7 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     now = served.appliance.pids()
     assert now["engine-0"] != engine and now["gateway"] == gateway
     assert json.loads(told.read_text())["environment"]["OMP_NUM_THREADS"] == "1"
-    assert json.loads((run_directory(served) / "engine-0.json").read_text())["max_running"] == 8
+    assert json.loads((run_directory(served) / "engine-0.json").read_text())["scheduling"]["max_running"] == 8
     assert served.reload() == (0, f"{served.file} is in effect: no change without a restart\n")
     assert served.appliance.metric("slipway_request_interruptions_total") >= 1
     assert served.appliance.metric("slipway_requests_quarantined_total") == 0

@@ -37,8 +37,8 @@ class Worker:
         self.model = Model(
             embed=Embedding(vocab=VOCAB, hidden=8), blocks=(block,), norm=None, head=Head(tied=True), max_context=4096
         )
-        self.layout = layout(self.model, block_tokens=config.block_tokens, element_bytes=4)
-        self.blocks = self.layout.blocks(config.kv_bytes)
+        self.layout = layout(self.model, block_tokens=config.cache.block_tokens, element_bytes=4)
+        self.blocks = self.layout.blocks(config.memory.kv_cache)
         self.kv_bytes = self.blocks * self.layout.block_bytes
         self._table = {}
         self._step_s, self._dies_at = step_s, dies_at
@@ -75,7 +75,7 @@ def build(mode):
     def build_worker(config, progress, took, lost):
         progress("loading", 0.5)
         if mode == "refuse":
-            raise CheckpointError(f"{config.model}: model.safetensors is missing")
+            raise CheckpointError(f"{config.model.path}: model.safetensors is missing")
         if mode == "crash":
             raise ZeroDivisionError("a bug")
         return Worker(config, step_s=0.02 if mode == "slow" else 0.0, dies_at=5 if mode == "die" else 0)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError
+from engine.arguments import engine_config
 from engine.binding import bind
 
 ALLOWED = os.sched_getaffinity(0)
@@ -14,7 +14,7 @@ ALLOWED = os.sched_getaffinity(0)
 @pytest.fixture
 def configured():
     """A configuration with these fields; afterwards this process runs where it did."""
-    yield lambda **fields: EngineConfig(model="/m", kv_bytes=1, max_context=7, **fields)
+    yield lambda **fields: engine_config(model="/m", kv_bytes=1, max_context=7, **fields)
     os.sched_setaffinity(0, ALLOWED)
 
 

@@ -66,13 +66,13 @@ def test_a_decoder_in_16_bits_has_pages_of_its_type(name, dtype, kernels, tensor
     sizes = {**SIZES, "max_context": 48, "max_step_tokens": 7, "kernels": kernels, "tensor": tensor}
     asked = prompts(tiny.VOCAB)
     with LLM(tmp_path, **sizes) as llm:
-        assert (llm.config.dtype, llm.config.kv_dtype) == ("float32", dtype)
+        assert (llm.config.model.dtype, llm.config.quantization.kv_cache) == ("float32", dtype)
         found, again = llm.generate(asked, GREEDY), llm.generate(asked, GREEDY)
     assert sum(one.timing.cached_tokens for one in again) > 0
     if kernels != "torch":
         assert numbers(again) == numbers(found)
     with LLM(tmp_path, **sizes, kv_dtype="float32") as llm:
-        assert llm.config.kv_dtype == "float32"
+        assert llm.config.quantization.kv_cache == "float32"
         assert_near(numbers(found), numbers(llm.generate(asked, GREEDY)))
 
 
@@ -84,7 +84,7 @@ def test_an_encoder_decoder_in_16_bits_has_pages_of_its_type(tmp_path):
     config.write_text(config.read_text().replace('"float32"', '"bfloat16"'))
     asked = [prompt for prompt in prompts(VOCAB) if len(prompt) <= LONGEST]
     with LLM(path, **SIZES, max_step_tokens=LONGEST + 5) as llm:
-        assert (llm.config.dtype, llm.config.kv_dtype) == ("float32", "bfloat16")
+        assert (llm.config.model.dtype, llm.config.quantization.kv_cache) == ("float32", "bfloat16")
         found = llm.generate(asked, GREEDY)
     with LLM(path, **SIZES, max_step_tokens=LONGEST + 5, kv_dtype="float32") as llm:
         assert_near(numbers(found), numbers(llm.generate(asked, GREEDY)))
@@ -98,4 +98,4 @@ def test_a_checkpoint_in_float32_and_16_bit_activations_keep_their_type(tmp_path
         ({"weights": "int8", "kernels": best()}, "float16"),
     ):
         with LLM(tmp_path, **SIZES, max_context=48, **settings) as llm:
-            assert llm.config.kv_dtype == kv_dtype
+            assert llm.config.quantization.kv_cache == kv_dtype

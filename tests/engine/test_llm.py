@@ -190,7 +190,7 @@ def test_an_unknown_setting_is_named_with_those_that_exist(path):
 
 def test_defaults_follow_from_the_checkpoint_and_the_machine(path):
     with LLM(path) as made:
-        assert made.config.max_context == 512 and made.config.dtype == "float32"
+        assert made.config.model.max_context == 512 and made.config.model.dtype == "float32"
         assert made.config.kv_bytes >= 512 * made._worker.layout.block_bytes // made.config.block_tokens
 
 
@@ -288,7 +288,7 @@ def test_steps_planned_ahead_keep_every_guarantee_of_a_grammar(path, llm):
         path, kv_bytes=1 << 20, block_tokens=4, max_running=8, max_step_tokens=16, threads=1, overlap=False
     ) as waiting:
         behind = waiting.generate(["x"] * len(wanted), wanted)
-    assert llm.config.overlap and not waiting.config.overlap
+    assert llm.config.scheduling.overlap and not waiting.config.scheduling.overlap
     assert [(reply.ids, reply.finish) for reply in ahead] == [(reply.ids, reply.finish) for reply in behind]
     accepting = dict(LANGUAGES.values())
     for params, reply in zip(wanted, ahead, strict=True):

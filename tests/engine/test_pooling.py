@@ -58,7 +58,7 @@ def ids() -> list[list[int]]:
 
 
 def test_a_published_encoder_gives_the_vectors_of_its_own_library(minilm, ids):
-    assert (minilm.config.max_context, minilm.config.kv_bytes) == (256, 0)
+    assert (minilm.config.model.max_context, minilm.config.memory.kv_cache) == (256, 0)
     for got, want in zip(minilm.pool(ids, EMBED), np.array(GOLDEN["vectors"]), strict=True):
         assert got.shape == (384,) and abs(np.linalg.norm(got) - 1) < 1e-6
         assert got @ want / np.linalg.norm(want) > 0.99999
@@ -176,7 +176,7 @@ def test_the_mean_of_a_decoder_needs_every_token_computed_wherever_the_prompt_is
             assert llm._loop.scheduler.stats().prefix_hits == 0
     for got in found:
         np.testing.assert_allclose(got, want, atol=1e-5)
-        if llm.config.kernels != "torch":
+        if llm.config.hardware.kernels != "torch":
             assert np.array_equal(got, found[0])
 
 
@@ -254,7 +254,7 @@ def test_dense_modules_stand_behind_the_pooling(tmp_path):
         want = want.tanh() if number == 2 else want
     with LLM(path) as llm:
         np.testing.assert_allclose(llm.pool([ids], EMBED)[0], normed(want), atol=1e-5)
-        assert llm.config.kv_bytes == 0
+        assert llm.config.memory.kv_cache == 0
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_a_model_of_late_interaction_gives_a_vector_of_each_token(tmp_path):
         found = llm.pool(each, Pooling("token_embed"))
         with pytest.raises(RequestError, match="task embed: not supported by this model; supported are token_embed"):
             llm.pool(each, EMBED)
-        assert llm.config.max_context == 40, "documents are as long, whatever the Transformer was last set to"
+        assert llm.config.model.max_context == 40, "documents are as long, whatever the Transformer was last set to"
     for got, ids in zip(found, each, strict=True):
         np.testing.assert_allclose(got, normed(states(tmp_path / "late", ids) @ weight.T), atol=1e-5)
 

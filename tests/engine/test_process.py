@@ -14,10 +14,11 @@ import pytest
 
 import engine.__main__ as program
 from engine.api.client import EngineClient, Interrupted
-from engine.api.config import EngineConfig, write_config
+from engine.api.config import write_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineGone, RequestError, StepError
 from engine.api.frames import FrameReader, encode, from_engine
 from engine.api.messages import Output, Sampling, Submit
+from engine.arguments import engine_config
 from engine.core.replay import main as replay
 from engine.worker.ranks import RankLost
 
@@ -47,7 +48,7 @@ class Process:
     """One engine and how to start it again."""
 
     def __init__(self, folder, mode="", **changes):
-        self.config = EngineConfig(
+        self.config = engine_config(
             **{
                 "model": "/nowhere",
                 "socket": str(folder / "e"),
@@ -329,7 +330,7 @@ def test_concurrent_failures_are_reported_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(program, "print", slow, raising=False)
     monkeypatch.setattr(program, "FLUSH_S", 0.01)
-    config = EngineConfig(
+    config = engine_config(
         model="", socket=str(tmp_path / "s"), device="cpu", dtype="float32", kv_bytes=1, max_context=1
     )
     assert program.serve(config, build) == EXIT_CRASH

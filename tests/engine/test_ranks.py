@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from engine.api.client import EngineClient, Interrupted
-from engine.api.config import EngineConfig, Place, write_config
+from engine.api.config import Place, write_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineGone
 from engine.api.messages import Grammar, Sampling, Submit
+from engine.arguments import engine_config
 from engine.core.replay import main as replay
 from engine.llm import LLM, Params
 from engine.worker.build import _run_abortable
@@ -219,7 +220,7 @@ class Engine:
         sizes = {"kv_bytes": 1 << 22, "max_context": 400, "kernels": "torch"}
         self.socket = str(folder / "e")
         write_config(
-            EngineConfig(model=str(path), socket=self.socket, tensor=2, **{**sizes, **more}), folder / "c.json"
+            engine_config(model=str(path), socket=self.socket, tensor=2, **{**sizes, **more}), folder / "c.json"
         )
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "engine", str(folder / "c.json")],

@@ -122,16 +122,20 @@ def test_there_are_enough_and_each_has_an_expectation() -> None:
 def test_a_manifest_is_planned_on_the_machine_it_is_for(name: str, tmp_path: Path) -> None:
     found, expected = planned(name, tmp_path), EXPECTED[name]
     engine = found.engines[0]
-    assert (engine.device, engine.kernels, engine.kv_dtype) == (expected.device, expected.kernels, expected.kv_dtype)
-    assert (engine.weights, engine.max_context) == (expected.weights, expected.context)
-    assert engine.tensor == expected.ranks
+    assert (engine.hardware.device, engine.hardware.kernels, engine.quantization.kv_cache) == (
+        expected.device,
+        expected.kernels,
+        expected.kv_dtype,
+    )
+    assert (engine.quantization.weights, engine.model.max_context) == (expected.weights, expected.context)
+    assert engine.parallelism.tensor == expected.ranks
     assert found.memory.whole_contexts * len(found.engines) >= expected.at_once
     assert found.memory.total <= found.memory.budget
 
 
 def test_the_demo_is_planned_on_any_machine() -> None:
     found = validate(Given(FOLDER / "demo.yaml"), machine("demo.yaml"))
-    assert found.engines[0].max_context == 2048 and found.memory.whole_contexts >= 1
+    assert found.engines[0].model.max_context == 2048 and found.memory.whole_contexts >= 1
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_the_layered_manifest_has_what_its_layers_say(
     overlays: tuple[str, ...], on: str, running: int, context: int, profile: str, tmp_path: Path
 ) -> None:
     found = planned("layered.yaml", tmp_path, on=on, overlays=overlays)
-    assert (found.engines[0].max_running, found.engines[0].max_context) == (running, context)
+    assert (found.engines[0].scheduling.max_running, found.engines[0].model.max_context) == (running, context)
     assert found.gateway.limits.max_waiting == 256 and f"profile {profile} " in "".join(found.layers)
     assert (found.gateway.api_keys is not None) == ("public" in overlays)
 
@@ -163,16 +167,16 @@ def test_weights_and_pages_have_the_bytes_that_the_configuration_makes(name: str
     else:
         assert 0.2 < weights / (2 * parameters) <= expected.weight_share
     if "Roberta" in found.architecture:  # reads both ways
-        assert (found.memory.block_bytes, engine.kv_bytes) == (0, 0)
+        assert (found.memory.block_bytes, engine.memory.kv_cache) == (0, 0)
         return
     if "M2M100" in found.architecture:  # all heads of a decoder's layer have keys
         width = facts["d_model"]
         facts = facts | {"hidden_size": width, "num_attention_heads": width // 64, "num_key_value_heads": width // 64}
     head = facts.get("head_dim", facts["hidden_size"] // facts["num_attention_heads"])
-    rows = 2 * facts["num_hidden_layers"] * facts["num_key_value_heads"] * engine.block_tokens // expected.ranks
-    scales = 4 * rows if (expected.device, engine.kv_dtype) == ("cpu", "int8") else 0
-    assert found.memory.block_bytes == rows * head * BYTES[engine.kv_dtype] + scales
-    assert found.memory.blocks == engine.kv_bytes // found.memory.block_bytes
+    rows = 2 * facts["num_hidden_layers"] * facts["num_key_value_heads"] * engine.cache.block_tokens // expected.ranks
+    scales = 4 * rows if (expected.device, engine.quantization.kv_cache) == ("cpu", "int8") else 0
+    assert found.memory.block_bytes == rows * head * BYTES[engine.quantization.kv_cache] + scales
+    assert found.memory.blocks == engine.memory.kv_cache // found.memory.block_bytes
 
 
 @pytest.mark.parametrize("name", EXPECTED)

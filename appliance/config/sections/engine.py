@@ -12,7 +12,7 @@ class Scheduling(Section):
     max_running: Annotated[int, Field(ge=1, le=4096)] | Auto = declare(
         "auto",
         effect=Effect("engine", outputs="rounding", graphs=True, memory=True),
-        target="engine.max_running",
+        target="engine.scheduling.max_running",
         aliases={
             "vLLM": "max_num_seqs",
             "SGLang": "max_running_requests",
@@ -29,7 +29,7 @@ class Scheduling(Section):
     max_step_tokens: Annotated[int, Field(ge=1)] | Auto = declare(
         "auto",
         effect=Effect("engine", outputs="rounding", graphs=True, memory=True),
-        target="engine.max_step_tokens",
+        target="engine.scheduling.max_step_tokens",
         aliases={
             "vLLM": "max_num_batched_tokens",
             "SGLang": "chunked_prefill_size",
@@ -44,12 +44,12 @@ class Scheduling(Section):
     policy: Literal["fcfs", "priority", "fair"] = declare(
         "fcfs",
         effect=Effect("service", outputs="rounding"),
-        target=("engine.policy", "gateway.policy"),
+        target=("engine.scheduling.policy", "gateway.policy"),
         aliases={"vLLM": "scheduling_policy", "SGLang": "schedule_policy"},
     )
     """Order of requests for steps and KV blocks: fcfs is by arrival; priority is by the priority field (lower first),
     then arrival; fair is by API key with the fewest computed tokens, then arrival."""
-    overlap: bool = declare(True, effect=Effect("engine", outputs="rounding"), target="engine.overlap")
+    overlap: bool = declare(True, effect=Effect("engine", outputs="rounding"), target="engine.scheduling.overlap")
     """Plan the next step while the current one runs."""
 
 
@@ -57,7 +57,7 @@ class Cache(Section):
     block_tokens: Annotated[int, Field(ge=1, le=1024)] | Auto = declare(
         "auto",
         effect=Effect("engine", outputs="rounding", caches=("prefix",), graphs=True, memory=True),
-        target="engine.block_tokens",
+        target="engine.cache.block_tokens",
         aliases={"vLLM": "block_size", "SGLang": "page_size"},
         example=32,
     )
@@ -65,7 +65,7 @@ class Cache(Section):
     prefix: bool = declare(
         True,
         effect=Effect("engine", outputs="rounding"),
-        target="engine.prefix_cache",
+        target="engine.cache.prefix",
         aliases={"vLLM": "enable_prefix_caching", "synonyms": "prefix_caching"},
     )
     """Prefix caching: reuse the KV cache blocks of equal prompt prefixes."""
@@ -103,5 +103,5 @@ class Engine(Section):
     """Sampling defaults; they override the checkpoint's generation_config.json, and a request overrides them."""
     record: str | None = declare(None, effect=ENGINE, is_path=True, example="steps.jsonl")
     """File that records every scheduler event and decision, for `slipway replay` and `slipway whatif`."""
-    record_size: Bytes = declare(256 * 2**20, effect=ENGINE, target="engine.record_bytes", example="64MiB")
+    record_size: Bytes = declare(256 * 2**20, effect=ENGINE, target="engine.record_size", example="64MiB")
     """Maximum size of a recording, half in the file and half in a second one named .1; old steps are dropped."""

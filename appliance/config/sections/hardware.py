@@ -26,7 +26,7 @@ class Parallelism(Section):
     tensor: Annotated[int, Field(ge=1, le=64)] | Auto = declare(
         1,
         effect=EVERYTHING,
-        target="engine.tensor",
+        target="engine.parallelism.tensor",
         aliases={"vLLM": "tensor_parallel_size", "TGI": "num_shard", "DJL Serving": "tensor_parallel_degree"},
         flags=("-tp",),
         examples=(2, 8),
@@ -44,12 +44,12 @@ class Capacity(Section):
 
 
 class Hardware(Section):
-    device: Literal["auto", "cpu", "cuda"] = declare("auto", effect=EVERYTHING, target="engine.device")
+    device: Literal["auto", "cpu", "cuda"] = declare("auto", effect=EVERYTHING, target="engine.hardware.device")
     """Device of the engine; auto uses a GPU if there is one."""
     threads: Count | Auto = declare(
         "auto",
         effect=Effect("engine", outputs="rounding"),
-        target="engine.threads",
+        target="engine.hardware.threads",
         aliases={"llama.cpp": "n_threads", "Ollama": "num_thread"},
         example=4,
     )
@@ -63,14 +63,14 @@ class Hardware(Section):
         declare(
             "auto",
             effect=Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
-            target="engine.kernels",
+            target="engine.hardware.kernels",
         )
     )
     """Kernels of the engine: auto is triton on a GPU, the fastest compiled kernels on a CPU, otherwise torch."""
     batch_invariant: bool = declare(False, effect=Effect("engine", outputs="rounding", caches=("prefix",), graphs=True))
     """Make the results of a request independent of concurrent requests; slower on a GPU, free on a CPU."""
     matmul_precision: Literal["highest", "high", "medium", "bfloat16"] = declare(
-        "highest", effect=NUMBERS, target="engine.matmul_precision"
+        "highest", effect=NUMBERS, target="engine.hardware.matmul_precision"
     )
     """Precision of float32 products: highest is exact; with torch, high is TF32 and medium is bfloat16, if supported;
     bfloat16 needs compiled kernels for AMX or AVX-512 BF16."""

@@ -75,12 +75,12 @@ class Journal(Section):
 class SelfTest(Section):
     prompts: Annotated[int, Field(ge=0, le=16)] = declare(4, effect=Effect("engine", memory=True), example=8)
     """Number of golden prompts that `slipway lock` records and the self-test computes; 0 disables the self-test."""
-    at_start: bool = declare(True, effect=ENGINE, target="engine.self_test.at_start")
+    at_start: bool = declare(True, effect=ENGINE, target="engine.lifecycle.self_test.at_start")
     """Compute them before an engine serves; the appliance exits if they differ from the lock."""
-    every: Seconds = declare(300.0, effect=ENGINE, target="engine.self_test.every_s", examples=("1m", "0s"))
+    every: Seconds = declare(300.0, effect=ENGINE, target="engine.lifecycle.self_test.every", examples=("1m", "0s"))
     """Interval at which an idle engine computes one of them; the engine is replaced if it differs. 0s disables it."""
     budget: Annotated[Seconds, Field(gt=0)] = declare(
-        10.0, effect=ENGINE, target="engine.self_test.budget_s", example="30s"
+        10.0, effect=ENGINE, target="engine.lifecycle.self_test.budget", example="30s"
     )
     """Time limit at a start; the remaining ones are computed when idle."""
     tolerance: Annotated[float, Field(ge=0, le=1)] | Auto = declare("auto", effect=ENGINE, example=0.05)

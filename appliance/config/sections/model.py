@@ -10,13 +10,17 @@ from appliance.config.sections.values import Auto, Count, SecretName, Section, i
 
 
 class Pooling(Section):
-    pool: Literal["auto", "cls", "last", "mean", "max"] = declare("auto", effect=TASK, target="engine.task.pool")
+    pool: Literal["auto", "cls", "last", "mean", "max"] = declare("auto", effect=TASK, target="engine.model.task.pool")
     """Vector of a text: first token, last token, mean or maximum; auto: as the checkpoint declares, otherwise mean for
     encoders and last for decoders."""
     normalize: bool | Auto = declare("auto", effect=TASK)
     """Scale vectors to unit length; auto: as the checkpoint declares, otherwise true."""
     dimensions: tuple[Count, ...] = declare(
-        (), effect=Effect("service", outputs="yes"), target="engine.task.dimensions", example=[256, 512], strict=False
+        (),
+        effect=Effect("service", outputs="yes"),
+        target="engine.model.task.dimensions",
+        example=[256, 512],
+        strict=False,
     )
     """Vector lengths that a request may select (Matryoshka); default: the lengths that the checkpoint declares."""
     max_input: Count | None = declare(None, effect=Effect("service", outputs="yes"), example=32768)
@@ -24,7 +28,7 @@ class Pooling(Section):
     score_tokens: tuple[str, ...] = declare(
         ("yes", "no"),
         effect=TASK,
-        target="engine.task.score_tokens",
+        target="engine.model.task.score_tokens",
         example=["yes", "no"],
         strict=False,
         min_length=2,
@@ -60,7 +64,7 @@ class Model(Section):
     max_context: Annotated[int, Field(ge=2)] | Auto = declare(
         "auto",
         effect=Effect("service", outputs="yes", graphs=True, memory=True),
-        target=("engine.max_context", "gateway.max_context"),
+        target=("engine.model.max_context", "gateway.max_context"),
         aliases={
             "vLLM": "max_model_len",
             "SGLang": ("context_length", "context_len"),
@@ -110,12 +114,12 @@ class Model(Section):
     task: Literal["auto", "generate", "embed", "classify", "score"] = declare("auto", effect=TASK)
     """Task of the model; auto: the task of its architecture. A decoder can also embed, or score as a reranker that
     answers yes or no."""
-    text_only: bool = declare(False, effect=TASK, target="engine.task.text_only")
+    text_only: bool = declare(False, effect=TASK, target="engine.model.task.text_only")
     """Serve only the text decoder of a multimodal model; requests may then contain text only."""
     pooling: Pooling = Pooling()
     """Pooling of vectors and scores, to override the checkpoint."""
     # built-in architectures never run remote code
-    trust_remote_code: bool = declare(False, effect=ENGINE, target="engine.trust_remote_code")
+    trust_remote_code: bool = declare(False, effect=ENGINE, target="engine.model.trust_remote_code")
     """Permit a checkpoint folder to define its architecture in slipway_model.py; its code is then executed."""
     # selects the reference outputs of the lock file
     lock: Literal["auto", "require", "warn", "off"] = declare("auto", effect=ENGINE)
@@ -144,7 +148,7 @@ class Quantization(Section):
     kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = declare(
         "auto",
         effect=NUMBERS,
-        target="engine.kv_dtype",
+        target="engine.quantization.kv_cache",
         aliases={"vLLM": "kv_cache_dtype", "llama.cpp": ("cache_type_k", "cache_type_v")},
     )
     """Number format of the KV cache. auto: on a GPU the activations' type; on a CPU the checkpoint's, and float16 for

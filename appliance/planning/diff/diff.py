@@ -71,7 +71,9 @@ def _changes(before: ConfigSnapshot, after: ConfigSnapshot) -> Iterable[Change]:
 
 def _steady(before: ConfigSnapshot, after: ConfigSnapshot) -> bool:
     """Return whether both sides compute results that depend neither on batching nor on the number of threads."""
-    return all(snapshot.plan is not None and snapshot.plan.engines[0].invariant for snapshot in (before, after))
+    return all(
+        snapshot.plan is not None and snapshot.plan.engines[0].hardware.batch_invariant for snapshot in (before, after)
+    )
 
 
 def _caches(before: ConfigSnapshot, after: ConfigSnapshot, acting: Iterable[str], engines: bool) -> Iterable[str]:
@@ -94,12 +96,12 @@ def _caches(before: ConfigSnapshot, after: ConfigSnapshot, acting: Iterable[str]
 def _rounds(snapshot: ConfigSnapshot) -> bool:
     """Return whether quantized weights are cached; without a plan, whether the manifest enables that."""
     if snapshot.plan is not None:
-        return snapshot.plan.engines[0].weight_cache is not None
+        return snapshot.plan.engines[0].quantization.folder is not None
     quantization = snapshot.settings.manifest.quantization
     return (quantization.weights in ON_CPU or quantization.head in ON_CPU) and quantization.keep
 
 
 def _on_gpu(snapshot: ConfigSnapshot) -> bool:
     if snapshot.plan is not None:
-        return snapshot.plan.engines[0].device == "cuda"
+        return snapshot.plan.engines[0].hardware.device == "cuda"
     return snapshot.settings.manifest.hardware.device != "cpu"

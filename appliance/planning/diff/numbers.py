@@ -34,17 +34,19 @@ def numbers(before: Plan, after: Plan) -> Iterator[Number]:
     yield Number("KV cache", old.cache, new.cache, "bytes")
     yield Number("together", old.total, new.total, "bytes")
     yield Number("host, without the engines", old.host.total, new.host.total, "bytes", part=True)
-    processes = [len(plan.engines) * plan.engines[0].tensor for plan in (before, after)]
+    processes = [len(plan.engines) * plan.engines[0].parallelism.tensor for plan in (before, after)]
     if max(processes) > 1:
         yield Number("of all processes", old.total * processes[0], new.total * processes[1], "bytes")
     yield Number("KV blocks", old.blocks, new.blocks, "count")
     yield Number("cached tokens", _tokens(before), _tokens(after), "count")
     yield Number("one full context", _request(before), _request(after), "bytes")
-    yield Number("context", before.engines[0].max_context, after.engines[0].max_context, "count")
+    yield Number("context", before.engines[0].model.max_context, after.engines[0].model.max_context, "count")
     yield Number("full contexts at the same time", old.whole_contexts, new.whole_contexts, "count")
     yield Number("engines", len(before.engines), len(after.engines), "count")
-    if max(plan.engines[0].tensor for plan in (before, after)) > 1:
-        yield Number("ranks per engine", before.engines[0].tensor, after.engines[0].tensor, "count")
+    if max(plan.engines[0].parallelism.tensor for plan in (before, after)) > 1:
+        yield Number(
+            "ranks per engine", before.engines[0].parallelism.tensor, after.engines[0].parallelism.tensor, "count"
+        )
     yield from _ceilings(before, after)
 
 
@@ -66,4 +68,4 @@ def _ceilings(before: Plan, after: Plan) -> Iterator[Number]:
 
 
 def _tokens(plan: Plan) -> int:
-    return (plan.memory.blocks - 1) * plan.engines[0].block_tokens
+    return (plan.memory.blocks - 1) * plan.engines[0].cache.block_tokens

@@ -66,7 +66,7 @@ def test_a_folder_of_s3_is_planned_from_headers_and_fetched(
 ) -> None:
     asked = given(tmp_path, "{s3: {uri: 's3://models/team/demo/'}}")
     plan = validate(asked, MACHINE)
-    folder = Path(plan.engines[0].model)
+    folder = Path(plan.engines[0].model.path)
     assert plan.job is not None and plan.gateway.names == ("demo",) and (folder / "tokenizer.json").exists()
     assert not (folder / "model.safetensors").exists()
     assert folder.is_relative_to(tmp_path / ".cache/slipway/models/s3/models")
@@ -74,7 +74,7 @@ def test_a_folder_of_s3_is_planned_from_headers_and_fetched(
     assert (folder / "model.safetensors").read_bytes() == checkpoint_files["model.safetensors"]
     assert validate(asked, MACHINE).job is None
     s3.put_object(Bucket="models", Key="team/demo/generation_config.json", Body=b"{ }")
-    assert validate(asked, MACHINE).engines[0].model != str(folder), "another content is another folder"
+    assert validate(asked, MACHINE).engines[0].model.path != str(folder), "another content is another folder"
 
 
 def test_replaced_object_is_never_mixed_with_the_old_one(
@@ -140,7 +140,7 @@ def test_a_folder_of_gs_is_planned_from_headers_and_fetched(
     environ = {"STORAGE_EMULATOR_HOST": gs.url, "AIP_STORAGE_URI": "gs://models/team/demo"}
     asked = given(tmp_path, source, **environ)
     plan = validate(asked, MACHINE)
-    folder = Path(plan.engines[0].model)
+    folder = Path(plan.engines[0].model.path)
     assert plan.job is not None and plan.gateway.names == ("demo",)
     assert folder.is_relative_to(tmp_path / ".cache/slipway/models/gs/models")
     assert download_missing(asked) == folder
@@ -195,7 +195,7 @@ def test_checkpoint_mounted_by_sagemaker_is_used(
     for name, data in checkpoint_files.items():
         (folder / name).write_bytes(data)
     plan = validate(given(tmp_path, "{sagemaker: {}}", HF_MODEL_ID="org/other"), MACHINE)
-    assert plan.engines[0].model == str(folder) and plan.job is None
+    assert plan.engines[0].model.path == str(folder) and plan.job is None
     row = next(one for one in plan.effective if one.key == "model.source.sagemaker")
     assert row.resolved == str(folder) and row.origin.endswith("m.yaml:3:23") and str(sagemaker) in row.reason
     assert resolved_values(plan.effective)["model.source.path"] == str(folder), (
@@ -236,7 +236,7 @@ def test_vertex_requires_its_variable_and_accepts_a_folder(tmp_path: Path, check
     for name, data in checkpoint_files.items():
         (tmp_path / name).write_bytes(data)
     plan = validate(given(tmp_path, "{vertex: {}}", AIP_STORAGE_URI=str(tmp_path)), MACHINE)
-    assert plan.engines[0].model == str(tmp_path)
+    assert plan.engines[0].model.path == str(tmp_path)
 
 
 def test_credentials_without_effect_are_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_plan_needs_only_the_headers_of_the_weights(
     assert plan.memory == validate(Given(local), MACHINE).memory
     assert hub.sent[WEIGHTS] <= 65536 < len(checkpoint_files["model.safetensors"])
     snapshot = tmp_path / "hf/hub/models--org--demo/snapshots" / COMMIT
-    assert plan.engines[0].model == plan.gateway.model == str(snapshot)
+    assert plan.engines[0].model.path == plan.gateway.model == str(snapshot)
     assert (snapshot / "tokenizer.json").read_bytes() == checkpoint_files["tokenizer.json"]
     assert not (snapshot / "model.safetensors").exists() and plan.job is not None
     assert value(plan, "model.source.huggingface.revision") == (COMMIT, "the commit of main")
@@ -243,7 +243,7 @@ declare = ALL[{known!r}]
     assert "its code is not run unless model.trust_remote_code is true" in str(found)
     assert "huggingface org/demo@0123456789ab/config.json" in str(found)
     plan = validate(given(hub, tmp_path, "model.trust_remote_code=true"), MACHINE)
-    assert trace.exists() and plan.architecture == "OwnForCausalLM" and plan.engines[0].trust_remote_code
+    assert trace.exists() and plan.architecture == "OwnForCausalLM" and plan.engines[0].model.trust_remote_code
 
 
 def test_damaged_header_is_reported_with_its_file(hub: Files, tmp_path: Path) -> None:

@@ -300,6 +300,14 @@ def test_targets_of_the_real_manifest_exist_and_get_one_key_each() -> None:
             _check_field(target)
 
 
+def test_fields_of_the_real_engine_have_the_path_of_their_key() -> None:
+    for key, one in keys.metadata().items():
+        for target in one.targets:
+            root, _, field = target.partition(".")
+            if root == "engine" and not field.startswith("model.task."):
+                assert field == key.removeprefix("engine."), key
+
+
 def test_every_real_live_key_names_a_field_of_the_gateway() -> None:
     assert [name for name, found in live_keys.live_fields().items() if not found] == []
 

@@ -24,11 +24,13 @@ from appliance.planning.plan import plan
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
 from engine.api.messages import Pooling
+from engine.arguments import engine_config
 from engine.llm import LLM, Params
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import best, usable
 from kernels.jit import installed, interpreted
 from tests.engine import sourced as sourced_models
+from tests.engine.configs import arguments_of, with_arguments
 from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import KINDS
 from tests.engine.quantized_writers import write as write_quantized
@@ -174,33 +176,33 @@ def mixed_expert_formats(folder: Path) -> Saved:
 def gptq(folder: Path) -> Saved:
     folder.mkdir()
     made = write_quantized(folder, KINDS["gptq-32-zeros"])
-    return Saved(made.path, model=made.model, exact=False)
+    return Saved(made.path, model=made.model.path, exact=False)
 
 
 def wide_groups(folder: Path) -> Saved:
     """256 inputs of the MLP's down projection are two groups, but the heads' 128 are one."""
     folder.mkdir()
     made = write_quantized(folder, KINDS["gptq-128"])
-    return Saved(made.path, model=made.model, exact=False)
+    return Saved(made.path, model=made.model.path, exact=False)
 
 
 def fp8(folder: Path) -> Saved:
     folder.mkdir()
     made = write_quantized(folder, FP8_KINDS["autofp8-dynamic"])
-    return Saved(made.path, model=made.model, exact=False)
+    return Saved(made.path, model=made.model.path, exact=False)
 
 
 def wide_blocks(folder: Path) -> Saved:
     """256 inputs of the output projection, and 512 of the down projection, are complete blocks for two ranks."""
     folder.mkdir()
     made = write_quantized(folder, FP8_KINDS["blocks"], hidden_size=256, intermediate_size=512)
-    return Saved(made.path, model=made.model, exact=False)
+    return Saved(made.path, model=made.model.path, exact=False)
 
 
 def narrow_blocks(folder: Path) -> Saved:
     folder.mkdir()
     made = write_quantized(folder, FP8_KINDS["blocks"])
-    return Saved(made.path, model=made.model, exact=False)
+    return Saved(made.path, model=made.model.path, exact=False)
 
 
 def encoder_decoder(folder: Path) -> Saved:
@@ -332,8 +334,8 @@ def planned(cell: Cell, own: Saved, host: Machine, folder: Path) -> EngineConfig
 
 
 def generate(config: EngineConfig) -> list[list[int]]:
-    fields = {name: getattr(config, name) for name in EngineConfig.__struct_fields__ if name != "model"}
-    with LLM(config.model, **fields) as llm:
+    fields = arguments_of(config)
+    with LLM(config.model.path, **fields) as llm:
         found = llm.generate(PROMPTS, Params(temperature=0.0, max_tokens=TOKENS, ignore_eos=True))
     assert [one.error for one in found] == [None] * len(PROMPTS)
     assert all(token < llm.vocab for one in found for token in one.ids)
@@ -344,7 +346,7 @@ def forced(cell: Cell, own: Saved, *, device: str) -> EngineConfig:
     """The cell's engine without a plan that would refuse it."""
     requested = values(cell, own)
     dtype = requested.get("dtype", "bfloat16" if requested["kernels"] == "triton" else "float32")
-    return EngineConfig(
+    return engine_config(
         model=str(own.path),
         device=device,  # type: ignore[arg-type]
         kernels=requested["kernels"],
@@ -364,8 +366,12 @@ def forced(cell: Cell, own: Saved, *, device: str) -> EngineConfig:
 
 def is_exact(config: EngineConfig, own: Saved) -> bool:
     """Return True if the engine and transformers differ only in the order of float32 sums."""
-    held = not own.exact and config.kernels != "torch"
-    return (config.dtype, config.kv_dtype, config.weights) == ("float32", "float32", "stored") and not held
+    held = not own.exact and config.hardware.kernels != "torch"
+    return (config.model.dtype, config.quantization.kv_cache, config.quantization.weights) == (
+        "float32",
+        "float32",
+        "stored",
+    ) and not held
 
 
 def here() -> Machine:
@@ -373,8 +379,8 @@ def here() -> Machine:
 
 
 def check_pools(config: EngineConfig, own: Saved) -> None:
-    fields = {name: getattr(config, name) for name in EngineConfig.__struct_fields__ if name != "model"}
-    with LLM(config.model, **fields) as llm:
+    fields = arguments_of(config)
+    with LLM(config.model.path, **fields) as llm:
         found = llm.pool(PROMPTS, Pooling("embed"))
     assert own.vector is not None
     for ids, vector in zip(PROMPTS, found, strict=True):
@@ -445,7 +451,7 @@ def test_a_cell_of_a_gpu_is_planned_or_refused(cell: Cell, saved: Callable[[Cell
     host = machine(cell.row.capability or cell.column.capability or (9, 0))
     if not cell.broken:
         made = planned(cell, saved(cell), host, tmp_path)
-        assert (made.device, made.kernels) == ("cuda", cell.situation.written["kernels"])
+        assert (made.hardware.device, made.hardware.kernels) == ("cuda", cell.situation.written["kernels"])
         return
     with pytest.raises(Refused):
         planned(cell, saved(cell), host, tmp_path)
@@ -489,10 +495,13 @@ def test_a_legal_cell_of_triton_generates_in_the_interpreter(
     own = saved(cell)
     made = planned(cell, own, machine(cell.row.capability or (9, 0)), tmp_path)
     fields = {"device": "cpu", "kv_measured": False, "graph_sizes": (), "graph_bytes": 0, "threads": 1}
-    own_pages = made.kv_dtype if made.kv_dtype == "fp8" or "dtype" in cell.situation.written else "float32"
-    dtype = made.dtype if "dtype" in cell.situation.written else "float32"
-    found = {name: getattr(made, name) for name in EngineConfig.__struct_fields__}
-    check_generates(EngineConfig(**(found | fields | {"dtype": dtype, "kv_dtype": own_pages})), own)
+    own_pages = (
+        made.quantization.kv_cache
+        if made.quantization.kv_cache == "fp8" or "dtype" in cell.situation.written
+        else "float32"
+    )
+    dtype = made.model.dtype if "dtype" in cell.situation.written else "float32"
+    check_generates(with_arguments(made, **fields, dtype=dtype, kv_dtype=own_pages), own)
 
 
 @pytest.mark.skipif(not (installed() and interpreted()), reason="Triton compiles here")

@@ -290,7 +290,7 @@ def test_fewer_requests_run_where_their_logits_would_fill_the_memory(tmp_path: P
         value == 128 and why == "logits of 256 would take 439.5 MiB, and 435.2 MiB are an eighth of the usable memory"
     )
     requested = tell(tmp_path, "engine: {scheduling: {max_running: 256}}\n", small, facts).plan
-    assert requested is not None and requested.engines[0].max_running == 256
+    assert requested is not None and requested.engines[0].scheduling.max_running == 256
 
 
 def test_a_model_that_nothing_can_mend_is_refused_at_its_path(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_gpu_is_looked_for_before_a_refusal_that_it_might_change(
     monkeypatch.setattr("appliance.planning.validate.read_machine", read)
     head = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests' / 'demo'}}}}}\nhardware: {{device: cpu}}\n"  # noqa: E501
     (tmp_path / "m.yaml").write_text(head)
-    assert validate(Given(tmp_path / "m.yaml")).engines[0].device == "cpu" and looked == [False]
+    assert validate(Given(tmp_path / "m.yaml")).engines[0].hardware.device == "cpu" and looked == [False]
     (tmp_path / "m.yaml").write_text(head + "quantization: {kv_cache: fp8}\n")
     with pytest.raises(
         Refused, match=r"fp8 cannot be combined with hardware.device: cpu .*or hardware.device: auto or cuda"
@@ -329,7 +329,9 @@ def test_scales_of_fp8_pages_that_cannot_be_read_are_refused_before_the_start(tm
     shutil.copytree(ROOT / "manifests" / "demo", demo)
     (demo / "kv_cache_scales.json").write_text('{"kv_cache": {"scaling_factor": {"0": {"0": 1.0}}}}')
     (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {demo}}}}}\n")
-    assert validate(Given(tmp_path / "m.yaml"), GPU).engines[0].kv_dtype == "bfloat16"  # which reads no scales
+    assert (
+        validate(Given(tmp_path / "m.yaml"), GPU).engines[0].quantization.kv_cache == "bfloat16"
+    )  # which reads no scales
     fp8 = Option("--set", "quantization.kv_cache", "fp8")
     with pytest.raises(Refused, match="quantization.kv_cache: .*kv_cache_scales.json: has scales for layers") as caught:
         validate(Given(tmp_path / "m.yaml", (fp8,)), GPU)
@@ -428,7 +430,7 @@ def test_whole_numbers_that_ranks_would_cut_within_a_group_are_restored_for_torc
         "into so many ranks: within a group that shares a scale, or in act order"
     )
     found = tell(tmp_path, "parallelism:\n  tensor: 2\n", facts=own).plan
-    assert found is not None and found.engines[0].kernels == "torch"
+    assert found is not None and found.engines[0].hardware.kernels == "torch"
     assert next(one.reason for one in found.effective if one.key == "hardware.kernels") == why
     error = tell(tmp_path, "parallelism:\n  tensor: 2\nhardware:\n  kernels: avx512\n", facts=own).error
     assert error is not None and str(error).replace(f"{tmp_path}/", "") == (

@@ -99,7 +99,7 @@ def test_values_that_describe_an_encoder_decoder_are_allowed(tmp_path: Path, che
         key: so for one in UNUSED_KEYS if one.models == ENCODER_DECODER for key, so in one.keys.items() if so is not ANY
     }
     made = planned(tmp_path, checkpoint("bart"), *(f"{key}={str(so).lower()}" for key, so in said.items()))
-    assert len(said) == 4 and not made.engines[0].prefix_cache
+    assert len(said) == 4 and not made.engines[0].cache.prefix
 
 
 def test_keys_are_accepted_for_models_that_use_them(tmp_path: Path, checkpoint: Callable) -> None:

@@ -153,7 +153,7 @@ def test_the_ceiling_of_decoding_is_bytes_over_bandwidth(tmp_path: Path) -> None
 def test_slowest_step_is_the_last_chunk_of_a_full_context(tmp_path: Path) -> None:
     """The restart monitor waits for it. Worked out by hand: each token reads the keys of the whole context."""
     found = large("h200x1", tmp_path)
-    context, tokens = found.engines[0].max_context, found.engines[0].max_step_tokens
+    context, tokens = found.engines[0].model.max_context, found.engines[0].scheduling.max_step_tokens
     attention = 1024 * (16 + 8 + 8) * 128 + 16 * 128 * 1024
     multiplied = 2 * (28 * (attention + 3 * 1024 * 3072) + 151936 * 1024) + 28 * 4 * context * 16 * 128
     assert found.estimate.slowest_step_s == pytest.approx(tokens * multiplied / 989e12)

@@ -60,7 +60,7 @@ def write(manifest: Path, lock: Lock) -> None:
 def engine(manifest: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     capsys.readouterr()
     assert main(["plan", str(manifest), "--json", *arguments]) == 0
-    return json.loads(capsys.readouterr().out)["engines"][0]["self_test"]
+    return json.loads(capsys.readouterr().out)["engines"][0]["lifecycle"]["self_test"]
 
 
 def line(manifest: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -101,11 +101,11 @@ def test_no_outputs_are_recorded_without_prompts(manifest: Path, capsys: pytest.
 def test_an_engine_receives_the_contents_of_its_lock(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = engine(manifest, capsys)
     assert msgspec.convert(told["locked"], Recorded) == MADE
-    assert (told["prompts"], told["at_start"], told["every_s"], told["budget_s"]) == (4, True, 300.0, 10.0)
+    assert (told["prompts"], told["at_start"], told["every"], told["budget"]) == (4, True, 300.0, 10.0)
     assert (told["tolerance"], told["refuses"], told["release"]) == (None, True, __version__)
     sets = ("prompts=2", "at_start=false", "every=1m", "budget=3s", "tolerance=0.5")
     told = engine(manifest, capsys, *(f"--set=lifecycle.self_test.{one}" for one in sets))
-    assert [told[name] for name in ("prompts", "at_start", "every_s", "budget_s", "tolerance")] == [
+    assert [told[name] for name in ("prompts", "at_start", "every", "budget", "tolerance")] == [
         2,
         False,
         60,

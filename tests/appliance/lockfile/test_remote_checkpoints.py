@@ -56,7 +56,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def launch(plan: Any, given: Any) -> int:
-        found.append("a download" if plan.job is not None else plan.engines[0].model)
+        found.append("a download" if plan.job is not None else plan.engines[0].model.path)
         return 0
 
     monkeypatch.setattr("appliance.supervisor.launch.serve", launch)

@@ -42,7 +42,7 @@ SHARE = "hardware.memory_share=1"
 def test_the_context_is_the_longest_with_which_the_wanted_requests_fit(tmp_path: Path, requests: int) -> None:
     machine = free(roomy(tmp_path, 130, SHARE))
     found = planned(tmp_path, SHARE, f"hardware.capacity.requests={requests}", machine=machine)
-    context, memory = found.engines[0].max_context, found.memory
+    context, memory = found.engines[0].model.max_context, found.memory
 
     def fits(tokens: int) -> bool:
         shorter = (CONTEXT - tokens) * 256 * 4 + 256 * 4 * (63 - (tokens + 16) // 16)  # of the request table
@@ -59,7 +59,7 @@ def test_with_a_length_of_its_own_the_context_stays_long(tmp_path: Path) -> None
     machine = free(roomy(tmp_path, 130, SHARE))
     sets = (SHARE, "hardware.capacity={requests: 8, tokens: 256}")
     found = planned(tmp_path, *sets, machine=machine)
-    assert found.engines[0].max_context == CONTEXT and found.memory.blocks >= 8 * 16 + 1
+    assert found.engines[0].model.max_context == CONTEXT and found.memory.blocks >= 8 * 16 + 1
     fits = {one.tokens: one.requests for one in found.memory.concurrency}
     assert fits[CONTEXT] == (found.memory.blocks - 1) // 63
 
@@ -81,7 +81,7 @@ def test_capacity_that_does_not_fit_is_refused_with_the_nearest_values(tmp_path:
 def test_kv_cache_memory_has_precedence(tmp_path: Path) -> None:
     given = f"hardware.kv_cache_memory={33 * BLOCK}"
     found = planned(tmp_path, given, "hardware.capacity.requests=4")
-    assert (found.engines[0].max_context, found.memory.blocks, found.memory.whole_contexts) == (128, 33, 4)
+    assert (found.engines[0].model.max_context, found.memory.blocks, found.memory.whole_contexts) == (128, 33, 4)
     error = refused(tmp_path, given, "hardware.capacity={requests: 4, tokens: 129}")
     assert "it holds 4 of 128 tokens or 3 of 129" in str(error) and "or raise hardware.kv_cache_memory" in str(error)
 

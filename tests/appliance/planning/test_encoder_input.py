@@ -21,6 +21,7 @@ from engine.worker.build import build_worker
 from engine.worker.ranks import Ranks
 from tests.appliance.planning.test_reality import HOST, built
 from tests.appliance.planning.test_why import accounts, computed
+from tests.engine.configs import with_arguments
 from tests.engine.sourced import KINDS, Sourced, save
 
 SMALL = ("engine.scheduling={max_running: 5, max_step_tokens: 70}", "hardware.threads=1")
@@ -63,7 +64,7 @@ def test_every_kind_of_engine_uses_the_planned_memory(
 ) -> None:
     plan = planned(tmp_path, made(kind), *SMALL, *sets)
     held, mapped = built(plan.engines[0])
-    assert plan.engines[0].planned == (held,)
+    assert plan.engines[0].memory.ranks == (held,)
     assert plan.memory.mapped == mapped
     assert sum(held[part] for part in PARTS if part in held) == plan.memory.weights
     assert held["kv"] <= plan.memory.cache < held["kv"] + plan.memory.block_bytes
@@ -72,21 +73,21 @@ def test_every_kind_of_engine_uses_the_planned_memory(
 @pytest.mark.parametrize("kind", ["bart", "m2m100"])
 def test_each_of_two_ranks_uses_its_planned_memory(tmp_path: Path, made: Callable, kind: str) -> None:
     config = planned(tmp_path, made(kind), *SMALL, "parallelism.tensor=2").engines[0]
-    config = msgspec.structs.replace(config, cpus=(), process_cpus=(), rank_cpus=())
+    config = with_arguments(config, cpus=(), process_cpus=(), rank_cpus=())
     worker = build_worker(config, lambda phase, fraction: None, ranks=Ranks(config))
     worker.close()
-    assert tuple(one.held for one in worker.memory) == config.planned and len(config.planned) == 2
+    assert tuple(one.held for one in worker.memory) == config.memory.ranks and len(config.memory.ranks) == 2
 
 
 def test_a_step_covers_the_longest_encoder_input_and_running_requests(tmp_path: Path, made: Callable) -> None:
-    assert planned(tmp_path, made("bart")).engines[0].max_step_tokens == 512
+    assert planned(tmp_path, made("bart")).engines[0].scheduling.max_step_tokens == 512
     plan = planned(tmp_path, made("long"))
-    assert (plan.engines[0].max_step_tokens, plan.engines[0].max_running) == (1024 + 256, 256)
+    assert (plan.engines[0].scheduling.max_step_tokens, plan.engines[0].scheduling.max_running) == (1024 + 256, 256)
     assert "the longest encoder input" in resolved(plan)["engine.scheduling.max_step_tokens"][1]
     fewer = planned(tmp_path, made("long"), "engine.scheduling.max_running=3", "model.max_context=700")
-    assert (fewer.engines[0].max_step_tokens, fewer.engines[0].max_context) == (703, 700)
+    assert (fewer.engines[0].scheduling.max_step_tokens, fewer.engines[0].model.max_context) == (703, 700)
     short = planned(tmp_path, made("long"), "engine.scheduling.max_running=3", "model.max_context=300")
-    assert short.engines[0].max_step_tokens == 512
+    assert short.engines[0].scheduling.max_step_tokens == 512
 
 
 def test_a_step_smaller_than_the_longest_encoder_input_is_an_error(tmp_path: Path, made: Callable) -> None:
@@ -140,7 +141,7 @@ def test_torch_is_used_on_a_cpu_with_a_reason(tmp_path: Path, made: Callable) ->
     for host in (HOST, Machine(2, "affinity", 8 * 2**30, "MemAvailable", no_gpu="no driver", kernels=("avx2",))):
         plan = planned(tmp_path, made("bart"), host=host)
         value, reason = resolved(plan)["hardware.kernels"]
-        assert value == plan.engines[0].kernels == "torch"
+        assert value == plan.engines[0].hardware.kernels == "torch"
         assert "encoder-decoder" in reason and "install" not in reason
 
 
@@ -170,9 +171,9 @@ def test_keys_that_exclude_an_encoder_are_errors(tmp_path: Path, made: Callable,
 
 def test_the_prefix_cache_is_off_with_a_reason(tmp_path: Path, made: Callable) -> None:
     plan = planned(tmp_path, made("bart"))
-    assert plan.engines[0].prefix_cache is False
+    assert plan.engines[0].cache.prefix is False
     assert resolved(plan)["engine.cache.prefix"] == (False, "cross-attention states depend on the whole encoder input")
-    assert planned(tmp_path, made("bart"), "engine.cache.prefix=false").engines[0].prefix_cache is False
+    assert planned(tmp_path, made("bart"), "engine.cache.prefix=false").engines[0].cache.prefix is False
 
 
 def test_files_of_sentence_transformers_have_to_be_overruled(tmp_path: Path) -> None:
@@ -189,8 +190,12 @@ def test_files_of_sentence_transformers_have_to_be_overruled(tmp_path: Path) -> 
 def test_on_a_gpu_triton_computes_or_torch(tmp_path: Path, made: Callable) -> None:
     host = hardware("h200x1")
     engine = planned(tmp_path, made("long"), host=host).engines[0]
-    assert (engine.device, engine.kernels, engine.max_step_tokens) == ("cuda", "triton", 8192)
-    assert planned(tmp_path, made("bart"), "hardware.kernels=torch", host=host).engines[0].kernels == "torch"
+    assert (engine.hardware.device, engine.hardware.kernels, engine.scheduling.max_step_tokens) == (
+        "cuda",
+        "triton",
+        8192,
+    )
+    assert planned(tmp_path, made("bart"), "hardware.kernels=torch", host=host).engines[0].hardware.kernels == "torch"
 
 
 def test_a_decode_step_reads_nothing_that_only_sources_are_multiplied_by(tmp_path: Path, made: Callable) -> None:
@@ -252,7 +257,7 @@ def test_weights_in_halves_are_served_in_float32(tmp_path: Path) -> None:
     one.model.to(torch.bfloat16).save_pretrained(one.path)
     plan = planned(tmp_path, one, *SMALL)
     held, _ = built(plan.engines[0])
-    assert plan.engines[0].dtype == "float32" and plan.engines[0].planned == (held,)
+    assert plan.engines[0].model.dtype == "float32" and plan.engines[0].memory.ranks == (held,)
 
 
 @pytest.mark.parametrize("kind", ["bart", "m2m100"])
@@ -261,7 +266,7 @@ def test_a_gpus_table_is_as_large_as_planned(tmp_path: Path, made: Callable, kin
     from kernels.fp8 import Fp8Products
 
     plan = planned(tmp_path, made(kind), SMALL[0], host=hardware("h200x1"))
-    engine = msgspec.structs.replace(plan.engines[0], load="random")
+    engine = with_arguments(plan.engines[0], load="random")
     rows = next(step for account in plan.memory.accounts for step in account.steps if step.name.startswith("rows of a"))
     parts, _ = parts_on(torch.device("meta"), engine, Fp8Products())
     assert parts.table_bytes == plan.memory.tables - rows.value

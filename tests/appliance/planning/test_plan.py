@@ -98,31 +98,44 @@ def reason(found: Plan, key: str) -> tuple[object, str]:
 
 def test_auto_on_a_cpu_is_float32_with_16_bit_pages_small_steps_and_all_cores(tmp_path: Path) -> None:
     engine = planned(tmp_path).engines[0]
-    assert (engine.device, engine.dtype, engine.kv_dtype) == ("cpu", "float32", "bfloat16")
-    assert (engine.max_step_tokens, engine.threads, engine.max_context) == (512, 6, CONTEXT)
+    assert (engine.hardware.device, engine.model.dtype, engine.quantization.kv_cache) == ("cpu", "float32", "bfloat16")
+    assert (engine.scheduling.max_step_tokens, engine.hardware.threads, engine.model.max_context) == (512, 6, CONTEXT)
 
 
 def test_auto_on_a_gpu_is_the_checkpoints_type_and_wide_steps(tmp_path: Path) -> None:
     engine = planned(tmp_path, machine=GPU_HOST).engines[0]
-    assert (engine.device, engine.dtype, engine.kv_dtype) == ("cuda", "bfloat16", "bfloat16")
-    assert engine.max_step_tokens == 8192
+    assert (engine.hardware.device, engine.model.dtype, engine.quantization.kv_cache) == (
+        "cuda",
+        "bfloat16",
+        "bfloat16",
+    )
+    assert engine.scheduling.max_step_tokens == 8192
 
 
 def test_explicit_values_are_not_changed(tmp_path: Path) -> None:
     sets = ("model.dtype=float16", "quantization.kv_cache=bfloat16", "hardware={device: cpu, threads: 3}")
     more = ("engine={scheduling: {max_step_tokens: 77, max_running: 5, policy: priority, overlap: false}}",)
-    engine = planned(tmp_path, *sets, *more, "engine.cache={block_tokens: 7, prefix: false}", machine=GPU_HOST).engines[
-        0
-    ]
-    assert (engine.dtype, engine.kv_dtype, engine.device, engine.threads) == ("float16", "bfloat16", "cpu", 3)
-    assert (engine.max_step_tokens, engine.max_running, engine.policy, engine.overlap) == (77, 5, "priority", False)
-    assert (engine.block_tokens, engine.prefix_cache) == (7, False)
+    found = planned(tmp_path, *sets, *more, "engine.cache={block_tokens: 7, prefix: false}", machine=GPU_HOST)
+    engine = found.engines[0]
+    assert (engine.model.dtype, engine.quantization.kv_cache, engine.hardware.device, engine.hardware.threads) == (
+        "float16",
+        "bfloat16",
+        "cpu",
+        3,
+    )
+    assert (
+        engine.scheduling.max_step_tokens,
+        engine.scheduling.max_running,
+        engine.scheduling.policy,
+        engine.scheduling.overlap,
+    ) == (77, 5, "priority", False)
+    assert (engine.cache.block_tokens, engine.cache.prefix) == (7, False)
 
 
 def test_memory_is_the_sum_of_its_parts_and_within_the_share(tmp_path: Path) -> None:
     found = planned(tmp_path)
     memory, engine = found.memory, found.engines[0]
-    assert (engine.weight_bytes, engine.workspace_bytes) == (memory.weights, memory.workspace)
+    assert (engine.memory.weights, engine.memory.workspace) == (memory.weights, memory.workspace)
     assert memory.weights == PARAMETERS * 4
     assert memory.block_bytes == BLOCK
     assert memory.workspace > PROCESS_BYTES["cpu"]
@@ -134,7 +147,7 @@ def test_auto_takes_no_more_cache_than_all_running_requests_can_use(tmp_path: Pa
     per_request = -(-CONTEXT // 16)
     assert found.memory.cache == (3 * per_request + 1) * BLOCK
     assert (found.memory.blocks, found.memory.whole_contexts) == (3 * per_request + 1, 3)
-    assert found.engines[0].kv_bytes == found.memory.cache
+    assert found.engines[0].memory.kv_cache == found.memory.cache
 
 
 def test_auto_takes_a_bounded_part_of_a_cpu_hosts_memory(tmp_path: Path) -> None:
@@ -148,7 +161,7 @@ def test_auto_context_shrinks_to_the_cache_with_a_reason(tmp_path: Path) -> None
     rest = planned(tmp_path, "model.max_context=64").memory
     needed = rest.weights + rest.workspace + 5 * BLOCK + BLOCK // 2  # the null block and four others
     found = planned(tmp_path, machine=free(needed + appliance_bytes(VOCAB)))
-    assert (found.engines[0].max_context, found.memory.blocks, found.memory.tokens) == (64, 5, 64)
+    assert (found.engines[0].model.max_context, found.memory.blocks, found.memory.tokens) == (64, 5, 64)
     assert "capacity of the cache" in reason(found, "model.max_context")[1]
 
 
@@ -160,9 +173,9 @@ def test_a_window_needs_blocks_for_its_reach_only(tmp_path: Path) -> None:
 
 def test_several_engines_share_cores_and_memory(tmp_path: Path) -> None:
     one, two = planned(tmp_path), planned(tmp_path, "parallelism.data=2")
-    assert len(two.engines) == 2 and two.engines[0].threads == 3
+    assert len(two.engines) == 2 and two.engines[0].hardware.threads == 3
     assert two.memory.budget == one.memory.budget // 2
-    assert planned(tmp_path, "parallelism.data=7").engines[0].threads == 1
+    assert planned(tmp_path, "parallelism.data=7").engines[0].hardware.threads == 1
 
 
 def test_several_engines_record_into_files_of_their_own(tmp_path: Path) -> None:
@@ -176,7 +189,7 @@ def test_a_context_beyond_the_models_is_refused_with_the_limit(tmp_path: Path) -
         "--set model.max_context: 1001: the checkpoint supports 1000 tokens; use at most 1000, or auto"
     )
     assert error.cause == exits.MANIFEST
-    assert planned(tmp_path, "model.max_context=1000").engines[0].max_context == 1000
+    assert planned(tmp_path, "model.max_context=1000").engines[0].model.max_context == 1000
 
 
 def test_a_missing_gpu_is_an_error_with_the_reason(tmp_path: Path) -> None:
@@ -304,19 +317,19 @@ COMPILED = replace(CPU, kernels=("avx512", "avx2", "base"))
 
 def test_auto_takes_the_fastest_kernels_that_the_cpu_runs(tmp_path: Path) -> None:
     found = planned(tmp_path, machine=COMPILED)
-    assert found.engines[0].kernels == "avx512"
+    assert found.engines[0].hardware.kernels == "avx512"
     assert reason(found, "hardware.kernels") == ("avx512", "the fastest compiled kernels for this CPU")
-    assert planned(tmp_path, "hardware.kernels=base", machine=COMPILED).engines[0].kernels == "base"
-    assert planned(tmp_path, "hardware.kernels=torch", machine=COMPILED).engines[0].kernels == "torch"
+    assert planned(tmp_path, "hardware.kernels=base", machine=COMPILED).engines[0].hardware.kernels == "base"
+    assert planned(tmp_path, "hardware.kernels=torch", machine=COMPILED).engines[0].hardware.kernels == "torch"
 
 
 def test_without_compiled_kernels_torch_serves_and_the_plan_says_what_that_costs(tmp_path: Path) -> None:
     found = planned(tmp_path)
-    assert found.engines[0].kernels == "torch"
+    assert found.engines[0].hardware.kernels == "torch"
     assert "no compiled kernels are installed; install with a C++ compiler" in reason(found, "hardware.kernels")[1]
     on_gpu = planned(tmp_path, machine=replace(GPU_HOST, kernels=("avx2",)))
-    assert on_gpu.engines[0].kernels == "torch"
-    assert planned(tmp_path, "model.dtype=bfloat16", machine=COMPILED).engines[0].kernels == "torch"
+    assert on_gpu.engines[0].hardware.kernels == "torch"
+    assert planned(tmp_path, "model.dtype=bfloat16", machine=COMPILED).engines[0].hardware.kernels == "torch"
 
 
 QKV = (2 * HEADS + 2 * KV_HEADS) * DIM  # outputs of an attention, and its result
@@ -327,20 +340,24 @@ OLD_GPU = replace(GPU_KERNELS, gpus=(replace(H100, name="NVIDIA A100", capabilit
 def test_a_gpu_computes_with_triton_and_captures_decode_steps(tmp_path: Path) -> None:
     found = planned(tmp_path, "engine.scheduling.max_running=6", machine=GPU_KERNELS)
     engine = found.engines[0]
-    assert (engine.kernels, engine.kv_dtype, engine.kv_measured) == ("triton", "bfloat16", True)
+    assert (engine.hardware.kernels, engine.quantization.kv_cache, engine.memory.kv_cache_measured) == (
+        "triton",
+        "bfloat16",
+        True,
+    )
     assert reason(found, "hardware.kernels") == ("triton", "the fused kernels for a GPU")
     # six rows of the widest layer, plus the residual stream and its norm; their logits and hidden states, and the
     # logits once more in the graph
-    assert engine.graph_sizes == (1, 2, 4, 6)
-    assert engine.graph_bytes == 6 * (2 * (2 * QKV + 4 * HIDDEN) + 2 * 4 * VOCAB + 2 * HIDDEN) + 4 * 8 * MIB
+    assert engine.hardware.graph_sizes == (1, 2, 4, 6)
+    assert engine.memory.graphs == 6 * (2 * (2 * QKV + 4 * HIDDEN) + 2 * 4 * VOCAB + 2 * HIDDEN) + 4 * 8 * MIB
     without = planned(tmp_path, "engine.scheduling.max_running=6", "hardware.graphs=false", machine=GPU_KERNELS)
-    assert without.engines[0].graph_sizes == () and without.engines[0].graph_bytes == 0
-    assert found.memory.workspace - without.memory.workspace == engine.graph_bytes
+    assert without.engines[0].hardware.graph_sizes == () and without.engines[0].memory.graphs == 0
+    assert found.memory.workspace - without.memory.workspace == engine.memory.graphs
 
 
 def test_without_triton_a_gpu_computes_with_torch_and_the_plan_says_so(tmp_path: Path) -> None:
     found = planned(tmp_path, machine=GPU_HOST)
-    assert found.engines[0].graph_sizes == () and not found.engines[0].invariant
+    assert found.engines[0].hardware.graph_sizes == () and not found.engines[0].hardware.batch_invariant
     assert "Triton is not installed" in reason(found, "hardware.kernels")[1]
 
 
@@ -348,7 +365,7 @@ def test_without_triton_a_gpu_computes_with_torch_and_the_plan_says_so(tmp_path:
 def test_heads_that_no_kernel_of_a_gpu_serves_are_torchs(tmp_path: Path, dim: int) -> None:
     facts = checkpoint(dim=dim)
     found = planned(tmp_path, machine=GPU_KERNELS, facts=facts)
-    assert found.engines[0].kernels == "torch"
+    assert found.engines[0].hardware.kernels == "torch"
     words = f"the model has the head size {dim}: Triton kernels support multiples of 8 up to 256"
     assert reason(found, "hardware.kernels") == ("torch", words)
     with pytest.raises(Refused, match=words):
@@ -375,8 +392,8 @@ def sparse() -> Checkpoint:
 
 def test_a_model_with_experts_has_fused_kernels_and_graphs_on_a_gpu_and_compiled_ones_on_a_cpu(tmp_path: Path) -> None:
     found = planned(tmp_path, "engine.scheduling.max_running=6", machine=GPU_KERNELS, facts=sparse())
-    assert (found.engines[0].kernels, found.engines[0].graph_sizes) == ("triton", (1, 2, 4, 6))
-    assert planned(tmp_path, machine=COMPILED, facts=sparse()).engines[0].kernels == "avx512"
+    assert (found.engines[0].hardware.kernels, found.engines[0].hardware.graph_sizes) == ("triton", (1, 2, 4, 6))
+    assert planned(tmp_path, machine=COMPILED, facts=sparse()).engines[0].hardware.kernels == "avx512"
 
 
 def test_experts_count_as_weights_and_routers_are_not_rounded(tmp_path: Path) -> None:
@@ -407,13 +424,13 @@ def test_a_row_for_each_expert_that_a_token_takes_counts_as_workspace(tmp_path: 
 def test_pages_of_8_bits_halve_the_blocks(tmp_path: Path) -> None:
     plain = planned(tmp_path, machine=GPU_KERNELS)
     small = planned(tmp_path, "quantization.kv_cache=fp8", machine=GPU_KERNELS)
-    assert small.engines[0].kv_dtype == "fp8" and 2 * small.memory.block_bytes == plain.memory.block_bytes
+    assert small.engines[0].quantization.kv_cache == "fp8" and 2 * small.memory.block_bytes == plain.memory.block_bytes
 
 
 def test_pages_of_whole_numbers_have_a_scale_for_each_key_and_value(tmp_path: Path) -> None:
     plain = planned(tmp_path, "quantization.kv_cache=float32", machine=COMPILED)
     small = planned(tmp_path, "quantization.kv_cache=int8", machine=COMPILED)
-    assert small.engines[0].kv_dtype == "int8"
+    assert small.engines[0].quantization.kv_cache == "int8"
     assert plain.memory.block_bytes == 2 * BLOCK
     assert small.memory.block_bytes == LAYERS * 2 * 16 * KV_HEADS * (DIM + 4)
 
@@ -428,10 +445,13 @@ def test_pages_on_a_cpu_have_the_checkpoints_16_bits(tmp_path: Path, machine: Ma
         stored,
         f"the checkpoint's type, half the bytes of float32, measured perplexity {cost}; a token takes {BLOCK // 16} B",
     )
-    assert (found.engines[0].kv_dtype, found.memory.block_bytes) == (stored, BLOCK)
+    assert (found.engines[0].quantization.kv_cache, found.memory.block_bytes) == (stored, BLOCK)
     for requested in ("float32", "bfloat16", "float16"):
         explicit = planned(tmp_path, f"quantization.kv_cache={requested}", machine=machine, facts=facts)
-        assert explicit.engines[0].kv_dtype == requested and reason(explicit, "quantization.kv_cache")[1] == ""
+        assert (
+            explicit.engines[0].quantization.kv_cache == requested
+            and reason(explicit, "quantization.kv_cache")[1] == ""
+        )
 
 
 def test_pages_on_a_cpu_are_float32_for_a_float32_checkpoint(tmp_path: Path) -> None:
@@ -453,19 +473,21 @@ def test_pages_of_a_quantized_gguf_file_are_float16_with_torch_kernels(tmp_path:
     value, why = reason(found, "quantization.kv_cache")
     assert value == "float16" and why.startswith("the type of the weights' scales, half the bytes of float32")
     plain = planned(tmp_path, facts=quantized("gguf", Permuted(heads=2)))
-    assert plain.engines[0].kv_dtype == "bfloat16"
+    assert plain.engines[0].quantization.kv_cache == "bfloat16"
 
 
 def test_pages_are_float16_with_quantized_weights(tmp_path: Path) -> None:
     found = planned(tmp_path, "quantization.weights=int8", machine=COMPILED)
-    assert found.engines[0].kv_dtype == "float16" and "int8" in reason(found, "quantization.kv_cache")[1]
+    assert found.engines[0].quantization.kv_cache == "float16" and "int8" in reason(found, "quantization.kv_cache")[1]
     requested = planned(tmp_path, "quantization.weights=int8", "quantization.kv_cache=float32", machine=COMPILED)
-    assert requested.engines[0].kv_dtype == "float32"
+    assert requested.engines[0].quantization.kv_cache == "float32"
 
 
 def test_a_pool_whose_size_is_given_is_not_measured(tmp_path: Path) -> None:
-    assert not planned(tmp_path, "hardware.kv_cache_memory=1GiB", machine=GPU_KERNELS).engines[0].kv_measured
-    assert not planned(tmp_path).engines[0].kv_measured
+    assert (
+        not planned(tmp_path, "hardware.kv_cache_memory=1GiB", machine=GPU_KERNELS).engines[0].memory.kv_cache_measured
+    )
+    assert not planned(tmp_path).engines[0].memory.kv_cache_measured
 
 
 @pytest.mark.parametrize(
@@ -478,25 +500,25 @@ def test_a_pool_whose_size_is_given_is_not_measured(tmp_path: Path) -> None:
     ],
 )
 def test_who_computes_alike_in_any_batch(tmp_path: Path, sets: list[str], machine: Machine, invariant: bool) -> None:
-    assert planned(tmp_path, *sets, machine=machine).engines[0].invariant is invariant
+    assert planned(tmp_path, *sets, machine=machine).engines[0].hardware.batch_invariant is invariant
 
 
 def test_a_gpu_without_bfloat16_computes_in_float16(tmp_path: Path) -> None:
     turing = replace(GPU_KERNELS, gpus=(replace(H100, name="Tesla T4", capability=(7, 5)),))
     found = planned(tmp_path, machine=turing)
-    assert found.engines[0].dtype == "float16" and "Tesla T4 has no bfloat16" in reason(found, "model.dtype")[1]
+    assert found.engines[0].model.dtype == "float16" and "Tesla T4 has no bfloat16" in reason(found, "model.dtype")[1]
     assert "Tesla T4 has no bfloat16" in str(refused(tmp_path, "model.dtype=bfloat16", machine=turing))
-    assert planned(tmp_path, "model.dtype=float32", machine=turing).engines[0].dtype == "float32"
+    assert planned(tmp_path, "model.dtype=float32", machine=turing).engines[0].model.dtype == "float32"
 
 
 def test_an_old_gpu_is_served_by_torch(tmp_path: Path) -> None:
     turing = replace(GPU_KERNELS, gpus=(replace(H100, name="Tesla T4", capability=(7, 5)),))
     found = planned(tmp_path, machine=turing)
-    assert found.engines[0].kernels == "torch" and not found.engines[0].graph_sizes
+    assert found.engines[0].hardware.kernels == "torch" and not found.engines[0].hardware.graph_sizes
     assert "Tesla T4 has compute capability 7.5: Triton kernels require 8.0" in reason(found, "hardware.kernels")[1]
     assert "Triton kernels require 8.0" in str(refused(tmp_path, "hardware.kernels=triton", machine=turing))
     ampere = replace(turing, gpus=(replace(H100, name="NVIDIA A10G", capability=(8, 6)),))
-    assert planned(tmp_path, machine=ampere).engines[0].kernels == "triton"
+    assert planned(tmp_path, machine=ampere).engines[0].hardware.kernels == "triton"
 
 
 @pytest.mark.parametrize(
@@ -596,7 +618,7 @@ def test_rounded_weights_take_their_bits_and_the_head_takes_eight(tmp_path: Path
     for bits, each in (("int8", eight), ("int4", four)):
         found = planned(tmp_path, f"quantization.weights={bits}", machine=COMPILED)
         assert found.memory.weights == head + norms + LAYERS * each < stored
-        assert found.engines[0].weights == bits
+        assert found.engines[0].quantization.weights == bits
 
 
 def test_rounded_weights_are_kept_in_the_cache_folder_unless_that_is_switched_off(tmp_path: Path) -> None:
@@ -604,7 +626,7 @@ def test_rounded_weights_are_kept_in_the_cache_folder_unless_that_is_switched_of
     path.write_text(BASE + "quantization: {weights: int8}\n")
 
     def folder(environ: dict[str, str], *options: Option) -> str | None:
-        return plan(load(Given(path, options, environ)), checkpoint(), COMPILED).engines[0].weight_cache
+        return plan(load(Given(path, options, environ)), checkpoint(), COMPILED).engines[0].quantization.folder
 
     assert folder({"XDG_CACHE_HOME": "/var/cache/x", "HOME": "/home/y"}) == "/var/cache/x/slipway/weights"
     assert folder({"HOME": "/home/y"}) == "/home/y/.cache/slipway/weights"
@@ -634,11 +656,11 @@ def test_the_plan_says_where_threads_run(tmp_path: Path) -> None:
     four = Topology((0, 1, 2, 3), (((0,), (1,)), ((2,), (3,))))
     host = replace(CPU, cores=4, kernels=("base",), topology=four)
     found = planned(tmp_path, "parallelism.data=2", machine=host)
-    assert [engine.cpus for engine in found.engines] == [(0, 1), (2, 3)]
-    assert [engine.process_cpus for engine in found.engines] == [(0, 1), (2, 3)] and found.other_cpus == ()
+    assert [engine.hardware.cpus for engine in found.engines] == [(0, 1), (2, 3)]
+    assert [engine.hardware.process_cpus for engine in found.engines] == [(0, 1), (2, 3)] and found.other_cpus == ()
     assert reason(found, "hardware.cpus") == ("0-1 and 2-3", "one thread per core, each engine on one NUMA node")
     by_torch = planned(tmp_path, "hardware.threads=2", machine=replace(host, kernels=()))
-    assert by_torch.engines[0].cpus == () and by_torch.engines[0].process_cpus == (0, 1)
+    assert by_torch.engines[0].hardware.cpus == () and by_torch.engines[0].hardware.process_cpus == (0, 1)
     assert by_torch.other_cpus == (2, 3)
 
 
@@ -660,7 +682,7 @@ def test_quantized_weights_stay_as_they_are_with_compiled_kernels(tmp_path: Path
     matrices += [(INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)]
     four = sum(rows * -(-inputs // 32) * (16 + 2 + 1) for rows, inputs in matrices)
     assert found.memory.weights == 4 * (PADDED_VOCAB * HIDDEN + NORMS) + LAYERS * four
-    assert found.engines[0].weights == "stored" and found.engines[0].weight_cache is None
+    assert found.engines[0].quantization.weights == "stored" and found.engines[0].quantization.folder is None
 
 
 def test_elsewhere_quantized_weights_are_restored_and_the_plan_says_what_that_costs(tmp_path: Path) -> None:
@@ -700,9 +722,9 @@ def test_what_a_gguf_file_has_in_other_types_may_be_rounded(tmp_path: Path) -> N
     assert reason(auto, "quantization.weights")[1] == (
         "the checkpoint's gguf (other types), 21 of 21 matrices restored to float32"
     )
-    assert auto.memory.weights == 4 * (PARAMETERS + PADDING) and auto.engines[0].kv_dtype == "float16"
+    assert auto.memory.weights == 4 * (PARAMETERS + PADDING) and auto.engines[0].quantization.kv_cache == "float16"
     sets = ("quantization.weights=int8", "quantization.group_size=32")
     rounded = planned(tmp_path, *sets, machine=COMPILED, facts=facts)
-    assert rounded.engines[0].weights == "int8" and rounded.memory.weights < auto.memory.weights / 3
+    assert rounded.engines[0].quantization.weights == "int8" and rounded.memory.weights < auto.memory.weights / 3
     with pytest.raises(Refused):
         planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=quantized("gguf", IntegerBlocks()))

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 import transformers
@@ -21,6 +20,7 @@ from engine.lowering.measures import buffer_widths
 from engine.lowering.rewrites import compiled_ops
 from engine.models.checkpoint import read_checkpoint
 from tests.appliance.planning.test_reality import HOST, SMALL, built
+from tests.engine.configs import with_arguments
 from tests.engine.layers.pooled_cases import CASES, SIZES, WHOLE, save
 from tests.engine.test_pooling import late
 
@@ -54,7 +54,7 @@ def refused(tmp_path: Path, checkpoint: Path, *sets: str) -> str:
 
 def compare(made: Plan) -> None:
     held, mapped = built(made.engines[0])
-    assert made.engines[0].planned == (held,)
+    assert made.engines[0].memory.ranks == (held,)
     assert made.memory.mapped == mapped
     assert sum(held[part] for part in PARTS if part in held) == made.memory.weights
     assert held["kv"] <= made.memory.cache <= held["kv"] + made.memory.block_bytes
@@ -70,8 +70,8 @@ def test_an_engine_of_every_architecture_holds_what_was_planned(tmp_path: Path, 
 def test_what_reads_both_ways_keeps_nothing(tmp_path: Path, folder: Callable, name: str) -> None:
     made = planned(tmp_path, folder(name))
     engine = made.engines[0]
-    assert (engine.kv_bytes, made.memory.cache, made.memory.block_bytes, made.memory.state) == (0, 0, 0, ())
-    assert engine.max_context <= engine.max_step_tokens and built(engine)[0]["kv"] == 0
+    assert (engine.memory.kv_cache, made.memory.cache, made.memory.block_bytes, made.memory.state) == (0, 0, 0, ())
+    assert engine.model.max_context <= engine.scheduling.max_step_tokens and built(engine)[0]["kv"] == 0
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "gemma3-both-ways", "qwen3"])
@@ -93,9 +93,9 @@ def test_a_long_prompt_of_an_encoder_makes_a_long_step(tmp_path: Path, folder: C
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2000}))
     engine = planned(tmp_path, path).engines[0]
-    assert (engine.max_step_tokens, engine.max_context) == (2000, 2000)
+    assert (engine.scheduling.max_step_tokens, engine.model.max_context) == (2000, 2000)
     engine = planned(tmp_path, path, "engine.scheduling.max_step_tokens=700").engines[0]
-    assert (engine.max_step_tokens, engine.max_context) == (700, 700)
+    assert (engine.scheduling.max_step_tokens, engine.model.max_context) == (700, 700)
     told = refused(tmp_path, path, "engine.scheduling.max_step_tokens=700", "model.max_context=701")
     assert "model.max_context: 701: the model has bidirectional attention and reads a prompt in one step" in told
     assert "use at most 700, or raise max_step_tokens to 701" in told
@@ -116,8 +116,13 @@ def on_gpu(tmp_path: Path, checkpoint: Path, *sets: str) -> Plan:
 @pytest.mark.parametrize("name", ["bert", "modernbert-tokens", "qwen3-score"])
 def test_a_gpu_pools_by_triton_kernels_and_captures_nothing(tmp_path: Path, folder: Callable, name: str) -> None:
     engine = on_gpu(tmp_path, folder(name)).engines[0]
-    assert (engine.device, engine.kernels, engine.graph_sizes, engine.graph_bytes) == ("cuda", "triton", (), 0)
-    assert (engine.kv_bytes == 0, engine.kv_measured) == ((name in WHOLE), name not in WHOLE)
+    assert (engine.hardware.device, engine.hardware.kernels, engine.hardware.graph_sizes, engine.memory.graphs) == (
+        "cuda",
+        "triton",
+        (),
+        0,
+    )
+    assert (engine.memory.kv_cache == 0, engine.memory.kv_cache_measured) == ((name in WHOLE), name not in WHOLE)
 
 
 def test_graphs_that_a_shared_file_asks_for_take_nothing(tmp_path: Path, folder: Callable) -> None:
@@ -127,7 +132,7 @@ def test_graphs_that_a_shared_file_asks_for_take_nothing(tmp_path: Path, folder:
         f"apiVersion: slipway/v2\nextends: site.yaml\nmodel: {{source: {{path: {folder('qwen3-score')}}}}}\n"
     )
     made = validate(Given(path, (), {}), hardware("h200x1"))
-    assert (made.engines[0].graph_sizes, made.memory.graphs) == ((), 0)
+    assert (made.engines[0].hardware.graph_sizes, made.memory.graphs) == ((), 0)
     assert [problem.key for problem in made.notices] == ["hardware.graphs"]
 
 
@@ -135,7 +140,7 @@ def test_heads_that_triton_kernels_do_not_serve_are_left_to_torch(tmp_path: Path
     config = transformers.BertConfig(**{**SIZES, "hidden_size": 36, "num_attention_heads": 3})
     transformers.BertModel(config).save_pretrained(tmp_path / "bert")
     (tmp_path / "bert" / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    assert on_gpu(tmp_path, tmp_path / "bert").engines[0].kernels == "torch"
+    assert on_gpu(tmp_path, tmp_path / "bert").engines[0].hardware.kernels == "torch"
     with pytest.raises(Refused, match="the model has the head size 12: Triton kernels support multiples of 8"):
         on_gpu(tmp_path, tmp_path / "bert", "hardware.kernels=triton")
 
@@ -143,7 +148,7 @@ def test_heads_that_triton_kernels_do_not_serve_are_left_to_torch(tmp_path: Path
 def test_what_reads_both_ways_has_no_pages_of_any_type(tmp_path: Path, folder: Callable) -> None:
     with pytest.raises(Refused, match="kv_cache: .fp8. has no effect: .* no KV cache; leave it out"):
         on_gpu(tmp_path, folder("bert"), "quantization.kv_cache=fp8")
-    assert on_gpu(tmp_path, folder("qwen3"), "quantization.kv_cache=fp8").engines[0].kv_dtype == "fp8"
+    assert on_gpu(tmp_path, folder("qwen3"), "quantization.kv_cache=fp8").engines[0].quantization.kv_cache == "fp8"
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "qwen3", "gemma3-classifier"])
@@ -152,7 +157,7 @@ def test_a_gpus_table_is_as_large_as_planned(tmp_path: Path, folder: Callable, n
     from kernels.fp8 import Fp8Products
 
     made = on_gpu(tmp_path, folder(name), "engine.scheduling={max_running: 7, max_step_tokens: 64}")
-    engine = msgspec.structs.replace(made.engines[0], load="random")
+    engine = with_arguments(made.engines[0], load="random")
     rows = next(step for account in made.memory.accounts for step in account.steps if step.name.startswith("rows of a"))
     parts, _ = parts_on(torch.device("meta"), engine, Fp8Products())
     assert parts.table_bytes == made.memory.tables - rows.value

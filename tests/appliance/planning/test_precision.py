@@ -14,15 +14,15 @@ KEY = "hardware.matmul_precision"
 
 @pytest.mark.parametrize("wanted", ["highest", "high", "medium"])
 def test_it_reaches_the_engine_where_torch_multiplies_float32(tmp_path: Path, wanted: str) -> None:
-    assert planned(tmp_path, f"{KEY}={wanted}", "hardware.kernels=torch").engines[0].matmul_precision == wanted
+    assert planned(tmp_path, f"{KEY}={wanted}", "hardware.kernels=torch").engines[0].hardware.matmul_precision == wanted
     on_gpu = planned(tmp_path, f"{KEY}={wanted}", "model.dtype=float32", machine=GPU_HOST)
-    assert on_gpu.engines[0].matmul_precision == wanted
+    assert on_gpu.engines[0].hardware.matmul_precision == wanted
 
 
 def test_highest_is_the_default() -> None:
-    from engine.api.config import EngineConfig
+    from engine.arguments import engine_config
 
-    assert EngineConfig(model="m", kv_bytes=1, max_context=2).matmul_precision == "highest"
+    assert engine_config(model="m", kv_bytes=1, max_context=2).hardware.matmul_precision == "highest"
 
 
 def test_where_it_would_change_nothing_it_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -42,8 +42,12 @@ BF16 = f"{KEY}=bfloat16"
 def test_bfloat16_is_the_arithmetic_of_kernels_with_its_instructions(tmp_path: Path, sets: tuple[str, ...]) -> None:
     found = planned(tmp_path, *sets, machine=replace(CPU, kernels=AMX))
     engine = found.engines[0]
-    assert engine.kernels == ("avx512bf16" if "hardware.kernels=avx512bf16" in sets else "amx")
-    assert (engine.dtype, engine.matmul_precision, engine.kv_dtype) == ("float32", "bfloat16", "bfloat16")
+    assert engine.hardware.kernels == ("avx512bf16" if "hardware.kernels=avx512bf16" in sets else "amx")
+    assert (engine.model.dtype, engine.hardware.matmul_precision, engine.quantization.kv_cache) == (
+        "float32",
+        "bfloat16",
+        "bfloat16",
+    )
     value, why = reason(found, KEY)
     assert value == "bfloat16" and BF16_COST in why and "of all matrices" in why
     assert why.startswith("model.dtype is bfloat16") == (sets == ("model.dtype=bfloat16",))
@@ -52,7 +56,7 @@ def test_bfloat16_is_the_arithmetic_of_kernels_with_its_instructions(tmp_path: P
 
 def test_auto_stays_exact_on_cpus_with_bfloat16(tmp_path: Path) -> None:
     found = planned(tmp_path, machine=replace(CPU, kernels=AMX))
-    assert found.engines[0].matmul_precision == "highest" and reason(found, KEY) == ("highest", "")
+    assert found.engines[0].hardware.matmul_precision == "highest" and reason(found, KEY) == ("highest", "")
 
 
 def test_bfloat16_changes_the_outputs_and_the_band_of_the_self_test(tmp_path: Path) -> None:
@@ -90,6 +94,6 @@ def test_bfloat16_of_an_unquantized_head_has_an_effect(tmp_path: Path) -> None:
 
 def test_dtype_bfloat16_without_the_instructions_selects_torch(tmp_path: Path) -> None:
     found = planned(tmp_path, "model.dtype=bfloat16", machine=replace(CPU, kernels=("avx512", "avx2")))
-    assert (found.engines[0].kernels, found.engines[0].dtype) == ("torch", "bfloat16")
+    assert (found.engines[0].hardware.kernels, found.engines[0].model.dtype) == ("torch", "bfloat16")
     sets = "model.dtype=bfloat16", "hardware.kernels=avx512"
     assert "amx and avx512bf16" in str(refused(tmp_path, *sets, machine=replace(CPU, kernels=("avx512",))))

@@ -122,7 +122,7 @@ def test_a_plan_says_which_profile_was_taken_and_which_values_are_its(tmp_path: 
     path = tmp_path / "m.yaml"
     path.write_text(TEXT)
     found = validate(Given(path), CPU)
-    assert found.gateway.limits.max_waiting == 500 and found.engines[0].threads == 3
+    assert found.gateway.limits.max_waiting == 500 and found.engines[0].hardware.threads == 3
     text = as_text(found)
     assert f"profile middle ({path}:8:7)" in text
     assert f"not profile large ({path}:5:7): cores: 16 by affinity, not >=64" in text

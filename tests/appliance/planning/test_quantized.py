@@ -99,8 +99,8 @@ def test_a_plain_checkpoint_takes_a_byte_a_number_where_it_is_rounded(folder: Ca
     plain = proved(made, ON_GPU)
     manifest.write_text(manifest.read_text() + "quantization: {weights: fp8}\n")
     rounded = proved(made, ON_GPU)
-    assert (rounded.engines[0].weights, rounded.engines[0].kernels) == ("fp8", "triton")
-    assert rounded.engines[0].kv_dtype == "float32" and rounded.engines[0].weight_cache is None
+    assert (rounded.engines[0].quantization.weights, rounded.engines[0].hardware.kernels) == ("fp8", "triton")
+    assert rounded.engines[0].quantization.kv_cache == "float32" and rounded.engines[0].quantization.folder is None
     assert rounded.memory.parts["mlp"] == 2 * (3 * 128 * 256 + 4 * (512 + 128))
     assert plain.memory.parts["mlp"] == 2 * 4 * 3 * 128 * 256
     assert rounded.memory.parts["head"] == plain.memory.parts["head"]
@@ -155,7 +155,7 @@ def test_a_gguf_file_without_a_tokenizer_next_to_it_is_refused(folder: Callable[
     (file.parent / "tokenizer.json").write_text('{"model": {}}')
     found = proved(made)
     assert weights(found) == "the checkpoint's 4 bits (gguf, groups of 32)"
-    assert found.engines[0].model == str(file.parent) and found.gateway.names == ("blocks",)
+    assert found.engines[0].model.path == str(file.parent) and found.gateway.names == ("blocks",)
 
 
 def test_a_gguf_file_of_plain_numbers_is_a_plain_checkpoint(folder: Callable[[str], Written]) -> None:
@@ -166,6 +166,9 @@ def test_a_gguf_file_of_plain_numbers_is_a_plain_checkpoint(folder: Callable[[st
     (file.parent / "tokenizer.json").write_text('{"model": {}}')
     manifest = made.path.parent / "m.yaml"
     manifest.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {file}}}}}\n")
-    assert weights(proved(made)) == "the checkpoint's bfloat16" and proved(made).engines[0].kv_dtype == "bfloat16"
+    assert (
+        weights(proved(made)) == "the checkpoint's bfloat16"
+        and proved(made).engines[0].quantization.kv_cache == "bfloat16"
+    )
     manifest.write_text(manifest.read_text() + "quantization: {weights: int4}\n")
-    assert proved(made).engines[0].weights == "int4"
+    assert proved(made).engines[0].quantization.weights == "int4"

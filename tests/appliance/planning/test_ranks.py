@@ -43,7 +43,7 @@ def wide() -> Checkpoint:
 
 def test_one_rank_is_the_default_and_says_nothing_more(tmp_path: Path) -> None:
     engine = planned(tmp_path).engines[0]
-    assert (engine.tensor, engine.rank_cpus, engine.gpu) == (1, (), 0)
+    assert (engine.parallelism.tensor, engine.parallelism.rank_cpus, engine.hardware.gpu) == (1, (), 0)
 
 
 def test_a_rank_has_its_share_of_weights_and_cache_and_of_the_memory(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_rank_has_its_share_of_weights_and_cache_and_of_the_memory(tmp_path: P
     assert two.memory.block_bytes == BLOCK // 2
     assert two.memory.budget == one.memory.budget // 2
     assert two.memory.workspace > PROCESS_BYTES["cpu"]
-    assert two.engines[0].weight_bytes == two.memory.weights and two.engines[0].kv_bytes == two.memory.cache
+    assert two.engines[0].memory.weights == two.memory.weights and two.engines[0].memory.kv_cache == two.memory.cache
 
 
 def test_kv_heads_that_are_fewer_than_the_ranks_are_not_cut_further(tmp_path: Path) -> None:
@@ -86,13 +86,13 @@ def test_each_engine_has_gpus_of_its_own_and_the_least_free_counts(tmp_path: Pat
     small = Gpu("NVIDIA H100", 80 * GIB, 40 * GIB, (9, 0))
     host = replace(HOST, gpus=(H100, H100, small, H100))
     found = planned(tmp_path, "parallelism={tensor: 2, data: 2}", machine=host)
-    assert [engine.gpu for engine in found.engines] == [0, 2]
+    assert [engine.hardware.gpu for engine in found.engines] == [0, 2]
     assert found.memory.free == small.free and found.memory.budget == int(40 * GIB * 0.85)
 
 
 def test_auto_is_one_on_a_cpu_and_where_one_gpu_holds_the_model(tmp_path: Path) -> None:
     found = planned(tmp_path, "parallelism.tensor=auto")
-    assert found.engines[0].tensor == 1 and "share its memory" in reason(found, "parallelism.tensor")[1]
+    assert found.engines[0].parallelism.tensor == 1 and "share its memory" in reason(found, "parallelism.tensor")[1]
     found = planned(tmp_path, "parallelism.tensor=auto", machine=HOST)
     assert reason(found, "parallelism.tensor") == (1, "the model fits on one GPU")
 
@@ -109,7 +109,7 @@ def test_auto_is_the_fewest_gpus_that_hold_the_model_and_divide_it(tmp_path: Pat
         resolved == 2
         and why == "fewer ranks have too little memory for weights, workspace and the cache of one request"
     )
-    assert found.engines[0].tensor == 2
+    assert found.engines[0].parallelism.tensor == 2
 
 
 def test_every_rank_gets_a_node_and_cpus_of_its_own(tmp_path: Path) -> None:
@@ -117,15 +117,19 @@ def test_every_rank_gets_a_node_and_cpus_of_its_own(tmp_path: Path) -> None:
     here = Machine(16, "affinity", 20 * GIB, "MemAvailable", kernels=("avx2",), topology=Topology(cpus, TWO_NODES))
     found = planned(tmp_path, "parallelism.tensor=2", "hardware.reserved_cores=0", machine=here)
     (engine,) = found.engines
-    assert engine.kernels == "avx2" and engine.threads == 8
-    assert engine.cpus == cpus[:8] and engine.rank_cpus == (Place(cpus[8:], cpus[8:]),)
+    assert engine.hardware.kernels == "avx2" and engine.hardware.threads == 8
+    assert engine.hardware.cpus == cpus[:8] and engine.parallelism.rank_cpus == (Place(cpus[8:], cpus[8:]),)
     assert reason(found, "hardware.cpus")[1] == "one thread per core, each rank on one NUMA node"
     two = planned(tmp_path, "parallelism={tensor: 2, data: 2}", "hardware.reserved_cores=0", machine=here)
-    taken = [place for engine in two.engines for place in (engine.cpus, *(rank.cpus for rank in engine.rank_cpus))]
+    taken = [
+        place
+        for engine in two.engines
+        for place in (engine.hardware.cpus, *(rank.cpus for rank in engine.parallelism.rank_cpus))
+    ]
     assert taken == [cpus[:4], cpus[4:8], cpus[8:12], cpus[12:]]
 
 
 def test_threads_are_shared_out_among_ranks(tmp_path: Path) -> None:
     found = planned(tmp_path, "parallelism.tensor=2", machine=CPU)
-    assert found.engines[0].threads == 3
+    assert found.engines[0].hardware.threads == 3
     assert reason(found, "hardware.threads")[1] == "6 cores by affinity for 2 ranks"

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from appliance.config.problems import Refused
@@ -15,6 +14,7 @@ from appliance.planning.plan import Plan, plan
 from engine.__main__ import differences
 from engine.api.config import EngineConfig
 from engine.api.messages import RankMemory, Ready
+from engine.arguments import engine_config
 from engine.lowering.footprint import PARTS
 from engine.lowering.lower import lower
 from engine.lowering.measures import buffer_widths
@@ -23,6 +23,7 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.worker.build import build_worker
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, usable
+from tests.engine.configs import with_arguments
 from tests.engine.layers.conftest import CASES, random_model
 from tests.engine.quantized_writers import KINDS, write
 
@@ -64,7 +65,7 @@ SMALL = ("engine.scheduling.max_running=5", "engine.scheduling.max_step_tokens=3
 def compare(tmp_path: Path, path: Path, *sets: str) -> None:
     made = planned(tmp_path, read_checkpoint(path), *SMALL, *sets)
     held, mapped = built(made.engines[0])
-    assert made.engines[0].planned == (held,)
+    assert made.engines[0].memory.ranks == (held,)
     assert made.memory.mapped == mapped
     assert sum(held[part] for part in PARTS if part in held) == made.memory.weights
     assert held["kv"] <= made.memory.cache < held["kv"] + made.memory.block_bytes
@@ -89,13 +90,13 @@ def test_each_rank_of_an_engine_holds_what_was_planned_for_it(
     tmp_path: Path, folder: Callable, name: str, sets: tuple[str, ...]
 ) -> None:
     made = planned(tmp_path, read_checkpoint(folder(name)), *SMALL, *sets, "parallelism.tensor=2")
-    config = msgspec.structs.replace(made.engines[0], cpus=(), process_cpus=(), rank_cpus=())
+    config = with_arguments(made.engines[0], cpus=(), process_cpus=(), rank_cpus=())
     worker = build_worker(config, lambda phase, fraction: None, ranks=Ranks(config))
     worker.close()
-    assert tuple(one.held for one in worker.memory) == config.planned and len(config.planned) == 2
+    assert tuple(one.held for one in worker.memory) == config.memory.ranks and len(config.memory.ranks) == 2
     assert tuple(one.mapped for one in worker.memory) == tuple(one.mapped for one in made.memory.ranks)
-    if config.kernels == "torch":  # the vocabulary, which 2 does not divide; packed shares are padded equally
-        assert config.planned[0]["head"] < config.planned[1]["head"]
+    if config.hardware.kernels == "torch":  # the vocabulary, which 2 does not divide; packed shares are padded equally
+        assert config.memory.ranks[0]["head"] < config.memory.ranks[1]["head"]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2-moe"])
@@ -143,16 +144,16 @@ def test_at_the_last_byte_that_fits_an_engine_fits_and_below_it_none_is_started(
         process = memory.workspace - memory.tables - memory.buffers - memory.self_test - memory.graphs
         assert sum(held.values()) + process <= memory.total <= memory.budget, sets
         assert memory.total + memory.host.total <= free, sets
-        length = made.engines[0].max_context
+        length = made.engines[0].model.max_context
         assert memory.whole_contexts >= made.manifest.hardware.capacity.requests, (sets, length)
 
 
 def test_deviations_above_two_percent_are_reported() -> None:
-    config = EngineConfig(model="m", kv_bytes=1, max_context=1)
+    config = engine_config(model="m", kv_bytes=1, max_context=1)
 
     def told(*held: dict[str, int], **sets: object) -> list[str]:
         memory = tuple(RankMemory(one, planned={"mlp": 1000, "kv": 1000}) for one in held)
-        return differences(msgspec.structs.replace(config, **sets), Ready(1, 1, 1, 1, 1, 1, {}, 1, memory))
+        return differences(with_arguments(config, **sets), Ready(1, 1, 1, 1, 1, 1, {}, 1, memory))
 
     assert told({"mlp": 1020, "kv": 980, "head": 5}) == told({"mlp": 500, "kv": 1000}) == []
     assert told({"mlp": 1021, "kv": 979}) == [

@@ -40,12 +40,12 @@ def test_requests_and_snapshots_have_a_slot_each(config, running, prefix, slots,
     engine, memory = planned(manifest(tmp_path, config, scheduling(running, prefix)), capsys)
     assert memory["state_slot_bytes"] == 2 * LAYER
     assert memory["state_slots"] == slots and memory["states"] == slots * 2 * LAYER
-    assert engine["planned"][0]["states"] == memory["states"] < memory["workspace"]
+    assert engine["memory"]["ranks"][0]["states"] == memory["states"] < memory["workspace"]
 
 
 def test_a_model_without_attention_has_no_kv_cache(tmp_path, capsys):
     engine, memory = planned(manifest(tmp_path, MAMBA, scheduling(5)), capsys)
-    assert (memory["cache"], engine["kv_bytes"], engine["max_context"]) == (0, 0, 131072)
+    assert (memory["cache"], engine["memory"]["kv_cache"], engine["model"]["max_context"]) == (0, 0, 131072)
     assert {one["requests"] for one in memory["concurrency"]} == {5}
     assert main(["plan", str(manifest(tmp_path, MAMBA, scheduling(5)))]) == 0
     said = capsys.readouterr().out
@@ -55,7 +55,7 @@ def test_a_model_without_attention_has_no_kv_cache(tmp_path, capsys):
 def test_auto_keeps_the_state_within_a_quarter_of_the_memory(tmp_path, capsys):
     wide = MAMBA | {"hidden_size": 1024, "num_heads": 128, "state_size": 256}
     engine, memory = planned(manifest(tmp_path, wide), capsys, "cpu:4:4GiB")
-    assert engine["max_running"] == 64
+    assert engine["scheduling"]["max_running"] == 64
     assert memory["states"] <= memory["budget"] / 4 < 2 * memory["states"]
 
 

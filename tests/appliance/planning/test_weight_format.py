@@ -17,8 +17,8 @@ def engine(tmp_path: Path, *sets: str):
 
 def test_values_reach_the_engine_and_appear_among_the_resolved_ones(tmp_path: Path) -> None:
     plan = planned(tmp_path, "quantization.weights=int4", f"{GROUP}=128", f"{HEAD}=int4", machine=COMPILED)
-    assert (plan.engines[0].weight_group, plan.engines[0].head) == (128, "int4")
-    assert plan.engines[0].weight_format == "int4, groups of 128, int4 head"
+    assert (plan.engines[0].quantization.group_size, plan.engines[0].quantization.head) == (128, "int4")
+    assert plan.engines[0].quantization.weight_format == "int4, groups of 128, int4 head"
     values = {one.key: one.resolved for one in plan.effective}
     assert (values[GROUP], values[HEAD]) == (128, "int4")
 
@@ -28,7 +28,7 @@ def test_defaults_depend_on_the_number_of_bits(tmp_path: Path, weights: str, gro
     plan = planned(tmp_path, f"quantization.weights={weights}", machine=COMPILED)
     values = {one.key: one.resolved for one in plan.effective}
     assert (values[GROUP], values[HEAD]) == (group, "int8")
-    assert plan.engines[0].weight_format == weights
+    assert plan.engines[0].quantization.weight_format == weights
 
 
 def test_writing_out_the_defaults_changes_nothing(tmp_path: Path) -> None:
@@ -36,14 +36,14 @@ def test_writing_out_the_defaults_changes_nothing(tmp_path: Path) -> None:
     assert engine(tmp_path, "quantization.weights=int8", f"{GROUP}=64", f"{HEAD}=int8") == plain
     assert engine(tmp_path, f"{HEAD}=stored") == engine(tmp_path)
     mixed = engine(tmp_path, "quantization.weights=int8", f"{GROUP}=64", f"{HEAD}=int4")
-    assert mixed.weight_group == 64, "4 bits would have groups of 32"
+    assert mixed.quantization.group_size == 64, "4 bits would have groups of 32"
 
 
 def test_the_memory_plan_counts_groups_and_head(tmp_path: Path) -> None:
     """The engine's tests compare the planned bytes with the loaded ones (tests/engine/layers/test_rounded.py)."""
 
     def planned_bytes(*sets: str) -> int:
-        return engine(tmp_path, "quantization.weights=int8", *sets).weight_bytes
+        return engine(tmp_path, "quantization.weights=int8", *sets).memory.weights
 
     assert len({planned_bytes(f"{GROUP}={size}") for size in (32, 64, 128)}) == 3
     assert planned_bytes(f"{GROUP}=64") == planned_bytes() > planned_bytes(f"{HEAD}=int4")
@@ -51,7 +51,8 @@ def test_the_memory_plan_counts_groups_and_head(tmp_path: Path) -> None:
 
 def test_the_head_alone_can_be_quantized_and_is_cached(tmp_path: Path) -> None:
     plain, head = engine(tmp_path), engine(tmp_path, f"{HEAD}=int8")
-    assert (head.weights, head.head) == ("stored", "int8") and head.weight_bytes < plain.weight_bytes
+    assert (head.quantization.weights, head.quantization.head) == ("stored", "int8")
+    assert head.memory.weights < plain.memory.weights
 
 
 def test_values_without_effect_are_refused_with_the_reason(tmp_path: Path) -> None:

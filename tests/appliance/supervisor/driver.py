@@ -20,7 +20,7 @@ from appliance.supervisor.hangs import Budgets
 from appliance.supervisor.launch import launch
 from appliance.supervisor.monitor import Policy
 from appliance.supervisor.supervise import CONTROL, Program, Service, engine_names, engine_program, gateway_program
-from engine.api.config import EngineConfig
+from engine.arguments import engine_config
 
 FAKE = str(Path(__file__).with_name("fake.py"))
 
@@ -42,7 +42,7 @@ def main(directory: Path, given: dict[str, object]) -> int:
             drain_s=given.get("drain_s", 3.0),
             api_keys=SecretRef(env=secrets[0]) if secrets else None,
         ),
-        engines=tuple(EngineConfig(model="/nowhere", kv_bytes=1, max_context=64, threads=3) for _ in engines),
+        engines=tuple(engine_config(model="/nowhere", kv_bytes=1, max_context=64, threads=3) for _ in engines),
         startup_s=given.get("startup_s", 600.0),
         restarts=Policy(
             given.get("max", 5),

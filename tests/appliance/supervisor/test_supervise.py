@@ -17,8 +17,8 @@ from appliance.supervisor import supervise
 from appliance.supervisor.launch import secret_names
 from appliance.supervisor.monitor import Policy
 from appliance.supervisor.supervise import Program, Service
-from engine.api.config import EngineConfig
 from engine.api.config import read_config as read_engine
+from engine.arguments import engine_config
 
 
 def _service(engines: int = 2) -> Service:
@@ -33,7 +33,7 @@ def _service(engines: int = 2) -> Service:
             drain_s=8.5,
             api_keys=SecretRef(env="KEYS"),
         ),
-        engines=tuple(EngineConfig(model="/m", kv_bytes=1, max_context=7, threads=5) for _ in range(engines)),
+        engines=tuple(engine_config(model="/m", kv_bytes=1, max_context=7, threads=5) for _ in range(engines)),
         startup_s=1.0,
         restarts=Policy(1, 1.0),
         secrets=("KEYS",),

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from scheduler_simulation import make_layout
 
-from engine.api.config import EngineConfig, SelfTest
+from engine.api.config import SelfTest
 from engine.api.errors import Drift, SelfTestFailed
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, Recorded
 from engine.api.heartbeat import State
 from engine.api.messages import Control, Output, Sampling, Stats, Submit
+from engine.arguments import engine_config
 from engine.core.golden import SLOT, HealthCheck, Run
 from engine.core.loop import build_loop, build_self_test
 from engine.core.plan import StepResult
@@ -93,8 +94,8 @@ class Clock:
 
 
 def configured(**changes):
-    test = SelfTest(**{"prompts": 3, "every_s": 10.0, **changes})
-    return EngineConfig(model="m", kv_bytes=1, max_context=100, max_step_tokens=16, self_test=test)
+    test = SelfTest(**{"prompts": 3, "every": 10.0, **changes})
+    return engine_config(model="m", kv_bytes=1, max_context=100, max_step_tokens=16, self_test=test)
 
 
 def watched(device, **changes):
@@ -194,7 +195,7 @@ def test_budget_ends_the_self_test_after_at_least_one_prompt():
         return device.start(plan, {}).result()
 
     for budget, expected in ((0.1, 1), (5.0, 2), (1e9, 3)):
-        watch = build_self_test(configured(budget_s=budget), device)
+        watch = build_self_test(configured(budget=budget), device)
         tested = watch.start(slow, clock, lambda share: None)
         assert (tested.prompts, tested.skipped) == (expected, 3 - expected)
 
@@ -209,7 +210,7 @@ class Service:
         self.sent, self.device, self.clock, self.idle = [], device, clock, idle
         config = configured(**changes)
         self.watch = build_self_test(config, device)
-        if config.self_test.at_start:
+        if config.lifecycle.self_test.at_start:
             self.watch.start(lambda plan: device.start(plan, {}).result(), clock, lambda share: None)
         device.plans.clear()
         self.loop = build_loop(config, device, self.sent.extend, None, self.beat, self.watch)
@@ -280,7 +281,7 @@ def test_short_pause_does_not_start_a_golden_prompt():
 
 def test_every_0_disables_golden_prompts():
     device, clock = Device(), Clock()
-    Service(device, clock, script(*[later(1000.0)] * 5), every_s=0.0).run()
+    Service(device, clock, script(*[later(1000.0)] * 5), every=0.0).run()
     assert golden_plans(device) == [] and len(device.plans) == 5
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scheduler_simulation import VOCAB, make_layout
 
-from engine.api.config import EngineConfig
 from engine.api.errors import RequestError
 from engine.api.messages import Abort, Control, Failed, Grammar, Output, Sampling, Stats, Submit, Thinking
+from engine.arguments import engine_config
 from engine.core.config import SchedulerConfig
 from engine.core.loop import build_loop
 from engine.core.plan import StepResult, wait
@@ -147,7 +147,7 @@ class SlowCompiler:
 
 def run(messages, *, device=None, open_compiler=Compiler, **changes):
     """Run the loop on these messages until all requests end, and return the messages that it sends."""
-    config = EngineConfig(**{"model": "m", "kv_bytes": 1, "max_context": 100, "max_step_tokens": 16, **changes})
+    config = engine_config(**{"model": "m", "kv_bytes": 1, "max_context": 100, "max_step_tokens": 16, **changes})
     sent = []
     loop = build_loop(config, device or Device(), sent.extend, open_compiler)
     loop.post([*messages, Control("drain")])
@@ -422,7 +422,7 @@ def test_a_request_that_arrives_during_a_step_is_stamped_with_its_arrival(tmp_pa
             return super().start(plan, masks)
 
     device, path, sent = Arriving(), tmp_path / "recording", []
-    config = EngineConfig(model="m", kv_bytes=1, max_context=100, max_step_tokens=16, record=str(path))
+    config = engine_config(model="m", kv_bytes=1, max_context=100, max_step_tokens=16, record=str(path))
     loop = build_loop(config, device, sent.extend, Compiler)
     loop.post([ask("a", max_tokens=9)])
     loop.post([ask("dropped")], accepts=lambda: False)
@@ -490,7 +490,7 @@ LIMIT = 40_000
 
 def test_a_bounded_recording_keeps_the_last_steps_and_replays_from_where_it_begins(tmp_path, capsys):
     record_long(tmp_path / "whole")
-    record_long(tmp_path / "r", record_bytes=LIMIT)
+    record_long(tmp_path / "r", record_size=LIMIT)
     sizes = [(tmp_path / name).stat().st_size for name in ("r", "r.1")]
     assert sum(sizes) <= LIMIT < 2 * LIMIT < (tmp_path / "whole").stat().st_size and len(list(tmp_path.iterdir())) == 3
     kept, everything = plans(tmp_path / "r"), plans(tmp_path / "whole")
@@ -513,7 +513,7 @@ def test_the_newer_file_of_a_bounded_recording_replays_alone(tmp_path):
     for limit in limits:
         folder = tmp_path / str(limit)
         folder.mkdir()
-        record_long(folder / "r", record_bytes=limit)
+        record_long(folder / "r", record_size=limit)
         (folder / "r.1").unlink()
         outcome = replay(read_records(folder / "r"))
         assert outcome.difference is None and outcome.dropped > 0
@@ -522,7 +522,7 @@ def test_the_newer_file_of_a_bounded_recording_replays_alone(tmp_path):
 
 
 def test_a_difference_in_a_bounded_recording_names_the_step_of_the_run(tmp_path, capsys):
-    record_long(tmp_path / "r", record_bytes=LIMIT)
+    record_long(tmp_path / "r", record_size=LIMIT)
     records = list(read_records(tmp_path / "r"))
     at = max(index for index, record in enumerate(records) if isinstance(record, PlanMade) and record.plan)
     step = records[at].plan.step

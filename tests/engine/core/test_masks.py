@@ -6,8 +6,8 @@ from concurrent.futures import Future
 import pytest
 from test_loop import Compiler, Device, ask, run, streams
 
-from engine.api.config import EngineConfig
 from engine.api.messages import Abort, Failed, Grammar
+from engine.arguments import engine_config
 from engine.core.loop import build_loop
 from engine.core.plan import wait
 
@@ -121,7 +121,7 @@ class Worker(Device):
 
 
 def loop_over(device, messages, sent):
-    config = EngineConfig(model="m", kv_bytes=1, max_context=100, max_step_tokens=16)
+    config = engine_config(model="m", kv_bytes=1, max_context=100, max_step_tokens=16)
     loop = build_loop(config, device, sent.extend, Compiler)
     loop.post(messages)
     return loop

@@ -5,19 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import transformers
 
 from engine.api.config import EngineConfig, graph_ladder
 from engine.api.messages import Sampling
+from engine.arguments import engine_config
 from engine.kv.layout import layout
 from engine.models.checkpoint import read_checkpoint
 from engine.worker.build import build_worker
 from engine.worker.warm import warm_steps
 from kernels.experts.schedule import tile_rows
 from kernels.jit import interpreted
+from tests.engine.configs import with_arguments
 from tests.engine.worker.generating import BLOCK, GREEDY, VOCAB, Requests, silent
 
 ON_GPU = torch.cuda.is_available()
@@ -57,7 +58,7 @@ def model() -> Any:
 def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     path: Path = tmp_path_factory.mktemp("experts") / "model"
     model.save_pretrained(path)
-    return EngineConfig(
+    return engine_config(
         model=str(path),
         device="cuda" if ON_GPU else "cpu",
         kv_bytes=1 << 24,
@@ -70,7 +71,7 @@ def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig
 
 
 def started(config: EngineConfig, **changed: Any) -> Any:
-    return build_worker(msgspec.structs.replace(config, **changed), silent)
+    return build_worker(with_arguments(config, **changed), silent)
 
 
 @pytest.fixture
@@ -102,8 +103,8 @@ def test_tokens_are_those_of_transformers_in_steps_of_padded_sizes(config, wante
 )
 def test_a_start_makes_steps_with_tiles_of_every_size_that_any_step_has(config, running, step, context):
     """A prompt that is shorter than a step still leads to warm-up steps with several prompts."""
-    sized = msgspec.structs.replace(config, max_running=running, max_step_tokens=step, max_context=context)
-    checkpoint = read_checkpoint(config.model)
+    sized = with_arguments(config, max_running=running, max_step_tokens=step, max_context=context)
+    checkpoint = read_checkpoint(config.model.path)
     form = layout(checkpoint.model, block_tokens=BLOCK, element_bytes=4)
     plans = list(warm_steps(form, checkpoint.model, sized, compiling=True))
     for plan in plans:
@@ -121,7 +122,7 @@ def test_a_start_makes_steps_with_tiles_of_every_size_that_any_step_has(config, 
 def test_steps_of_every_size_run_and_leave_nothing(config, wanted):
     sized = {"max_running": 4, "max_step_tokens": 12, "max_context": 8, "block_tokens": BLOCK, "invariant": True}
     worker = started(config, **sized)
-    for plan in warm_steps(worker.layout, worker.model, msgspec.structs.replace(config, **sized), compiling=True):
+    for plan in warm_steps(worker.layout, worker.model, with_arguments(config, **sized), compiling=True):
         if plan.tokens != 1:  # those are the same without experts
             worker.start(plan, {}).result()
     check_tokens(worker, wanted, [3, 2, 5], 2)

@@ -4,7 +4,6 @@ the same numbers in any batch; in Triton's interpreter, and on a GPU captured to
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import transformers
@@ -12,6 +11,7 @@ import transformers
 from engine.api.config import EngineConfig, graph_ladder
 from engine.api.errors import NOT_FINITE
 from engine.api.messages import Sampling
+from engine.arguments import engine_config
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.layers.model import make_pages
 from engine.worker.build import build_worker
@@ -19,6 +19,7 @@ from engine.worker.device_parts import largest_step
 from engine.worker.precompile import parts_on
 from kernels.fp8 import products_of
 from kernels.jit import interpreted
+from tests.engine.configs import with_arguments
 from tests.engine.worker.generating import BLOCK, GREEDY, VOCAB, Requests, silent
 from tests.tiers import NIGHTLY, thinned
 
@@ -62,7 +63,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     path: Path = tmp_path_factory.mktemp("sources") / "model"
     model.save_pretrained(path)
-    return EngineConfig(
+    return engine_config(
         model=str(path),
         device="cuda" if ON_GPU else "cpu",
         kv_bytes=1 << 24,
@@ -75,7 +76,7 @@ def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig
 
 
 def started(config: EngineConfig, **changed: Any) -> Any:
-    return build_worker(msgspec.structs.replace(config, **changed), silent)
+    return build_worker(with_arguments(config, **changed), silent)
 
 
 def replies(worker: Any, lengths: list[int], sources: list[int], sampling: Sampling = GREEDY) -> Requests:

@@ -15,7 +15,7 @@ from kernels.cpu.library import best, usable
 
 @contextmanager
 def engine(config):
-    ranks = Ranks(config) if config.tensor > 1 else None
+    ranks = Ranks(config) if config.parallelism.tensor > 1 else None
     worker = build_worker(config, lambda phase, fraction: None, ranks=ranks)
     try:
         yield lambda: record(config, worker)

@@ -11,8 +11,10 @@ import transformers
 
 from engine.api.config import EngineConfig, graph_ladder
 from engine.api.messages import Sampling
+from engine.arguments import engine_config
 from engine.worker.build import build_worker
 from engine.worker.worker import Worker
+from tests.engine.configs import with_arguments
 from tests.engine.worker.generating import BLOCK, GREEDY, VOCAB, Requests, silent
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -38,7 +40,7 @@ def model() -> Any:
 def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     path: Path = tmp_path_factory.mktemp("gpu") / "model"
     model.save_pretrained(path)
-    return EngineConfig(
+    return engine_config(
         model=str(path),
         device="cuda",
         dtype="float32",
@@ -57,7 +59,7 @@ def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig
 @pytest.fixture(params=[("float32", "stored"), ("bfloat16", "stored"), ("bfloat16", "fp8")], ids="-".join)
 def worker(config: EngineConfig, request: pytest.FixtureRequest) -> Iterator[Worker]:
     dtype, weights = request.param
-    made = build_worker(msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype, weights=weights), silent)
+    made = build_worker(with_arguments(config, dtype=dtype, kv_dtype=dtype, weights=weights), silent)
     yield made
     made.close()
 
@@ -93,7 +95,7 @@ def test_a_captured_step_is_the_step_itself(config: EngineConfig) -> None:
     for lengths in ([3], [3, 8, 20], [5] * 9):
         found = []
         for sizes in (graph_ladder(32), ()):
-            made = build_worker(msgspec.structs.replace(config, graph_sizes=sizes, invariant=True), silent)
+            made = build_worker(with_arguments(config, graph_sizes=sizes, invariant=True), silent)
             found.append(Requests(made, lengths, Sampling(seed=5, logprobs=0)).generate(12))
             made.close()
         assert found[0] == found[1]
@@ -105,7 +107,7 @@ def test_a_captured_step_is_the_step_itself(config: EngineConfig) -> None:
 def test_an_invariant_request_is_the_same_in_any_batch_bit_for_bit(
     config: EngineConfig, dtype: str, weights: str
 ) -> None:
-    asked = msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype, weights=weights, invariant=True)
+    asked = with_arguments(config, dtype=dtype, kv_dtype=dtype, weights=weights, invariant=True)
     made = build_worker(asked, silent)
     scores = []
     for others in (0, 1, 7, 31):
@@ -122,7 +124,7 @@ def test_pages_of_8_bits_keep_most_tokens(config: EngineConfig) -> None:
         pytest.skip("this GPU has no fp8")
     found = []
     for kv_dtype in ("bfloat16", "fp8"):
-        made = build_worker(msgspec.structs.replace(config, dtype="bfloat16", kv_dtype=kv_dtype), silent)
+        made = build_worker(with_arguments(config, dtype="bfloat16", kv_dtype=kv_dtype), silent)
         handle = Requests(made, [60], GREEDY).prefill()
         found.append(handle.result().logprobs[0].logprob)
         made.close()
@@ -134,7 +136,7 @@ def test_weights_in_fp8_take_a_byte_a_number_and_cost_little(config: EngineConfi
     """Torch's product in bfloat16, our own in the others, or weights that are widened."""
     found, held = [], []
     for weights in ("stored", "fp8"):
-        asked = msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype, weights=weights)
+        asked = with_arguments(config, dtype=dtype, kv_dtype=dtype, weights=weights)
         made = build_worker(asked, silent)
         found.append(Requests(made, [60], GREEDY).prefill().result().logprobs[0].logprob)
         held.append(made.memory_usage["mlp"])
@@ -150,7 +152,7 @@ def test_a_measured_pool_fits_beside_what_was_measured(config: EngineConfig) -> 
         config, kv_measured=True, kv_bytes=free, weight_bytes=1 << 28, workspace_bytes=1 << 29
     )
     made = build_worker(asked, silent)
-    assert 0.5 * free < made.kv_bytes < free
+    assert 0.5 * free < made.memory.kv_cache < free
     Requests(made, [200]).generate(3)
     made.close()
 

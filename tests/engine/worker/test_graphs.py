@@ -5,7 +5,8 @@ import torch
 import transformers
 
 from appliance.planning.workspace import graphs as planned_graphs
-from engine.api.config import EngineConfig, graph_ladder
+from engine.api.config import graph_ladder
+from engine.arguments import engine_config
 from engine.layers.model import make_pages
 from engine.models.checkpoint import read_checkpoint
 from engine.worker.device import DeviceRunner
@@ -153,7 +154,7 @@ def test_captured_steps_leave_their_outputs_in_shared_buffers_of_the_planned_siz
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     llama = transformers.LlamaConfig(vocab_size=500, architectures=["LlamaForCausalLM"], **sizes, **heads)
     llama.save_pretrained(tmp_path)
-    config = EngineConfig(
+    config = engine_config(
         model=str(tmp_path), kv_bytes=1 << 20, max_context=40, max_step_tokens=8, max_running=8, block_tokens=16,
         kernels="triton", invariant=True, load="random",
     )  # fmt: skip

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from engine.api.config import EngineConfig
+from engine.arguments import engine_config
 from engine.layers.model import make_pages
 from engine.worker import device_parts
 from engine.worker.device_parts import largest_step, measured_pool
@@ -25,7 +26,7 @@ def config(tmp_path) -> EngineConfig:
     transformers.LlamaConfig(vocab_size=VOCAB, architectures=["LlamaForCausalLM"], **sizes, **heads).save_pretrained(
         tmp_path
     )
-    return EngineConfig(
+    return engine_config(
         model=str(tmp_path), kv_bytes=1 << 20, max_context=40, max_step_tokens=131, max_running=8, block_tokens=16,
         kernels="triton", invariant=True, load="random",
     )  # fmt: skip

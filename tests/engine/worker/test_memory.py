@@ -11,21 +11,22 @@ import sys
 import threading
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 import transformers
 
 from engine.api.client import EngineClient
-from engine.api.config import EngineConfig, write_config
+from engine.api.config import write_config
 from engine.api.errors import OutOfMemory
 from engine.api.messages import PhaseMemory
+from engine.arguments import engine_config
 from engine.kv.layout import layout
 from engine.lowering.footprint import Holder, footprint, loading_bytes
 from engine.models.checkpoint import read_checkpoint
 from engine.worker.build import build_worker, pool_blocks
 from engine.worker.memory import Meter
 from kernels.cpu.library import best, tiling
+from tests.engine.configs import with_arguments
 
 SIZE = 100_000_000
 PATIENCE_S = 240.0  # against hangs only
@@ -100,7 +101,7 @@ def config(tmp_path_factory):
     )
     path = tmp_path_factory.mktemp("memory") / "model"
     made.to(torch.bfloat16).save_pretrained(path)
-    return EngineConfig(model=str(path), kv_bytes=50_000_000, max_context=40, weight_bytes=7, workspace_bytes=1 << 20)
+    return engine_config(model=str(path), kv_bytes=50_000_000, max_context=40, weight_bytes=7, workspace_bytes=1 << 20)
 
 
 def test_start_reports_the_memory_of_each_phase(config):
@@ -127,7 +128,7 @@ async def told(socket):
 
 def test_engine_process_reports_and_logs_its_memory(config, tmp_path):
     path = tmp_path / "config.json"
-    write_config(msgspec.structs.replace(config, socket=str(tmp_path / "e")), path)
+    write_config(with_arguments(config, socket=str(tmp_path / "e")), path)
     root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-m", "engine", str(path)]
     lines: list[str] = []
@@ -168,6 +169,7 @@ import sys
 from pathlib import Path
 from engine.api.config import read_config
 from engine.worker.build import build_worker
+from tests.engine.configs import with_arguments
 taken = {}
 worker = build_worker(read_config(Path(sys.argv[1])), lambda phase, fraction: None, taken.__setitem__)
 print(taken["loading"].peak, worker.weight_bytes)
@@ -178,13 +180,13 @@ worker.close()
 @pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
 def test_loading_takes_no_more_at_once_than_planned(config, bits, tmp_path):
     """Pages of the mapped checkpoint are in the measured peak and not in the plan: they go when room is needed."""
-    checkpoint = read_checkpoint(config.model)
+    checkpoint = read_checkpoint(config.model.path)
     kernels = best()
     if kernels == "torch":
         pytest.skip("no compiled kernels here")
     holder = Holder(dtype="float32", tiling=tiling(kernels), bits=bits)
     planned = loading_bytes(footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder))
-    write_config(msgspec.structs.replace(config, kernels=kernels, weights=bits), tmp_path / "engine.json")
+    write_config(with_arguments(config, kernels=kernels, weights=bits), tmp_path / "engine.json")
     command = [sys.executable, "-c", LOADING, str(tmp_path / "engine.json")]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     peak, weight_bytes = map(int, told.split())
@@ -193,9 +195,9 @@ def test_loading_takes_no_more_at_once_than_planned(config, bits, tmp_path):
 
 
 def test_a_pool_of_a_fixed_budget_has_blocks_and_one_that_is_too_small_says_what_it_needs(config):
-    form = layout(read_checkpoint(config.model).model, block_tokens=16, element_bytes=4)
+    form = layout(read_checkpoint(config.model.path).model, block_tokens=16, element_bytes=4)
     assert pool_blocks(config, form) > 0
     needed = 4 * form.block_bytes  # three of 40 tokens, and the null block
-    assert pool_blocks(msgspec.structs.replace(config, kv_bytes=needed), form) == 4
+    assert pool_blocks(with_arguments(config, kv_bytes=needed), form) == 4
     with pytest.raises(OutOfMemory, match=rf"40 tokens need {needed:,} bytes: raise hardware.kv_cache_memory to that"):
-        pool_blocks(msgspec.structs.replace(config, kv_bytes=needed - 1), form)
+        pool_blocks(with_arguments(config, kv_bytes=needed - 1), form)

@@ -16,9 +16,10 @@ import pytest
 import torch
 import transformers
 
-from engine.api.config import EngineConfig, TaskConfig
+from engine.api.config import TaskConfig
 from engine.api.errors import NOT_FINITE
 from engine.api.messages import Pooling, Sampling
+from engine.arguments import engine_config
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import blocks_of, layout
@@ -66,7 +67,7 @@ class Steps:
         world: World = SINGLE,
         change: Callable[[ResidualBlock], ResidualBlock] = lambda branch: branch,
     ) -> None:
-        config = EngineConfig(
+        config = engine_config(
             model=str(path),
             kv_bytes=1,
             max_context=64,

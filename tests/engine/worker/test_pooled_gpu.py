@@ -11,9 +11,11 @@ import transformers
 
 from engine.api.config import EngineConfig, TaskConfig
 from engine.api.messages import Pooling, Sampling
+from engine.arguments import engine_config
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.worker.build import build_worker
 from engine.worker.worker import Worker
+from tests.engine.configs import with_arguments
 from tests.engine.layers.pooled_cases import values
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -44,7 +46,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     path: Path = tmp_path_factory.mktemp("gpu") / "model"
     model.save_pretrained(path)
-    return EngineConfig(
+    return engine_config(
         model=str(path),
         device="cuda",
         dtype="float32",
@@ -62,7 +64,7 @@ def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig
 @pytest.fixture(params=["float32", "bfloat16"])
 def worker(config: EngineConfig, request: pytest.FixtureRequest) -> Iterator[Worker]:
     dtype = request.param
-    made = build_worker(msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype), silent)
+    made = build_worker(with_arguments(config, dtype=dtype, kv_dtype=dtype), silent)
     yield made
     made.close()
 
@@ -117,7 +119,7 @@ def test_a_steady_step_never_waits_for_the_device(worker: Worker) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_invariant_prompt_is_the_same_in_any_step_bit_for_bit(config: EngineConfig, dtype: str) -> None:
-    made = build_worker(msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype, invariant=True), silent)
+    made = build_worker(with_arguments(config, dtype=dtype, kv_dtype=dtype, invariant=True), silent)
     for pooling in (EMBED, TOKENS):
         found = []
         for others in (0, 1, 7, 31):
@@ -133,8 +135,8 @@ def test_a_measured_pool_fits_beside_what_was_measured(config: EngineConfig) -> 
         config, kv_measured=True, kv_bytes=free, weight_bytes=1 << 28, workspace_bytes=1 << 29
     )
     made = build_worker(asked, silent)
-    assert made.kv_bytes < free
-    assert (made.kv_bytes > 0.5 * free) == bool(made.layout.groups)
+    assert made.memory.kv_cache < free
+    assert (made.memory.kv_cache > 0.5 * free) == bool(made.layout.groups)
     assert len(start(made, 1, prompts(200, 200), TOKENS).result().pooled) == 2
     made.close()
 

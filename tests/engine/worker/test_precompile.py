@@ -76,8 +76,9 @@ def check(folder, kv_dtype, invariant, weights):
     config = config_for(Path(folder), "bfloat16", kv_dtype, invariant=invariant == "invariant", weights=weights)
     known = {signature(wanted.launch) for wanted in serving_launches(TARGETS["sm_90"], config=config)}
     random_ = random.Random(5)
-    runner, form, model = runner_on(torch.device("cpu"), config, products_of((9, 0), invariant=config.invariant))
-    pools = read_checkpoint(config.model, weights=False).model.pooler is not None
+    fp8 = products_of((9, 0), invariant=config.hardware.batch_invariant)
+    runner, form, model = runner_on(torch.device("cpu"), config, fp8)
+    pools = read_checkpoint(config.model.path, weights=False).model.pooler is not None
     missing, launches = {}, 0
     with torch.inference_mode():
         for step in range(60):

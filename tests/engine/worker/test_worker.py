@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,11 +11,13 @@ import transformers
 from engine.api.config import EngineConfig
 from engine.api.errors import CheckpointError, ConfigError, OutOfMemory
 from engine.api.messages import Sampling
+from engine.arguments import engine_config
 from engine.core.plan import NewRow, PendingMasks, Row, StepPlan
 from engine.worker.build import build_worker
 from engine.worker.warm import warm_steps
 from engine.worker.worker import Worker
 from kernels.jit import interpreted
+from tests.engine.configs import with_arguments
 
 VOCAB = 53
 POISON = 50  # its embedding is NaN
@@ -44,7 +45,7 @@ def model() -> Any:
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter if parameter.ndim == 1 else 0))
-        made.model.embed_tokens.weight[POISON] = torch.nan
+        made.model.path.embed_tokens.weight[POISON] = torch.nan
     return made
 
 
@@ -52,7 +53,7 @@ def model() -> Any:
 def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     path = tmp_path_factory.mktemp("worker") / "model"
     model.save_pretrained(path)
-    return EngineConfig(
+    return engine_config(
         model=str(path), kv_bytes=100_000, max_context=40, block_tokens=4, max_running=4, max_step_tokens=16
     )
 
@@ -62,7 +63,7 @@ def worker(config: EngineConfig, request: pytest.FixtureRequest) -> Iterator[Wor
     """With torch's operations, and with the fused kernels of a GPU in Triton's interpreter."""
     if request.param == "triton" and not interpreted():
         pytest.skip("kernels are compiled here: tests/engine/worker/test_gpu.py has them")
-    made = build_worker(msgspec.structs.replace(config, kernels=request.param, graph_sizes=(1, 2)), silent)
+    made = build_worker(with_arguments(config, kernels=request.param, graph_sizes=(1, 2)), silent)
     yield made
     made.close()
 
@@ -168,8 +169,8 @@ def test_a_prompt_in_pieces_draws_after_its_last(worker, best):
 
 
 def test_reported_sizes_equal_the_allocations(worker, config, model):
-    assert worker.blocks == config.kv_bytes // worker.layout.block_bytes
-    assert worker.kv_bytes == worker.blocks * worker.layout.block_bytes <= config.kv_bytes
+    assert worker.blocks == config.memory.kv_cache // worker.layout.block_bytes
+    assert worker.kv_bytes == worker.blocks * worker.layout.block_bytes <= config.memory.kv_cache
     # on a CPU the embedding is memory-mapped from the checkpoint file
     in_the_file = model.model.embed_tokens.weight.nbytes
     assert worker.weight_bytes == sum(parameter.nbytes for parameter in model.parameters()) - in_the_file
@@ -187,21 +188,21 @@ def test_progress_names_phases_in_order_and_ends_loading_at_one(config):
 @pytest.mark.parametrize("kv_bytes", [1, 3_000])
 def test_a_cache_too_small_for_one_request_states_the_size_it_takes(kv_bytes, config):
     with pytest.raises(OutOfMemory, match=r"hardware\.kv_cache_memory.*model\.max_context") as caught:
-        build_worker(msgspec.structs.replace(config, kv_bytes=kv_bytes), silent)
+        build_worker(with_arguments(config, kv_bytes=kv_bytes), silent)
     needed = int(str(caught.value).split("tokens need ")[1].split(" bytes")[0].replace(",", ""))
-    build_worker(msgspec.structs.replace(config, kv_bytes=needed), silent).close()
+    build_worker(with_arguments(config, kv_bytes=needed), silent).close()
     with pytest.raises(OutOfMemory):
-        build_worker(msgspec.structs.replace(config, kv_bytes=needed - 1), silent)
+        build_worker(with_arguments(config, kv_bytes=needed - 1), silent)
 
 
 def test_huge_cache_is_out_of_memory(config):
     with pytest.raises(OutOfMemory, match="kv_cache_memory"):
-        build_worker(msgspec.structs.replace(config, kv_bytes=1 << 50), silent)
+        build_worker(with_arguments(config, kv_bytes=1 << 50), silent)
 
 
 def test_missing_checkpoint_and_missing_device_have_different_errors(config, tmp_path):
     with pytest.raises(CheckpointError):
-        build_worker(msgspec.structs.replace(config, model=str(tmp_path / "none")), silent)
+        build_worker(with_arguments(config, model=str(tmp_path / "none")), silent)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"hardware\.device"):
-            build_worker(msgspec.structs.replace(config, device="cuda"), silent)
+            build_worker(with_arguments(config, device="cuda"), silent)

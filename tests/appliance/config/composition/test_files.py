@@ -162,7 +162,7 @@ def test_relative_paths_in_a_base_start_at_its_folder(loaded: Load, tmp_path: Pa
     )
     loaded(HEAD + "extends: shared/base.yaml\n", files={"shared/base.yaml": base + "engine: {record: r.log}\n"})
     found = validate(Given(tmp_path / "m.yaml"))
-    assert found.engines[0].model == str(demo) and found.engines[0].record == str(tmp_path / "shared/r.log")
+    assert found.engines[0].model.path == str(demo) and found.engines[0].record == str(tmp_path / "shared/r.log")
     assert found.gateway.chat_template == str(tmp_path / "shared/t.jinja")
     assert found.gateway.api_keys is not None and found.gateway.api_keys.file == str(tmp_path / "shared/keys")
 
