@@ -191,7 +191,7 @@ def test_an_unknown_setting_is_named_with_those_that_exist(path):
 def test_defaults_follow_from_the_checkpoint_and_the_machine(path):
     with LLM(path) as made:
         assert made.config.model.max_context == 512 and made.config.model.dtype == "float32"
-        assert made.config.kv_bytes >= 512 * made._worker.layout.block_bytes // made.config.block_tokens
+        assert made.config.memory.kv_cache >= 512 * made._worker.layout.block_bytes // made.config.cache.block_tokens
 
 
 SCHEMA = {

@@ -176,33 +176,33 @@ def mixed_expert_formats(folder: Path) -> Saved:
 def gptq(folder: Path) -> Saved:
     folder.mkdir()
     made = write_quantized(folder, KINDS["gptq-32-zeros"])
-    return Saved(made.path, model=made.model.path, exact=False)
+    return Saved(made.path, model=made.model, exact=False)
 
 
 def wide_groups(folder: Path) -> Saved:
     """256 inputs of the MLP's down projection are two groups, but the heads' 128 are one."""
     folder.mkdir()
     made = write_quantized(folder, KINDS["gptq-128"])
-    return Saved(made.path, model=made.model.path, exact=False)
+    return Saved(made.path, model=made.model, exact=False)
 
 
 def fp8(folder: Path) -> Saved:
     folder.mkdir()
     made = write_quantized(folder, FP8_KINDS["autofp8-dynamic"])
-    return Saved(made.path, model=made.model.path, exact=False)
+    return Saved(made.path, model=made.model, exact=False)
 
 
 def wide_blocks(folder: Path) -> Saved:
     """256 inputs of the output projection, and 512 of the down projection, are complete blocks for two ranks."""
     folder.mkdir()
     made = write_quantized(folder, FP8_KINDS["blocks"], hidden_size=256, intermediate_size=512)
-    return Saved(made.path, model=made.model.path, exact=False)
+    return Saved(made.path, model=made.model, exact=False)
 
 
 def narrow_blocks(folder: Path) -> Saved:
     folder.mkdir()
     made = write_quantized(folder, FP8_KINDS["blocks"])
-    return Saved(made.path, model=made.model.path, exact=False)
+    return Saved(made.path, model=made.model, exact=False)
 
 
 def encoder_decoder(folder: Path) -> Saved:

@@ -152,7 +152,7 @@ def test_a_measured_pool_fits_beside_what_was_measured(config: EngineConfig) -> 
         config, kv_measured=True, kv_bytes=free, weight_bytes=1 << 28, workspace_bytes=1 << 29
     )
     made = build_worker(asked, silent)
-    assert 0.5 * free < made.memory.kv_cache < free
+    assert 0.5 * free < made.kv_bytes < free
     Requests(made, [200]).generate(3)
     made.close()
 

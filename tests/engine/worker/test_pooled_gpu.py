@@ -135,8 +135,8 @@ def test_a_measured_pool_fits_beside_what_was_measured(config: EngineConfig) -> 
         config, kv_measured=True, kv_bytes=free, weight_bytes=1 << 28, workspace_bytes=1 << 29
     )
     made = build_worker(asked, silent)
-    assert made.memory.kv_cache < free
-    assert (made.memory.kv_cache > 0.5 * free) == bool(made.layout.groups)
+    assert made.kv_bytes < free
+    assert (made.kv_bytes > 0.5 * free) == bool(made.layout.groups)
     assert len(start(made, 1, prompts(200, 200), TOKENS).result().pooled) == 2
     made.close()
 

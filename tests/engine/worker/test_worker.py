@@ -45,7 +45,7 @@ def model() -> Any:
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter if parameter.ndim == 1 else 0))
-        made.model.path.embed_tokens.weight[POISON] = torch.nan
+        made.model.embed_tokens.weight[POISON] = torch.nan
     return made
 
 
