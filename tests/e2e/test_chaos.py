@@ -13,6 +13,7 @@ import pytest
 
 from appliance.chaos.faults import SCENARIOS
 from tests.appliance.certificates import write_certificate
+from tests.tiers import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 SLIPWAY = [sys.executable, "-m", "appliance"]
@@ -90,7 +91,10 @@ def test_bad_certificate_is_refused_and_the_previous_one_stays(launch, tmp_path)
     assert appliance.stop() == 0
 
 
-@pytest.mark.parametrize("name", [each.name for each in SCENARIOS if each.name not in (*TOGETHER, *ELSEWHERE)])
+ALONE = [each.name for each in SCENARIOS if each.name not in (*TOGETHER, *ELSEWHERE)]
+
+
+@pytest.mark.parametrize("name", thinned(ALONE, ["gateway-crash", "disk-full-crash", "hang", "bad-shard"]))
 def test_promises_are_kept_and_files_are_unchanged(service, name):
     folder, appliance = service
     before = files(folder)

@@ -24,6 +24,7 @@ from engine.llm import LLM, Params
 from engine.worker.build import _run_abortable
 from engine.worker.ranks import RankLost, Ranks
 from kernels.cpu.library import best
+from tests.tiers import NIGHTLY
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -97,10 +98,19 @@ def assert_transformers(model, made):
 # One model per feature: biases, fused projections, QK-norm over all heads and per head, windows, soft caps, parallel
 # residual blocks, tied and untied heads, experts with and without a shared one. No size divides the vocabulary of 97.
 SHARED = ("qwen2", "phi3", "olmo2", "cohere-qk-norm", "gemma2", "starcoder2", "mixtral", "qwen2-moe")
+IN_MAKE_TEST = ("cohere-qk-norm", "qwen2-moe")
 
 
 @pytest.mark.parametrize(
-    ("name", "kernels"), [*((name, best()) for name in SHARED), ("qwen2", "torch"), ("olmo2", "torch")]
+    ("name", "kernels"),
+    [
+        *(
+            pytest.param(name, best(), marks=() if name in ("cohere-qk-norm", "qwen2-moe") else NIGHTLY)
+            for name in SHARED
+        ),
+        ("olmo2", "torch"),
+        pytest.param("qwen2", "torch", marks=NIGHTLY),
+    ],
 )
 def test_two_processes_equal_transformers(name, kernels, tmp_path):
     """Cut into chunks, together, with prefixes found again, and preempted where the cache is small."""
@@ -168,7 +178,7 @@ def test_closing_leaves_no_process():
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-@pytest.mark.parametrize("kernels", ["torch", best()])
+@pytest.mark.parametrize("kernels", [best(), *([pytest.param("torch", marks=NIGHTLY)] if best() != "torch" else [])])
 @pytest.mark.parametrize(
     ("number", "words", "seconds"),
     [(signal.SIGKILL, "was killed by SIGKILL", 5), (signal.SIGSTOP, "rank 1 has sent no message for 5 s", 20)],

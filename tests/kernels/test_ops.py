@@ -13,6 +13,7 @@ from kernels.cpu.program import Team
 from kernels.jit import installed
 from kernels.op import Case, Make, Op, tensors
 from kernels.ops import OPS
+from tests.tiers import NIGHTLY
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="Triton is not installed"),
@@ -76,8 +77,16 @@ def runs():
                     yield pytest.param(op, case, dtype, id=name, marks=marks)
 
 
-def cases(chosen=lambda op, case: True):
-    return pytest.mark.parametrize(("op", "case", "dtype"), [run for run in runs() if chosen(*run.values[:2])])
+def cases(chosen=lambda op, case: True, *, one_type=False):
+    """Parametrize a test by operation, case and type. With `one_type`, `make test` runs a case in its first type."""
+    chosen_runs = [run for run in runs() if chosen(*run.values[:2])]
+    if one_type:
+        first = {(run.values[0].name, run.values[1].id): run.id for run in reversed(chosen_runs)}
+        chosen_runs = [
+            pytest.param(*run.values, id=run.id, marks=run.marks if run.id in first.values() else [*run.marks, NIGHTLY])
+            for run in chosen_runs
+        ]
+    return pytest.mark.parametrize(("op", "case", "dtype"), chosen_runs)
 
 
 def inputs(op: Op, case: Case, dtype, seed=0):
@@ -133,7 +142,7 @@ def test_triton_body_equals_the_reference(op, case, dtype, memory):
     compare(op, case, dtype, wanted, given)
 
 
-@cases(lambda op, case: op.single_row is not None and case.id != "empty")
+@cases(lambda op, case: op.single_row is not None and case.id != "empty", one_type=True)
 def test_row_does_not_depend_on_other_rows(op, case, dtype, memory):
     args = inputs(op, case, dtype, seed=1)
     whole = tensors(op(*copied(args)))
@@ -145,7 +154,7 @@ def test_row_does_not_depend_on_other_rows(op, case, dtype, memory):
             assert same(want, got), f"{op.name}, case {case.id}: row {row} of output {number} depends on its neighbours"
 
 
-@cases(lambda op, case: bool(op.strided))
+@cases(lambda op, case: bool(op.strided), one_type=True)
 def test_rows_may_be_strided(op, case, dtype, memory):
     args = inputs(op, case, dtype, seed=2)
     apart = tuple(spread(arg) if at in op.strided and arg is not None else arg for at, arg in enumerate(args))

@@ -479,9 +479,8 @@ COMPUTED = (
     *("models: gptq, awq or compressed-tensors, Triton, GPU", "switches: `engine.cache.block_tokens: 7`, Triton, GPU"),
     *(
         "models: GGUF in other types than Q4_0 and Q8_0, Triton, GPU",
-        "ranks: 2 ranks of fp8, cut between blocks, Triton, GPU",
+        "ranks: 2 ranks of gptq, cut within one, Triton, GPU",
     ),
-    "ranks: 2 ranks of gptq, cut within one, Triton, GPU",
 )
 
 

@@ -108,7 +108,11 @@ def check_tokens(worker: Any, model: Any, steps: int) -> None:
 @in_interpreter
 @pytest.mark.parametrize(
     ("model", "invariant"),
-    [("bart", True), ("bart", False), ("m2m100", True), pytest.param("m2m100", False, marks=NIGHTLY)],
+    [
+        ("bart", True),
+        ("bart", False),
+        *(pytest.param("m2m100", invariant, marks=NIGHTLY) for invariant in (True, False)),
+    ],
     indirect=["model"],
 )
 def test_tokens_are_those_of_transformers_in_steps_of_padded_sizes(config, model, invariant):
