@@ -37,7 +37,7 @@ class Deprecated:
         return Problem(place, self.old, message, hint=hint, fix=Move(self.new_path), code="deprecated")
 
 
-DEPRECATED: tuple[Deprecated, ...] = ()
+DEPRECATED = (Deprecated("observability.stories", "observability.timelines", since="0.2", removed="0.4"),)
 
 
 def current(path: tuple[str, ...]) -> tuple[str, ...]:

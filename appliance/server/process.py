@@ -85,7 +85,7 @@ def build_service(
         max_waiting_tokens=config.limits.max_waiting_tokens,
         hold_s=config.lifecycle.restart.hold,
         exempt=partial(send_exemption, config.crash_exemptions),
-        timelines=config.observability.stories,
+        timelines=config.observability.timelines,
         policy=config.policy,
         report_in_flight=partial(write_inflight, config.run),
         spend=spend,

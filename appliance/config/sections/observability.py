@@ -24,5 +24,5 @@ class Observability(Section):
     """Log generated text: once per reply, or also each streamed delta."""
     vllm_metrics: bool = declare(True, effect=LIVE)
     """Publish the metrics under vLLM's names too, for existing dashboards and autoscalers."""
-    stories: Annotated[int, Field(ge=0)] = declare(1000, effect=LIVE, example=1000)
+    timelines: Annotated[int, Field(ge=0)] = declare(1000, effect=LIVE, example=1000)
     """Number of replies whose timeline is available to `slipway why ID`; 0 keeps none."""

@@ -154,7 +154,7 @@ class Router:
         """Apply new limits."""
         self.admission.allow(config.limits.max_waiting)
         self.backlog.allow(config.limits.max_waiting_tokens)
-        self.timelines.keep(config.observability.stories)
+        self.timelines.keep(config.observability.timelines)
         self._hold_s = config.lifecycle.restart.hold
 
     def expect_end(self, index: int) -> None:

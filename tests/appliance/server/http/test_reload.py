@@ -347,7 +347,7 @@ CASES: dict[str, Seen] = {
     ),
     "observability.log_requests": seen(lambda w: w.logged("parameters of completions"), False, True, to=True),
     "observability.log_outputs": seen(lambda w: w.logged("choice 0 (length)"), False, True, to="final"),
-    "observability.stories": seen(World.remembered, 200, 404, to=0),
+    "observability.timelines": seen(World.remembered, 200, 404, to=0),
     "observability.vllm_metrics": seen(
         lambda w: "vllm:num_requests_running" in w.gateway.client.get("/metrics").text, True, False, to=False
     ),
