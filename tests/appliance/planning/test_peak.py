@@ -12,6 +12,7 @@ import transformers
 from benchmarks.memory import Peak, measure
 from kernels.cpu.library import usable
 from tests.engine.layers import test_gguf
+from tests.tiers import NIGHTLY, thinned
 
 LEAST, MOST = 0.97, 1.10
 SETTINGS = ("engine.scheduling.max_running=4", "model.max_context=128", "hardware.threads=2")
@@ -75,7 +76,7 @@ COMPILED = usable()[-1:]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["torch", *COMPILED])
-@pytest.mark.parametrize("name", ["tiny", "float32", "tied", "experts"])
+@pytest.mark.parametrize("name", thinned(["tiny", "float32", "tied", "experts"], kept=["tied", "experts"]))
 def test_the_planned_total_is_the_peak_of_the_engine(
     checkpoint: Callable[[str], Path], name: str, kernels: str
 ) -> None:
@@ -84,7 +85,9 @@ def test_the_planned_total_is_the_peak_of_the_engine(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not usable(), reason="there are no compiled kernels here")
-@pytest.mark.parametrize(("name", "bits"), [("float32", "int4"), ("tied", "int8"), ("gguf", "auto")])
+@pytest.mark.parametrize(
+    ("name", "bits"), [pytest.param("float32", "int4", marks=NIGHTLY), ("tied", "int8"), ("gguf", "auto")]
+)
 def test_the_planned_total_of_rounded_and_quantized_weights_is_the_peak(
     checkpoint: Callable[[str], Path], name: str, bits: str
 ) -> None:
