@@ -173,6 +173,7 @@ def test_a_message_thinks_for_exactly_its_budget(appliance):
     assert ours["content"][1]["text"] == whole.content[1].text
 
 
+@pytest.mark.nightly("tests/e2e/test_survive.py::test_no_request_notices_that_its_engine_was_killed")
 def test_a_budget_counts_on_over_an_engine_that_was_killed_in_the_midst_of_thinking(appliance, client, checkpoint):
     """C.9: the next engine has the tokens that the last one gave"""
     expected = chat(client, 700, 600)

@@ -168,6 +168,7 @@ def test_what_is_refused_changes_nothing_and_keys_are_read_anew(
     assert served.appliance.stop() == 0
 
 
+@pytest.mark.nightly("tests/e2e/test_reload.py::test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine")
 def test_streams_go_on_while_a_swap_meets_a_crash(served: Served) -> None:
     """Kill the new engine while it starts: it is handled like any crash, and the next engine takes over."""
     expected, _, _ = asyncio.run(during(served, lambda: None))

@@ -1,6 +1,7 @@
 """Rules: the variables that they may read, invariants of all rules, and messages to operators."""
 
 import ast
+import random
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -58,15 +59,16 @@ class Watched:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_reads_only_its_declared_keys_and_facts(rule: Rule) -> None:
-    """The rule is evaluated with every combination of its own variables: the solver would miss an undeclared
-    variable."""
+    """The rule is evaluated with every combination of its own variables, or 2,000 of them: the solver would miss an
+    undeclared variable."""
     read: set[str] = set()
+    draw = random.Random(0)
     own = [one for one in VARIABLES if one.name in rule.keys]
     for facts in FACTS.values():
         views = [View(facts)]
         for variable in own:
             views = [replace(view, **{variable.name: value}) for view in views for value in pool(variable, facts)]
-        for view in views:
+        for view in draw.sample(views, min(2000, len(views))):
             rule.holds(Watched(view, read))  # type: ignore[arg-type]
     told = {*rule.keys, *rule.facts}
     # what memory lacks is asked of the whole view, by a function that a plan brings

@@ -220,6 +220,7 @@ def test_every_launch_is_compiled_ahead(checker, tmp_path, changed, kv_dtype, in
 
 
 @pytest.mark.slow
+@pytest.mark.nightly("tests/engine/worker/test_precompile.py::test_every_launch_is_compiled_ahead")
 def test_the_command_compiles_a_model_from_its_configuration_alone(tmp_path):
     folder = config_json(tmp_path / "model")
     command = ["-m", "engine.worker.precompile", str(folder), "--target", "sm_90", "--check", "--processes", "2"]
