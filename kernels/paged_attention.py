@@ -4,7 +4,8 @@ per query head.
 The reads of a step are planned once, for each window (`causal_reads`) and each group of layers (`group_reads`), and
 used by all of its layers. Rows with one new token are grouped in buckets of similar length, as one padded gather and
 two batched products for each KV head. Each longer row is one call of torch's fused attention over its own gathered
-pages, or over the step's own keys if no token precedes them. Position p reads positions max(0, p - window + 1) … p.
+pages, or over the step's own keys if no token precedes them. Position p reads positions max(0, p - window + 1) … p,
+or with `chunk` positions floor(p / chunk) · chunk … p.
 `softcap` c: scores become c · tanh(s / c). `slopes`: then the head's slope · (position of the key - position of the
 query) is added (ALiBi). `sinks`: an additional logit of each head, whose value is zero (kernels/attention/common.py).
 
@@ -52,7 +53,7 @@ class Span:
 
 @dataclass(frozen=True)
 class WindowReads:
-    """Reads of a step's rows under one window. Groups of layers with the same window share them."""
+    """Reads of a step's rows under one window or chunk. Groups of layers with the same one share them."""
 
     buckets: tuple[Bucket, ...]
     spans: tuple[Span, ...]
@@ -84,6 +85,7 @@ def causal_reads(
     sizes: Sizes,
     *,
     window: int | None,
+    chunk: int | None = None,
     key_starts: Sequence[int] | None = None,
 ) -> WindowReads:
     """Plan the reads of rows: row i computes `count[i]` positions from `first[i]`, and reads none before
@@ -92,13 +94,14 @@ def causal_reads(
     spans = []
     token = 0
     for row, (at, size, begin) in enumerate(zip(first, count, key_starts or (0,) * len(first), strict=True)):
-        low = (begin if window is None else max(begin, at - window + 1)) // sizes.block_tokens
+        low = max(begin, 0 if window is None else at - window + 1, 0 if chunk is None else at // chunk * chunk)
+        low //= sizes.block_tokens
         if size == 1:
             singles.append((at // sizes.block_tokens + 1 - low, row, token, low, at, begin))
         else:
-            spans.append(_span(row, at, size, token, low, begin, window, sizes))
+            spans.append(_span(row, at, size, token, low, begin, (window, chunk), sizes))
         token += size
-    return WindowReads(_buckets(singles, window, sizes), tuple(spans))
+    return WindowReads(_buckets(singles, (window, chunk), sizes), tuple(spans))
 
 
 def cross_reads(lengths: Sequence[int], count: Sequence[int], sizes: Sizes) -> WindowReads:
@@ -115,12 +118,12 @@ def cross_reads(lengths: Sequence[int], count: Sequence[int], sizes: Sizes) -> W
             everything = torch.zeros((size, length), device=sizes.device)
             spans.append(Span(token, token + size, row, slice(0, blocks), length, everything))
         token += size
-    return WindowReads(_buckets(singles, None, sizes), tuple(spans))
+    return WindowReads(_buckets(singles, _ALL, sizes), tuple(spans))
 
 
-def _buckets(singles: "list[_Single]", window: int | None, sizes: Sizes) -> tuple[Bucket, ...]:
+def _buckets(singles: "list[_Single]", limits: "_Limits", sizes: Sizes) -> tuple[Bucket, ...]:
     most = max(1, GATHER_ELEMENTS // sizes.page_elements)
-    return tuple(_bucket(members, window, sizes) for members in _similar(singles, most))
+    return tuple(_bucket(members, limits, sizes) for members in _similar(singles, most))
 
 
 def group_reads(window_reads: WindowReads, table: Tensor, layers: int, planes: int = 2) -> Reads:
@@ -248,7 +251,7 @@ def _by_scores(
     last key has the position of the last query."""
     tokens, heads, _ = q.shape
     if mask is None:
-        mask = _mask(tokens, 0, 0, tokens, None, 0, q.device)
+        mask = _mask(tokens, 0, 0, tokens, _ALL, 0, q.device)
     step = max(1, SCORE_ELEMENTS // (heads * k.shape[0]))
     grouped = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
     keys, values = k.permute(1, 2, 0).unsqueeze(1), v.permute(1, 0, 2).unsqueeze(1)
@@ -267,38 +270,42 @@ def _by_scores(
 
 
 _Single = tuple[int, int, int, int, int, int]  # blocks, row, token, first block, position, first position
+_Limits = tuple[int | None, int | None]  # window and chunk
+_ALL: _Limits = (None, None)
 
 
-def _span(row: int, first: int, count: int, token: int, low: int, begin: int, window: int | None, sizes: Sizes) -> Span:
-    """low: the first block that is read. begin: the first position that is read without a window."""
+def _span(row: int, first: int, count: int, token: int, low: int, begin: int, limits: _Limits, sizes: Sizes) -> Span:
+    """low: the first block that is read. begin: the first position that is read without a window or chunks."""
     stop, device = token + count, sizes.device
     if first == begin:
-        masked = window is not None and window < count
-        return Span(token, stop, row, None, count, _mask(count, 0, 0, count, window, 0, device) if masked else None)
+        masked = any(limit is not None and limit < count for limit in limits)
+        mask = _mask(count, first, first, count, limits, begin, device) if masked else None
+        return Span(token, stop, row, None, count, mask)
     at = low * sizes.block_tokens
     length = first + count - at
     columns = slice(low, -(-(first + count) // sizes.block_tokens))
-    return Span(token, stop, row, columns, length, _mask(count, first, at, length, window, begin, device))
+    return Span(token, stop, row, columns, length, _mask(count, first, at, length, limits, begin, device))
 
 
 def span_mask(span: Span, device: torch.device) -> Tensor:
     """Return the mask of a row of several tokens, [tokens, length] fp32, also if it is plain causal."""
     count = span.stop - span.start
-    return _mask(count, 0, 0, count, None, 0, device) if span.mask is None else span.mask
+    return _mask(count, 0, 0, count, _ALL, 0, device) if span.mask is None else span.mask
 
 
-def _mask(
-    count: int, first: int, low: int, length: int, window: int | None, begin: int, device: torch.device
-) -> Tensor:
+def _mask(count: int, first: int, low: int, length: int, limits: _Limits, begin: int, device: torch.device) -> Tensor:
     """[count, length] fp32: 0 where position first + i reads position low + j, else -inf."""
     query = torch.arange(first, first + count, device=device).unsqueeze(1)
-    return _bias(query, torch.arange(low, low + length, device=device), window, begin)
+    return _bias(query, torch.arange(low, low + length, device=device), limits, begin)
 
 
-def _bias(query: Tensor, key: Tensor, window: int | None, begin: Tensor | int) -> Tensor:
+def _bias(query: Tensor, key: Tensor, limits: _Limits, begin: Tensor | int) -> Tensor:
     """Return 0 where the position `query` reads the position `key`, else -inf. Positions before `begin` are not
     read."""
+    window, chunk = limits
     hidden = (key > query) | (key < begin)
+    if chunk is not None:
+        hidden |= key < query - query % chunk
     if window is not None:
         hidden |= key <= query - window
     return torch.zeros(hidden.shape, device=key.device).masked_fill_(hidden, float("-inf"))
@@ -317,7 +324,7 @@ def _similar(singles: list[_Single], most: int) -> list[list[_Single]]:
     return [sorted(bucket, key=lambda one: one[1]) for bucket in buckets]
 
 
-def _bucket(members: list[_Single], window: int | None, sizes: Sizes) -> Bucket:
+def _bucket(members: list[_Single], limits: _Limits, sizes: Sizes) -> Bucket:
     table = torch.tensor(members, device=sizes.device)
     _, rows, tokens, *places = table.unbind(1)
     width = max(member[0] for member in members)
@@ -326,4 +333,4 @@ def _bucket(members: list[_Single], window: int | None, sizes: Sizes) -> Bucket:
     # After its own end a row reads the last column again; the bias masks it.
     reached = (low + torch.arange(width, device=sizes.device)).clamp_(max=sizes.columns - 1)
     offset = (low * sizes.block_tokens - position).unsqueeze(1)
-    return Bucket(tokens, rows.unsqueeze(1), reached, offset, _bias(position, key, window, begin).unsqueeze(1))
+    return Bucket(tokens, rows.unsqueeze(1), reached, offset, _bias(position, key, limits, begin).unsqueeze(1))

@@ -39,8 +39,8 @@ the layers (OPT 350M), clipped queries (`clip_qkv`, as in MPT 7B StoryWriter), n
 (`qk_layernorm` of Phi, `qk_ln` of MPT), and residuals after the norm (BLOOM). ALiBi (BLOOM, MPT, Falcon RW, Baichuan
 13B) is computed in float32. transformers rounds the bias of Falcon RW to bfloat16 and ignores `alibi_bias_max` of MPT.
 
-Sequences of Llama 4 have up to 8,191 tokens. Longer ones need attention in chunks (`attention_chunk_size`) and scaled
-queries (`floor_scale`), which are not supported yet.
+Layers of Llama 4 with rotary positions attend within chunks of `attention_chunk_size` tokens. Their keys and values are
+freed like those of a sliding window, as soon as a sequence enters the next chunk.
 
 ## Recurrent and hybrid models
 

@@ -58,6 +58,7 @@ class ModelFacts:
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
     acausal_alibi: bool = False  # True: bidirectional attention or cross-attention has ALiBi
+    wrong_chunks: bool = False  # True: chunks or scaled queries where no executor supports them
     pages: tuple[tuple[int, int], ...] = ((8, 64),)  # distinct pairs of KV head count and head size
     latent: int = 0  # elements of the latents of multi-head latent attention; 0 without it
 
@@ -94,6 +95,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         recurrent=tuple(dict.fromkeys(unit for part in recurrents(model) for unit in recurrent_units(part))),
         by_torch=torch_parts(lower(model), ACTIVATIONS),
         acausal_alibi=any(p.alibi is not None and (p.source or not p.causal) for p in attending),
+        wrong_chunks=any(not part.supported_limits for part in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
         pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in parts)),
         latent=max((part.kv_lora_rank for part in parts if isinstance(part, LatentAttention)), default=0),

@@ -25,6 +25,17 @@ RULES = (
         ),
     ),
     Rule(
+        name="causal-chunks",
+        keys=(),
+        facts=("model.wrong_chunks",),
+        holds=lambda view: not view.facts.model.wrong_chunks,
+        text="attention in chunks or with scaled queries is causal self-attention, and chunks exclude a window",
+        because=lambda facts: (
+            "the model has chunks or scaled queries in bidirectional attention or cross-attention, or chunks with a "
+            "window; only causal self-attention supports them, and chunks only without a window"
+        ),
+    ),
+    Rule(
         name="equal-pages",
         keys=(),
         facts=("model.pages",),

@@ -140,6 +140,7 @@ FEATURES = (
     Line("layers with different KV heads", model={"pages": ((2, 8), (4, 8))}),
     Line("a layer norm over all heads of a projection", model={"normed_together": True}),
     Line("ALiBi in bidirectional attention", model={"acausal_alibi": True}),
+    Line("chunks in bidirectional attention", model={"wrong_chunks": True}),
 )
 SWITCHES = (
     Line("`hardware.batch_invariant: true`", {"batch_invariant": True}),

@@ -142,23 +142,23 @@ def _generic(name: str) -> str:
 
 
 def state_groups(layout: Layout, max_context: int, step_tokens: int) -> tuple[StateGroup, ...]:
-    """Return the cache state by attention window: groups of the layout with the same window are combined.
+    """Return the cache state by attention window or chunk: groups of the layout with the same one are combined.
 
     Recurrent state does not grow with the context; it is part of the workspace.
     """
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[tuple[int | None, int | None], list[int]] = {}
     for number, group in enumerate(layout.groups):
-        kinds.setdefault(group.window, []).append(number)
+        kinds.setdefault((group.window, group.chunk), []).append(number)
     found = []
-    for window, numbers in kinds.items():
+    for (window, chunk), numbers in kinds.items():
         layers = sum(len(layout.groups[number].layers) for number in numbers)
         blocks = sum(group_blocks(layout, number, max_context, step_tokens) for number in numbers)
         found.append(
             StateGroup(
-                kind="full" if window is None else f"window {window}",
+                kind=f"window {window}" if window else f"chunk {chunk}" if chunk else "full",
                 layers=layers,
                 token_bytes=layers * layout.page_bytes // layout.block_tokens,
-                reach=window,
+                reach=window or chunk,
                 request_bytes=blocks * layout.block_bytes,
             )
         )

@@ -214,6 +214,6 @@ def state_bytes(layout: Layout, length: int) -> int:
     """Return the bytes of keys and values, or latents, that a token reads at this context length."""
     total = 0
     for group in layout.groups:
-        reach = length if group.window is None else min(length, group.window)
+        reach = length if group.reach is None else min(length, group.reach)
         total += len(group.layers) * layout.planes * layout.kv_heads * layout.vector_bytes * reach
     return total

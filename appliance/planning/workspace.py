@@ -134,7 +134,8 @@ def attention_scores(
     tokens = min(size.tokens, max_context)
 
     def keys(op: Attend | AttendLatent) -> int:
-        return max_context if op.window is None else min(max_context, op.window + tokens)
+        most = op.window or op.chunk
+        return max_context if most is None else min(max_context, most + tokens)
 
     most = max(found, key=lambda op: op.heads * keys(op))
     rows = min(tokens, max(1, SCORE_ELEMENTS // (most.heads * keys(most))))

@@ -3,7 +3,7 @@
 A block becomes findable when a step that fills it is planned and all its ids are known. In a step, writes precede
 reads, and steps run in order. A block can therefore be reused as soon as the step that fills it is planned, and a freed
 block can be taken again at once. A prefix of n blocks is a hit if every group still has the blocks that position n
-attends to: all of them for full attention, else those within the window.
+attends to: all of them for full attention, else those within the window or the chunk.
 
 At least one token has to be computed, because the next one is sampled from its logits. If an entire prompt is cached,
 only its last token is recomputed, provided that no other sequence uses its block (the recomputed value equals the
@@ -119,14 +119,14 @@ class Cache:
         """Return the length in blocks, at most `limit`, of the longest prefix that is a hit in every group."""
         find, length = self.pool.find, limit
         for index, group in enumerate(self.groups):
-            if group.window is None:
+            if group.reach is None:
                 length = next((i for i in range(length) if find((index, hashes[i])) is None), length)
         settled = False
         while not settled:
             settled = True
             for index, group in enumerate(self.groups):
                 first = group.needed_from(length * self.block_tokens) // self.block_tokens
-                if group.window is None:
+                if group.reach is None:
                     continue
                 for i in range(length - 1, first - 1, -1):
                     if find((index, hashes[i])) is None:  # every longer prefix needs this block, too
@@ -140,7 +140,9 @@ class Cache:
         for index, group in enumerate(self.groups):
             first = group.needed_from(position) // self.block_tokens
             last = self.pool.find((index, hashes[length - 1]))
-            if last is None or self.pool.holders[last] or self.pool.find((index, hashes[first])) is None:
+            # The hit has the blocks that the next position needs. The last one may belong to an earlier chunk.
+            more = range(first, length if group.chunk else first + 1)
+            if last is None or self.pool.holders[last] or any(self.pool.find((index, hashes[i])) is None for i in more):
                 return False
         return True
 
@@ -151,8 +153,8 @@ class Cache:
         for index, group in enumerate(self.groups):
             first = group.needed_from(hit.tokens) // block_tokens
             most = blocks_of(tokens, block_tokens) - first
-            if group.window is not None:
-                most = min(most, blocks_of(group.window - 2 + min(step_tokens, tokens), block_tokens) + 1)
+            if group.reach is not None:
+                most = min(most, blocks_of(group.reach - 2 + min(step_tokens, tokens), block_tokens) + 1)
             for i in range(first, blocks_of(hit.tokens, block_tokens)):
                 block = self.pool.find((index, tables.hashes[i]))
                 assert block is not None, "the blocks of a hit are cached"
@@ -266,6 +268,7 @@ class Cache:
     def _set_touch(self, tables: Tables, blocks: int) -> None:
         touch = blocks * self.block_tokens
         for group, released in zip(self.groups, tables.released, strict=True):
-            if group.window is not None:
-                touch = min(touch, (released + 1) * self.block_tokens + group.window - 1)
+            releases = group.released_at((released + 1) * self.block_tokens)
+            if releases is not None:
+                touch = min(touch, releases)
         tables.touch = touch

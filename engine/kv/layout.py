@@ -44,10 +44,25 @@ class Group:
 
     name: str
     layers: tuple[int, ...]  # indexes into the model's attention layers
-    window: int | None
+    window: int | None = None
+    chunk: int | None = None  # of chunked attention, which excludes a window
+
+    @property
+    def reach(self) -> int | None:
+        """Maximum number of keys of a position, its own included. None: no limit."""
+        return self.window or self.chunk
 
     def needed_from(self, n: int) -> int:
+        """Return the first position that position n or a later one attends to."""
+        if self.chunk is not None:
+            return n // self.chunk * self.chunk
         return 0 if self.window is None else max(0, n - self.window + 1)
+
+    def released_at(self, end: int) -> int | None:
+        """Return the first position from which on no position before `end` is needed, or None."""
+        if self.chunk is not None:
+            return -(-end // self.chunk) * self.chunk
+        return None if self.window is None else end + self.window - 1
 
 
 @dataclass(frozen=True)
@@ -94,12 +109,13 @@ class Layout:
 
     def blocks_for(self, tokens: int, step_tokens: int = 1) -> int:
         """Return the maximum number of blocks of one request with this many tokens, over all groups, if a step computes
-        at most `step_tokens` of it. A window needs its reach before the step's first position, and the step itself."""
+        at most `step_tokens` of it. A window or a chunk needs its reach before the step's first position, and the step
+        itself."""
         total = 0
         for group in self.groups:
             most = blocks_of(tokens, self.block_tokens)
-            if group.window is not None:
-                reach = group.window - 1 + min(step_tokens, tokens)
+            if group.reach is not None:
+                reach = group.reach - 1 + min(step_tokens, tokens)
                 # Positions may begin anywhere in a block: the first of them may be the last of its block.
                 most = min(most, blocks_of(reach - 1, self.block_tokens) + 1)
             total += most
@@ -107,7 +123,7 @@ class Layout:
 
     def tokens_in(self, blocks: int, step_tokens: int = 1) -> int:
         """Return the length of the longest request that fits into this many blocks (without the null block). If every
-        group has a window and fits, the result is 2**31 - 1."""
+        group has a window or chunks and fits, the result is 2**31 - 1."""
         low, high = 0, 2**31 - 1
         while low < high:
             middle = (low + high + 1) // 2
@@ -116,7 +132,8 @@ class Layout:
 
 
 def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: int = 0, ranks: int = 1) -> Layout:
-    """Divide the model's causal attention layers into groups by window, with an equal number of layers per group.
+    """Divide the model's causal attention layers into groups by window or chunk, with an equal number of layers per
+    group.
 
     The number is the largest that leaves at most a tenth of all layers spare (22 window + 4 full: 4 per block, 7
     groups, 2 spare). Among numbers with equally few groups, it is the one with the fewest spare layers.
@@ -124,17 +141,17 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: 
     parts = tuple(part for part in attentions(model) if part.causal)
     if not parts:
         return Layout((), block_tokens, 0, 0, 0, element_bytes, scale_bytes)
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[tuple[int | None, int | None], list[int]] = {}
     for index, part in enumerate(parts):
-        kinds.setdefault(part.window, []).append(index)
+        kinds.setdefault((part.window, part.chunk), []).append(index)
     pages = {page_shape(part) for part in parts}
     assert len(pages) == 1, "layers with different KV heads or head sizes need a pool with unequal pages"
     size = _layers_per_block([len(members) for members in kinds.values()])
     groups = []
-    for span, members in sorted(kinds.items(), key=lambda item: item[0] or 0):
-        name = "full" if span is None else f"window{span}"
-        chunks = [tuple(members[at : at + size]) for at in range(0, len(members), size)]
-        groups += [Group(f"{name}.{i}", chunk, span) for i, chunk in enumerate(chunks)]
+    for (window, chunk), members in sorted(kinds.items(), key=lambda item: (item[0][0] or 0, item[0][1] or 0)):
+        name = f"window{window}" if window is not None else "full" if chunk is None else f"chunk{chunk}"
+        divided = [tuple(members[at : at + size]) for at in range(0, len(members), size)]
+        groups += [Group(f"{name}.{i}", layers, window, chunk) for i, layers in enumerate(divided)]
     planes, kv_heads, head_dim = pages.pop()
     own = max(1, kv_heads // ranks)
     return Layout(tuple(groups), block_tokens, size, own, head_dim, element_bytes, scale_bytes, planes)

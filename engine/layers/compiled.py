@@ -46,6 +46,7 @@ from engine.lowering.program import (
     QKNorm,
     Recurrence,
     Route,
+    ScaleQueries,
     SelectiveScan,
     Value,
 )
@@ -234,6 +235,8 @@ class CompiledModel:
                 yield from self._qk_norm(op, values[op.qkv])
             case PrepareKV():
                 yield self._prepare_kv(op, values[op.qkv])
+            case ScaleQueries():
+                yield _scale_queries(op, values[op.qkv])
             case Attend():
                 yield self._attend(op, values[op.qkv], values[op.y])
             case PrepareLatent():
@@ -419,6 +422,7 @@ class CompiledModel:
             dim=part.head_dim,
             value_dim=part.head_dim,
             window=part.window or 0,
+            chunk=part.chunk or 0,
             scale=op.scale,
             softcap=part.softcap or 0.0,
             group=place.group,
@@ -461,6 +465,7 @@ class CompiledModel:
             dim=part.state_dim,
             value_dim=part.kv_lora_rank,
             window=0,
+            chunk=0,
             scale=part.scale,
             softcap=0.0,
             group=place.group,
@@ -495,6 +500,17 @@ class CompiledModel:
 def _heads(x: Tensor, heads: int) -> Tensor:
     """[tokens, heads · dim] → [tokens, heads, dim]."""
     return x.unflatten(1, (heads, -1))
+
+
+def _scale_queries(op: ScaleQueries, qkv: Tensor) -> cpu.ScaleQueries:
+    return cpu.ScaleQueries(
+        qkv=qkv.data_ptr(),
+        stride=qkv.stride(0),
+        size=op.heads * op.head_dim,
+        length=op.factor.length,
+        offset=op.factor.offset,
+        scale=op.factor.scale,
+    )
 
 
 def _combine(op: Combine, values: Buffers) -> cpu.Combine:

@@ -18,6 +18,7 @@ from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.loaded import routing
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
+from engine.layers.query_scale import query_factors
 from engine.layers.rope import Rotation
 from engine.layers.rounded import rounding_of
 from engine.layers.states import LayerStates
@@ -46,6 +47,7 @@ from engine.lowering.program import (
     QKNorm,
     Quantized,
     Route,
+    ScaleQueries,
     SelectiveScan,
     Value,
     WriteKV,
@@ -178,8 +180,10 @@ class _Run:
         sources, kv_heads = step.cross_attention, model.scheduled_heads
         self.decoder_starts = None if sources is None else sources.decoder_starts
         self.schedules = {
-            window: DECODE_SCHEDULE(step.query_start, step.lengths, kv_heads, window, self.decoder_starts)
-            for window in {group.window for group in model.layout.groups}
+            (window, chunk): DECODE_SCHEDULE(
+                step.query_start, step.lengths, kv_heads, window, self.decoder_starts, chunk
+            )
+            for window, chunk in {(group.window, group.chunk) for group in model.layout.groups}
             if step.singles
         }
         self.cross_schedules = None
@@ -299,6 +303,11 @@ def _prepare_kv(op: PrepareKV, run: _Run) -> None:
     QK_NORM_ROPE_KV(qkv, step.pages, place.layer, step.slot_mapping[place.group], op.heads, *arguments, *scales)
 
 
+def _scale_queries(op: ScaleQueries, run: _Run) -> None:
+    queries = run[op.qkv].unflatten(-1, (-1, op.head_dim))[:, : op.heads]
+    queries.mul_(query_factors(op.factor, run.step.positions))
+
+
 def _write_kv(op: WriteKV, run: _Run) -> None:
     """Write the keys and values of encoder inputs; others are written by PrepareKV."""
     place, step = run.model.kv_layers[op.layer], run.step
@@ -327,9 +336,9 @@ def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
     scales, starts = run.model.scales[op.layer], run.decoder_starts
     rows = step.slot, step.query_start, step.lengths
     options = op.scale, part.window, part.softcap, run.weights.sinks(op.sinks)
-    last = *scales, starts, run.weights.slopes(op.slopes)
+    last = *scales, starts, run.weights.slopes(op.slopes), part.chunk
     if step.singles:
-        schedules = run.schedules[part.window]
+        schedules = run.schedules[part.window, part.chunk]
         DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, schedules, out, *options, *last)
     if step.spans:
         PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *options, None, *last)
@@ -359,7 +368,7 @@ def _attend_latent(op: AttendLatent, run: _Run) -> None:
     out = q.new_empty(len(q), op.heads, part.kv_lora_rank)
     read = q, step.pages, place.layer, step.tables[place.group], step.slot, step.query_start, step.lengths
     if step.singles:
-        LATENT_DECODE(*read, run.schedules[None], out, part.scale)
+        LATENT_DECODE(*read, run.schedules[None, None], out, part.scale)
     if step.spans:
         LATENT_PREFILL(*read, out, part.scale)
     run[op.y] = out.flatten(1)
@@ -467,6 +476,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Add: _add,
     QKNorm: _qk_norm,
     PrepareKV: _prepare_kv,
+    ScaleQueries: _scale_queries,
     WriteKV: _write_kv,
     Attend: _attend,
     PrepareLatent: _prepare_latent,

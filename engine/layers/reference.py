@@ -14,6 +14,7 @@ from engine.layers.batch import Batch
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.loaded import LoadedWeights, routing
 from engine.layers.norm import normed
+from engine.layers.query_scale import query_factors
 from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
 from engine.lowering.program import (
@@ -42,6 +43,7 @@ from engine.lowering.program import (
     QKNorm,
     Rotate,
     Route,
+    ScaleQueries,
     SelectiveScan,
     Value,
     WriteKV,
@@ -155,6 +157,10 @@ def _qk_norm(op: QKNorm, run: Run) -> None:
 
 def _rotate(op: Rotate, run: Run) -> None:
     rotate_(_heads(run[op.qkv], op.head_dim)[:, : op.heads], *run.step.angles[op.rope], op.rope.interleaved)
+
+
+def _scale_queries(op: ScaleQueries, run: Run) -> None:
+    _heads(run[op.qkv], op.head_dim)[:, : op.heads].mul_(query_factors(op.factor, run.positions))
 
 
 def _write_kv(op: WriteKV, run: Run) -> None:
@@ -335,6 +341,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     AllReduce: _all_reduce,
     QKNorm: _qk_norm,
     Rotate: _rotate,
+    ScaleQueries: _scale_queries,
     WriteKV: _write_kv,
     PrepareKV: _prepare_kv,
     Attend: _attend,

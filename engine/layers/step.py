@@ -37,13 +37,15 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
         page_elements=block_tokens * layout.kv_heads * layout.head_dim,
         device=pages.device,
     )
-    windows = {group.window for group in layout.groups}
+    limits = {(group.window, group.chunk) for group in layout.groups}
     window_reads = {
-        window: causal_reads(batch.first, batch.count, sizes, window=window, key_starts=batch.decoder_starts)
-        for window in windows
+        (window, chunk): causal_reads(
+            batch.first, batch.count, sizes, window=window, chunk=chunk, key_starts=batch.decoder_starts
+        )
+        for window, chunk in limits
     }
     reads = tuple(
-        group_reads(window_reads[group.window], table, layers, planes)
+        group_reads(window_reads[group.window, group.chunk], table, layers, planes)
         for group, table in zip(layout.groups, batch.tables, strict=True)
     )
     writes = tuple(write_rows(slot_mapping, layers, block_tokens, planes) for slot_mapping in batch.slot_mapping)

@@ -37,6 +37,7 @@ from engine.lowering.program import (
     RecurrentParameter,
     Rotate,
     Route,
+    ScaleQueries,
     SelectiveScan,
     SinkLogits,
     Tables,
@@ -196,6 +197,8 @@ class _Lowering:
             if number is not None:
                 self.layers += 1
                 yield WriteKV(qkv=qkv, layer=number, heads=heads, kv_heads=kv_heads, head_dim=dim)
+            if part.query_scale is not None:
+                yield ScaleQueries(qkv=qkv, factor=part.query_scale, heads=heads, head_dim=dim)
             yield Attend(
                 qkv=qkv,
                 y=attended,

@@ -70,7 +70,7 @@ def attention_operations(ops: Iterable[Op], length: int) -> int:
     reach, in latent attention of the latents. Self-attention and cross-attention are both counted with this length."""
     total = 0
     for op in attends(ops):
-        reach = length if op.window is None else min(length, op.window)
+        reach = min(length, op.window or length, op.chunk or length)
         total += 2 * reach * op.heads * (op.key_dim + op.value_dim)
     return total
 

@@ -24,6 +24,7 @@ from engine.models.parts import (
     LatentAttention,
     Norm,
     Parameter,
+    QueryScale,
     Rope,
 )
 from engine.models.sources import join, latent_linears
@@ -281,6 +282,16 @@ class Rotate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScaleQueries:
+    """Multiply the first `heads` heads of qkv, the queries, by the factor of their position, in place."""
+
+    qkv: Value
+    factor: QueryScale
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class WriteKV:
     """Write keys and values to the pages of a layer. cross: of an encoder input, from kv = [keys, values]."""
 
@@ -327,6 +338,10 @@ class Attend:
     @property
     def window(self) -> int | None:
         return None if self.cross else self.part.window
+
+    @property
+    def chunk(self) -> int | None:
+        return None if self.cross else self.part.chunk
 
     @property
     def key_dim(self) -> int:
@@ -376,6 +391,7 @@ class AttendLatent:
     kv_heads: Literal[1] = 1
     cross: Literal[False] = False
     window: None = None
+    chunk: None = None
 
     @property
     def key_dim(self) -> int:
@@ -564,6 +580,7 @@ Op = (
     | AllReduce
     | QKNorm
     | Rotate
+    | ScaleQueries
     | WriteKV
     | PrepareKV
     | Attend
@@ -673,7 +690,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.x, op.y
         case AllReduce():
             return (op.x,)
-        case QKNorm() | Rotate() | WriteKV() | PrepareKV() | Attend():
+        case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
         case Route():
             return (op.logits,)
@@ -712,7 +729,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Add() | AllReduce():
             return (op.x,)
-        case QKNorm() | Rotate() | PrepareKV():
+        case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)
         case WriteKV():
             return ()

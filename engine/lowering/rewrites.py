@@ -20,6 +20,7 @@ from engine.lowering.program import (
     QKNorm,
     Quantized,
     Rotate,
+    ScaleQueries,
     Value,
     WriteKV,
     values_read,
@@ -36,7 +37,7 @@ def compiled_ops(program: Program) -> Ops:
 
 def fuse_prepare_kv(ops: Sequence[Op], *, norms: bool) -> Ops:
     """Join the operations between a projection and its attention: rotation and writing of keys and values, and with
-    `norms` also the norms of separate heads."""
+    `norms` also the norms of separate heads. Factors of queries follow."""
     made: list[Op] = []
     for op in ops:
         if isinstance(op, Attend) and not op.cross:
@@ -49,6 +50,7 @@ def fuse_prepare_kv(ops: Sequence[Op], *, norms: bool) -> Ops:
                 kv_heads=op.kv_heads,
                 head_dim=op.part.head_dim,
             )
+            scaled = [made.pop()] if made and isinstance(made[-1], ScaleQueries) else []
             while made:
                 match made[-1]:
                     case WriteKV(cross=False):
@@ -60,7 +62,7 @@ def fuse_prepare_kv(ops: Sequence[Op], *, norms: bool) -> Ops:
                     case _:
                         break
                 made.pop()
-            made.append(prepared)
+            made += [prepared, *scaled]
         made.append(op)
     return tuple(made)
 

@@ -157,7 +157,7 @@ class Config:
             )
 
     def window(self, key: str = "sliding_window") -> int | None:
-        """Return the attention window, or None if it is not smaller than the context."""
+        """Return the attention window or chunk, or None if it is not smaller than the context."""
         size = self.whole_or_none(key)
         return None if size is None or size >= self.whole("max_position_embeddings") else size
 

@@ -2,9 +2,8 @@
 multiply their inputs.
 
 Source: transformers modeling_llama4.py. Layers with rotary positions attend within chunks of `attention_chunk_size`
-positions, and queries of the others are scaled from position `floor_scale` - 1 on. Neither has an effect on sequences
-that are shorter, so the longest supported sequence ends before both. The norm of queries and keys follows the rotation,
-which does not change their length; therefore it may precede it.
+positions, and queries of the others are scaled from position `floor_scale` - 1 on (arXiv:2501.19399). The norm of
+queries and keys follows the rotation, which does not change their length; therefore it may precede it.
 """
 
 from collections.abc import Mapping
@@ -14,13 +13,14 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.config import Config, shown
 from engine.models.decoder import Feed, llama_decoder
-from engine.models.parts import MLP, Attention, Experts, Model, RMSNorm, Stacked
+from engine.models.parts import MLP, Attention, Experts, Model, QueryScale, RMSNorm, Stacked
 from engine.models.rope import rope
 
 ARCHITECTURES = ("Llama4ForCausalLM",)
 
 _DEFAULTS: dict[str, Any] = {
     "attention_chunk_size": 8192,
+    "attn_scale": 0.1,
     "attn_temperature_tuning": True,
     "floor_scale": 8192,
     "head_dim": 128,
@@ -50,16 +50,21 @@ def declare(config: Mapping[str, Any]) -> Model:
         bias=(bias, bias),
         qk_norm=RMSNorm(size=c.head_dim, eps=norm.eps, weight=False) if c.flag("use_qk_norm") else None,
     )
-    plain = replace(rotated, rope=None, qk_norm=None)
-    layers = [rotated if one else plain for one in _rotated(c)]
-    model = llama_decoder(c, layers, _feeds(c), norm, positions=positions)
-    return replace(model, max_context=min(model.max_context, *_limits(c)))
+    plain = replace(rotated, rope=None, qk_norm=None, query_scale=_query_scale(c))
+    usual = tuple("chunked_attention" if one else "full_attention" for one in _rotated(c))
+    kinds = c.layer_types(usual, ("full_attention", "chunked_attention"))
+    chunk = c.window("attention_chunk_size")
+    layers = [
+        replace(rotated if has_rope else plain, chunk=chunk if kind == "chunked_attention" else None)
+        for has_rope, kind in zip(_rotated(c), kinds, strict=True)
+    ]
+    return llama_decoder(c, layers, _feeds(c), norm, positions=positions)
 
 
-def _limits(c: Config) -> tuple[int, ...]:
-    """Return the lengths up to which chunks and the scale of queries have no effect."""
-    chunk, scaled = c.whole_or_none("attention_chunk_size"), c.flag("attn_temperature_tuning")
-    return *(() if chunk is None else (chunk,)), *((c.whole("floor_scale", least=2) - 1,) if scaled else ()), 2**31 - 1
+def _query_scale(c: Config) -> QueryScale | None:
+    if not c.flag("attn_temperature_tuning"):
+        return None
+    return QueryScale(scale=c.number("attn_scale"), length=c.whole("floor_scale"), offset=1)
 
 
 def _rotated(c: Config) -> tuple[bool, ...]:

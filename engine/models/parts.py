@@ -149,6 +149,15 @@ class Alibi:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueryScale:
+    """Factor of the queries at position p: 1 + scale · log(1 + floor((p + offset) / length))."""
+
+    scale: float
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """Grouped-query attention, or cross-attention.
 
@@ -165,10 +174,14 @@ class Attention:
     head_dim: int
     rope: Rope | None
     scale: float | None = None  # None: head_dim ** -0.5
+    query_scale: QueryScale | None = None  # of causal self-attention
     bias: tuple[bool, bool] = (False, False)  # of qkv, of o
     qk_norm: RMSNorm | LayerNorm | None = None  # its size is head_dim for every span
     qk_norm_span: Literal["head", "own", "all"] = "head"
     window: int | None = None  # a position attends to itself and window - 1 positions before it (and after, not causal)
+    chunk: int | None = None
+    """Chunked attention: the position p attends to positions floor(p / chunk) · chunk … p. It excludes a window and
+    requires causal self-attention."""
     causal: bool = True  # False: bidirectional, without a KV cache
     softcap: float | None = None
     source: bool = False
@@ -188,6 +201,14 @@ class Attention:
     """The output of each head is multiplied by sigmoid(its gate). The projection to q has the query of each head,
     followed by its gate (Qwen3-Next)."""
     name: str = "self_attn"
+
+    @property
+    def supported_limits(self) -> bool:
+        """Return whether executors support the chunks and scaled queries: in causal self-attention, chunks without a
+        window."""
+        if self.chunk is None and self.query_scale is None:
+            return True
+        return self.causal and not self.source and (self.chunk is None or self.window is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +234,7 @@ class LatentAttention:
     bias: tuple[bool, bool] = (False, False)  # of q_a_proj and kv_a_proj_with_mqa, of o_proj
     name: str = "self_attn"
     window: None = None
+    chunk: None = None
     causal: Literal[True] = True
 
     @property

@@ -2,12 +2,13 @@
 
     out = softmax(c · tanh(scale · q kᵀ / c) + mask) v      (without `softcap` c: softmax(scale · q kᵀ + mask) v)
 
-Position p sees positions max(begin, p - window + 1) … p, where `begin` is 0 or the row's element of `key_starts`.
-Earlier keys belong to another attention: in a decoder with cross-attention, the keys of the encoder input precede the
-decoder's own keys. A head's sink is an additional logit in the denominator with value zero (arXiv:2309.17453, learned
-as in gpt-oss). With `slopes` (ALiBi, arXiv:2108.12409), the head's slope · (key - p) is added to the score of each key,
-after the softcap. Query heads come in groups of heads / kv_heads that share keys and values. Pages: [blocks, layers, 2,
-block_tokens, kv_heads, dim]; in float8_e4m3fn they hold x / k_scale and x / v_scale.
+Position p sees positions max(begin, p - window + 1) … p, or with `chunk` positions max(begin, floor(p / chunk) · chunk)
+… p, where `begin` is 0 or the row's element of `key_starts`. Earlier keys belong to another attention: in a decoder
+with cross-attention, the keys of the encoder input precede the decoder's own keys. A head's sink is an additional logit
+in the denominator with value zero (arXiv:2309.17453, learned as in gpt-oss). With `slopes` (ALiBi, arXiv:2108.12409),
+the head's slope · (key - p) is added to the score of each key, after the softcap. Query heads come in groups of heads /
+kv_heads that share keys and values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in float8_e4m3fn they hold
+x / k_scale and x / v_scale.
 
 In Triton the state of an unfinished softmax is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is
 the score times log2(e) and `top` the largest so far. The initial top is -1e30, because differences of -inf are NaN. All
@@ -88,13 +89,21 @@ def gather_kv(pages: Tensor, layer: int, blocks: Tensor, k_scale: float, v_scale
     return planes[:, 0].flatten(0, 1) * k_scale, planes[:, 1].flatten(0, 1) * v_scale
 
 
-def causal(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+def causal(query: Tensor, key: Tensor, window: int | None, chunk: int | None = None) -> Tensor:
     """Return which of the positions `key` each of the positions `query` sees, [queries, keys]."""
     distance = query.unsqueeze(1) - key
-    return (distance >= 0) & (distance < (NO_WINDOW if window is None else window))
+    seen = (distance >= 0) & (distance < (NO_WINDOW if window is None else window))
+    return seen if chunk is None else seen & (key >= (query - query % chunk).unsqueeze(1))
 
 
-def check_options(window: int | None, softcap: float | None, scale: float) -> None:
+def first_key(position: int, window: int | None, chunk: int | None) -> int:
+    """Return the first position that this position sees."""
+    return max(0, 0 if window is None else position - window + 1, 0 if chunk is None else position // chunk * chunk)
+
+
+def check_options(window: int | None, softcap: float | None, scale: float, chunk: int | None = None) -> None:
+    if chunk is not None and (chunk < 1 or window is not None):
+        raise ValueError(f"chunk={chunk}, window={window}: a chunk has a position at least, and excludes a window")
     if window is not None and window < 1:
         raise ValueError(f"window={window}: a position sees itself at least; None is no window")
     if softcap is not None and softcap <= 0:
@@ -144,9 +153,10 @@ def paged_inputs(
     layers: int = 1,
     fp8: bool = False,
     window: int | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """rows: tokens to compute and length of each; (0, 0) is a padded one. Blocks before the window of a row's first
-    token are released. → q, pages, table, slot, query_start, lengths, out."""
+    """rows: tokens to compute and length of each; (0, 0) is a padded one. Blocks before the window or chunk of a row's
+    first token are released. → q, pages, table, slot, query_start, lengths, out."""
     blocks = [-(-length // block_tokens) for _, length in rows]
     slots = len(rows) + 2
     tokens = sum(count for count, _ in rows)
@@ -158,7 +168,7 @@ def paged_inputs(
     if not make.meta:
         at = 0
         for (count, length), number, line in zip(rows, blocks, slot.tolist(), strict=True):
-            released = max(0, length - count - window + 1) // block_tokens if window else 0
+            released = first_key(length - count, window, chunk) // block_tokens if count else 0
             table[line, released:number] = ids[at + released : at + number]
             at += number
     start = make.tensor(list(accumulate((count for count, _ in rows), initial=0)))
@@ -177,25 +187,33 @@ def key_counts(lengths: Tensor, key_starts: Tensor | None) -> Tensor:
     return lengths if key_starts is None else lengths - key_starts
 
 
-def num_keys_read(query_start: Tensor, lengths: Tensor, window: int | None, single: bool) -> int:
+def num_keys_read(
+    query_start: Tensor, lengths: Tensor, window: int | None, single: bool, chunk: int | None = None
+) -> int:
     """Return the number of keys that rows of one token (`single`) or of several tokens read. lengths: see
     `key_counts`."""
     keys = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
         if count and (count == 1) == single:
-            keys += min(length, (window or NO_WINDOW) + count - 1)
+            keys += length - first_key(length - count, window, chunk)
     return keys
 
 
 def paged_traffic(
-    q: Tensor, pages: Tensor, query_start: Tensor, lengths: Tensor, window: int | None, single: bool
+    q: Tensor,
+    pages: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    window: int | None,
+    single: bool,
+    chunk: int | None = None,
 ) -> int:
     """Return the bytes of the keys and values that rows read, of q and of the output. lengths: see `key_counts`; on the
     meta device, which has no values, all pages of the layer count."""
     if lengths.is_meta:
         return pages.nbytes // pages.shape[1] + 2 * q.nbytes
     token = 2 * pages[0, 0, 0, 0].nbytes
-    return token * num_keys_read(query_start, lengths, window, single) + 2 * q.nbytes
+    return token * num_keys_read(query_start, lengths, window, single, chunk) + 2 * q.nbytes
 
 
 @jit
@@ -231,6 +249,12 @@ def to_product_type(x, TYPE: tl.constexpr):
     if TYPE == tl.float16:  # noqa: SIM300
         x = tl.clamp(x.to(tl.float32), -65504.0, 65504.0)
     return x.to(TYPE)
+
+
+@jit
+def keys_in_chunk(ends, CHUNK: tl.constexpr):
+    """Return the number of keys that a row of this length reads: those in the chunk of the last one. 0 of length 0."""
+    return tl.where(ends > 0, (ends - 1) % CHUNK + 1, 0)
 
 
 @jit

@@ -1,8 +1,8 @@
 """Attention of rows with one new token over their pages. kernels/attention/common.py defines the result.
 
 `decode_schedule` determines which keys are read and how they are divided into items, once for all layers with the same
-window. Rows of one sequence may share a line of the table: cross-attention makes each decoder token a row of its own,
-whose length is the number of tokens of the encoder input.
+window or chunk. Rows of one sequence may share a line of the table: cross-attention makes each decoder token a row of
+its own, whose length is the number of tokens of the encoder input.
 
 A program takes items until the list is empty, so a row's result depends neither on the other rows nor on the number of
 programs. A second kernel sums up rows of several items. The tile of a program is the whole group of query heads of one
@@ -33,8 +33,10 @@ from kernels.attention.common import (
     check_pages,
     compute_type,
     final_factor,
+    first_key,
     gather_kv,
     key_counts,
+    keys_in_chunk,
     paged_inputs,
     paged_traffic,
     slopes_of,
@@ -68,6 +70,7 @@ def _reference(
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
@@ -81,11 +84,11 @@ def _reference(
         length, lowest = int(lengths[row]), 0 if key_starts is None else int(key_starts[row])
         if lowest >= length:
             continue
-        begin = max(lowest, 0 if window is None else length - window) // bt * bt
+        begin = max(lowest, first_key(length - 1, window, chunk)) // bt * bt
         blocks = table[slot[row], begin // bt : -(-length // bt)]
         k, v = gather_kv(pages, layer, blocks, k_scale, v_scale)
         key = torch.arange(begin, length, device=q.device)
-        seen = causal(key[-1:], key, window) & (key >= lowest)
+        seen = causal(key[-1:], key, window, chunk) & (key >= lowest)
         read = k[: key.shape[0]], v[: key.shape[0]]
         out[first:stop] = attend(q[first:stop], *read, seen, scale, softcap, sinks, slopes)
     return (out,)
@@ -136,6 +139,7 @@ def decode_attention_kernel(
     LAYERS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -221,9 +225,10 @@ def decode_attention_kernel(
         keys = tl.load(entry + 2, volatile=True) - tl.load(entry + 1, volatile=True)
         token = tl.load(query_start + row).to(tl.int64)
         reach = tl.load(lengths + row)
+        most = keys_in_chunk(reach, CHUNK) if CHUNK else WINDOW
         if KEY_STARTS:
             reach -= tl.load(key_starts + row)
-        if keys == tl.minimum(reach, WINDOW):
+        if keys == tl.minimum(reach, most):
             sink = tl.load(sinks + heads, live, 0.0) if SINKS else 0.0
             factor = final_factor(top, total, sink, v_scale, SINKS)[:, None]
             at_out = out + token * out_row
@@ -332,8 +337,9 @@ def _triton(
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor]:
-    check_options(window, softcap, scale)
+    check_options(window, softcap, scale, chunk)
     check_pages(q, pages)
     _, heads, dim = q.shape
     _, layers, _, block_tokens, kv_heads, _ = pages.shape
@@ -373,6 +379,7 @@ def _triton(
         LAYERS=layers,
         BLOCK_TOKENS=block_tokens,
         WINDOW=window or NO_WINDOW,
+        CHUNK=chunk or 0,
         KEY_STARTS=key_starts is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
@@ -420,31 +427,33 @@ def _inputs(
     sinks: bool = False,
     key_starts: Sequence[int] = (),
     alibi: bool = False,
+    chunk: int | None = None,
 ) -> tuple:
     """key_starts: first position of each row; empty: all 0."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
-        make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, window
+        make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, window, chunk
     )
     first = make.tensor(key_starts) if key_starts else None
     if make.meta:
         schedule = empty_schedule(len(rows), kv_heads, make.device)
     else:
-        schedule = DECODE_SCHEDULE.reference(query_start, lengths, kv_heads, window, first)
+        schedule = DECODE_SCHEDULE.reference(query_start, lengths, kv_heads, window, first, chunk)
     scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
     return (
         *(q, pages, layers - 1, table, slot, query_start, lengths),
         *(schedule, out, dim**-0.5, window, softcap),
         *(make.normal(heads, dtype=torch.float32) if sinks else None, *scales, first),
         slopes_of(make, heads) if alibi else None,
+        chunk,
     )
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
-    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest, key_starts, slopes = args
+    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest, key_starts, slopes, chunk = args
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
     begin = None if key_starts is None else key_starts[row : row + 1]
-    schedule = DECODE_SCHEDULE.reference(start, length, pages.shape[4], window, begin)
+    schedule = DECODE_SCHEDULE.reference(start, length, pages.shape[4], window, begin, chunk)
     own = (
         q[tokens],
         pages,
@@ -459,12 +468,12 @@ def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...
         window,
         *rest,
     )
-    return (*own, begin, slopes), lambda outputs: (outputs[0][tokens],)
+    return (*own, begin, slopes, chunk), lambda outputs: (outputs[0][tokens],)
 
 
 def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, _, window, *_, key_starts, _ = rest
-    return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=True)
+    query_start, lengths, _, _, _, window, *_, key_starts, _, chunk = rest
+    return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=True, chunk=chunk)
 
 
 LLAMA = {"heads": 64, "kv_heads": 8, "dim": 128}  # 70B; a share of two of its tensor-parallel ranks has the same group
@@ -506,6 +515,8 @@ DECODE_ATTENTION = Op(
         Case("alibi", SMALL | {"rows": ((1, 37), (3, 9), (0, 0), (1, 300), (1, 64)), "heads": 6, "alibi": True}),
         Case("alibi-splits", SMALL | {"rows": ((1, 2600), (1, 3)), "block_tokens": 16, "softcap": 3.0, "alibi": True}),
         Case("alibi-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "alibi": True, "sinks": True}),
+        Case("chunk", SMALL | {"rows": ((1, 100), (1, 33), (1, 34), (0, 0), (2, 70)), "chunk": 33, "sinks": True}),
+        Case("chunk-splits", SMALL | {"rows": ((1, 4600), (1, 2001), (1, 900)), "block_tokens": 13, "chunk": 2000}),
         Case("empty", SMALL | {"rows": ()}),
         Case("64x8192", LLAMA | {"rows": ((1, 8192),) * 64}, bench=True),
         Case("64x8192-fp8", LLAMA | {"rows": ((1, 8192),) * 64, "fp8": True}, bench=True),
@@ -516,6 +527,7 @@ DECODE_ATTENTION = Op(
         Case("64x8192-gpt-oss", GPT_OSS | {"rows": ((1, 8192),) * 64}, bench=True),
         Case("64x8192-gpt-oss-window", GPT_OSS | {"rows": ((1, 8192),) * 64, "window": 128}, bench=True),
         Case("64x8192-gemma-window", GEMMA | {"rows": ((1, 8192),) * 64, "window": 4096}, bench=True),
+        Case("64x12288-llama4", LLAMA | {"rows": ((1, 12288),) * 64, "heads": 40, "chunk": 8192}, bench=True),
         Case("64x2048-mpt", MPT | {"rows": ((1, 2048),) * 64}, bench=True),
         Case("256x128-bart", BART | {"rows": ((1, 1152),) * 256, "key_starts": (1024,) * 256}, bench=True),
     ),

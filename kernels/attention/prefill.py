@@ -30,6 +30,7 @@ from kernels.attention.common import (
     check_pages,
     compute_type,
     final_factor,
+    first_key,
     gather_kv,
     key_counts,
     paged_inputs,
@@ -65,6 +66,7 @@ def _reference(
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
@@ -79,7 +81,7 @@ def _reference(
         length = int(lengths[row])
         position = torch.arange(length - (stop - first), length, device=q.device)
         lowest = 0 if key_starts is None else int(key_starts[row])
-        begin = 0 if window is None else max(0, int(position[0]) - window + 1)
+        begin = first_key(int(position[0]), window, chunk)
         if spans is not None:
             own = spans[first:stop]
             inside = own[own[:, 0] < own[:, 1]]
@@ -87,7 +89,7 @@ def _reference(
         begin = max(begin, lowest) // bt * bt
         k, v = gather_kv(pages, layer, table[slot[row], begin // bt : -(-length // bt)], k_scale, v_scale)
         key = torch.arange(begin, length, device=q.device)
-        seen = causal(position, key, window)
+        seen = causal(position, key, window, chunk)
         if spans is not None:
             seen |= (key >= own[:, :1]) & (key < own[:, 1:])
         seen &= key >= lowest
@@ -134,6 +136,7 @@ def _tiles(
     LAYERS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
@@ -172,6 +175,8 @@ def _tiles(
             scores = biased(scores, scale, slope, key, position, SOFTCAP)
         if MASKED:
             seen = (key[None, :] <= position[:, None]) & (key[None, :] > position[:, None] - WINDOW)
+            if CHUNK:
+                seen &= key[None, :] >= (position // CHUNK * CHUNK)[:, None]
             if SPANS:
                 seen |= (key[None, :] >= span_begin[:, None]) & (key[None, :] < span_end[:, None])
             if KEY_STARTS:
@@ -212,6 +217,7 @@ def prefill_attention_kernel(
     LAYERS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -243,7 +249,7 @@ def prefill_attention_kernel(
     low = length - count + first
     high = tl.minimum(low + BLOCK_Q, length)  # of the positions of this block
     position = tl.minimum(length - count + token, high - 1)  # padding sees the keys of the last token
-    begin = tl.maximum(low - WINDOW + 1, 0)
+    begin = low // CHUNK * CHUNK if CHUNK else tl.maximum(low - WINDOW + 1, 0)
     end = high
     if SPANS:
         at_span = spans + (start + token) * 2
@@ -261,7 +267,8 @@ def prefill_attention_kernel(
         begin = tl.maximum(begin, lowest)
     begin = begin // TILE * TILE
     # Between these bounds, all tokens of the block see all keys. Every bound is the start of a tile.
-    full = tl.maximum(tl.cdiv(tl.maximum(high - WINDOW, lowest), TILE) * TILE, begin)
+    seen_from = (high - 1) // CHUNK * CHUNK if CHUNK else high - WINDOW
+    full = tl.maximum(tl.cdiv(tl.maximum(seen_from, lowest), TILE) * TILE, begin)
     full_end = tl.maximum((low + 1) // TILE * TILE, full)
 
     heads = kv_head * GROUP + member % GROUP
@@ -287,7 +294,9 @@ def prefill_attention_kernel(
         else:
             tile = full_end
             stop = end
-        if part != 0 or WINDOW < 1073741824 or KEY_STARTS:  # without these all begins where nothing is masked
+        if (
+            part != 0 or WINDOW < 1073741824 or CHUNK > 0 or KEY_STARTS
+        ):  # without these all begins where nothing is masked
             acc, acc_2, top, total = _tiles(
                 acc,
                 acc_2,
@@ -315,6 +324,7 @@ def prefill_attention_kernel(
                 LAYERS,
                 BLOCK_TOKENS,
                 WINDOW,
+                CHUNK,
                 KEY_STARTS,
                 SOFTCAP,
                 ALIBI,
@@ -369,8 +379,9 @@ def _triton(
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor]:
-    check_options(window, softcap, scale)
+    check_options(window, softcap, scale, chunk)
     check_pages(q, pages)
     tokens, heads, dim = q.shape
     _, layers, _, block_tokens, kv_heads, _ = pages.shape
@@ -406,6 +417,7 @@ def _triton(
         LAYERS=layers,
         BLOCK_TOKENS=block_tokens,
         WINDOW=window or NO_WINDOW,
+        CHUNK=chunk or 0,
         KEY_STARTS=key_starts is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
@@ -437,10 +449,11 @@ def _inputs(
     spans: Sequence[tuple[int, int, int]] = (),
     key_starts: Sequence[int] = (),
     alibi: bool = False,
+    chunk: int | None = None,
 ) -> tuple:
     """spans: row, begin and end of each. key_starts: first position of each row; empty: all 0."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
-        make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, None if spans else window
+        make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, *((None, None) if spans else (window, chunk))
     )
     inside = [[0, 0] for _ in range(q.shape[0])]
     for row, begin, end in spans:
@@ -452,25 +465,29 @@ def _inputs(
         *(make.normal(heads, dtype=torch.float32) if sinks else None, make.tensor(inside) if spans else None, *scales),
         make.tensor(key_starts) if key_starts else None,
         slopes_of(make, heads) if alibi else None,
+        chunk,
     )
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     q, pages, layer, table, slot, query_start, lengths, out, scale, window, softcap, sinks, spans, *rest = args
-    *scales, key_starts, slopes = rest
+    *scales, key_starts, slopes, chunk = rest
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
     own_spans = None if spans is None else spans[tokens]
     begin = None if key_starts is None else key_starts[row : row + 1]
     own = (q[tokens], pages, layer, table, slot[row : row + 1], start, length, out[tokens], scale, window, softcap)
-    return (*own, sinks, own_spans, *scales, begin, slopes), lambda outputs: (outputs[0][tokens],)
+    return (*own, sinks, own_spans, *scales, begin, slopes, chunk), lambda outputs: (outputs[0][tokens],)
 
 
-def num_scores(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
+def num_scores(query_start: Tensor, lengths: Tensor, window: int | None, chunk: int | None = None) -> int:
     """Return the number of pairs of a token and a key that it sees, in rows of several tokens. lengths: see
     `key_counts`."""
     pairs = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
+        if chunk is not None:
+            pairs += sum(at % chunk + 1 for at in range(length - count, length)) if count > 1 else 0
+            continue
         most = min(length, window or NO_WINDOW)  # of the last token
         growing = max(0, min(count, most - (length - count)))  # tokens before which the window does not begin
         first = length - count + 1
@@ -480,27 +497,29 @@ def num_scores(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
 
 
 def _flops(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, key_starts, _ = rest
+    query_start, lengths, _, _, window, *_, key_starts, _, chunk = rest
     if lengths.is_meta:
         return 2 * q[:, :, 0].numel() * q.shape[0] * q.shape[2]
-    return 4 * q.shape[1] * q.shape[2] * num_scores(query_start, key_counts(lengths, key_starts), window)
+    return 4 * q.shape[1] * q.shape[2] * num_scores(query_start, key_counts(lengths, key_starts), window, chunk)
 
 
 def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, key_starts, _ = rest
-    return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=False)
+    query_start, lengths, _, _, window, *_, key_starts, _, chunk = rest
+    return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=False, chunk=chunk)
 
 
 def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> Tensor:
     """Compute with torch's attention over dense keys. The queries serve as keys, because only the time matters. Raise
     ValueError for rows of different sizes and for options that torch lacks."""
-    query_start, lengths, out, scale, window, softcap, sinks, spans, *_, key_starts, slopes = rest
+    query_start, lengths, out, scale, window, softcap, sinks, spans, *_, key_starts, slopes, chunk = rest
     rows, kv_heads = lengths.shape[0], pages.shape[4]
     count, length = q.shape[0] // rows, int(lengths[0])
     alike = bool((lengths == length).all()) and bool((query_start.diff() == count).all())
-    if not alike or window or softcap or any(given is not None for given in (sinks, spans, key_starts, slopes)):
+    limited = any(given is not None for given in (window, chunk, softcap, sinks, spans, key_starts, slopes))
+    if not alike or limited:
         raise ValueError(
-            "torch supports only rows of equal length, without window, softcap, sinks, spans, key_starts and slopes"
+            "torch supports only rows of equal length, without window, chunk, softcap, sinks, spans, key_starts and "
+            "slopes"
         )
     query = q.unflatten(0, (rows, count)).transpose(1, 2)
     keys = query[:, :kv_heads]
@@ -553,6 +572,9 @@ PREFILL_ATTENTION = Op(
             | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13, "alibi": True},
         ),
         Case("alibi-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "alibi": True, "sinks": True}),
+        Case("chunk", SMALL | {"rows": ((70, 300), (40, 40), (3, 66), (1, 9)), "chunk": 33, "sinks": True}),
+        Case("chunk-tiles", SMALL | {"rows": ((70, 300), (9, 700)), "chunk": 256, "block_tokens": 13}),
+        Case("chunk-fp8", SMALL | {"rows": ((50, 90), (4, 4)), "dim": 96, "fp8": True, "chunk": 20}),
         Case("empty", SMALL | {"rows": ()}),
         Case("8192", LLAMA | {"rows": ((8192, 8192),)}, bench=True),
         Case("4x2048", LLAMA | {"rows": ((2048, 2048),) * 4}, bench=True),
@@ -562,6 +584,11 @@ PREFILL_ATTENTION = Op(
         Case(
             "8192-gpt-oss-window",
             LLAMA | {"rows": ((8192, 8192),), "heads": 64, "dim": 64, "sinks": True, "window": 128},
+            bench=True,
+        ),
+        Case(
+            "8192-of-16384-llama4",
+            LLAMA | {"rows": ((8192, 16384),), "heads": 40, "chunk": 8192},
             bench=True,
         ),
         Case("2048-mpt", LLAMA | {"rows": ((2048, 2048),), "kv_heads": 32, "alibi": True}, bench=True),
@@ -587,6 +614,7 @@ PREFILL_ATTENTION = Op(
         "fp8",
         "narrow-fp8",
         "alibi-fp8",
+        "chunk-fp8",
         "key-starts",
         "key-starts-window",
         "key-starts-spans",

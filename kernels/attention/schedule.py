@@ -9,8 +9,9 @@ only determines the size of an item:
     item     a chunk, which is the whole row if there is no second chunk; or one split, if a chunk exceeds half of the
              average number of the step's keys for each program: few or unequally long rows then keep all programs busy
 
-The keys of a row are the keys from its `key_starts` on, or with a window the last `window` of these. Rows without a key
-and rows that compute no token or several have no item. One list serves all layers with the same window.
+The keys of a row are the keys from its `key_starts` on, or with a window the last `window` of these, or with a chunk
+those in the chunk of the last one. Rows without a key and rows that compute no token or several have no item. One list
+serves all layers with the same window or chunk.
 """
 
 import random
@@ -19,7 +20,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.attention.common import NO_WINDOW, check_options
+from kernels.attention.common import NO_WINDOW, check_options, first_key, keys_in_chunk
 from kernels.jit import jit, launch, resident_programs, tl
 from kernels.op import Case, Make, Op, nbytes
 from kernels.tuning import settings
@@ -64,7 +65,12 @@ def split_keys(keys: int, base: int) -> tuple[int, int, int]:
 
 
 def _reference(
-    query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | None = None, key_starts: Tensor | None = None
+    query_start: Tensor,
+    lengths: Tensor,
+    kv_heads: int,
+    window: int | None = None,
+    key_starts: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """query_start: [rows + 1], lengths: [rows] int32, of a step; key_starts: [rows] int32, the first position that a
     row reads, None: 0 → [1 + rows + decode_items(rows), 4] int32, 0 where unused:
@@ -73,13 +79,15 @@ def _reference(
     schedule[1 + i]          such a row, its first item, its items, how many of them are a chunk
     schedule[1 + rows + i]   an item's row, first key, end of its keys, keys of a split
     """
-    check_options(window, None, 1.0)
+    check_options(window, None, 1.0, chunk)
     rows, base, num_programs = lengths.shape[0], _base(kv_heads, lengths.device), _num_programs(lengths.device)
     ends = [
         length if count == 1 else 0 for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True)
     ]
     firsts = [0] * rows if key_starts is None else key_starts.tolist()
-    keys = [max(0, min(end - first, window or NO_WINDOW)) for end, first in zip(ends, firsts, strict=True)]
+    keys = [
+        max(0, end - max(first, first_key(end - 1, window, chunk))) for end, first in zip(ends, firsts, strict=True)
+    ]
     capacity = _max_single_splits(kv_heads, lengths.device)
     chunked: list[int] = []
     single_splits: list[int] = []
@@ -116,12 +124,13 @@ def _ends(query_start, lengths, row, rows):
 
 
 @jit
-def _keys(ends, key_starts, row, rows, WINDOW: tl.constexpr, KEY_STARTS: tl.constexpr):
+def _keys(ends, key_starts, row, rows, WINDOW: tl.constexpr, CHUNK: tl.constexpr, KEY_STARTS: tl.constexpr):
     """Return the number of keys that rows with these ends read."""
+    most = keys_in_chunk(ends, CHUNK) if CHUNK else WINDOW
     if KEY_STARTS:
-        return tl.maximum(tl.minimum(ends - tl.load(key_starts + row, row < rows, 0), WINDOW), 0)
+        return tl.maximum(tl.minimum(ends - tl.load(key_starts + row, row < rows, 0), most), 0)
     else:
-        return tl.minimum(ends, WINDOW)
+        return tl.minimum(ends, most)
 
 
 @jit
@@ -157,6 +166,7 @@ def decode_schedule_kernel(
     items,
     num_programs,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     KEY_STARTS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BASE: tl.constexpr,
@@ -167,7 +177,7 @@ def decode_schedule_kernel(
     limit = tl.full([], 0, tl.int64)
     for at in range(0, rows, BLOCK):
         row = at + tl.arange(0, BLOCK)
-        keys = _keys(_ends(query_start, lengths, row, rows), key_starts, row, rows, WINDOW, KEY_STARTS)
+        keys = _keys(_ends(query_start, lengths, row, rows), key_starts, row, rows, WINDOW, CHUNK, KEY_STARTS)
         limit += tl.sum(keys.to(tl.int64), 0)
     limit *= KV_HEADS
     # Counts over all rows so far: splits of rows that should be cut up, chunks that are items, splits that are items,
@@ -182,7 +192,7 @@ def decode_schedule_kernel(
     own_is_split = 0
     for at in range(0, rows, BLOCK):
         row = at + tl.arange(0, BLOCK)
-        keys = _keys(_ends(query_start, lengths, row, rows), key_starts, row, rows, WINDOW, KEY_STARTS)
+        keys = _keys(_ends(query_start, lengths, row, rows), key_starts, row, rows, WINDOW, CHUNK, KEY_STARTS)
         split, chunk, splits = _split_keys(keys, BASE)
         requested_here = tl.where(_large(keys, split, chunk, splits, limit, num_programs), splits, 0)
         is_split = (requested_here > 0) & (requested + tl.cumsum(requested_here, 0) <= capacity)
@@ -200,7 +210,7 @@ def decode_schedule_kernel(
         several += tl.sum(many, 0)
 
     end = _ends(query_start, lengths, own, rows)
-    keys = _keys(end, key_starts, own, rows, WINDOW, KEY_STARTS)
+    keys = _keys(end, key_starts, own, rows, WINDOW, CHUNK, KEY_STARTS)
     split, chunk, splits = _split_keys(keys, BASE)
     step = tl.where(own_is_split > 0, split, split * chunk)
     first = tl.where(own_is_split > 0, chunked + single_splits_before, chunked_before)
@@ -218,9 +228,14 @@ def decode_schedule_kernel(
 
 
 def _triton(
-    query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | None = None, key_starts: Tensor | None = None
+    query_start: Tensor,
+    lengths: Tensor,
+    kv_heads: int,
+    window: int | None = None,
+    key_starts: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
-    check_options(window, None, 1.0)
+    check_options(window, None, 1.0, chunk)
     rows, device = lengths.shape[0], lengths.device
     schedule = empty_schedule(rows, kv_heads, device)
     launch(
@@ -235,6 +250,7 @@ def _triton(
         schedule.shape[0] - 1 - rows,
         _num_programs(device),
         WINDOW=window or NO_WINDOW,
+        CHUNK=chunk or 0,
         KEY_STARTS=key_starts is not None,
         KV_HEADS=kv_heads,
         BASE=_base(kv_heads, device),
@@ -252,12 +268,13 @@ def _inputs(
     other: int = 0,
     shortest: int = 1,
     key_starts: bool = False,
+    chunk: int | None = None,
 ) -> tuple:
     """other: every `other`-th row computes 0 or 2 tokens. key_starts: out of four rows one begins at 0, one with its
     last key, one has no key, and one begins at a random position."""
     if make.meta:
         first = make.tensor([0] * rows) if key_starts else None
-        return make.tensor([0] * (rows + 1)), make.tensor([1] * rows), kv_heads, window, first
+        return make.tensor([0] * (rows + 1)), make.tensor([1] * rows), kv_heads, window, first, chunk
     draw = random.Random(make.seed)
     counts = [draw.choice((0, 2)) if other and row % other == 0 else 1 for row in range(rows)]
     # as many short rows as long ones, on a logarithmic scale
@@ -266,7 +283,7 @@ def _inputs(
     if key_starts:
         places = ((0, length - 1, length, draw.randrange(length)) for length in lengths)
         first = make.tensor([place[(row + 3) % 4] for row, place in enumerate(places)])
-    return start, make.tensor(lengths), kv_heads, window, first
+    return start, make.tensor(lengths), kv_heads, window, first, chunk
 
 
 DECODE_SCHEDULE = Op(
@@ -282,15 +299,17 @@ DECODE_SCHEDULE = Op(
         Case("key-starts", {"rows": 17, "kv_heads": 2, "longest": 40000, "other": 5, "key_starts": True}),
         Case("key-starts-window", {"rows": 9, "kv_heads": 4, "longest": 9000, "window": 700, "key_starts": True}),
         Case("key-starts-split", {"rows": 4, "kv_heads": 2, "longest": 3100, "shortest": 2900, "key_starts": True}),
+        Case("chunk", {"rows": 8, "kv_heads": 2, "longest": 40000, "shortest": 300, "chunk": 6000, "other": 4}),
         Case("equal", {"rows": 5, "kv_heads": 8, "longest": 4100, "shortest": 4095}),
         Case("none", {"rows": 3, "kv_heads": 8, "longest": 4100, "other": 1}),
         Case("empty", {"rows": 0, "kv_heads": 8, "longest": 10}),
         Case("64", {"rows": 64, "kv_heads": 8, "longest": 8192}, bench=True),
         Case("1024", {"rows": 1024, "kv_heads": 8, "longest": 8192, "other": 100}, bench=True),
+        Case("64-llama4", {"rows": 64, "kv_heads": 8, "longest": 16384, "chunk": 8192}, bench=True),
         Case("256-key-starts", {"rows": 256, "kv_heads": 16, "longest": 2048, "key_starts": True}, bench=True),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
-    traffic=lambda query_start, lengths, kv_heads, window=None, key_starts=None: (
+    traffic=lambda query_start, lengths, kv_heads, window=None, key_starts=None, chunk=None: (
         nbytes(query_start, lengths, key_starts)
         + 16 * (1 + lengths.shape[0] + decode_items(lengths.shape[0], kv_heads, lengths.device))
     ),

@@ -3,7 +3,7 @@
 //
 // A piece of work is a run of a row's queries × one KV head, with all query heads that share it: keys and values are
 // read once for all of them. Keys come in chunks of CHUNK positions, chunks in splits of SPLIT. Both start at multiples
-// of their sizes, so the order of additions depends on a query's position and window alone. A row with one query
+// of their sizes, so the order of additions depends on a query's position and window or chunk alone. A row with one query
 // distributes its splits among several threads, which merge their results afterwards, in order; other rows merge them
 // while they compute, in the same order. Sinks are added at the very end.
 //
@@ -35,23 +35,29 @@ struct Piece {
     int64_t token, count, position, row, begin, end, partial;  // keys [begin, end); partial -1: the piece is the whole
 };
 
-struct Schedule {  // pieces of a step for one window and one number of query heads to a KV head
-    int64_t window, group_size;
+struct Schedule {  // pieces of a step for one window or chunk and one number of query heads to a KV head
+    int64_t window, chunk, group_size;
     bool causal;
     std::vector<Piece> pieces;
     std::vector<int64_t> first_partial, partials;  // per token: -1 where its piece is the whole
     int64_t total = 0;
 };
 
-static Schedule schedule(const Step& step, int64_t window, int64_t group_size, bool causal) {
+// The first position that this position reads.
+static inline int64_t first_key(int64_t position, int64_t window, int64_t chunk) {
+    if (chunk) return position / chunk * chunk;
+    return window ? std::max<int64_t>(0, position - window + 1) : 0;
+}
+
+static Schedule schedule(const Step& step, int64_t window, int64_t chunk, int64_t group_size, bool causal) {
     const size_t tokens = size_t(step.tokens);
-    Schedule made{window, group_size, causal, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
+    Schedule made{window, chunk, group_size, causal, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
     const int64_t run = std::max<int64_t>(1, RUN_VECTORS / group_size);
     int64_t token = 0;
     for (int64_t row = 0; row < step.rows; row++) {
         for (int64_t at = 0; at < step.count[row]; at += run) {
             const int64_t count = std::min(run, step.count[row] - at), position = step.first[row] + at;
-            const int64_t begin = window ? std::max<int64_t>(0, position - window + 1) : 0, row_end = step.first[row] + step.count[row];
+            const int64_t begin = first_key(position, window, chunk), row_end = step.first[row] + step.count[row];
             const int64_t end = causal ? position + count : window ? std::min(row_end, position + count - 1 + window) : row_end;
             const int64_t splits = (end - 1) / SPLIT - begin / SPLIT + 1;
             if (step.count[row] > 1 || splits == 1) {
@@ -267,7 +273,7 @@ template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op,
     product<Keys, AHEAD, false>(vectors, chunk, next, 0, op.dim, chunk.first(), chunk.last(), room.queries, padded(op.dim), room.scores, CHUNK);
     for (int64_t i = 0; i < vectors; i++) {
         const int64_t position = piece.position + i / group_size - start;
-        const int64_t from = op.window ? std::max(chunk.from, position - op.window + 1) : chunk.from;
+        const int64_t from = std::max(chunk.from, first_key(position + start, op.window, op.chunk) - start);
         const int64_t to = op.causal ? std::min(chunk.to, position + 1) : op.window ? std::min(chunk.to, position + op.window) : chunk.to;
         float* scores = room.scores + i * CHUNK;
         if (from >= to) std::fill_n(scores, CHUNK, 0.f);

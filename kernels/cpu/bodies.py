@@ -247,6 +247,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    chunk: int | None = None,
     *,
     causal: bool = True,
 ) -> Tensor:
@@ -268,6 +269,7 @@ def attention(
         dim=head_dim(native),
         value_dim=head_dim(native),
         window=window or 0,
+        chunk=chunk or 0,
         scale=scale,
         softcap=softcap or 0.0,
         group=0,
@@ -328,11 +330,12 @@ def decode_attention(
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor]:
     """See kernels/attention/decode.py. The compiled kernels ignore the splits in `schedule`."""
     if key_starts is not None:
         raise NotImplementedError("compiled attention does not support key_starts")
-    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks, slopes)
+    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks, slopes, chunk)
     return _rows_of(query_start.diff() == 1, team, q, pages, layer, table, step, *options)
 
 
@@ -355,11 +358,12 @@ def prefill_attention(
     v_scale: float = 1.0,
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor]:
     """See kernels/attention/prefill.py."""
     if key_starts is not None:
         raise NotImplementedError("compiled attention does not support key_starts")
     if spans is not None:
         raise NotImplementedError("compiled attention does not support spans")
-    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks, slopes)
+    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks, slopes, chunk)
     return _rows_of(query_start.diff() > 1, team, q, pages, layer, table, step, *options)

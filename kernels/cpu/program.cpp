@@ -32,7 +32,7 @@ bool recurs(const Op& op) { return op.kind == CAUSAL_CONV || op.kind == DELTA_RU
 
 const attention::Schedule& schedule_of(const Attend& op, const std::vector<attention::Schedule>& schedules) {
     size_t i = 0;
-    while (schedules[i].window != op.window || schedules[i].group_size != op.heads / op.kv_heads ||
+    while (schedules[i].window != op.window || schedules[i].chunk != op.chunk || schedules[i].group_size != op.heads / op.kv_heads ||
            schedules[i].causal != bool(op.causal))
         i++;
     return schedules[i];
@@ -69,9 +69,9 @@ void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
         const int64_t group_size = op.heads / op.kv_heads;
         bool known = false;
         for (auto& schedule : runner.schedules)
-            known = known || (schedule.window == op.window && schedule.group_size == group_size &&
+            known = known || (schedule.window == op.window && schedule.chunk == op.chunk && schedule.group_size == group_size &&
                               schedule.causal == bool(op.causal));
-        if (!known) runner.schedules.push_back(attention::schedule(step, op.window, group_size, op.causal));
+        if (!known) runner.schedules.push_back(attention::schedule(step, op.window, op.chunk, group_size, op.causal));
         const int64_t total = schedule_of(op, runner.schedules).total;
         partials = std::max(partials, size_t(total * op.heads * (attention::padded(op.value_dim) + W)));
     }
@@ -117,6 +117,7 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
         case ACTIVATE: return activate_row(*static_cast<const Activate*>(op.params), token);
         case ROPE_KV: return rope_kv_row(*static_cast<const RopeKV*>(op.params), token, step);
         case LATENT_KV: return latent_kv_row(*static_cast<const LatentKV*>(op.params), token, step);
+        case SCALE_QUERIES: return scale_queries_row(*static_cast<const ScaleQueries*>(op.params), token, step);
         case CAP: return cap_row(*static_cast<const Cap*>(op.params), token);
         case ATTEND: {
             const Attend& attend = *static_cast<const Attend*>(op.params);
@@ -291,7 +292,7 @@ int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     const int64_t found[] = {sizeof(Embed), sizeof(Norm), sizeof(Add), sizeof(Activate), sizeof(RopeKV), sizeof(Linear),
                              sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(AllReduce),
                              sizeof(CausalConv), sizeof(DeltaRule), sizeof(SelectiveScan), sizeof(GatedNorm),
-                             sizeof(LatentKV), sizeof(Heads), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
+                             sizeof(LatentKV), sizeof(Heads), sizeof(ScaleQueries), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];
     return count;

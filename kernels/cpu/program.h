@@ -8,7 +8,7 @@
 
 enum Kind : int32_t {
     EMBED, NORM, ADD, ACTIVATE, ROPE_KV, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, ALL_REDUCE, CAUSAL_CONV,
-    DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, KINDS
+    DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, SCALE_QUERIES, KINDS
 };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
@@ -76,8 +76,9 @@ struct Attend {
     const float* sinks;   // [heads], a logit more of each, which has no value; null: none
     const float* slopes;  // [heads], ALiBi: slope · (position of the key - of the query) is added to scores; null: none
     float* out;
-    int64_t q_stride, out_stride, heads, kv_heads, dim, value_dim, window;  // window 0: all positions
-    float scale, softcap;                                                   // softcap 0: none
+    int64_t q_stride, out_stride, heads, kv_heads, dim, value_dim;
+    int64_t window, chunk;  // one of them is 0, both: all positions; chunk: positions since the last multiple are read
+    float scale, softcap;   // softcap 0: none
     int32_t group, layer, causal;  // not causal: what follows in the row is read too, and the row is there as a whole
     int32_t latent;  // pages hold latents, whose first value_dim elements are the value; kv_heads divides the work alone
 };
@@ -94,6 +95,13 @@ struct LatentKV {
 struct Heads {
     const Linear* linears;
     int64_t count;
+};
+
+// Multiplies the first `size` elements of a row by 1 + scale · log(1 + floor((position + offset) / length)).
+struct ScaleQueries {
+    float* qkv;
+    int64_t stride, size, length, offset;
+    float scale;
 };
 
 // x = cap · tanh(scale · x / cap), or scale · x where cap is 0

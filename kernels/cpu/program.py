@@ -106,7 +106,7 @@ class Attend(Structure):
     kind: ClassVar[int] = 6
     _fields_ = [
         *_fields(c_void_p, "q sinks slopes out"),
-        *_fields(c_int64, "q_stride out_stride heads kv_heads dim value_dim window"),
+        *_fields(c_int64, "q_stride out_stride heads kv_heads dim value_dim window chunk"),
         *_fields(c_float, "scale softcap"),
         *_fields(c_int32, "group layer causal latent"),
     ]
@@ -250,6 +250,11 @@ def heads(weights: Sequence[Packed], x: Tensor, y: Tensor) -> Heads:
     return made
 
 
+class ScaleQueries(Structure):
+    kind: ClassVar[int] = 18
+    _fields_ = [("qkv", c_void_p), *_fields(c_int64, "stride size length offset"), ("scale", c_float)]
+
+
 class _Op(Structure):
     _fields_ = [("kind", c_int32), ("params", c_void_p)]
 
@@ -290,6 +295,7 @@ Op = (
     | GatedNorm
     | LatentKV
     | Heads
+    | ScaleQueries
 )
 MIRRORED = (
     Embed,
@@ -310,6 +316,7 @@ MIRRORED = (
     GatedNorm,
     LatentKV,
     Heads,
+    ScaleQueries,
     _Op,
     _Angles,
     _Group,

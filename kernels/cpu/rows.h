@@ -165,6 +165,19 @@ static void latent_kv_row(const LatentKV& op, int64_t token, const Step& step) {
     }
 }
 
+// Position of a token. Rows are few, so they are searched one after another.
+static int64_t position_of(const Step& step, int64_t token) {
+    int64_t row = 0;
+    for (; token >= step.count[row]; row++) token -= step.count[row];
+    return step.first[row] + token;
+}
+
+static void scale_queries_row(const ScaleQueries& op, int64_t token, const Step& step) {
+    const float steps = float((position_of(step, token) + op.offset) / op.length), factor = 1.f + op.scale * std::log1p(steps);
+    float* x = op.qkv + token * op.stride;
+    for (int64_t i = 0; i < op.size; i++) x[i] *= factor;
+}
+
 static void cap_row(const Cap& op, int64_t token) {
     float* x = op.x + token * op.stride;
     const vf scale = splat(op.cap ? op.scale / op.cap : op.scale);

@@ -39,8 +39,10 @@ class Rows:
 
     The values of a row depend on its length alone, not on other rows. Entries that no row may read are NaN."""
 
-    def __init__(self, rows, *, heads=4, kv_heads=2, dim=32, dtype=torch.float32, block=16, window=None, causal=True):
-        self.rows, self.window, self.dim, self.causal = rows, window, dim, causal
+    def __init__(
+        self, rows, *, heads=4, kv_heads=2, dim=32, dtype=torch.float32, block=16, window=None, chunk=None, causal=True
+    ):
+        self.rows, self.window, self.chunk, self.dim, self.causal = rows, window, chunk, dim, causal
         self.starts = list(accumulate((count for count, _ in rows), initial=0))
         q, self.kv = [], []
         blocks = [-(-length // block) for _, length in rows]
@@ -59,6 +61,7 @@ class Rows:
             kv = eight_bits(kv) if dtype == torch.int8 else kv.to(dtype)
             self.kv.append((dequantized_pages(kv) if dtype == torch.int8 else kv).double())
             needed = 0 if window is None else max(0, length - count - window + 1)
+            needed = needed if chunk is None else (length - count) // chunk * chunk
             for number in range(blocks[row]):
                 if (number + 1) * block <= needed:
                     continue  # released: the null block, which is NaN
@@ -72,7 +75,7 @@ class Rows:
         count, length = torch.tensor(self.rows).T
         bodies.attention(
             *(team, self.q, self.pages if pages is None else pages, LAYER, self.table, torch.arange(len(self.rows))),
-            *(torch.tensor(self.starts), length, out, self.dim**-0.5, self.window, softcap, sinks, slopes),
+            *(torch.tensor(self.starts), length, out, self.dim**-0.5, self.window, softcap, sinks, slopes, self.chunk),
             causal=self.causal,
         )
         assert (out[-1] == POISON).all()
@@ -82,6 +85,8 @@ class Rows:
         count, length = self.rows[row]
         query, key = torch.arange(length - count, length)[:, None], torch.arange(length)
         near = (key - query).abs() < (self.window or length)
+        if self.chunk is not None:
+            near &= key // self.chunk == query // self.chunk
         return near & (key <= query) if self.causal else near
 
     def parts(self):
@@ -137,6 +142,17 @@ def test_heads_of_every_size_equal_torch(team, dim, dtype):
     for heads, kv_heads, window, block in ((4, 2, None, 16), (14, 2, 50, 16), (3, 3, 7, 32), (7, 1, None, 5)):
         rows = Rows(MIXED, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, window=window, block=block)
         near(rows.attend(team), rows.torch())
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("chunk", "block"), [(33, 16), (64, 16), (520, 13), (1, 16)])
+def test_chunks_equal_torch(team, dtype, chunk, block):
+    """A row's result does not depend on the other rows, nor on the step that computes it."""
+    rows = [*MIXED, (1, 1100), (40, 530)]
+    options = {"dtype": dtype, "chunk": chunk, "block": block}
+    got = Rows(rows, **options).attend(team)
+    near(got, Rows(rows, **options).torch())
+    assert torch.equal(Rows([(1, 70)], **options).attend(team), got[1:2])
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

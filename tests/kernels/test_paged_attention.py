@@ -13,13 +13,14 @@ from kernels.paged_kv import write_kv, write_rows
 BLOCK, LAYERS, LAYER = 4, 3, 1
 
 
-def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, slopes=None, begin=0):
+def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, slopes=None, begin=0, chunk=None):
     """q: [count, heads, dim] at positions first…; keys, values: [length, kv_heads, dim], all positions of the row."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // keys.shape[1]
     for i in range(q.shape[0]):
         position = first + i
         low = begin if window is None else max(begin, position - window + 1)
+        low = low if chunk is None else max(low, position - position % chunk)
         for head in range(q.shape[1]):
             k = keys[low : position + 1, head // group].double()
             scores = k @ q[i, head].double() * scale
@@ -36,8 +37,11 @@ def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, slop
 class Rows:
     """Rows of (first, count), whose earlier positions are in shuffled pages; blocks out of the window are released."""
 
-    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0, key_starts=None, dtype=torch.float32):
+    def __init__(
+        self, rows, *, heads=6, kv_heads=2, dim=8, window=None, chunk=None, seed=0, key_starts=None, dtype=torch.float32
+    ):
         self.window, self.key_starts, draw = window, key_starts, torch.Generator().manual_seed(seed)
+        self.chunk = chunk
         self.first, self.count = [first for first, _ in rows], [count for _, count in rows]
         total = sum(self.count)
         width = max(-(-(first + count) // BLOCK) for first, count in rows)
@@ -51,6 +55,7 @@ class Rows:
         for row, kv in enumerate(self.kv):
             self._write(row, 0, kv.shape[1], kv[0], kv[1])
             released = 0 if window is None else max(0, self.first[row] - window + 1) // BLOCK
+            released = released if chunk is None else self.first[row] // chunk * chunk // BLOCK
             self.table[row, :released] = 0
 
     def _write(self, row, first, stop, k, v):
@@ -68,7 +73,8 @@ class Rows:
         )
 
     def reads(self):
-        window_reads = causal_reads(self.first, self.count, self.sizes, window=self.window, key_starts=self.key_starts)
+        limits = {"window": self.window, "chunk": self.chunk, "key_starts": self.key_starts}
+        window_reads = causal_reads(self.first, self.count, self.sizes, **limits)
         return group_reads(window_reads, self.table, LAYERS)
 
     def of_sources(self, scale, softcap=None):
@@ -85,7 +91,8 @@ class Rows:
         for first, count, kv, begin in zip(self.first, self.count, self.kv, key_starts, strict=True):
             q = self.q[at : at + count]
             keys, values = kv.to(self.pages.dtype)
-            pieces.append(brute_force(q, keys, values, first, self.window, scale, softcap, sinks, slopes, begin))
+            options = scale, softcap, sinks, slopes, begin, self.chunk
+            pieces.append(brute_force(q, keys, values, first, self.window, *options))
             at += count
         return torch.cat(pieces)
 
@@ -111,6 +118,13 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 def test_rows_equal_a_loop_over_queries(mix, window, softcap):
     check(Rows(MIXES[mix], window=window), softcap=softcap)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 6, 8, 64])
+@pytest.mark.parametrize("mix", MIXES)
+def test_rows_within_chunks_equal_a_loop_over_queries(mix, chunk):
+    check(Rows(MIXES[mix], chunk=chunk))
+    check(Rows(MIXES[mix], chunk=chunk), softcap=1.5, sinks=torch.linspace(-3, 5, 6))
 
 
 @pytest.mark.parametrize("window", [None, 5])

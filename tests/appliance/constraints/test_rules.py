@@ -93,6 +93,7 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         vocab=2,
         encoder_decoder=True,
         acausal_alibi=True,
+        wrong_chunks=True,
         recurrent=((5, "groups of a mixer's heads"),),
         latent=520,
     )

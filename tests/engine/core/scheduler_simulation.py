@@ -28,17 +28,19 @@ from engine.kv.layout import Group, Layout
 VOCAB = 7
 END, STOP = 5, 6  # rare enough that many streams reach their length
 
-WINDOWS = {  # windows of the groups of a layout; None is full attention
+WINDOWS = {  # windows of the groups of a layout; (None, chunk) for chunks, None for full attention
     "full": (None,),
     "two full groups": (None, None),
     "window": (9,),
     "full and window": (None, 9),
     "narrow and wide windows": (1, 4, 13, None),
+    "chunks": ((None, 6), (None, 8), None),
 }
 
 
 def make_layout(windows, block_tokens=4):
-    groups = tuple(Group(f"g{i}", (i,), window) for i, window in enumerate(windows))
+    limits = [window if isinstance(window, tuple) else (window,) for window in windows]
+    groups = tuple(Group(f"g{i}", (i,), *limit) for i, limit in enumerate(limits))
     return Layout(groups, block_tokens, 1, 1, 1, 4)
 
 
@@ -157,6 +159,8 @@ class Device:
             table = known.tables[index]
             for position in range(row.first, row.first + row.count):
                 first = 0 if group.window is None else max(0, position - (group.window - 1))
+                if group.chunk is not None:
+                    first = position - position % group.chunk
                 for read in range(first, position + 1):
                     found = self.memory.get((index, table[read // size], read % size))
                     assert found == values[read], f"slot {row.slot}: position {position} reads {read}, not its own"

@@ -19,6 +19,7 @@ LOADS = [
         (2, (None,), 30, 7, False),
         (3, (9,), 26, 40, True),
         (4, (None, 5), 40, 16, True),
+        (8, ((None, 6), (None, 8)), 30, 16, True),
     )
 ]
 LOADS += [

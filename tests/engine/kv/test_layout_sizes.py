@@ -1,5 +1,7 @@
 """How many blocks, how many groups: small numbers worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.kv.layout import Group, Layout, blocks_of, layout
@@ -57,6 +59,40 @@ def test_a_window_never_needs_more_blocks_than_stated_and_once_just_that(window,
         needed = range(max(0, first - window + 1), first + step_tokens)
         most = max(most, len({position // block_tokens for position in needed}))
     assert most == stated
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 6, 7, 8, 9])
+@pytest.mark.parametrize("step_tokens", [1, 3, 4, 7])
+def test_a_chunk_never_needs_more_blocks_than_stated(chunk, step_tokens):
+    block_tokens, length = 4, 60
+    chunked = Layout((Group("g", (0,), None, chunk),), block_tokens, 1, 1, 1, 4)
+    stated, most = chunked.blocks_for(length, step_tokens), 0
+    for first in range(length - step_tokens + 1):
+        needed = range(first // chunk * chunk, first + step_tokens)
+        most = max(most, len({position // block_tokens for position in needed}))
+    assert most <= stated <= most + 1
+
+
+def test_positions_of_a_chunk_are_needed_until_it_ends():
+    group = Group("g", (0,), None, 6)
+    assert [group.needed_from(n) for n in (0, 5, 6, 11, 12)] == [0, 0, 6, 6, 12]
+    for end in range(1, 30):
+        assert group.released_at(end) == next(n for n in range(100) if group.needed_from(n) >= end)
+
+
+def test_layers_of_one_chunk_form_groups_apart_from_windows_of_that_size():
+    parts = [{"chunk": 9}, {"window": 9}, {"chunk": 9}, {}]
+    blocks = tuple(
+        (ResidualBlock(body=Attention(hidden=8, heads=2, kv_heads=2, head_dim=4, rope=None, **more)),) for more in parts
+    )
+    made = layout(replace(model([None]), blocks=blocks), block_tokens=4, element_bytes=4)
+    found = {group.name: (group.layers, group.window, group.chunk) for group in made.groups}
+    assert found == {
+        "full.0": ((3,), None, None),
+        "chunk9.0": ((0,), None, 9),
+        "chunk9.1": ((2,), None, 9),
+        "window9.0": ((1,), 9, None),
+    }
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 7])

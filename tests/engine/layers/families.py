@@ -46,7 +46,8 @@ GRANITE = {"intermediate_size": 22, "embedding_multiplier": 3.0, "residual_multi
 EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
 GPT_OSS = {"intermediate_size": 22, "sliding_window": 5, "rope_parameters": {**YARN, "truncate": False},
            "swiglu_limit": 0.6}  # fmt: skip
-LLAMA4 = {"intermediate_size": 22, "intermediate_size_mlp": 66, "num_local_experts": 4}
+LLAMA4 = {"intermediate_size": 22, "intermediate_size_mlp": 66, "num_local_experts": 4, "attention_chunk_size": 8,
+          "floor_scale": 3, "attn_scale": 0.7}  # fmt: skip
 ERNIE = {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3}
 MLA = {**SIZES, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 8,
        "qk_rope_head_dim": 6, "v_head_dim": 10}  # fmt: skip
@@ -191,6 +192,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                           "rope_parameters": LLAMA3}),
     "llama4-odd": ("Llama4", {**SIZES, **ONE_KV, **LLAMA4, "head_dim": 8, "intermediate_size": 35,
                               "num_local_experts": 5, "num_experts_per_tok": 3, "moe_layers": [0, 2],
+                              "attention_chunk_size": 3,
                               "no_rope_layers": [0, 1, 1], "attention_bias": True, "tie_word_embeddings": True}),
     "flex-olmo": ("FlexOlmo", {**SIZES, "intermediate_size": 22, "num_experts": 7, "num_experts_per_tok": 5}),
     "flex-olmo-odd": ("FlexOlmo", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_experts": 3,

@@ -22,11 +22,15 @@ from engine.models.parts import attentions
 from kernels.cpu.library import best
 from tests.engine.layers.families import CASES, LOOSE, VOCAB, random_family, save_family
 from tests.engine.layers.test_footprint import compare
+from tests.tiers import NIGHTLY
 
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd")
+
+
+IN_STEPS = ((29,), (9, 9, 9, 1, 1), (1,) * 16 + (13,))  # tokens of a prompt of 29 in each step
 
 
 class Family:
@@ -209,7 +213,8 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("gpt-oss", "swiglu_limit", 0, "swiglu_limit is 0; it must be a number greater than 0"),
         ("llama4", "no_rope_layers", [1, 0], "no_rope_layers is .* for each of the 4 layers"),
         ("llama4", "moe_layers", "all", "moe_layers is 'all'; it must be a list of layers' numbers"),
-        ("llama4", "floor_scale", 1, "floor_scale is 1; it must be a whole number of at least 2"),
+        ("llama4", "floor_scale", 0, "floor_scale is 0; it must be a whole number of at least 1"),
+        ("llama4", "layer_types", ["sliding_attention"], "must name full_attention or chunked_attention for each"),
         ("exaone-moe-odd", "mlp_layer_types", ["sparse"], "mlp_layer_types must name dense or sparse"),
     ],
 )
@@ -239,27 +244,40 @@ def test_missing_keys_have_the_defaults_of_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "length"),
-    [
-        ({"attention_chunk_size": 40}, 40),
-        ({"attention_chunk_size": None}, 49),
-        ({"attn_temperature_tuning": False}, 60),
-        ({"attn_temperature_tuning": False, "attention_chunk_size": None}, 64),
-    ],
-)
-def test_llama4_ends_before_chunks_and_scaled_queries(more, length, family, tmp_path):
-    """Up to that length transformers computes the same without both, and beyond it something else."""
-    settings = {**CASES["llama4"][1], "attention_chunk_size": 60, "floor_scale": 50, **more}
-    config = json.loads((family("llama4").path / "config.json").read_text()) | settings
+    ("more", "chunk", "length"),
+    [({}, 8, 3), ({"attention_chunk_size": None}, None, 3), ({"attention_chunk_size": 64}, None, 3),
+     ({"attn_temperature_tuning": False}, 8, None)],
+)  # fmt: skip
+def test_llama4_declares_chunks_of_rotated_layers_and_scaled_queries_of_others(more, chunk, length, family, tmp_path):
+    config = json.loads((family("llama4").path / "config.json").read_text()) | more
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_checkpoint(tmp_path, weights=False).model.max_context == length
-    ids = torch.arange(3, 3 + 64)[None]
-    runnable = settings | {"attention_chunk_size": settings["attention_chunk_size"] or 4096}  # null has no mask there
-    without = {"attention_chunk_size": 4096, "attn_temperature_tuning": False}
-    with torch.no_grad():
-        own, plain = (random_family("llama4", one)(ids).logits[0] for one in (runnable, without))
-    torch.testing.assert_close(own[:length], plain[:length], atol=1e-5, rtol=0)
-    assert length == 64 or (own[length] - plain[length]).abs().max() > 1e-4
+    model = read_checkpoint(tmp_path, weights=False).model
+    parts = attentions(model)
+    assert [part.chunk for part in parts] == [None if part.rope is None else chunk for part in parts]
+    assert {part.query_scale and part.query_scale.length for part in parts if part.rope is None} == {length}
+    assert {part.query_scale for part in parts if part.rope is not None} == {None}
+    assert model.max_context == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "by"),
+    [
+        *((name, steps, by) for name in ("llama4", "llama4-odd") for steps in IN_STEPS for by in KERNELS),
+        *(
+            pytest.param(*one, "triton", marks=NIGHTLY)
+            for one in (("llama4", IN_STEPS[0]), ("llama4-odd", IN_STEPS[1]))
+        ),
+    ],
+    ids=lambda value: str(len(value)) if isinstance(value, tuple) else value,
+)
+def test_chunked_attention_and_scaled_queries_equal_transformers_in_any_steps(name, steps, by, family, driver):
+    """Chunks of 8 and of 3 tokens with blocks of 4; blocks of earlier chunks are released."""
+    one, prompt = family(name), [*prompts()[4]]
+    runner = driver(one.path, kernels=by)
+    request = runner.add(prompt)
+    for count in steps:
+        runner.step([(request, count)])
+    torch.testing.assert_close(request.result, one.logits(prompt), atol=1e-4, rtol=0)
 
 
 def test_stack_of_another_number_of_experts_is_refused(family, tmp_path):
