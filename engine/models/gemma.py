@@ -1,6 +1,7 @@
-"""Gemma 2 and 3 (text): norms before and after each body, alternating window and full attention, scaled embedding.
+"""Gemma 1 to 3 (text): scaled embedding; from Gemma 2 on norms before and after each body, and windows in some layers.
 
-Source: transformers modeling_gemma2.py, modeling_gemma3.py. Norm weights are stored minus one. Gemma 2 caps scores and
+Source: transformers modeling_gemma.py, modeling_gemma2.py, modeling_gemma3.py. Norm weights are stored minus one. Gemma
+1 has Llama's blocks; where its files state `gelu`, the approximation with tanh is meant. Gemma 2 caps scores and
 logits with tanh. Gemma 3 normalises q and k, and its windowed layers have an unscaled RoPE with a separate base.
 EmbeddingGemma is bidirectional.
 """
@@ -10,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models.config import Config
+from engine.models.decoder import llama_decoder
 from engine.models.parts import MLP, Attention, Block, Embedding, Head, Model, ResidualBlock, RMSNorm, named
 from engine.models.rope import claimed_context, local_rope, rope
 
-ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+ARCHITECTURES = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
 
 _DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
@@ -24,11 +26,33 @@ _DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+_FIRST = {**_DEFAULTS, "max_position_embeddings": 8192, "num_key_value_heads": 16, "hidden_act": "gelu"}
 _SECOND = {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
 _THIRD = {"max_position_embeddings": 131072, "sliding_window_pattern": 6}
 
 
 def declare(config: Mapping[str, Any]) -> Model:
+    return _first(config) if config["architectures"][0] == "GemmaForCausalLM" else _later(config)
+
+
+def _first(config: Mapping[str, Any]) -> Model:
+    c = Config.of(config, **_FIRST)
+    act, positions, bias = c.activation(), rope(c), c.flag("attention_bias")
+    attention = Attention(
+        hidden=c.hidden,
+        heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        rope=positions,
+        bias=(bias, bias),
+        causal=not c.flag("use_bidirectional_attention"),
+    )
+    mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act="gelu_tanh" if act == "gelu" else act)
+    norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"), offset=1.0)
+    return llama_decoder(c, attention, mlp, norm, positions=positions, embedding=c.hidden**0.5)
+
+
+def _later(config: Mapping[str, Any]) -> Model:
     third = config["architectures"][0] == "Gemma3ForCausalLM"
     c = Config.of(config, **_DEFAULTS, **(_THIRD if third else _SECOND))
     causal = not c.flag("use_bidirectional_attention")

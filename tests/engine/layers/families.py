@@ -184,6 +184,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                                 "shared_intermediate_size": 26}),
     "granite-moe-shared-odd": ("GraniteMoeShared", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_local_experts": 3,
                                                     "num_experts_per_tok": 3, "shared_intermediate_size": 0}),
+    "gemma": ("Gemma", {**SIZES, "head_dim": 16, "attention_bias": True, "hidden_act": "gelu"}),
     "gpt-oss": ("GptOss", {**SIZES, **GPT_OSS, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "gpt-oss-odd": ("GptOss", {**SIZES, **ONE_KV, **GPT_OSS, "head_dim": 8, "intermediate_size": 35,
                                "num_local_experts": 5, "num_experts_per_tok": 1, "num_hidden_layers": 4,

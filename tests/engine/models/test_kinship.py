@@ -28,7 +28,6 @@ OTHERS = "nor is its family"
         ("MambaForCausalLM", {}, "recurrent states", "closest supported is Mamba2ForCausalLM"),
         ("RwkvForCausalLM", {}, "recurrent states", OTHERS),
         ("Gemma4ForCausalLM", {}, "text decoder", "closest supported is Gemma3ForCausalLM"),
-        ("GemmaForCausalLM", {}, "text decoder", "closest supported is Gemma"),
         ("MistralNextForCausalLM", {}, "text decoder", "closest supported is MistralForCausalLM"),
         ("Qwen5MoeForCausalLM", {"num_experts": 8}, "text decoder", "closest supported is Qwen3MoeForCausalLM"),
         ("XGLMForCausalLM", {}, "text decoder", OTHERS),
