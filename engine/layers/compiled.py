@@ -45,6 +45,7 @@ from engine.lowering.program import (
     Program,
     QKNorm,
     Recurrence,
+    Rotate,
     Route,
     ScaleQueries,
     SelectiveScan,
@@ -233,6 +234,8 @@ class CompiledModel:
                 yield cpu.all_reduce(self.collective, values[op.x], values[op.x], gathers=False)
             case QKNorm():
                 yield from self._qk_norm(op, values[op.qkv])
+            case Rotate():
+                yield self._rotate(op, values[op.qkv])
             case PrepareKV():
                 yield self._prepare_kv(op, values[op.qkv])
             case ScaleQueries():
@@ -391,6 +394,21 @@ class CompiledModel:
             yield from _projection_norm(layer, qkv)
         else:
             yield _torch_norm(layer, qkv, op.heads, dim)
+
+    def _rotate(self, op: Rotate, qkv: Tensor) -> cpu.RopeKV:
+        """Rotate all heads and write no keys and values."""
+        return cpu.RopeKV(
+            qkv=qkv.data_ptr(),
+            stride=qkv.stride(0),
+            heads=op.heads,
+            kv_heads=0,
+            dim=op.head_dim,
+            rotary_dim=op.rope.dim,
+            rope=self.program.ropes.index(op.rope),
+            interleaved=op.rope.interleaved,
+            group=0,
+            layer=0,
+        )
 
     def _prepare_kv(self, op: PrepareKV, qkv: Tensor) -> cpu.RopeKV:
         rope, place = op.rope, self._place(op.layer)

@@ -46,6 +46,7 @@ from engine.lowering.program import (
     PrepareLatent,
     QKNorm,
     Quantized,
+    Rotate,
     Route,
     ScaleQueries,
     SelectiveScan,
@@ -284,6 +285,13 @@ def _qk_norm(op: QKNorm, run: _Run) -> None:
         RMS_NORM(piece, weight, layer.eps, None, 1.0, piece)
 
 
+def _rotate(op: Rotate, run: _Run) -> None:
+    """Rotate q and k in place; no norm or writing of keys and values can be fused."""
+    qkv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
+    queries = 2 * op.heads - qkv.shape[1]  # heads are queries and keys, and there are as many values as keys
+    QK_NORM_ROPE_KV(qkv, None, 0, None, queries, None, "rms", 0.0, *run.angles[op.rope], op.rope.interleaved)
+
+
 def _prepare_kv(op: PrepareKV, run: _Run) -> None:
     if op.layer is None and op.rope is None and op.norm is None:
         return
@@ -475,6 +483,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Activation: _activation,
     Add: _add,
     QKNorm: _qk_norm,
+    Rotate: _rotate,
     PrepareKV: _prepare_kv,
     ScaleQueries: _scale_queries,
     WriteKV: _write_kv,

@@ -188,11 +188,13 @@ class _Lowering:
             if part.gated:
                 yield Linear(x=x, y=gate, weight=into[0])
             yield Linear(x=x, y=qkv, weight=into[-1])
+            prepare: list[Op] = []
             if part.qk_norm is not None:
                 vectors = QKNormVectors(attention=part, path=path)
-                yield QKNorm(qkv=qkv, weight=vectors, heads=heads + kv_heads, queries=heads)
+                prepare.append(QKNorm(qkv=qkv, weight=vectors, heads=heads + kv_heads, queries=heads))
             if part.rope is not None:
-                yield Rotate(qkv=qkv, rope=part.rope, heads=heads + kv_heads, head_dim=dim)
+                prepare.append(Rotate(qkv=qkv, rope=part.rope, heads=heads + kv_heads, head_dim=dim))
+            yield from reversed(prepare) if part.qk_norm_last else prepare
             number = self.layers if part.causal else None
             if number is not None:
                 self.layers += 1

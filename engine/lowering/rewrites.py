@@ -37,7 +37,8 @@ def compiled_ops(program: Program) -> Ops:
 
 def fuse_prepare_kv(ops: Sequence[Op], *, norms: bool) -> Ops:
     """Join the operations between a projection and its attention: rotation and writing of keys and values, and with
-    `norms` also the norms of separate heads. Factors of queries follow."""
+    `norms` also the norms of separate heads. Norms precede the rotation there, so a rotation that precedes a norm stays
+    separate. Factors of queries follow."""
     made: list[Op] = []
     for op in ops:
         if isinstance(op, Attend) and not op.cross:
@@ -55,7 +56,7 @@ def fuse_prepare_kv(ops: Sequence[Op], *, norms: bool) -> Ops:
                 match made[-1]:
                     case WriteKV(cross=False):
                         pass
-                    case Rotate(rope=rope):
+                    case Rotate(rope=rope) if prepared.norm is None:
                         prepared = replace(prepared, rope=rope)
                     case QKNorm(separate=True) as norm if norms:
                         prepared = replace(prepared, norm=norm)

@@ -161,7 +161,7 @@ class QueryScale:
 class Attention:
     """Grouped-query attention, or cross-attention.
 
-    `qk_norm` normalises q and k before the rotation; `qk_norm_span` says over what:
+    `qk_norm` normalises q and k before the rotation, or after it (`qk_norm_last`); `qk_norm_span` says over what:
 
     head   each head separately, with a shared weight of head_dim (Qwen3)
     own    each head separately, with separate weights: [heads, head_dim] (Cohere)
@@ -196,6 +196,7 @@ class Attention:
     k, then of v (GPT-NeoX: one group per head; InternLM2: one per KV head)."""
     order: Literal["qkv", "qvk"] = "qkv"  # within a group (qvk: CodeGen)
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    qk_norm_last: bool = False
     qk_norm_listed: bool = False  # `own` weights are one tensor for each head, with its number after the name
     gated: bool = False
     """The output of each head is multiplied by sigmoid(its gate). The projection to q has the query of each head,

@@ -22,10 +22,17 @@ from engine.models.parts import (
 
 
 def rope(
-    c: Config, *, theta: float = 10_000.0, partial: float = 1.0, interleaved: bool = False, kind: str | None = None
+    c: Config,
+    *,
+    theta: float = 10_000.0,
+    partial: float = 1.0,
+    interleaved: bool = False,
+    kind: str | None = None,
+    ntk_alpha: bool = False,
 ) -> Rope:
     """Return the RoPE of layers of this kind ("full_attention", "sliding_attention"; None: all layers share one).
-    `theta` and `partial` are the architecture's defaults."""
+    `theta` and `partial` are the architecture's defaults. ntk_alpha: dynamic scaling with the key `alpha` is instead
+    the fixed base theta · alpha^(dim / (dim - 2))."""
     parameters = _parameters(c, kind)
     base = _number(parameters, "rope_theta", _number(c.values, "rope_theta", theta))
     share = _number(parameters, "partial_rotary_factor", _number(c.values, "partial_rotary_factor", partial))
@@ -35,6 +42,14 @@ def rope(
             f"config.json: head_dim {c.head_dim} with partial_rotary_factor {share} gives {dim} rotated dimensions; "
             "rotary positions need an even number of at least 2"
         )
+    if ntk_alpha and _kind(parameters) == "dynamic" and parameters.get("alpha"):
+        alpha = _number(parameters, "alpha")
+        if not 0 < alpha < 1e9 or dim < 4:
+            raise CheckpointError(
+                f"config.json: alpha of the rotary settings is {alpha:g} for {dim} rotated dimensions; it must be "
+                "greater than 0 and less than 1e9, for at least 4 dimensions"
+            )
+        return Rope(dim=dim, theta=base * alpha ** (dim / (dim - 2)), interleaved=interleaved)
     return Rope(dim=dim, theta=base, interleaved=interleaved, scaling=_scaling(c, parameters, dim))
 
 
@@ -63,8 +78,7 @@ def yarn_mscale(c: Config) -> float:
     """Return the factor of queries and keys that DeepSeek's mscale_all_dim defines for every scaling of RoPE, or 1."""
     parameters = _parameters(c, None)
     multiplier = _number(parameters, "mscale_all_dim", 0.0)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind == "default" or not multiplier:
+    if _kind(parameters) == "default" or not multiplier:
         return 1.0
     return _mscale(_number(parameters, "factor"), multiplier)
 
@@ -101,8 +115,12 @@ def _number(values: Mapping[str, Any], key: str, default: float | None = None) -
     return float(value)
 
 
+def _kind(parameters: Mapping[str, Any]) -> Any:
+    return parameters.get("rope_type") or parameters.get("type") or "default"
+
+
 def _scaling(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling | None:
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = _kind(parameters)
     # Early Phi-3 configurations name longrope "su" or even "yarn"; it is identified by its lists of factors.
     if kind == "su" or "short_factor" in parameters:
         kind = "longrope"

@@ -134,6 +134,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                             "tie_word_embeddings": True, "rope_parameters": YARN}),
     "ministral": ("Ministral", {**SIZES, "head_dim": 16, "sliding_window": 4, "layer_types": HYBRID}),
     "ministral-odd": ("Ministral", {**SIZES, **ONE_KV, "head_dim": 8, "sliding_window": 5}),
+    "hunyuan": ("HunYuanDenseV1", {**SIZES, "head_dim": 16, "attention_bias": True, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 7.0}}),
+    "hunyuan-moe": ("HunYuanMoEV1", {**SIZES, **ONE_KV, "head_dim": 8, "intermediate_size": 35, "num_experts": 5,
+                                     "moe_topk": [3, 1, 2], "tie_word_embeddings": True}),
     "internlm3": ("InternLM3", {**SIZES, "head_dim": 8, "rope_parameters": {**DEFAULT, "rope_type": "dynamic",
                                                                           "factor": 2.0}}),
     "internlm3-odd": ("InternLM3", {**SIZES, **ONE_KV, "head_dim": 16, "qkv_bias": True, "bias": True}),
