@@ -200,7 +200,8 @@ class Attention:
     qk_norm_listed: bool = False  # `own` weights are one tensor for each head, with its number after the name
     gated: bool = False
     """The output of each head is multiplied by sigmoid(its gate). The projection to q has the query of each head,
-    followed by its gate (Qwen3-Next)."""
+    followed by its gate (Qwen3-Next), unless `gate_source` names a projection to the gates."""
+    gate_source: str = ""  # without a bias
     name: str = "self_attn"
 
     @property

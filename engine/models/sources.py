@@ -57,13 +57,25 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
     """Return the fused projection to q, k and v, and the output projection. For cross-attention: the projection to q,
     the fused one to k and v, and the output projection. With an output gate, its projection comes first."""
     rows = _qkv_rows(part)
+    out = Linear(
+        rows=(Rows(source=part.sources[3], units=part.hidden),),
+        inputs=part.heads * part.head_dim,
+        split="inputs",
+        bias=part.bias[1],
+    )
+    if part.gate_source:
+        gate = Rows(source=part.gate_source, units=part.heads, width=part.head_dim)
+        return (
+            Linear(rows=(gate,), inputs=part.hidden, split="rows"),
+            Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias[0]),
+            out,
+        )
     parted = (rows[:1], rows[1:]) if part.source else (rows,)
     if part.gated:
         query = replace(rows[0], groups=part.heads, stride=2 * part.head_dim)
         parted = (replace(query, at=part.head_dim),), (query, *rows[1:])
     into = (Linear(rows=some, inputs=part.hidden, split="rows", bias=part.bias[0]) for some in parted)
-    out = Rows(source=part.sources[3], units=part.hidden)
-    return *into, Linear(rows=(out,), inputs=part.heads * part.head_dim, split="inputs", bias=part.bias[1])
+    return *into, out
 
 
 def latent_linears(part: LatentAttention) -> tuple[Linear, Linear, Linear]:

@@ -48,6 +48,8 @@ GPT_OSS = {"intermediate_size": 22, "sliding_window": 5, "rope_parameters": {**Y
            "swiglu_limit": 0.6}  # fmt: skip
 LLAMA4 = {"intermediate_size": 22, "intermediate_size_mlp": 66, "num_local_experts": 4, "attention_chunk_size": 8,
           "floor_scale": 3, "attn_scale": 0.7}  # fmt: skip
+AFMOE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3, "num_dense_layers": 1,
+         "sliding_window": 5, "route_scale": 1.7}  # fmt: skip
 ERNIE = {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3}
 MLA = {**SIZES, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 8,
        "qk_rope_head_dim": 6, "v_head_dim": 10}  # fmt: skip
@@ -65,6 +67,9 @@ DELTA = {"layer_types": RECURRENT, "linear_num_key_heads": 2, "linear_num_value_
 
 # name -> configuration class, all settings
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "afmoe": ("Afmoe", {**SIZES, **AFMOE, "head_dim": 16, "mup_enabled": True, "global_attn_every_n_layers": 2}),
+    "afmoe-odd": ("Afmoe", {**SIZES, **ONE_KV, **AFMOE, "head_dim": 8, "num_shared_experts": 1, "num_dense_layers": 0,
+                            "layer_types": HYBRID, "attention_bias": True, "tie_word_embeddings": True}),
     "gpt2": ("GPT2", {**GPT}),
     "gpt2-odd": ("GPT2", {**GPT, **GPT_ODD, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
     "starcoder": ("GPTBigCode", {**GPT}),
