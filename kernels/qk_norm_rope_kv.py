@@ -37,19 +37,21 @@ def _reference(
     interleaved: bool,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    bias: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """qkv: [tokens, heads + 2 · kv_heads, dim], whose q is changed in place (heads may be 0: cross-attention projects
     only keys and values of the encoder input); pages: [blocks, layers, 2, block_tokens, kv_heads, dim], of any type;
-    slot_mapping: [tokens] int32, block · block_tokens + offset, negative for tokens that are not written; weight:
-    [heads + kv_heads, dim] fp32 or None; cos, sin: [tokens, half] fp32 or None. Pages hold k / k_scale and v / v_scale.
-    Values that are not finite are written as 0, because a later owner of the block reads the rest with weight 0. Pages
-    and slot_mapping None: k is changed in place too. → qkv and pages, or qkv alone."""
+    slot_mapping: [tokens] int32, block · block_tokens + offset, negative for tokens that are not written; weight, bias
+    (of a layer norm): [heads + kv_heads, dim] fp32 or None; cos, sin: [tokens, half] fp32 or None. Pages hold k /
+    k_scale and v / v_scale. Values that are not finite are written as 0, because a later owner of the block reads the
+    rest with weight 0. Pages and slot_mapping None: k is changed in place too. → qkv and pages, or qkv alone."""
     qk_heads = _num_qk_heads(qkv, heads)
     wide = qkv.float()
     qk, v = wide[:, :qk_heads], wide[:, qk_heads:]
     if weight is not None:
         centred = qk - qk.mean(-1, keepdim=True) if kind == "layer" else qk
         qk = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
+        qk = qk if bias is None else qk + bias
     if cos is not None and sin is not None:
         half = cos.shape[1]
         part = qk[..., : 2 * half]
@@ -95,6 +97,7 @@ def qk_norm_rope_kv_kernel(
     pages,
     slot_mapping,
     weight,
+    bias,
     cos,
     sin,
     token_stride,
@@ -110,6 +113,7 @@ def qk_norm_rope_kv_kernel(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
+    BIASED: tl.constexpr,
     PAGED: tl.constexpr,
     FP8: tl.constexpr,
     MAX_VALUE: tl.constexpr,
@@ -157,6 +161,12 @@ def qk_norm_rope_kv_kernel(
         b = tl.where(is_qk, b * factor * tl.load(own + at_b[None, :], pairs & is_qk, 0.0), b)
         if REST > 0:
             rest = tl.where(is_qk, rest * factor * tl.load(own + at_rest[None, :], rests & is_qk, 0.0), rest)
+        if BIASED:
+            added = bias + head[:, None] * DIM
+            a += tl.load(added + at_a[None, :], pairs & is_qk, 0.0)
+            b += tl.load(added + at_b[None, :], pairs & is_qk, 0.0)
+            if REST > 0:
+                rest += tl.load(added + at_rest[None, :], rests & is_qk, 0.0)
     if HALF > 0:
         c = tl.load(cos + token * HALF + pair, pair < HALF, 0.0)[None, :]
         s = tl.load(sin + token * HALF + pair, pair < HALF, 0.0)[None, :]
@@ -199,6 +209,7 @@ def _triton(
     interleaved: bool,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    bias: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     tokens, all_heads, dim = qkv.shape
     qk_heads = _num_qk_heads(qkv, heads)
@@ -214,6 +225,7 @@ def _triton(
         qkv if pages is None else pages,
         qkv if slot_mapping is None else slot_mapping,
         qkv if weight is None else weight,
+        qkv if bias is None else bias,
         qkv if cos is None else cos,
         qkv if sin is None else sin,
         row_stride(qkv, "qkv"),
@@ -229,6 +241,7 @@ def _triton(
         HALF=half,
         INTERLEAVED=interleaved,
         NORM="none" if weight is None else kind,
+        BIASED=bias is not None,
         PAGED=pages is not None,
         FP8=pages is not None and pages.element_size() == 1,
         MAX_VALUE=FP8_MAX,
@@ -254,6 +267,7 @@ def _inputs(
     layers: int = 2,
     spoiled: bool = False,
     kept: bool = True,
+    biased: bool = False,
 ) -> Args:
     blocks = tokens // block_tokens + 2
     slot_mapping = make.permutation(blocks * block_tokens)[:tokens].contiguous()
@@ -281,6 +295,7 @@ def _inputs(
         interleaved,
         1.0 if pages is None else 0.0625,
         1.0 if pages is None else 0.03125,
+        make.normal(heads + kv_heads, dim, dtype=torch.float32) if biased else None,
     )
 
 
@@ -333,6 +348,10 @@ QK_NORM_ROPE_KV = Op(
         ),
         Case("qk-norm", {"tokens": 4, "heads": 8, "kv_heads": 4, "dim": 16, "half": 8, "norm": "rms"}),
         Case("layer-norm", {"tokens": 3, "heads": 3, "kv_heads": 1, "dim": 12, "half": 3, "norm": "layer"}),
+        Case(
+            "layer-norm-bias",
+            {"tokens": 4, "heads": 3, "kv_heads": 2, "dim": 20, "half": 3, "norm": "layer", "biased": True},
+        ),
         Case("norm-no-rope", {"tokens": 3, "heads": 4, "kv_heads": 2, "dim": 16, "half": 0, "norm": "rms"}),
         Case("no-rope", {"tokens": 3, "heads": 4, "kv_heads": 2, "dim": 16, "half": 0}),
         Case("fp8", {"tokens": 4, "heads": 4, "kv_heads": 2, "dim": 16, "half": 0, "pages": FP8}),
@@ -366,6 +385,11 @@ QK_NORM_ROPE_KV = Op(
         Case(
             "layer-norm-4096",
             {"tokens": 4096, "heads": 64, "kv_heads": 8, "dim": 128, "half": 64, "norm": "layer", "block_tokens": 16},
+            bench=True,
+        ),
+        Case(
+            "layer-norm-bias-4096",
+            {"tokens": 4096, "heads": 64, "kv_heads": 64, "dim": 64, "half": 16, "norm": "layer", "biased": True},
             bench=True,
         ),
         Case(

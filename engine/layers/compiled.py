@@ -389,7 +389,7 @@ class CompiledModel:
     def _qk_norm(self, op: QKNorm, qkv: Tensor) -> Iterator[cpu.Op | TorchOp]:
         layer, dim = self.weights.qk_norm(op.weight), op.weight.attention.head_dim
         if isinstance(layer, HeadNorm):
-            yield _norm(layer.norm, layer.weight, None, qkv, qkv, groups=op.heads, size=dim)
+            yield from _head_norm(layer, qkv, op.heads, dim)
         elif self.collective is None:
             yield from _projection_norm(layer, qkv)
         else:
@@ -638,6 +638,16 @@ def _activation(op: Activation, x: Tensor, y: Tensor) -> cpu.Activate | TorchOp:
         limit=math.inf if op.limit is None else op.limit,
         up_offset=op.up_offset,
     )
+
+
+def _head_norm(layer: HeadNorm, qkv: Tensor, heads: int, dim: int) -> Iterator[cpu.Norm]:
+    """Normalise all heads at once, or one by one if they have biases, which pieces of a norm share."""
+    if layer.bias is None:
+        yield _norm(layer.norm, layer.weight, None, qkv, qkv, groups=heads, size=dim)
+        return
+    for head in range(heads):
+        piece = qkv[:, head * dim :]
+        yield _norm(layer.norm, layer.weight[head], layer.bias[head], piece, piece, size=dim)
 
 
 def _projection_norm(layer: ProjectionNorm, qkv: Tensor) -> Iterator[cpu.Norm]:

@@ -295,20 +295,21 @@ def _rotate(op: Rotate, run: _Run) -> None:
 def _prepare_kv(op: PrepareKV, run: _Run) -> None:
     if op.layer is None and op.rope is None and op.norm is None:
         return
-    weight, kind, eps = None, "rms", 0.0
+    weight, bias, kind, eps = None, None, "rms", 0.0
     if op.norm is not None:
         norm = run.weights.qk_norm(op.norm.weight)
         assert isinstance(norm, HeadNorm), "only norms of separate heads are fused"
-        weight, eps, kind = norm.weight, norm.norm.eps, "layer" if isinstance(norm.norm, LayerNorm) else "rms"
+        weight, bias, eps = norm.weight, norm.bias, norm.norm.eps
+        kind = "layer" if isinstance(norm.norm, LayerNorm) else "rms"
     cos, sin = (None, None) if op.rope is None else run.angles[op.rope]
     arguments = weight, kind, eps, cos, sin, op.rope is not None and op.rope.interleaved
     qkv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
     if op.layer is None:
-        QK_NORM_ROPE_KV(qkv, None, 0, None, op.heads, *arguments)
+        QK_NORM_ROPE_KV(qkv, None, 0, None, op.heads, *arguments, *_UNSCALED, bias)
         return
     place, step = run.model.kv_layers[op.layer], run.step
     scales = run.model.scales[op.layer]
-    QK_NORM_ROPE_KV(qkv, step.pages, place.layer, step.slot_mapping[place.group], op.heads, *arguments, *scales)
+    QK_NORM_ROPE_KV(qkv, step.pages, place.layer, step.slot_mapping[place.group], op.heads, *arguments, *scales, bias)
 
 
 def _scale_queries(op: ScaleQueries, run: _Run) -> None:

@@ -80,10 +80,8 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "attention", whole
         case HeadWeights():
             yield from (("attention", one.data) for one in (*layer.absorbing, *layer.expanding))
-        case NormLayer():
+        case NormLayer() | HeadNorm():
             yield from (("norms", tensor) for tensor in (layer.weight, layer.bias) if tensor is not None)
-        case HeadNorm():
-            yield "norms", layer.weight
         case ProjectionNorm():
             yield from (("norms", weight) for weight in layer.weights)
         case Vocabulary():

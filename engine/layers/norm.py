@@ -41,9 +41,10 @@ class NormLayer:
 
 
 class HeadNorm:
-    """Norm of each head of q and k separately, in one call. weight: [heads + kv_heads, head_dim] of this rank."""
+    """Norm of each head of q and k separately, in one call. weight, bias: [heads + kv_heads, head_dim] of this rank."""
 
     weight: Tensor
+    bias: Tensor | None = None
 
     def __init__(self, part: Attention, path: str, world: World) -> None:
         assert part.qk_norm is not None, "an attention without qk_norm has no norm layer"
@@ -55,17 +56,24 @@ class HeadNorm:
             heads = sum(heads for _, heads in self.shares)
             self.weight = torch.ones(heads, self.part.head_dim, device=target.device)
             return
+        weight = self._read(read, target, "weight")
+        self.weight = weight + self.norm.offset if self.norm.offset else weight
+        if isinstance(self.norm, LayerNorm) and self.norm.bias:
+            self.bias = self._read(read, target, "bias")
+
+    def _read(self, read: Read, target: Target, suffix: str) -> Tensor:
+        """Return the weights or biases of all heads of this rank."""
         pieces = []
         for (norm, shape), (first, heads) in zip(qk_norms(self.part), self.shares, strict=True):
-            stored = [read(f"{self.path}.{name}.weight") for name in qk_norm_paths(self.part, norm)]
+            stored = [read(f"{self.path}.{name}.{suffix}") for name in qk_norm_paths(self.part, norm)]
             whole = torch.stack(stored) if self.part.qk_norm_listed else stored[0]
-            weight, own = _weight(norm, whole, target.device), len(shape) == 2
-            pieces.append(weight[first : first + heads] if own else weight.expand(heads, -1))
-        self.weight = torch.cat(pieces)
+            values, own = whole.to(target.device, torch.float32), len(shape) == 2
+            pieces.append(values[first : first + heads] if own else values.expand(heads, -1))
+        return torch.cat(pieces)
 
     def __call__(self, qk: Tensor) -> Tensor:
         """qk: [tokens, heads + kv_heads, head_dim]."""
-        return normed(self.norm, qk, self.weight, None)
+        return normed(self.norm, qk, self.weight, self.bias)
 
 
 class ProjectionNorm:

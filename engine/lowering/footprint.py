@@ -183,7 +183,7 @@ class _Footprint:
                 case NormVector(norm=norm, path=path):
                     found = self._norm(norm, path)
                 case QKNormVectors(attention=part, path=path):
-                    found = (self._qk_norm(part, path),)
+                    found = self._qk_norm(part, path)
                 case SinkLogits(attention=part, path=path):
                     found = (Holding("attention", weight.name, "float32", (self._share(part.heads), 4)),)
                 case Correction(experts=experts):
@@ -234,10 +234,12 @@ class _Footprint:
         rows = sum(count * one.width for count, one in zip(units, parameter.rows, strict=True))
         return Holding("recurrent", name, "float32", (rows, *parameter.inner, parameter.repeat, 4))
 
-    def _qk_norm(self, part: Attention, path: str) -> Holding:
+    def _qk_norm(self, part: Attention, path: str) -> Iterator[Holding]:
         heads, kv_heads = self._share(part.heads), self._share(part.kv_heads)
         name = join(path, "+".join(norm.name for norm, _ in qk_norms(part)))
-        return Holding("norms", name, "float32", (heads + kv_heads, part.head_dim, 4))
+        yield Holding("norms", name, "float32", (heads + kv_heads, part.head_dim, 4))
+        if isinstance(part.qk_norm, LayerNorm) and part.qk_norm.bias:
+            yield Holding("norms", f"{name} (bias)", "float32", (heads + kv_heads, part.head_dim, 4))
 
     def _norm(self, norm: Norm, path: str) -> Iterator[Holding]:
         name = join(path, norm.name)

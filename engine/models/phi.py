@@ -6,7 +6,6 @@ Source: transformers modeling_phi.py.
 from collections.abc import Mapping
 from typing import Any
 
-from engine.api.errors import CheckpointError
 from engine.models.config import Config
 from engine.models.parts import MLP, Attention, Embedding, Head, LayerNorm, Model, Parallel, ResidualBlock, named
 from engine.models.rope import claimed_context, rope
@@ -18,8 +17,6 @@ _DEFAULTS: dict[str, Any] = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "
 
 def declare(config: Mapping[str, Any]) -> Model:
     c = Config.of(config, **_DEFAULTS)
-    if c.flag("qk_layernorm"):
-        raise CheckpointError("config.json: qk_layernorm is true; norms of q and k with a bias are not supported")
     positions = rope(c, partial=0.5)
     attention = Attention(
         hidden=c.hidden,
@@ -29,6 +26,8 @@ def declare(config: Mapping[str, Any]) -> Model:
         rope=positions,
         bias=(True, True),
         sources=("q_proj", "k_proj", "v_proj", "dense"),
+        qk_norm=LayerNorm(size=c.head_dim, eps=c.number("layer_norm_eps")) if c.flag("qk_layernorm") else None,
+        qk_norm_names=("q_layernorm", "k_layernorm"),
     )
     mlp = MLP(
         hidden=c.hidden,

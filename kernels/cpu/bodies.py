@@ -172,6 +172,7 @@ def qk_norm_rope_kv(
     interleaved: bool,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See kernels/qk_norm_rope_kv.py."""
     if pages is None or slot_mapping is None:
@@ -182,7 +183,11 @@ def qk_norm_rope_kv(
     ops: list[cpu.Op] = []
     if weight is not None:
         norm = cpu.LAYER if kind == "layer" else cpu.RMS
-        ops.append(_norm_op(norm, qkv, weight, None, qkv, eps, groups=heads + kv_heads, size=dim))
+        if bias is None:
+            ops.append(_norm_op(norm, qkv, weight, None, qkv, eps, groups=heads + kv_heads, size=dim))
+        for head in range(0 if bias is None else heads + kv_heads):
+            piece, added = qkv[:, head:], None if bias is None else bias[head]
+            ops.append(_norm_op(norm, piece, weight[head], added, piece, eps, groups=1, size=dim))
     angles = [] if cos is None or sin is None else [_paired(cos, sin, interleaved)]
     ops.append(
         cpu.RopeKV(

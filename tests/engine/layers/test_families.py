@@ -27,6 +27,7 @@ from tests.tiers import NIGHTLY
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
+IN_TRITON = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "hunyuan", "afmoe", "persimmon")
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd")
 
 
@@ -101,7 +102,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
         *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
-        *(("hunyuan", 2), ("afmoe", 2)),
+        *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3)),
         *(("deepseek-v2", 2), ("youtu-odd", 5)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
@@ -194,7 +195,6 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("mpt", "logit_scale", 0.5, "logit_scale is 0.5"),
         ("opt", "word_embed_proj_dim", 24, "word_embed_proj_dim is 24 and hidden_size 48"),
         ("olmo", "clip_qkv", 8.0, "clip_qkv"),
-        ("phi", "qk_layernorm", True, "qk_layernorm"),
         ("qwen1", "visual", {}, "vision encoder"),
         ("minicpm", "sparse_config", {}, "sparse_config"),
         ("gpt2", "add_cross_attention", True, "add_cross_attention"),
@@ -297,9 +297,7 @@ def test_weights_rounded_at_load_take_the_planned_bytes(name, bits, family):
     compare(read_checkpoint(family(name).path), best(), bits=bits)
 
 
-@pytest.mark.parametrize(
-    "name", ["neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "hunyuan", "afmoe", *EXPERTS]
-)
+@pytest.mark.parametrize("name", [*IN_TRITON, *EXPERTS])
 def test_triton_kernels_equal_transformers(name, family, driver):
     """A norm for each body, learned positions, norms without weights, ALiBi and routing, in Triton's interpreter."""
     one, prompt = family(name), [*prompts()[1]]
