@@ -1,7 +1,8 @@
 """Activation functions of MLPs, and act(gate) · up of a fused projection (source: arXiv:2002.05202).
 
 silu x · sigmoid(x); gelu x · Φ(x); gelu_tanh its tanh approximation; quick_gelu x · sigmoid(1.702 x); relu max(x, 0);
-relu2 its square (arXiv:2109.08668). With a limit l and an offset o, as some models were trained:
+relu2 its square (arXiv:2109.08668). xielu has numbers α_p, α_n, β and ε: α_p x² + β x for x > 0, else
+α_n (exp(min(x, ε)) - 1 - x) + β x (arXiv:2411.13010). With a limit l and an offset o, as some models were trained:
 act(min(gate, l)) · (clamp(up, -l, l) + o). Source: transformers modeling_gpt_oss.py.
 """
 
@@ -27,6 +28,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def xielu_numbers(alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """Return α_p, α_n, β and ε, [4] fp32, of the numbers that a checkpoint stores, which are scalars. Source:
+    transformers activations.py, XIELUActivation."""
+    return torch.stack((functional.softplus(alpha_p), beta + functional.softplus(alpha_n), beta, eps)).float()
+
+
+def xielu(numbers: Tensor, x: Tensor) -> Tensor:
+    alpha_p, alpha_n, beta, eps = numbers.to(x.dtype)
+    negative = (torch.expm1(torch.minimum(x, eps)) - x) * alpha_n
+    return torch.where(x > 0, alpha_p * x * x, negative) + beta * x
+
+
+def function(act: str, numbers: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """Return an activation. numbers: of xielu, [4]."""
+    return ACTIVATIONS[act] if numbers is None else partial(xielu, numbers)
+
+
 def gated(act: Callable[[Tensor], Tensor], x: Tensor, limit: float | None = None, up_offset: float = 0.0) -> Tensor:
     """x: [tokens, 2 · inner], gate rows first, then up rows → [tokens, inner]."""
     gate, up = x.chunk(2, -1)
@@ -35,13 +53,20 @@ def gated(act: Callable[[Tensor], Tensor], x: Tensor, limit: float | None = None
     return act(gate).mul_(up + up_offset if up_offset else up)
 
 
-def _reference(x: Tensor, act: str, has_gate: bool, limit: float | None = None, up_offset: float = 0.0) -> Tensor:
+def _reference(
+    x: Tensor,
+    act: str,
+    has_gate: bool,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+    numbers: Tensor | None = None,
+) -> Tensor:
     """x: [tokens, 2 · inner] with a gate, else [tokens, inner] → [tokens, inner]; computed in fp32. up_offset: only
-    with a gate."""
-    wide = x.float()
+    with a gate. numbers: of xielu, [4] fp32, else None."""
+    wide, compute = x.float(), function(act, numbers)
     if not has_gate:
-        return ACTIVATIONS[act](wide if limit is None else wide.clamp(max=limit)).to(x.dtype)
-    return gated(ACTIVATIONS[act], wide, limit, up_offset).to(x.dtype)
+        return compute(wide if limit is None else wide.clamp(max=limit)).to(x.dtype)
+    return gated(compute, wide, limit, up_offset).to(x.dtype)
 
 
 @jit
@@ -65,9 +90,19 @@ def activated(value, ACT: tl.constexpr):
 
 
 @jit
+def xielu_of(value, numbers):
+    """Apply xielu to each number, in float32."""
+    alpha_p = tl.load(numbers)
+    alpha_n = tl.load(numbers + 1)
+    negative = (tl.exp(tl.minimum(value, tl.load(numbers + 3))) - 1.0 - value) * alpha_n
+    return tl.where(value > 0.0, alpha_p * value * value, negative) + tl.load(numbers + 2) * value
+
+
+@jit
 def activation_kernel(
     x,
     y,
+    numbers,
     x_row,
     limit,
     INNER: tl.constexpr,
@@ -84,7 +119,7 @@ def activation_kernel(
     value = tl.load(x + row * x_row + at, keep, 0.0).to(tl.float32)
     if LIMITED:
         value = tl.minimum(value, limit)
-    result = activated(value, ACT)
+    result = xielu_of(value, numbers) if ACT == "xielu" else activated(value, ACT)
     if GATED:
         up = tl.load(x + row * x_row + INNER + at, keep, 0.0).to(tl.float32)
         if LIMITED:
@@ -95,9 +130,16 @@ def activation_kernel(
     tl.store(y + row * INNER + at, result.to(y.dtype.element_ty), keep)
 
 
-def _triton(x: Tensor, act: str, has_gate: bool, limit: float | None = None, up_offset: float = 0.0) -> Tensor:
-    if act not in ACTIVATIONS:
-        raise ValueError(f"activation {act!r}: there are {', '.join(ACTIVATIONS)}")
+def _triton(
+    x: Tensor,
+    act: str,
+    has_gate: bool,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+    numbers: Tensor | None = None,
+) -> Tensor:
+    if act not in ACTIVATIONS and (act != "xielu" or numbers is None):
+        raise ValueError(f"activation {act!r}: there are {', '.join(ACTIVATIONS)}, and xielu with its numbers")
     rows = x.shape[0]
     inner = x.shape[1] // 2 if has_gate else x.shape[1]
     y = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
@@ -107,6 +149,7 @@ def _triton(x: Tensor, act: str, has_gate: bool, limit: float | None = None, up_
         (rows, -(-inner // block)),
         x,
         y,
+        x if numbers is None else numbers,
         row_stride(x, "x"),
         0.0 if limit is None else limit,
         INNER=inner,
@@ -129,7 +172,8 @@ def _inputs(
     limit: float | None = None,
     up_offset: float = 0.0,
 ) -> Args:
-    return make.normal(rows, inner * (1 + has_gate), scale=3.0), act, has_gate, limit, up_offset
+    numbers = make.tensor([0.9, 1.3, 0.5, -1e-6], dtype=torch.float32) if act == "xielu" else None
+    return make.normal(rows, inner * (1 + has_gate), scale=3.0), act, has_gate, limit, up_offset, numbers
 
 
 GPT_OSS: dict[str, Any] = {"act": "quick_gelu", "limit": 7.0, "up_offset": 1.0}
@@ -146,23 +190,27 @@ ACTIVATION = Op(
         Case("long", {"rows": 2, "inner": 1100, "act": "silu"}),
         Case("limited", {"rows": 4, "inner": 64, "act": "silu", "limit": 1.5}),
         Case("offset", {"rows": 4, "inner": 77, "act": "quick_gelu", "limit": 1.5, "up_offset": 1.0}),
+        Case("xielu", {"rows": 3, "inner": 77, "act": "xielu", "has_gate": False}),
         Case("empty", {"rows": 0, "inner": 64, "act": "silu"}),
         Case("decode-32x14336", {"rows": 32, "inner": 14336, "act": "silu"}, bench=True),
         Case("4096x4096", {"rows": 4096, "inner": 4096, "act": "silu"}, bench=True),
         Case("gelu_tanh-4096x14336", {"rows": 4096, "inner": 14336, "act": "gelu_tanh"}, bench=True),
         Case("gelu-4096x4096", {"rows": 4096, "inner": 4096, "act": "gelu", "has_gate": False}, bench=True),
+        Case("xielu-4096x21504", {"rows": 4096, "inner": 21504, "act": "xielu", "has_gate": False}, bench=True),
         Case("limited-4096x4096", {"rows": 4096, "inner": 4096, "act": "silu", "limit": 7.0}, bench=True),
         Case("gpt-oss-4096x2880", {"rows": 4096, "inner": 2880, **GPT_OSS}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
-    traffic=lambda x, act, has_gate, *limits: x.nbytes + x.nbytes // (1 + has_gate),
+    traffic=lambda x, act, has_gate, *options: x.nbytes + x.nbytes // (1 + has_gate),
     compiled=bodies.activation,
     cpu_cases=(
         Case("8x3072", {"rows": 8, "inner": 3072, "act": "silu"}),
         Case("512x3072", {"rows": 512, "inner": 3072, "act": "silu"}),
     ),
-    compiled_lacks=("relu2-odd", "relu2-plain"),
+    compiled_lacks=("relu2-odd", "relu2-plain", "xielu"),
     single_row=independent_rows(0),
     strided=(0,),
-    peer=lambda x, act, has_gate, *limits: gated(ACTIVATIONS[act], x, *limits) if has_gate else ACTIVATIONS[act](x),
+    peer=lambda x, act, has_gate, limit, up_offset, numbers: (
+        gated(function(act, numbers), x, limit, up_offset) if has_gate else function(act, numbers)(x)
+    ),
 )

@@ -53,7 +53,7 @@ from engine.lowering.program import (
 )
 from engine.lowering.rewrites import compiled_ops
 from engine.models.parts import LayerNorm, Norm
-from kernels.activation import ACTIVATIONS, gated
+from kernels.activation import function, gated
 from kernels.cpu import program as cpu
 from kernels.cpu.packing import Packed
 from kernels.cpu.program import Program as CompiledProgram
@@ -218,7 +218,7 @@ class CompiledModel:
             case Linear():
                 yield _linear(weights.matrix(op.weight), values[op.x], values[op.y])
             case Activation():
-                yield _activation(op, values[op.x], values[op.y])
+                yield _activation(op, values[op.x], values[op.y], weights.activation(op.numbers))
             case Add():
                 x, y = values[op.x], values[op.y]
                 yield cpu.Add(
@@ -623,9 +623,9 @@ def _linear(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
     return cpu.linear(_packed(layer), layer.own_bias, x, y)
 
 
-def _activation(op: Activation, x: Tensor, y: Tensor) -> cpu.Activate | TorchOp:
+def _activation(op: Activation, x: Tensor, y: Tensor, numbers: Tensor | None) -> cpu.Activate | TorchOp:
     if op.act not in cpu.ACTS:
-        return _torch_activation(op, x, y)
+        return _torch_activation(op, x, y, numbers)
     return cpu.Activate(
         x=x.data_ptr(),
         y=y.data_ptr(),
@@ -705,8 +705,8 @@ def _torch_gate(op: Gate, x: Tensor, gate: Tensor, y: Tensor) -> TorchOp:
     return TorchOp(compute)
 
 
-def _torch_activation(op: Activation, x: Tensor, y: Tensor) -> TorchOp:
-    act, rows = ACTIVATIONS[op.act], op.y.rows
+def _torch_activation(op: Activation, x: Tensor, y: Tensor, numbers: Tensor | None) -> TorchOp:
+    act, rows = function(op.act, numbers), op.y.rows
 
     def compute(tokens: int) -> None:
         read = x[: tokens * rows]

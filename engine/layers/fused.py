@@ -149,6 +149,8 @@ class FusedModel:
     def _quantizes(self, op: Normalize | AddNormalize | Activation, matrices: Sequence[Matrix]) -> bool:
         if not isinstance(op, Activation) and not isinstance(op.weight.norm, RMSNorm):
             return False
+        if isinstance(op, Activation) and op.numbers is not None:
+            return False
         return rounding_of([self.weights.matrix(matrix) for matrix in matrices]) is not None
 
     def forward(self, step: DeviceStep) -> Tensor:
@@ -264,7 +266,8 @@ def _linear(op: Linear, run: _Run) -> None:
 
 
 def _activation(op: Activation, run: _Run) -> None:
-    run[op.y] = ACTIVATION(run[op.x], op.act, op.gated, op.limit, op.up_offset)
+    numbers = run.weights.activation(op.numbers)
+    run[op.y] = ACTIVATION(run[op.x], op.act, op.gated, op.limit, op.up_offset, numbers)
 
 
 def _add(op: Add, run: _Run) -> None:

@@ -12,6 +12,7 @@ from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Tar
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
 from engine.lowering.program import (
+    ActivationNumbers,
     AlibiSlopes,
     Attend,
     Correction,
@@ -29,8 +30,9 @@ from engine.lowering.program import (
 )
 from engine.models.parts import Attention, Experts
 from engine.models.ranks import row_runs
-from engine.models.sources import join
+from engine.models.sources import XIELU_NUMBERS, join
 from engine.weights.slot import fused, slots
+from kernels.activation import xielu_numbers
 from kernels.cpu.packing import Packed
 from kernels.experts.routes import Routing
 
@@ -58,6 +60,19 @@ class ExpertCorrection:
 
     def load(self, read: Read, target: Target) -> None:
         self.values = read(self.path).flatten().to(target.device, torch.float32, copy=True)
+
+
+class ActivationLayer:
+    """Numbers of xIELU as kernels/activation.py takes them, [4] fp32 on every rank."""
+
+    numbers: Tensor
+
+    def __init__(self, weight: ActivationNumbers) -> None:
+        self.path = weight.name
+
+    def load(self, read: Read, target: Target) -> None:
+        numbers = [read(join(self.path, name)).to(torch.float32).reshape(()) for name in XIELU_NUMBERS]
+        self.numbers = xielu_numbers(*numbers).to(target.device)
 
 
 class Slopes:
@@ -141,6 +156,7 @@ Loadable = (
     | Slopes
     | HeadWeights
     | ExpertCorrection
+    | ActivationLayer
     | ParameterLayer
     | Vocabulary
     | EncoderEmbedding
@@ -189,6 +205,14 @@ class LoadedWeights:
         found = self.by_name[weight.name]
         assert isinstance(found, ExpertCorrection), f"{weight.name} are numbers of experts"
         return found.values
+
+    def activation(self, weight: ActivationNumbers | None) -> Tensor | None:
+        """Return [4] fp32, or None for an activation without numbers."""
+        if weight is None:
+            return None
+        found = self.by_name[weight.name]
+        assert isinstance(found, ActivationLayer), f"{weight.name} are numbers of an activation"
+        return found.numbers
 
     def slopes(self, weight: AlibiSlopes | None) -> Tensor | None:
         """Return [heads] fp32, or None for an attention without ALiBi."""
@@ -255,6 +279,8 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return HeadWeights(weight, world)
             case Correction():
                 return ExpertCorrection(weight)
+            case ActivationNumbers():
+                return ActivationLayer(weight)
             case AlibiSlopes():
                 return Slopes(weight, world)
             case RecurrentParameter():

@@ -13,7 +13,16 @@ from pathlib import Path
 from torch import Tensor
 
 from engine.layers.linear import LinearLayer
-from engine.layers.loaded import ExpertCorrection, HeadWeights, Loadable, LoadedWeights, ParameterLayer, Sinks, Slopes
+from engine.layers.loaded import (
+    ActivationLayer,
+    ExpertCorrection,
+    HeadWeights,
+    Loadable,
+    LoadedWeights,
+    ParameterLayer,
+    Sinks,
+    Slopes,
+)
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
 from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
@@ -72,6 +81,8 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "attention", layer.logits
         case ExpertCorrection():
             yield "experts", layer.values
+        case ActivationLayer():
+            yield "mlp", layer.numbers
         case Slopes():
             yield "attention", layer.slopes
         case ParameterLayer():

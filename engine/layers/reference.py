@@ -49,7 +49,7 @@ from engine.lowering.program import (
     WriteKV,
 )
 from engine.lowering.rewrites import last_uses
-from kernels.activation import ACTIVATIONS, gated
+from kernels.activation import function, gated
 from kernels.attention.encoder_torch import encoder_attention
 from kernels.experts.routes import route
 from kernels.paged_attention import paged_attention
@@ -133,7 +133,7 @@ def _linear(op: Linear, run: Run) -> None:
 
 
 def _activation(op: Activation, run: Run) -> None:
-    act, x = ACTIVATIONS[op.act], run[op.x]
+    act, x = function(op.act, run.weights.activation(op.numbers)), run[op.x]
     run[op.y] = gated(act, x, op.limit, op.up_offset) if op.gated else act(x)
 
 

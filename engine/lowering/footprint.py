@@ -18,6 +18,7 @@ from engine.formats.load_time import LOAD_FORMATS, SCALE_SIZE
 from engine.formats.native import Executor, Native, Places
 from engine.lowering.lower import lower
 from engine.lowering.program import (
+    ActivationNumbers,
     AlibiSlopes,
     Correction,
     ForeignWeights,
@@ -46,7 +47,7 @@ from engine.models.parts import (
 )
 from engine.models.quantized import Quantization
 from engine.models.ranks import row_runs, rows_of, share_of
-from engine.models.sources import join, qk_norms
+from engine.models.sources import XIELU_NUMBERS, join, qk_norms
 
 PARTS: tuple[Part, ...] = ("embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model")
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -188,6 +189,8 @@ class _Footprint:
                     found = (Holding("attention", weight.name, "float32", (self._share(part.heads), 4)),)
                 case Correction(experts=experts):
                     found = (Holding("experts", weight.name, "float32", (experts.num_experts, 4)),)
+                case ActivationNumbers():
+                    found = (Holding("mlp", weight.name, "float32", (len(XIELU_NUMBERS), 4)),)
                 case RecurrentParameter(parameter=parameter):
                     found = (self._parameter(parameter, weight.name),)
                 case HeadMatrices():

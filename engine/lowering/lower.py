@@ -7,6 +7,7 @@ from functools import lru_cache
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
+    ActivationNumbers,
     Add,
     AlibiSlopes,
     Attend,
@@ -326,8 +327,9 @@ class _Lowering:
         up, down = (Matrix(linear=linear, path=path, part=kind) for linear in mlp_linears(part))
         inner = self._share(part.intermediate_size, "inner values")
         wide, activated = Value(name="up", width=self._rows(up)), Value(name="activated", width=inner)
+        numbers = ActivationNumbers(path=path) if part.act == parts.XIELU else None
         yield Linear(x=x, y=wide, weight=up)
-        yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None)
+        yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None, numbers=numbers)
         yield Linear(x=activated, y=y, weight=down, partial=True) if partial else self._summed(activated, y, down)
 
     def _experts(self, part: Experts, path: str, x: Value, y: Value) -> Iterator[Op]:

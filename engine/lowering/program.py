@@ -27,7 +27,7 @@ from engine.models.parts import (
     QueryScale,
     Rope,
 )
-from engine.models.sources import join, latent_linears
+from engine.models.sources import ACT_FN, join, latent_linears
 
 Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model"]
 
@@ -130,6 +130,17 @@ class Correction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActivationNumbers:
+    """Learned numbers of the activation xIELU."""
+
+    path: str  # of the MLP
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, ACT_FN)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlibiSlopes:
     """Slope of each head, computed when the model is loaded. All layers share them."""
 
@@ -186,6 +197,7 @@ Weight = (
     | AlibiSlopes
     | HeadMatrices
     | Correction
+    | ActivationNumbers
     | RecurrentParameter
     | Tables
     | ForeignWeights
@@ -238,6 +250,7 @@ class Activation:
     gated: bool
     limit: float | None = None
     up_offset: float = 0.0
+    numbers: ActivationNumbers | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -648,6 +661,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield norm
         case Route(correction=Correction() as correction):
             yield correction
+        case Activation(numbers=ActivationNumbers() as numbers):
+            yield numbers
         case PrepareKV(norm=QKNorm(weight=weight)):
             yield weight
         case CausalConv():

@@ -250,13 +250,16 @@ class LatentAttention:
         return self.kv_lora_rank + self.rope.dim
 
 
+XIELU = "xielu"  # activation with learned numbers, which a checkpoint has under `act_fn` of an MLP (Apertus)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLP:
     """down(act(gate x) · up x), or down(act(up x)) if gate is None."""
 
     hidden: int
     intermediate_size: int
-    act: str = "silu"  # silu | gelu | gelu_tanh | quick_gelu | relu | relu2
+    act: str = "silu"  # silu | gelu | gelu_tanh | quick_gelu | relu | relu2 | xielu
     bias: bool = False
     gate: str | None = "gate_proj"
     up: str = "up_proj"

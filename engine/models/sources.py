@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from engine.models.parts import (
     MLP,
+    XIELU,
     Attention,
     Block,
     Body,
@@ -36,6 +37,8 @@ from engine.models.parts import (
 )
 
 Shapes = dict[str, tuple[int, ...]]
+ACT_FN = "act_fn"  # path of the numbers of an activation in an MLP
+XIELU_NUMBERS: Shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
 
 
 def join(*names: str) -> str:
@@ -475,6 +478,8 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
         if isinstance(body, LatentAttention):
             for rms in latent_norms(body):
                 found |= norm_sources(rms, join(path, body.name), (rms.size,))
+        if isinstance(body, MLP) and body.act == XIELU:
+            found |= {join(path, body.name, ACT_FN, name): shape for name, shape in XIELU_NUMBERS.items()}
         if isinstance(body, Experts) and body.correction:
             shape = (1, body.num_experts) if body.correction_is_row else (body.num_experts,)
             found[join(path, body.name, body.correction)] = shape

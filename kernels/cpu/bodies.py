@@ -134,7 +134,13 @@ def _norm_op(
 
 
 def activation(
-    team: Team, x: Tensor, act: str, has_gate: bool, limit: float | None = None, up_offset: float = 0.0
+    team: Team,
+    x: Tensor,
+    act: str,
+    has_gate: bool,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+    numbers: Tensor | None = None,
 ) -> Tensor:
     """See kernels/activation.py."""
     if act not in cpu.ACTS:

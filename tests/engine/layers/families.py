@@ -136,6 +136,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("Olmo3", {**SIZES, "sliding_window": 8, "layer_types": HYBRID, "rope_parameters": {
         "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}}),
     "olmo3-odd": ("Olmo3", {**SIZES, **ONE_KV, "num_hidden_layers": 4, "sliding_window": 3, "attention_bias": True}),
+    "apertus": ("Apertus", {**SIZES, "attention_bias": True, "rope_parameters": LLAMA3}),
     "arcee": ("Arcee", {**SIZES}),
     "arcee-odd": ("Arcee", {**SIZES, **ONE_KV, "head_dim": 16, "attention_bias": True, "mlp_bias": True,
                             "tie_word_embeddings": True, "rope_parameters": YARN}),

@@ -27,7 +27,17 @@ from tests.tiers import NIGHTLY
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
-IN_TRITON = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "hunyuan", "afmoe", "persimmon")
+IN_TRITON = (
+    "neox",
+    "opt-no-affine",
+    "bloom",
+    "mpt-odd",
+    "falcon-alibi-odd",
+    "hunyuan",
+    "afmoe",
+    "persimmon",
+    "apertus",
+)
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd")
 
 
