@@ -44,8 +44,8 @@ MOE = {"moe_intermediate_size": 22, "n_routed_experts": 6, "num_experts_per_tok"
 GRANITE = {"intermediate_size": 22, "embedding_multiplier": 3.0, "residual_multiplier": 0.3,
            "attention_multiplier": 0.2, "logits_scaling": 2.0}  # fmt: skip
 EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
-GPT_OSS = {"intermediate_size": 22, "sliding_window": 5, "rope_parameters": {**YARN, "truncate": False},
-           "swiglu_limit": 0.6}  # fmt: skip
+GPT_OSS = {"intermediate_size": 22, "sliding_window": 5, "swiglu_limit": 0.6, "rope_parameters": {
+    **YARN, "rope_theta": 100.0, "truncate": False}}  # fmt: skip
 LLAMA4 = {"intermediate_size": 22, "intermediate_size_mlp": 66, "num_local_experts": 4, "attention_chunk_size": 8,
           "floor_scale": 3, "attn_scale": 0.7}  # fmt: skip
 AFMOE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3, "num_dense_layers": 1,
