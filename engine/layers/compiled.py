@@ -59,6 +59,7 @@ from kernels.cpu.packing import Packed
 from kernels.cpu.program import Program as CompiledProgram
 from kernels.cpu.program import StepData, Team
 from kernels.cpu.shm_collective import ShmCollective
+from kernels.experts.routes import sparsemixer_weights
 
 MIN_TOKENS = 64
 LATENT_HEADS = 16  # heads that read the latents of a piece of work together, at most
@@ -254,6 +255,8 @@ class CompiledModel:
                 yield cpu.heads(weights.heads(op.weight).expanding, x, y)
             case Route():
                 yield self._route(op, values)
+                if op.part.scores == "sparsemixer":
+                    yield _sparsemixer(op, values)
             case ExpertLinear():
                 layers = [weights.matrix(matrix) for matrix in op.matrices]
                 biases = [layer.own_bias for layer in layers]
@@ -493,6 +496,8 @@ class CompiledModel:
         )
 
     def _route(self, op: Route, values: Buffers) -> cpu.Route:
+        """Select experts and weigh them; the weights of sparsemixer follow."""
+        scores = "softmax_chosen" if op.part.scores == "sparsemixer" else op.part.scores
         part, logits, correction = op.part, values[op.logits], self.weights.correction(op.correction)
         return cpu.Route(
             logits=logits.data_ptr(),
@@ -505,7 +510,7 @@ class CompiledModel:
             groups=part.groups,
             groups_kept=part.groups_kept,
             scale=part.weight_scale,
-            scores=cpu.SCORES[part.scores],
+            scores=cpu.SCORES[scores],
             top_two=part.group_score == "top_two",
             normalized=part.normalized,
         )
@@ -685,6 +690,17 @@ def _torch_norm(layer: ProjectionNorm, qkv: Tensor, heads: int, dim: int) -> Tor
     def compute(tokens: int) -> None:
         qk = qkv[:tokens, : heads * dim]
         qk[:] = layer(qk.unflatten(1, (heads, dim))).flatten(1)
+
+    return TorchOp(compute)
+
+
+def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
+    """Weigh the experts that a Route selected by logits."""
+    logits, chosen, weights = values[op.logits], values[op.chosen].view(torch.int32), values[op.weights]
+
+    def compute(tokens: int) -> None:
+        own = logits[:tokens, : op.part.num_experts]
+        weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
 
     return TorchOp(compute)
 

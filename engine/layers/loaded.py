@@ -243,6 +243,7 @@ def routing(part: Experts) -> Routing:
         group_score=part.group_score,
         normalized=part.normalized,
         scale=part.weight_scale,
+        jitter=part.jitter,
     )
 
 

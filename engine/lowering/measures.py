@@ -39,7 +39,9 @@ def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ..
     acts = Counter(op.act for op in ops if isinstance(op, Activation) and op.act not in activations)
     found = tuple(f"activation {act} of {count} MLPs" for act, count in acts.most_common())
     gates = sum(isinstance(op, Gate) for op in ops)
-    return (*found, f"{gates} gates of attention or convolutions") if gates else found
+    routes = sum(isinstance(op, Route) and op.part.scores == "sparsemixer" for op in ops)
+    more = {"gates of attention or convolutions": gates, "weightings of experts by SparseMixer": routes}
+    return *found, *(f"{count} {what}" for what, count in more.items() if count)
 
 
 def elements(matrix: Matrix) -> int:

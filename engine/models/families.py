@@ -53,6 +53,7 @@ from engine.models import (
     persimmon,
     phi,
     phi3,
+    phimoe,
     pooled_decoders,
     qwen1,
     qwen2_moe,
@@ -74,7 +75,7 @@ DECODERS = (
     *(llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe),
     *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
-    *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus),
+    *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe),
 )
 RECURRENT = (bamba, granite_hybrid, lfm2, mamba2, nemotron_h, qwen3_5, qwen3_next)
 TRANSLATORS = (bart,)

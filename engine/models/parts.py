@@ -295,6 +295,8 @@ class Experts:
     softmax          softmax of the router logits over all experts
     softmax_chosen   softmax over the selected experts, which equals the former normalised to a sum of 1
     sigmoid          sigmoid of each logit
+    sparsemixer      of each selected expert in turn, the largest logit m first: softmax over the remaining experts with
+                     (m - logit) / max(|logit|, m) ≤ 2 · `jitter` (arXiv:2409.12136)
 
     Experts are selected by score + `correction`. If there are `groups` (equal numbers of experts, in order), only those
     of the `groups_kept` best groups are selected; `group_score` ranks groups by their largest sum, or by the total of
@@ -310,7 +312,8 @@ class Experts:
     intermediate_size: int  # of each routed expert
     num_experts: int
     top_k: int  # experts per token
-    scores: Literal["softmax", "softmax_chosen", "sigmoid"]
+    scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"]
+    jitter: float = 0.0  # of sparsemixer
     act: str = "silu"
     limit: float | None = None
     up_offset: float = 0.0

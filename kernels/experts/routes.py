@@ -3,6 +3,8 @@
     softmax          s_e = exp(l_e - L) / Σ over all experts of exp(l - L)
     softmax_chosen   s_e = exp(l_e - L) / Σ over the chosen ones of exp(l - L)
     sigmoid          s_e = 1 / (1 + exp(-l_e))
+    sparsemixer      s_e = 1 / Σ over the near ones of exp(l - l_e). In turn, e is the expert with the largest logit
+                     that is left; near are those left with l_e - l ≤ 2 · jitter · max(|l|, l_e)
 
 L is the largest logit; all is computed in fp32. The weight of a chosen expert is w_e = scale · s_e, or, `normalized`,
 scale · s_e / (Σ over the chosen ones of s + 10⁻²⁰). A correction is added to the scores that are compared, but not to
@@ -10,7 +12,8 @@ the weights. With groups, experts are chosen from the best groups only.
 
 NaN ranks above all numbers, and makes the weights NaN. The numbers are always valid and distinct experts, whatever the
 logits. The kernel does not sort: a program takes the largest remaining key, once for each chosen expert. Source:
-transformers modeling_qwen3_moe.py, modeling_mixtral.py, modeling_deepseek_v2.py, modeling_deepseek_v3.py.
+transformers modeling_qwen3_moe.py, modeling_mixtral.py, modeling_deepseek_v2.py, modeling_deepseek_v3.py,
+modeling_phimoe.py.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -29,12 +32,13 @@ class Routing(NamedTuple):
     """How experts are chosen and weighed."""
 
     top_k: int
-    scores: Literal["softmax", "softmax_chosen", "sigmoid"]
+    scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"]
     groups: int = 1  # of equal numbers of experts, in order
     groups_kept: int = 1
     group_score: Literal["max", "top_two"] = "top_two"  # largest or sum of the two largest compared scores of a group
     normalized: bool = False
     scale: float = 1.0
+    jitter: float = 0.0  # of sparsemixer
 
     @property
     def by_logits(self) -> bool:
@@ -53,13 +57,27 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
         compared = compared if correction is None else compared + correction
         compared = _in_best_groups(compared, routing)
     expert_ids = compared.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
-    if routing.scores == "softmax_chosen":
+    if routing.scores == "sparsemixer":
+        weights = sparsemixer_weights(logits, expert_ids, routing.jitter)
+    elif routing.scores == "softmax_chosen":
         weights = logits.gather(1, expert_ids).softmax(-1)
     else:
         weights = (logits.softmax(-1) if softmax else logits.sigmoid()).gather(1, expert_ids)
     if routing.normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
     return expert_ids, weights * routing.scale if routing.scale != 1.0 else weights
+
+
+def sparsemixer_weights(logits: Tensor, expert_ids: Tensor, jitter: float) -> Tensor:
+    """Return the weights of experts that are chosen by logits, best first, [tokens, top_k] fp32. logits: [tokens,
+    num_experts] fp32; expert_ids: [tokens, top_k] int64."""
+    left, weights = logits, []
+    for chosen in expert_ids.split(1, 1):
+        top = left.gather(1, chosen)
+        far = top - logits > 2 * jitter * logits.abs().maximum(top)
+        weights.append(left.masked_fill(far, float("-inf")).softmax(-1).gather(1, chosen))
+        left = left.scatter(1, chosen, float("-inf"))
+    return torch.cat(weights, 1)
 
 
 def _in_best_groups(compared: Tensor, routing: Routing) -> Tensor:
@@ -92,11 +110,13 @@ def expert_routes_kernel(
     order,
     correction,
     scale,
+    jitter,
     logits_row,
     NUM_EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
     OVER_TOP_K: tl.constexpr,
     SIGMOID: tl.constexpr,
+    SPARSEMIXER: tl.constexpr,
     CORRECTED: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_KEPT: tl.constexpr,
@@ -152,11 +172,15 @@ def expert_routes_kernel(
         most = tl.max(both, 0)
         if SIGMOID or CORRECTED or GROUPS > 1:
             share = tl.where(lane == number, tl.sum(tl.where(both == most, scores, 0.0), 0), share)
+        if SPARSEMIXER:
+            top = key_value((most >> 32).to(tl.int32))
+            near = (both != none) & (top - x <= 2.0 * jitter * tl.maximum(tl.abs(x), top))
+            share = tl.where(lane == number, 1.0 / tl.sum(tl.where(near, tl.exp(x - top), 0.0), 0), share)
         both = tl.where(both == most, none, both)
         taken = tl.where(lane == number, most, taken)
     keep = lane < TOP_K
     found = 0x7FFFFFFF - (taken & 0x7FFFFFFF).to(tl.int32)
-    if not (SIGMOID or CORRECTED or GROUPS > 1):
+    if not (SIGMOID or SPARSEMIXER or CORRECTED or GROUPS > 1):
         value = key_value((taken >> 32).to(tl.int32))
         best = tl.max(tl.where(lane == 0, taken >> 32, -0x80000000), 0)
         best = key_value(best.to(tl.int32))
@@ -189,8 +213,10 @@ def _triton(
         raise ValueError(
             f"{num_experts} experts in {groups} groups, of which {routing.groups_kept} are kept: no {top_k} experts"
         )
-    if routing.scores == "softmax_chosen" and (groups > 1 or correction is not None):
-        raise ValueError("softmax_chosen: groups and a correction need scores of all experts; normalize those instead")
+    if routing.scores in ("softmax_chosen", "sparsemixer") and (groups > 1 or correction is not None):
+        raise ValueError(
+            f"{routing.scores}: groups and a correction need scores of all experts; normalize those instead"
+        )
     shape, device = (logits.shape[0], top_k), logits.device
     expert_ids = torch.empty(shape, dtype=torch.int32, device=device)
     weights = torch.empty(shape, dtype=torch.float32, device=device)
@@ -205,11 +231,13 @@ def _triton(
         order,
         weights if correction is None else correction,
         routing.scale,
+        routing.jitter,
         row_stride(logits, "logits"),
         NUM_EXPERTS=num_experts,
         TOP_K=top_k,
         OVER_TOP_K=routing.scores == "softmax_chosen",
         SIGMOID=routing.scores == "sigmoid",
+        SPARSEMIXER=routing.scores == "sparsemixer",
         CORRECTED=correction is not None,
         GROUPS=groups,
         GROUPS_KEPT=routing.groups_kept,
@@ -230,7 +258,7 @@ def _inputs(
     tokens: int,
     num_experts: int,
     top_k: int,
-    scores: Literal["softmax", "softmax_chosen", "sigmoid"] = "softmax_chosen",
+    scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"] = "softmax_chosen",
     *,
     groups: tuple[int, int] = (1, 1),
     group_score: Literal["max", "top_two"] = "top_two",
@@ -240,6 +268,7 @@ def _inputs(
     more: int = 0,
     step: float = 0.0,
     odd: bool = False,
+    jitter: float = 0.0,
 ) -> Args:
     """groups: their number, and how many are kept. more: number of logits after the logits of the experts. step: logits
     are multiples of it, so that many are equal, and zeros of both signs. odd: some logits are infinite and some NaN."""
@@ -252,7 +281,7 @@ def _inputs(
         logits[3::4, 1:] = float("-inf")
         logits[4::4, :2] = float("inf")
     correction = make.normal(num_experts, dtype=torch.float32, scale=0.3) if corrected else None
-    return logits, num_experts, Routing(top_k, scores, *groups, group_score, normalized, scale), correction
+    return logits, num_experts, Routing(top_k, scores, *groups, group_score, normalized, scale, jitter), correction
 
 
 _CORRECTED: dict[str, Any] = {"corrected": True, "normalized": True}
@@ -283,6 +312,7 @@ EXPERT_ROUTES = Op(
         Case("deepseek", {"tokens": 8, "num_experts": 40, "top_k": 6, "scores": "sigmoid", **_GROUPS_CORRECTED}),
         Case("groups-equal", {"tokens": 5, "num_experts": 40, "top_k": 10, "step": 2.0, **_TWO_OF_FOUR}),
         Case("groups-no-numbers", {"tokens": 9, "num_experts": 40, "top_k": 6, "odd": True, **_TWO_OF_FOUR}),
+        Case("sparsemixer", {"tokens": 9, "num_experts": 11, "top_k": 2, "scores": "sparsemixer", "jitter": 0.2}),
         Case("empty", {"tokens": 0, "num_experts": 16, "top_k": 2}),
         *(
             Case(f"8-of-128-{tokens}", {"tokens": tokens, "num_experts": 128, "top_k": 8}, bench=True)
@@ -290,6 +320,11 @@ EXPERT_ROUTES = Op(
         ),
         Case("8-of-128-4096", {"tokens": 4096, "num_experts": 128, "top_k": 8}, bench=True),
         Case("deepseek-v3", {"tokens": 256, "num_experts": 256, "top_k": 8, "scores": "sigmoid", **_V3}, bench=True),
+        Case(
+            "phi-moe",
+            {"tokens": 256, "num_experts": 16, "top_k": 2, "scores": "sparsemixer", "jitter": 0.01},
+            bench=True,
+        ),
         Case("16-of-512", {"tokens": 256, "num_experts": 512, "top_k": 16, "scores": "softmax"}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-5},

@@ -91,6 +91,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", {**SIZES, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
     "phi-odd": ("Phi", {**SIZES, **ONE_KV, "qk_layernorm": True,
                         "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}}),
+    "phimoe": ("Phimoe", {**SIZES, "intermediate_size": 22, "num_local_experts": 5, "router_jitter_noise": 0.2,
+                          "lm_head_bias": True, "attention_bias": True, "sliding_window": 7, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.1, 1.3, 1.6], "short_mscale": 1.2,
+        "long_factor": [1.0, 2.5, 5.0, 9.0], "long_mscale": 1.2, "original_max_position_embeddings": 64}}),
     "stablelm": ("StableLm", {**SIZES, "use_qkv_bias": True,
                               "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}}),
     "stablelm-parallel": ("StableLm", {**SIZES, **ONE_KV, "use_parallel_residual": True, "qk_layernorm": True,

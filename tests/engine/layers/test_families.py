@@ -27,17 +27,7 @@ from tests.tiers import NIGHTLY
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
-IN_TRITON = (
-    "neox",
-    "opt-no-affine",
-    "bloom",
-    "mpt-odd",
-    "falcon-alibi-odd",
-    "hunyuan",
-    "afmoe",
-    "persimmon",
-    "apertus",
-)
+DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "hunyuan", "persimmon", "apertus")
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd")
 
 
@@ -112,7 +102,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
         *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
-        *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3)),
+        *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2)),
         *(("deepseek-v2", 2), ("youtu-odd", 5)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
@@ -307,7 +297,7 @@ def test_weights_rounded_at_load_take_the_planned_bytes(name, bits, family):
     compare(read_checkpoint(family(name).path), best(), bits=bits)
 
 
-@pytest.mark.parametrize("name", [*IN_TRITON, *EXPERTS])
+@pytest.mark.parametrize("name", [*DENSE, *EXPERTS, *(pytest.param(one, marks=NIGHTLY) for one in ("afmoe", "phimoe"))])
 def test_triton_kernels_equal_transformers(name, family, driver):
     """A norm for each body, learned positions, norms without weights, ALiBi and routing, in Triton's interpreter."""
     one, prompt = family(name), [*prompts()[1]]
