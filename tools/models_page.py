@@ -42,6 +42,9 @@ all heads with a bias (`qk_ln` of MPT), and residuals after the norm (BLOOM). AL
 Layers of Llama 4 with rotary positions attend within chunks of `attention_chunk_size` tokens. Their keys and values are
 freed like those of a sliding window, as soon as a sequence enters the next chunk.
 
+The compiled kernels of a CPU leave some operations to torch: squared ReLU (Nemotron, Persimmon), xIELU (Apertus), the
+weights of SparseMixer (Phi-3.5-MoE) and output gates of attention (AFMoE). `slipway plan` names them.
+
 ## Recurrent and hybrid models
 
 Gated DeltaNet (Qwen3-Next, Qwen3.5), Mamba-2 (Mamba-2, Granite 4, Bamba, Nemotron-H) and short convolutions (LFM2) keep
@@ -74,6 +77,7 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | `gemma3_text` | `Gemma3ForCausalLM` | Gemma 3 |
 | `llama` | `LlamaForCausalLM` | LLaVA and others |
 | `llama4_text` | `Llama4ForCausalLM` | Llama 4 |
+| `ministral3` | `Ministral3ForCausalLM` | Ministral 3 |
 | `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
 | `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text` | `Qwen2ForCausalLM` | Qwen2-VL, Qwen2.5-VL and others |
 | `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |

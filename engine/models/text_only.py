@@ -32,6 +32,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"vocab_size": 202_048},
         },
     ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            **{"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34, "num_attention_heads": 32},
+            **{"vocab_size": 131_072},
+        },
+    ),
     "mistral": (
         "MistralForCausalLM",
         {

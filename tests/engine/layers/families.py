@@ -153,6 +153,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm3": ("InternLM3", {**SIZES, "head_dim": 8, "rope_parameters": {**DEFAULT, "rope_type": "dynamic",
                                                                           "factor": 2.0}}),
     "internlm3-odd": ("InternLM3", {**SIZES, **ONE_KV, "head_dim": 16, "qkv_bias": True, "bias": True}),
+    "ministral3": ("Ministral3", {**SIZES, "head_dim": 16, "sliding_window": 9, "rope_parameters": {
+        **YARN, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.6}}),
     "internlm2": ("Llama", {**SIZES}),
     "internlm2-odd": ("Llama", {**SIZES, **ONE_KV, "attention_bias": True}),
     "baichuan": ("Llama", {**SIZES, "num_key_value_heads": 6}),
