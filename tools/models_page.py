@@ -47,14 +47,16 @@ weights of SparseMixer (Phi-3.5-MoE) and output gates of attention (AFMoE). `sli
 
 ## Recurrent and hybrid models
 
-Gated DeltaNet (Qwen3-Next, Qwen3.5), Mamba-2 (Mamba-2, Granite 4, Bamba, Nemotron-H) and short convolutions (LFM2) keep
-a state of fixed size per request, in float32. Prefix caching works: snapshots of the state are kept at block boundaries
-([architecture.md](architecture.md#recurrent-state)), and [memory.md](memory.md#recurrent-state) describes their size.
+Gated DeltaNet (Qwen3-Next, Qwen3.5), Mamba (Mamba, Falcon Mamba, Jamba), Mamba-2 (Mamba-2, Granite 4, Bamba,
+Nemotron-H) and short convolutions (LFM2) keep a state of fixed size per request, in float32. Prefix caching works:
+snapshots of the state are kept at block boundaries ([architecture.md](architecture.md#recurrent-state)), and
+[memory.md](memory.md#recurrent-state) describes their size.
 
 - They run with torch, with the compiled kernels of a CPU and with Triton. The compiled kernels leave output gates of
   attention and gates of short convolutions to torch.
-- With `parallelism.tensor`, heads are divided. The groups of a Mamba-2 mixer must be divisible, because its norm spans
-  a group: a model with one group, such as Granite 4, runs on one rank.
+- With `parallelism.tensor`, heads are divided, or the channels of a Mamba mixer. The groups of a Mamba-2 mixer must be
+  divisible, because its norm spans a group: a model with one group, such as Granite 4, runs on one rank.
+- The projections to dt, B and C and to the time steps of Mamba (`x_proj`, `dt_proj`) are never quantized at load.
 - The tensors of multi-token prediction (`mtp.`) are not used. Experts of Nemotron-H in a latent space
   (`moe_latent_size`) are refused.
 

@@ -11,7 +11,7 @@ from appliance.planning.derivation import Step, number, product
 from engine.api.config import num_slots
 from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower
-from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input
+from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
 from engine.lowering.program import Attend, AttendLatent, Route
 from engine.lowering.rewrites import compiled_ops
 from engine.models.parts import (
@@ -21,6 +21,7 @@ from engine.models.parts import (
     Body,
     DeltaNet,
     LatentAttention,
+    Mamba,
     Mamba2,
     Model,
     ShortConv,
@@ -188,15 +189,15 @@ def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: in
     """Return the additional memory for exchanging sums and logits between ranks."""
     if ranks == 1:
         return ()
-    hidden, share = size.tokens * model.embed.hidden, -(-model.embed.vocab // ranks)
+    sums, share = size.tokens * widest_sum(lower(model, ranks)), -(-model.embed.vocab // ranks)
     if kernels not in COPIES:
-        floats = max(hidden, min(size.rows, MEETING_ROWS) * share)
+        floats = max(sums, min(size.rows, MEETING_ROWS) * share)
         return (
             product("shared-memory all-reduce of a rank (slots × floats)", MEETING_ROOMS, floats, 4),
             product("a rank's own logits (rows × vocab / ranks)", size.slots, share, 4),
         )
     found = (
-        product("sums of the ranks, gathered (ranks + 1, tokens, hidden)", ranks + 1, hidden, 4),
+        product("sums of the ranks, gathered (ranks + 1, tokens, width)", ranks + 1, sums, 4),
         product("logits of the ranks, gathered (ranks + 1, rows, vocab / ranks)", ranks + 1, size.slots, share, 4),
     )
     return found if device == "cpu" else (*found, Step("buffers of nccl", number(NCCL_BYTES), NCCL_BYTES))
@@ -322,6 +323,9 @@ def _width(body: Body, ranks: int) -> int:
                 sum(_own(row.units, ranks) * row.width for row in linear.rows)
                 for linear in recurrent_linears(body)[:-1]
             )
+        case Mamba():
+            # Projections, the output of the convolution, and float32 time steps with two intermediate results.
+            return 14 * _own(body.channels, ranks) + 2 * (body.dt_rank + 2 * body.state)
         case Attention():
             return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
         case LatentAttention():

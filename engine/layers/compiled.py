@@ -39,6 +39,7 @@ from engine.lowering.program import (
     GatedNorm,
     Linear,
     Normalize,
+    NormalizeParts,
     Op,
     PrepareKV,
     PrepareLatent,
@@ -216,8 +217,11 @@ class CompiledModel:
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
+            case NormalizeParts():
+                yield from self._normalize_parts(op)
             case Linear():
-                yield _linear(weights.matrix(op.weight), values[op.x], values[op.y])
+                x = self._columns(op.x) if isinstance(op.x, Columns) else values[op.x]
+                yield _linear(weights.matrix(op.weight), x, values[op.y])
             case Activation():
                 yield _activation(op, values[op.x], values[op.y], weights.activation(op.numbers))
             case Add():
@@ -278,6 +282,13 @@ class CompiledModel:
             case _:
                 raise NotImplementedError(f"compiled kernels have no {type(op).__name__}")
 
+    def _normalize_parts(self, op: NormalizeParts) -> Iterator[cpu.Norm]:
+        at = 0
+        for weight in op.weights:
+            layer, piece = self.weights.norm(weight), self.buffers[op.x][:, at:]
+            yield _norm(layer.norm, layer.weight, layer.bias, piece, piece)
+            at += weight.norm.size
+
     def _causal_conv(self, op: CausalConv) -> cpu.CausalConv:
         x, y, state = self._columns(op.x), self.buffers[op.y], self.states[op.layer][0]
         weight = self.weights.parameter(op.weight)
@@ -327,19 +338,24 @@ class CompiledModel:
         )
 
     def _selective_scan(self, op: SelectiveScan) -> cpu.SelectiveScan:
-        xbc, dt, y, state = self.buffers[op.xbc], self._columns(op.dt), self.buffers[op.y], self.states[op.layer][1]
-        inner, shared = op.heads * op.head_dim, op.groups * op.state
+        x, b, c, dt = (self._columns(one) for one in (op.x, op.b, op.c, op.dt))
+        gate = None if op.gate is None else self._columns(op.gate)
+        a, y, state = self.weights.parameter(op.a), self.buffers[op.y], self.states[op.layer][1]
         return cpu.SelectiveScan(
-            x=xbc.data_ptr(),
+            x=x.data_ptr(),
             dt=dt.data_ptr(),
-            A=self.weights.parameter(op.a).data_ptr(),
-            B=xbc[:, inner:].data_ptr(),
-            C=xbc[:, inner + shared :].data_ptr(),
+            A=a.data_ptr(),
+            B=b.data_ptr(),
+            C=c.data_ptr(),
             D=self.weights.parameter(op.d).data_ptr(),
             dt_bias=self.weights.parameter(op.dt_bias).data_ptr(),
+            gate=None if gate is None else gate.data_ptr(),
             y=y.data_ptr(),
             state=state.data_ptr(),
-            **dict.fromkeys(("x_stride", "B_stride", "C_stride"), xbc.stride(0)),
+            x_stride=x.stride(0),
+            B_stride=b.stride(0),
+            C_stride=c.stride(0),
+            gate_stride=0 if gate is None else gate.stride(0),
             dt_stride=dt.stride(0),
             y_stride=y.stride(0),
             slot_stride=state.stride(0),
@@ -349,6 +365,7 @@ class CompiledModel:
             state_dim=op.state,
             dt_min=op.dt_limits[0],
             dt_max=op.dt_limits[1],
+            vector_A=a.ndim == 2,
         )
 
     def _gated_norm(self, op: GatedNorm) -> cpu.GatedNorm:

@@ -41,6 +41,7 @@ from engine.lowering.program import (
     Linear,
     Matrix,
     Normalize,
+    NormalizeParts,
     Op,
     PrepareKV,
     PrepareLatent,
@@ -231,6 +232,14 @@ def _normalize(op: Normalize, run: _Run) -> None:
     run[op.y] = fused_norm(run.weights.norm(op.weight), run[op.x])
 
 
+def _normalize_parts(op: NormalizeParts, run: _Run) -> None:
+    sizes = [weight.norm.size for weight in op.weights]
+    for piece, weight in zip(run[op.x].split(sizes, 1), op.weights, strict=True):
+        layer = run.weights.norm(weight)
+        assert isinstance(layer.norm, RMSNorm), "parts have RMS norms"
+        RMS_NORM(piece, layer.weight, layer.norm.eps, None, 1.0, piece)
+
+
 def _add_normalize(op: AddNormalize, run: _Run) -> None:
     layer, x, added = run.weights.norm(op.weight), run[op.x], run[op.added]
     match layer.norm:
@@ -258,7 +267,8 @@ def _quantized(op: Quantized, run: _Run) -> None:
 
 
 def _linear(op: Linear, run: _Run) -> None:
-    layer, x = run.weights.matrix(op.weight), run[op.x]
+    layer = run.weights.matrix(op.weight)
+    x = run.columns(op.x) if isinstance(op.x, Columns) else run[op.x]
     if op.fp32:
         run[op.y] = layer.in_fp32(x)
     else:
@@ -464,12 +474,12 @@ def _delta_rule(op: DeltaRule, run: _Run) -> None:
 
 
 def _selective_scan(op: SelectiveScan, run: _Run) -> None:
-    inner, shared, weights = op.heads * op.head_dim, op.groups * op.state, run.weights
-    x, b, c = run[op.xbc].split((inner, shared, shared), 1)
-    b, c = (one.unflatten(1, (-1, op.state)) for one in (b, c))
-    inputs = x.unflatten(1, (-1, op.head_dim)), run.columns(op.dt), weights.parameter(op.a), b, c
-    bias, state = weights.parameter(op.dt_bias), run.step.states[op.layer][1]
-    y, _ = SELECTIVE_SCAN(*inputs, weights.parameter(op.d), bias, None, state, *run.state_rows, op.dt_limits)
+    weights, state = run.weights, run.step.states[op.layer][1]
+    b, c = (run.columns(one).unflatten(1, (-1, op.state)) for one in (op.b, op.c))
+    x = run.columns(op.x).unflatten(1, (-1, op.head_dim))
+    gate = None if op.gate is None else run.columns(op.gate).unflatten(1, (-1, op.head_dim))
+    a, d, bias = (weights.parameter(one) for one in (op.a, op.d, op.dt_bias))
+    y, _ = SELECTIVE_SCAN(x, run.columns(op.dt), a, b, c, d, bias, gate, state, *run.state_rows, op.dt_limits)
     run[op.y] = y.flatten(1)
 
 
@@ -481,6 +491,7 @@ def _gated_norm(op: GatedNorm, run: _Run) -> None:
 FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Embed: _embed,
     Normalize: _normalize,
+    NormalizeParts: _normalize_parts,
     AddNormalize: _add_normalize,
     Quantized: _quantized,
     Linear: _linear,

@@ -89,8 +89,8 @@ class Slopes:
 
 
 class ParameterLayer:
-    """A small tensor of a recurrent part, [rows of this rank · repeat] fp32. The weights of a convolution are
-    [channels, conv], and [conv, channels] for compiled kernels."""
+    """A small tensor of a recurrent part, [rows of this rank · repeat] or [rows, inner] fp32. The weights of a
+    convolution are [channels, conv], and [conv, channels] for compiled kernels."""
 
     tensor: Tensor
 
@@ -104,7 +104,9 @@ class ParameterLayer:
             pieces += [stored.narrow(0, start, rows) for start, rows in row_runs(piece, first, units)]
         tensor = torch.cat(pieces).to(target.device, torch.float32).repeat_interleave(self.parameter.repeat, 0)
         if self.parameter.inner:
-            tensor = tensor.flatten(1) if target.team is None else tensor.flatten(1).T.contiguous()
+            tensor = tensor.flatten(1)
+        if self.parameter.taps and target.team is not None:
+            tensor = tensor.T.contiguous()
         self.tensor = -tensor.exp() if self.parameter.negative_exp else tensor
 
 

@@ -36,6 +36,7 @@ from engine.lowering.program import (
     GatedNorm,
     Linear,
     Normalize,
+    NormalizeParts,
     Op,
     PrepareKV,
     PrepareLatent,
@@ -122,8 +123,15 @@ def _normalize(op: Normalize, run: Run) -> None:
     run[op.y] = run.weights.norm(op.weight)(run[op.x])
 
 
+def _normalize_parts(op: NormalizeParts, run: Run) -> None:
+    sizes = [weight.norm.size for weight in op.weights]
+    for piece, weight in zip(run[op.x].split(sizes, 1), op.weights, strict=True):
+        piece.copy_(run.weights.norm(weight)(piece))
+
+
 def _linear(op: Linear, run: Run) -> None:
-    layer, x = run.weights.matrix(op.weight), run[op.x]
+    layer = run.weights.matrix(op.weight)
+    x = _columns(op.x, run) if isinstance(op.x, Columns) else run[op.x]
     if op.fp32:
         run[op.y] = layer.in_fp32(x)
     elif op.partial:
@@ -307,17 +315,15 @@ def _delta_rule(op: DeltaRule, run: Run) -> None:
 
 
 def _selective_scan(op: SelectiveScan, run: Run) -> None:
-    inner, shared = op.heads * op.head_dim, op.groups * op.state
-    x, b, c = run[op.xbc].split((inner, shared, shared), 1)
     y, _ = SELECTIVE_SCAN.reference(
-        _heads(x, op.head_dim),
+        _heads(_columns(op.x, run), op.head_dim),
         _columns(op.dt, run),
         run.weights.parameter(op.a),
-        _heads(b, op.state),
-        _heads(c, op.state),
+        _heads(_columns(op.b, run), op.state),
+        _heads(_columns(op.c, run), op.state),
         run.weights.parameter(op.d),
         run.weights.parameter(op.dt_bias),
-        None,
+        None if op.gate is None else _heads(_columns(op.gate, run), op.head_dim),
         run.step.states[op.layer][1],
         *run.step.state_rows,
         dt_limits=op.dt_limits,
@@ -335,6 +341,7 @@ def _gated_norm(op: GatedNorm, run: Run) -> None:
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Embed: _embed,
     Normalize: _normalize,
+    NormalizeParts: _normalize_parts,
     Linear: _linear,
     Activation: _activation,
     Add: _add,

@@ -1,6 +1,7 @@
 """Lowering: a declared model and a number of ranks → the operations of a step on one rank."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -28,6 +29,7 @@ from engine.lowering.program import (
     Linear,
     Matrix,
     Normalize,
+    NormalizeParts,
     NormVector,
     Op,
     Part,
@@ -53,6 +55,7 @@ from engine.models.parts import (
     Encoder,
     Experts,
     LatentAttention,
+    Mamba,
     Mamba2,
     Model,
     Recurrent,
@@ -65,6 +68,7 @@ from engine.models.parts import (
 from engine.models.ranks import divided_units, shared_units
 from engine.models.sources import (
     attention_linears,
+    exact_linears,
     join,
     latent_linears,
     mlp_linears,
@@ -156,7 +160,7 @@ class _Lowering:
             match body:
                 case Attention():
                     yield from self._attention(body, join(path, body.name), read, y)
-                case DeltaNet() | Mamba2() | ShortConv():
+                case DeltaNet() | Mamba() | Mamba2() | ShortConv():
                     yield from self._recurrent(body, join(path, body.name), read, y)
                 case LatentAttention():
                     yield from self._latent_attention(body, join(path, body.name), read, y)
@@ -220,8 +224,8 @@ class _Lowering:
         layer, self.recurrent = self.recurrent, self.recurrent + 1
         of = {role: RecurrentParameter(parameter=one, path=path) for role, one in parameters(part).items()}
         *into, out = (
-            Matrix(linear=linear, path=path, part="recurrent", quantized=not (isinstance(part, DeltaNet) and at == 1))
-            for at, linear in enumerate(recurrent_linears(part))
+            Matrix(linear=linear, path=path, part="recurrent", quantized=linear not in exact_linears(part))
+            for linear in recurrent_linears(part)
         )
         projected = Value(name="projected", width=self._rows(into[0]))
         yield Linear(x=x, y=projected, weight=into[0])
@@ -231,6 +235,9 @@ class _Lowering:
                 gates = Value(name="gates", width=self._rows(into[1]))
                 yield Linear(x=x, y=gates, weight=into[1])
                 yield from self._delta(part, of, projected, gates, mixed, layer)
+            case Mamba():
+                mixed = Value(name="mixed", width=projected.width // 2)
+                yield from self._mamba(part, path, of, (projected, mixed), into[1:], layer)
             case Mamba2():
                 mixed = Value(name="mixed", width=self._share(part.heads, "heads") * part.head_dim)
                 yield from self._mamba2(part, of, projected, mixed, layer)
@@ -253,14 +260,50 @@ class _Lowering:
         )
         yield GatedNorm(x=mixed, gate=z, y=mixed, weight=of["norm"], eps=part.eps, groups=value_heads, gate_first=False)
 
+    def _mamba(
+        self, part: Mamba, path: str, of: Parameters, ends: tuple[Value, Value], low: Sequence[Matrix], layer: int
+    ) -> Iterator[Op]:
+        """ends: output of in_proj and input of out_proj. low: x_proj and dt_proj."""
+        projected, mixed = ends
+        conved, steps = Value(name="conved", width=mixed.width), Value(name="steps", width=mixed.width)
+        x, z = _split(projected, mixed.width, mixed.width)
+        yield CausalConv(x=x, y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="silu", layer=layer)
+        low_rank = Value(name="low_rank", width=part.dt_rank + 2 * part.state)
+        dt, b, c = _split(low_rank, part.dt_rank, part.state, part.state)
+        yield self._summed(conved, low_rank, low[0])
+        if part.norms:
+            yield NormalizeParts(x=low_rank, weights=tuple(NormVector(norm=norm, path=path) for norm in part.norms))
+        yield Linear(x=dt, y=steps, weight=low[1])
+        yield SelectiveScan(
+            x=_whole(conved),
+            b=b,
+            c=c,
+            dt=_whole(steps),
+            gate=z,
+            y=mixed,
+            a=of["A"],
+            d=of["D"],
+            dt_bias=of["dt_bias"],
+            heads=mixed.width,
+            head_dim=1,
+            groups=1,
+            state=part.state,
+            dt_limits=(0.0, math.inf),
+            layer=layer,
+        )
+
     def _mamba2(self, part: Mamba2, of: Parameters, projected: Value, mixed: Value, layer: int) -> Iterator[Op]:
         heads, groups = self._share(part.heads, "heads"), divided_units(part.groups, self.ranks, "groups of heads")
         conved = Value(name="conved", width=projected.width - mixed.width - heads)
         z, xbc, dt = _split(projected, mixed.width, conved.width, heads)
+        x, b, c = _split(conved, mixed.width, *(groups * part.state,) * 2)
         yield CausalConv(x=xbc, y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="silu", layer=layer)
         yield SelectiveScan(
-            xbc=conved,
+            x=x,
+            b=b,
+            c=c,
             dt=dt,
+            gate=None,
             y=mixed,
             a=of["A"],
             d=of["D"],

@@ -8,6 +8,7 @@ from engine.lowering.program import (
     Activation,
     Attend,
     AttendLatent,
+    Combine,
     ExpandValues,
     ExpertLinear,
     ForeignDecoder,
@@ -96,6 +97,12 @@ def widest_input(ops: Iterable[Op]) -> tuple[int, int]:
     products = [op for op in ops if isinstance(op, Linear | ExpertLinear | ExpandValues)]
     rows = max((op.top_k for op in products if isinstance(op, ExpertLinear)), default=1)
     return max((op.x.width for op in products), default=0), rows
+
+
+def widest_sum(program: Program) -> int:
+    """Return the largest number of columns that the ranks add, 0 for a single rank."""
+    ops = (*program.encoder, *program.ops)
+    return max((op.y.width for op in ops if isinstance(op, Linear | Combine) and op.reduce), default=0)
 
 
 def largest_product(ops: Iterable[Op]) -> int:

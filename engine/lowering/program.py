@@ -225,13 +225,21 @@ class Normalize:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NormalizeParts:
+    """Normalise consecutive columns of x in place, each part with its own norm."""
+
+    x: Value
+    weights: tuple[NormVector, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Linear:
-    """y = x W^T (+ b).
+    """y = x W^T (+ b). x: a buffer, or some of its columns.
 
     reduce: the products of the ranks are added. partial: this rank's share of a sum that a later operation completes;
     rank 0 adds the bias. fp32: y is float32 in any case."""
 
-    x: Value
+    x: "Value | Columns"
     y: Value
     weight: Matrix
     reduce: bool = False
@@ -522,11 +530,14 @@ class DeltaRule:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveScan:
-    """y = scan of x, B and C in `xbc` with the steps `dt` (kernels/recurrent/selective_scan.py). The matrix of each
-    head is the second state of the layer."""
+    """y = scan of x, B and C with the steps `dt` (kernels/recurrent/selective_scan.py). The matrix of each head is the
+    second state of the layer. gate: y is multiplied by silu(gate)."""
 
-    xbc: Value
+    x: Columns
+    b: Columns
+    c: Columns
     dt: Columns
+    gate: Columns | None
     y: Value
     a: RecurrentParameter
     d: RecurrentParameter
@@ -587,6 +598,7 @@ class Quantized:
 Op = (
     Embed
     | Normalize
+    | NormalizeParts
     | Linear
     | Activation
     | Add
@@ -655,6 +667,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
     match op:
         case ExpertLinear(matrices=matrices):
             yield from matrices
+        case NormalizeParts(weights=weights):
+            yield from weights
         case Attend():
             yield from (weight for weight in (op.sinks, op.slopes) if weight is not None)
         case PrepareLatent(norm=norm):
@@ -693,8 +707,10 @@ def values_read(op: Op) -> tuple[Value, ...]:
     match op:
         case Embed() | ForeignDecoder():
             return ()
-        case Normalize() | Linear() | Activation() | ExpandValues():
+        case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
+        case Linear():
+            return (op.x.value if isinstance(op.x, Columns) else op.x,)
         case PrepareLatent():
             return op.latent, op.q
         case AbsorbQueries():
@@ -720,7 +736,8 @@ def values_read(op: Op) -> tuple[Value, ...]:
         case DeltaRule():
             return op.qkv, op.gates
         case SelectiveScan():
-            return op.xbc, op.dt.value
+            columns = (op.x, op.b, op.c, op.dt, *(() if op.gate is None else (op.gate,)))
+            return tuple(one.value for one in columns)
         case GatedNorm():
             return op.x, op.gate.value
         case AddNormalize():
@@ -742,7 +759,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q, op.y
         case ForeignDecoder():
             return (op.y,)
-        case Add() | AllReduce():
+        case Add() | AllReduce() | NormalizeParts():
             return (op.x,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)

@@ -32,9 +32,11 @@ from engine.models import (
     granite_hybrid,
     hunyuan,
     internlm,
+    jamba,
     lfm2,
     llama,
     llama4,
+    mamba,
     mamba2,
     minicpm,
     minicpm3,
@@ -77,7 +79,7 @@ DECODERS = (
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
     *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe),
 )
-RECURRENT = (bamba, granite_hybrid, lfm2, mamba2, nemotron_h, qwen3_5, qwen3_next)
+RECURRENT = (bamba, granite_hybrid, jamba, lfm2, mamba, mamba2, nemotron_h, qwen3_5, qwen3_next)
 TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
 FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *POOLED)

@@ -347,6 +347,7 @@ class Parameter:
     inner: tuple[int, ...] = ()  # shape of a row in the checkpoint
     divided: bool = True
     repeat: int = 1  # times that each row is kept: D of a head for each of its channels
+    taps: bool = False  # of a convolution: compiled kernels keep it as [conv, channels]
     negative_exp: bool = False  # the value is -exp(tensor): A of a recurrence, stored as its logarithm
 
 
@@ -392,6 +393,24 @@ class Mamba2:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mamba:
+    """Mamba mixer (arXiv:2312.00752): out(scan(u, dt_proj(dt), B, C) · silu(z)) with u = silu(conv(x)), where in_proj
+    has rows of x and z, and x_proj(u) has dt, B and C.
+
+    State of a sequence: the last conv - 1 inputs of the convolution, and `state` numbers for each channel."""
+
+    hidden: int
+    channels: int
+    dt_rank: int  # size of dt
+    state: int
+    conv: int
+    norms: tuple[RMSNorm, ...] = ()  # of dt, B and C
+    bias: bool = False  # of in_proj and out_proj
+    conv_bias: bool = True
+    name: str = "mixer"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShortConv:
     """Gated short convolution (LFM2): out(C · conv(B · x)), where in_proj has rows of B, C and x.
 
@@ -403,7 +422,7 @@ class ShortConv:
     name: str = "conv"
 
 
-Recurrent = DeltaNet | Mamba2 | ShortConv
+Recurrent = DeltaNet | Mamba | Mamba2 | ShortConv
 SelfAttention = Attention | LatentAttention
 Body = SelfAttention | MLP | Experts | Recurrent
 

@@ -15,6 +15,7 @@ from engine.models.parts import (
     DeltaNet,
     Experts,
     LatentAttention,
+    Mamba,
     Mamba2,
     Model,
     Recurrent,
@@ -101,7 +102,7 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
             case Attention():
                 yield body.heads, "heads"
                 yield body.kv_heads, "KV heads"
-            case DeltaNet() | Mamba2() | ShortConv():
+            case DeltaNet() | Mamba() | Mamba2() | ShortConv():
                 yield from recurrent_units(body)
             case LatentAttention():
                 yield body.heads, "heads"
@@ -119,6 +120,8 @@ def recurrent_units(part: Recurrent) -> Iterator[tuple[int, str]]:
         case DeltaNet():
             yield part.value_heads, "value heads"
             yield part.key_heads, "key heads"
+        case Mamba():
+            yield part.channels, "channels of a mixer"
         case Mamba2():
             yield part.heads, "heads of a mixer"
             yield part.groups, "groups of a mixer's heads"

@@ -21,6 +21,7 @@ from engine.models.parts import (
     LatentAttention,
     LayerNorm,
     Linear,
+    Mamba,
     Mamba2,
     Model,
     Norm,
@@ -185,6 +186,16 @@ def recurrent_linears(part: Recurrent) -> tuple[Linear, ...]:
                 Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias),
                 Linear(rows=(out,), inputs=inner, split="inputs", bias=part.bias),
             )
+        case Mamba():
+            rows = packed(*(Rows(source="in_proj", units=part.channels) for _ in range(2)))
+            low = packed(*(Rows(source="x_proj", units=units) for units in (part.dt_rank, part.state, part.state)))
+            out = Rows(source="out_proj", units=part.hidden)
+            return (
+                Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias),
+                Linear(rows=low, inputs=part.channels, split="inputs"),
+                Linear(rows=(Rows(source="dt_proj", units=part.channels),), inputs=part.dt_rank, split="rows"),
+                Linear(rows=(out,), inputs=part.channels, split="inputs", bias=part.bias),
+            )
         case ShortConv():
             rows = packed(*(Rows(source="in_proj", units=part.hidden) for _ in range(3)))
             out = Rows(source="out_proj", units=part.hidden)
@@ -192,6 +203,17 @@ def recurrent_linears(part: Recurrent) -> tuple[Linear, ...]:
                 Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias),
                 Linear(rows=(out,), inputs=part.hidden, split="inputs", bias=part.bias),
             )
+
+
+def exact_linears(part: Recurrent) -> tuple[Linear, ...]:
+    """Return the projections that are never quantized: to decays, gates and time steps."""
+    match part:
+        case DeltaNet():
+            return recurrent_linears(part)[1:2]
+        case Mamba():
+            return recurrent_linears(part)[1:3]
+        case Mamba2() | ShortConv():
+            return ()
 
 
 def _delta_rows(part: DeltaNet) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
@@ -221,18 +243,23 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
     match part:
         case DeltaNet():
             heads, channels = (part.value_heads, 1), recurrent_linears(part)[0].rows[:3]
+        case Mamba():
+            heads, channels = (part.channels, 1), recurrent_linears(part)[0].rows[:1]
         case Mamba2():
             heads, channels = (part.heads, 1), recurrent_linears(part)[0].rows[1:4]
         case ShortConv():
             heads, channels = (0, 1), recurrent_linears(part)[0].rows[:1]
     conv = "conv" if isinstance(part, ShortConv) else "conv1d"
     sizes = [(piece.units, piece.width) for piece in channels]
-    found["conv"] = _parameter(f"{conv}.weight", *sizes, inner=(1, part.conv))
-    if part.bias if isinstance(part, ShortConv) else isinstance(part, Mamba2) and part.conv_bias:
+    found["conv"] = replace(_parameter(f"{conv}.weight", *sizes, inner=(1, part.conv)), taps=True)
+    if part.bias if isinstance(part, ShortConv) else isinstance(part, Mamba | Mamba2) and part.conv_bias:
         found["conv_bias"] = _parameter(f"{conv}.bias", *sizes)
     if not isinstance(part, ShortConv):
-        found["A"] = replace(_parameter("A_log", heads), negative_exp=True)
-        found["dt_bias"] = _parameter("dt_bias", heads)
+        inner = (part.state,) if isinstance(part, Mamba) else ()
+        found["A"] = replace(_parameter("A_log", heads, inner=inner), negative_exp=True)
+        found["dt_bias"] = _parameter("dt_proj.bias" if isinstance(part, Mamba) else "dt_bias", heads)
+    if isinstance(part, Mamba):
+        found["D"] = _parameter("D", heads)
     if isinstance(part, Mamba2):
         found["D"] = replace(_parameter("D", heads), repeat=part.head_dim)
         found["norm"] = _parameter("norm.weight", (part.heads, part.head_dim))
@@ -354,15 +381,16 @@ def linear_paths(model: Model) -> tuple[str, ...]:
 
 
 def unquantized(model: Model) -> frozenset[str]:
-    """Return the weights that are never quantized: routers of experts, and the decays and gates of delta rules."""
+    """Return the weights that are never quantized: routers of experts, and `exact_linears` of recurrent parts."""
     found: set[str] = set()
     for path, body in _placed_bodies(model):
         inside = join(path, body.name)
         match body:
             case Experts():
                 found.update(linear_sources(router_linear(body), inside))
-            case DeltaNet():
-                found.update(linear_sources(recurrent_linears(body)[1], inside))
+            case DeltaNet() | Mamba() | Mamba2() | ShortConv():
+                for linear in exact_linears(body):
+                    found.update(linear_sources(linear, inside))
     return frozenset(found)
 
 
@@ -455,7 +483,7 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in (*query_linears(body), *latent_linears(body)))
         case MLP():
             yield from ((inside, linear) for linear in mlp_linears(body))
-        case DeltaNet() | Mamba2() | ShortConv():
+        case DeltaNet() | Mamba() | Mamba2() | ShortConv():
             yield from ((inside, linear) for linear in recurrent_linears(body))
         case Experts():
             yield inside, router_linear(body)
@@ -480,6 +508,9 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                 found |= norm_sources(rms, join(path, body.name), (rms.size,))
         if isinstance(body, MLP) and body.act == XIELU:
             found |= {join(path, body.name, ACT_FN, name): shape for name, shape in XIELU_NUMBERS.items()}
+        if isinstance(body, Mamba):
+            for rms in body.norms:
+                found |= norm_sources(rms, join(path, body.name), (rms.size,))
         if isinstance(body, Experts) and body.correction:
             shape = (1, body.num_experts) if body.correction_is_row else (body.num_experts,)
             found[join(path, body.name, body.correction)] = shape

@@ -24,6 +24,8 @@ from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
+from engine.lowering.lower import lower
+from engine.lowering.measures import widest_sum
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model
 from engine.weights.packed import PackedFile
@@ -154,11 +156,11 @@ def _run_abortable(join: Callable[[], World], set_abort: Callable[[Callable[[], 
 
 
 def _floats(config: EngineConfig, model: Model) -> int:
-    """Return the size of the shared buffer per rank: hidden states of the largest step, or logits of many rows."""
-    share = -(-model.embed.vocab // config.parallelism.tensor)
-    return max(
-        config.scheduling.max_step_tokens * model.embed.hidden, min(config.scheduling.max_running, LOGIT_ROWS) * share
-    )
+    """Return the size of the shared buffer per rank: sums of the largest step, or logits of many rows."""
+    scheduling, tensor = config.scheduling, config.parallelism.tensor
+    share = -(-model.embed.vocab // tensor)
+    sums = scheduling.max_step_tokens * widest_sum(lower(model, tensor))
+    return max(sums, min(scheduling.max_running, LOGIT_ROWS) * share)
 
 
 Join = Callable[[Checkpoint, torch.device, Team | None], World]

@@ -57,14 +57,19 @@ def _reference(
     [tokens, heads, P], and the state, which is changed in place."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     heads, groups = x.shape[1], B.shape[1]
-    wide_b, wide_c = (one.float().repeat_interleave(heads // groups, 1) for one in (B, C))
+    has_vectors = A.ndim == 2  # then decays of all tokens, and copies of B and C for all heads, are too large
+    wide_b, wide_c = (
+        one.float().expand(-1, heads, -1) if has_vectors else one.float().repeat_interleave(heads // groups, 1)
+        for one in (B, C)
+    )
     step = dt.float() if dt_bias is None else dt.float() + dt_bias
     step = functional.softplus(step).clamp(*dt_limits).unsqueeze(2)  # [tokens, heads, 1]
-    decay = torch.exp(step * (A if A.ndim == 2 else A.unsqueeze(1))).unsqueeze(2)  # [tokens, heads, 1, 1 or N]
+    decay = step if has_vectors else torch.exp(step * A.unsqueeze(1)).unsqueeze(2)  # [tokens, heads, 1, 1]
     scaled = step * x.float()
     for tokens, matrix, line in rows_with_tokens(state, query_start, slots, first):
         for t in range(tokens.start, tokens.stop):
-            matrix = decay[t] * matrix + scaled[t].unsqueeze(2) * wide_b[t].unsqueeze(1)
+            fade = torch.exp(step[t] * A).unsqueeze(1) if has_vectors else decay[t]
+            matrix = fade * matrix + scaled[t].unsqueeze(2) * wide_b[t].unsqueeze(1)
             out = torch.einsum("hpn,hn->hp", matrix, wide_c[t])
             if D is not None:
                 out += x[t].float() * D.view(heads, -1)

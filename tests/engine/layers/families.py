@@ -59,6 +59,7 @@ MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.6}
 
 RECURRENT = ["linear_attention", "full_attention", "linear_attention"]
 MAMBA = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "chunk_size": 8, **SPECIAL}
+MAMBA_1 = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, **SPECIAL}
 MAMBA_2 = {"mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10, "mamba_chunk_size": 8}
 NEMOTRON_H = {**SIZES, "head_dim": 8, "mamba_num_heads": 12, "mamba_head_dim": 8, "ssm_state_size": 10, "n_groups": 3,
               "chunk_size": 8}  # fmt: skip
@@ -241,6 +242,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2-odd": ("Mamba2", {**MAMBA, "hidden_size": 40, "num_heads": 5, "head_dim": 16, "state_size": 7,
                               "n_groups": 1, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True,
                               "time_step_limit": (0.1, 1.5)}),
+    "mamba": ("Mamba", {**MAMBA_1, "state_size": 10, "conv_kernel": 3}),
+    "falcon-mamba": ("FalconMamba", {**MAMBA_1, "hidden_size": 40, "intermediate_size": 54, "time_step_rank": 5,
+                                     "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False}),
+    "jamba": ("Jamba", {**SIZES, "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2,
+                        "expert_layer_offset": 1, "num_experts": 5, "mamba_d_state": 9}),
     "bamba": ("Bamba", {**SIZES, **MAMBA_2, "attn_layer_indices": [1]}),
     "granite-hybrid": ("GraniteMoeHybrid", {**SIZES, **GRANITE, **MAMBA_2, "num_local_experts": 6,
                                             "num_experts_per_tok": 3, "shared_intermediate_size": 30,

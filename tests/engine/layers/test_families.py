@@ -27,7 +27,7 @@ from tests.tiers import NIGHTLY
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
-DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "hunyuan", "persimmon", "apertus")
+DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "hunyuan", "persimmon", "apertus", "jamba")
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd")
 
 
@@ -103,7 +103,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
         *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
         *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2)),
-        *(("deepseek-v2", 2), ("youtu-odd", 5)),
+        *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
 )
@@ -217,6 +217,8 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("llama4", "floor_scale", 0, "floor_scale is 0; it must be a whole number of at least 1"),
         ("llama4", "layer_types", ["sliding_attention"], "must name full_attention or chunked_attention for each"),
         ("exaone-moe-odd", "mlp_layer_types", ["sparse"], "mlp_layer_types must name dense or sparse"),
+        ("jamba", "attn_layer_offset", 3, "attn_layer_offset is 3; it must be less than attn_layer_period, 3"),
+        ("mamba", "hidden_act", "gelu", "hidden_act is gelu; Mamba mixers have silu"),
     ],
 )
 def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, message, family, tmp_path):
@@ -228,8 +230,11 @@ def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, m
 
 
 DEFAULTS = {
-    "gpt-oss": transformers.GptOssConfig(num_hidden_layers=3, vocab_size=VOCAB),
-    "llama4": transformers.Llama4TextConfig(num_hidden_layers=5, vocab_size=VOCAB),
+    "FalconMamba": transformers.FalconMambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
+    "GptOss": transformers.GptOssConfig(num_hidden_layers=3, vocab_size=VOCAB),
+    "Jamba": transformers.JambaConfig(num_hidden_layers=6, vocab_size=VOCAB),
+    "Llama4": transformers.Llama4TextConfig(num_hidden_layers=5, vocab_size=VOCAB),
+    "Mamba": transformers.MambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
 }
 
 
@@ -237,9 +242,8 @@ DEFAULTS = {
 def test_missing_keys_have_the_defaults_of_transformers(name, tmp_path):
     whole, declared = DEFAULTS[name].to_dict(), []
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    architectures = [{"gpt-oss": "GptOssForCausalLM", "llama4": "Llama4ForCausalLM"}[name]]
-    for config in (whole, {key: whole[key] for key in sizes}):
-        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+    for config in (whole, {key: whole[key] for key in sizes if key in whole}):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [f"{name}ForCausalLM"]}))
         declared.append(read_checkpoint(tmp_path, weights=False).model)
     assert declared[0] == declared[1]
 
@@ -299,7 +303,8 @@ def test_weights_rounded_at_load_take_the_planned_bytes(name, bits, family):
 
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS, *(pytest.param(one, marks=NIGHTLY) for one in ("afmoe", "phimoe"))])
 def test_triton_kernels_equal_transformers(name, family, driver):
-    """A norm for each body, learned positions, norms without weights, ALiBi and routing, in Triton's interpreter."""
+    """A norm for each body, learned positions, norms without weights, ALiBi, Mamba mixers and routing, in Triton's
+    interpreter."""
     one, prompt = family(name), [*prompts()[1]]
     got = driver(one.path, kernels="triton").run(prompt, 5)
     torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)
