@@ -48,6 +48,7 @@ from engine.lowering.program import (
     Recurrence,
     Rotate,
     Route,
+    Scale,
     ScaleQueries,
     SelectiveScan,
     Value,
@@ -234,6 +235,9 @@ class CompiledModel:
                     size=op.x.width,
                     alpha=op.scale,
                 )
+            case Scale():
+                x = self._columns(op.x)
+                yield cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=op.factor, cap=0.0)
             case AllReduce():
                 assert self.collective is not None, "several ranks have shared memory"
                 yield cpu.all_reduce(self.collective, values[op.x], values[op.x], gathers=False)

@@ -49,6 +49,7 @@ from engine.lowering.program import (
     Quantized,
     Rotate,
     Route,
+    Scale,
     ScaleQueries,
     SelectiveScan,
     Value,
@@ -284,6 +285,10 @@ def _add(op: Add, run: _Run) -> None:
     run[op.x].add_(run[op.y], alpha=op.scale)
 
 
+def _scale(op: Scale, run: _Run) -> None:
+    run.columns(op.x).mul_(op.factor)
+
+
 def _qk_norm(op: QKNorm, run: _Run) -> None:
     """Normalise q and k in place, each over all its heads together."""
     layer, qkv = run.weights.qk_norm(op.weight), run[op.qkv]
@@ -497,6 +502,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Linear: _linear,
     Activation: _activation,
     Add: _add,
+    Scale: _scale,
     QKNorm: _qk_norm,
     Rotate: _rotate,
     PrepareKV: _prepare_kv,

@@ -44,6 +44,7 @@ from engine.lowering.program import (
     QKNorm,
     Rotate,
     Route,
+    Scale,
     ScaleQueries,
     SelectiveScan,
     Value,
@@ -147,6 +148,10 @@ def _activation(op: Activation, run: Run) -> None:
 
 def _add(op: Add, run: Run) -> None:
     run[op.x] = run[op.x].add_(run[op.y], alpha=op.scale)
+
+
+def _scale(op: Scale, run: Run) -> None:
+    _columns(op.x, run).mul_(op.factor)
 
 
 def _all_reduce(op: AllReduce, run: Run) -> None:
@@ -345,6 +350,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Linear: _linear,
     Activation: _activation,
     Add: _add,
+    Scale: _scale,
     AllReduce: _all_reduce,
     QKNorm: _qk_norm,
     Rotate: _rotate,

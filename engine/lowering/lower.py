@@ -40,6 +40,7 @@ from engine.lowering.program import (
     RecurrentParameter,
     Rotate,
     Route,
+    Scale,
     ScaleQueries,
     SelectiveScan,
     SinkLogits,
@@ -64,6 +65,7 @@ from engine.models.parts import (
     all_bodies,
     bodies,
     body_norms,
+    body_scales,
 )
 from engine.models.ranks import divided_units, shared_units
 from engine.models.sources import (
@@ -148,7 +150,8 @@ class _Lowering:
             yield self._norm(norm, self.model.root, self.x, self.normed)
 
     def _residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
-        read = self.x
+        read, scales = self.x, body_scales(part)
+        assert part.after is None or scales[0] == 1.0, "a norm would remove the scale"
         if part.before is not None:
             read = self.normed
             yield self._norm(part.before, path, self.x, read)
@@ -169,10 +172,10 @@ class _Lowering:
                 case Experts():
                     yield from self._experts(body, join(path, body.name), read, y)
             if number > 0:
-                yield Add(x=self.out, y=y)
+                yield Add(x=self.out, y=y, scale=scales[number] / scales[0])
         if part.after is not None:
             yield self._norm(part.after, path, self.out, self.out)
-        yield Add(x=self.x, y=self.out, scale=part.scale)
+        yield Add(x=self.x, y=self.out, scale=part.scale * scales[0])
         if part.last is not None:
             yield self._norm(part.last, path, self.x, self.x)
 
@@ -296,14 +299,17 @@ class _Lowering:
         heads, groups = self._share(part.heads, "heads"), divided_units(part.groups, self.ranks, "groups of heads")
         conved = Value(name="conved", width=projected.width - mixed.width - heads)
         z, xbc, dt = _split(projected, mixed.width, conved.width, heads)
-        x, b, c = _split(conved, mixed.width, *(groups * part.state,) * 2)
+        sizes = mixed.width, groups * part.state, groups * part.state
+        for columns, factor in zip(_split(projected, mixed.width, *sizes, heads), part.scales, strict=False):
+            yield from _scaled(columns, factor)
+        x, b, c = _split(conved, *sizes)
         yield CausalConv(x=xbc, y=conved, weight=of["conv"], bias=of.get("conv_bias"), act="silu", layer=layer)
         yield SelectiveScan(
             x=x,
             b=b,
             c=c,
             dt=dt,
-            gate=None,
+            gate=z if part.norm == "none" else None,
             y=mixed,
             a=of["A"],
             d=of["D"],
@@ -315,7 +321,9 @@ class _Lowering:
             dt_limits=part.dt_limits,
             layer=layer,
         )
-        yield GatedNorm(x=mixed, gate=z, y=mixed, weight=of["norm"], eps=part.eps, groups=groups, gate_first=True)
+        if part.norm != "none":
+            first = part.norm == "gated"
+            yield GatedNorm(x=mixed, gate=z, y=mixed, weight=of["norm"], eps=part.eps, groups=groups, gate_first=first)
 
     def _short_conv(self, of: Parameters, projected: Value, mixed: Value, layer: int) -> Iterator[Op]:
         b, c, x = _split(projected, *(mixed.width,) * 3)
@@ -372,6 +380,7 @@ class _Lowering:
         wide, activated = Value(name="up", width=self._rows(up)), Value(name="activated", width=inner)
         numbers = ActivationNumbers(path=path) if part.act == parts.XIELU else None
         yield Linear(x=x, y=wide, weight=up)
+        yield from _scaled(Columns(value=wide, first=0, width=inner), part.gate_scale)
         yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None, numbers=numbers)
         yield Linear(x=activated, y=y, weight=down, partial=True) if partial else self._summed(activated, y, down)
 
@@ -429,6 +438,11 @@ class _Lowering:
 
     def _share(self, units: int, what: str) -> int:
         return shared_units(units, 0, self.ranks, what)[1]
+
+
+def _scaled(columns: Columns, factor: float) -> Iterator[Scale]:
+    if factor != 1.0:
+        yield Scale(x=columns, factor=factor)
 
 
 def _whole(value: Value) -> Columns:

@@ -263,7 +263,7 @@ class Activation:
 
 @dataclass(frozen=True, kw_only=True)
 class Add:
-    """x += scale · y, or y of another body of the same block (scale 1)."""
+    """x += scale · y, which is the output of a block, or that of another body of the same block."""
 
     x: Value
     y: Value
@@ -489,6 +489,14 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scale:
+    """x *= factor."""
+
+    x: Columns
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gate:
     """y = x · act(gate), element by element. act: sigmoid or none."""
 
@@ -602,6 +610,7 @@ Op = (
     | Linear
     | Activation
     | Add
+    | Scale
     | AllReduce
     | QKNorm
     | Rotate
@@ -719,6 +728,8 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.q, op.latent
         case Add():
             return op.x, op.y
+        case Scale():
+            return (op.x.value,)
         case AllReduce():
             return (op.x,)
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
@@ -761,6 +772,8 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Add() | AllReduce() | NormalizeParts():
             return (op.x,)
+        case Scale():
+            return (op.x.value,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)
         case WriteKV():

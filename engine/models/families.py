@@ -21,6 +21,7 @@ from engine.models import (
     ernie4_5,
     exaone,
     falcon,
+    falcon_h1,
     gemma,
     glm4,
     glm4_moe,
@@ -79,7 +80,7 @@ DECODERS = (
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
     *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe),
 )
-RECURRENT = (bamba, granite_hybrid, jamba, lfm2, mamba, mamba2, nemotron_h, qwen3_5, qwen3_next)
+RECURRENT = (bamba, falcon_h1, granite_hybrid, jamba, lfm2, mamba, mamba2, nemotron_h, qwen3_5, qwen3_next)
 TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
 FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *POOLED)

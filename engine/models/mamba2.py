@@ -47,15 +47,17 @@ def declare(config: Mapping[str, Any]) -> Model:
     )
 
 
-def mixer(c: Config) -> Mamba2:
-    """Return the recurrent part. Raises CheckpointError for sizes that do not match."""
-    heads, groups, inner = c.whole("num_heads"), c.whole("n_groups"), c.whole("expand") * c.hidden
+def mixer(c: Config, channels: int | None = None) -> Mamba2:
+    """Return the recurrent part. channels: of all heads; None for hidden_size · expand. Raises CheckpointError for
+    sizes that do not match."""
+    heads, groups, inner = c.whole("num_heads"), c.whole("n_groups"), channels or c.whole("expand") * c.hidden
     head_dim = inner // heads if c.values.get("head_dim") == "auto" else c.whole("head_dim")
     c.check_multiple("num_heads", heads, "n_groups", groups)
     if heads * head_dim != inner:
         raise CheckpointError(
             f"config.json: {c.name('num_heads')} is {heads} and {c.name('head_dim')} {head_dim}; their product must be "
-            f"hidden_size · {c.name('expand')}, {inner}"
+            + ("mamba_d_ssm" if channels else f"hidden_size · {c.name('expand')}")
+            + f", {inner}"
         )
     if c.activation() != "silu":
         raise CheckpointError(f"config.json: {c.name('hidden_act')} is {c.activation()}; Mamba mixers have silu")

@@ -265,6 +265,7 @@ class MLP:
     up: str = "up_proj"
     down: str = "down_proj"
     interleaved: bool = False  # gate and up are one tensor, whose rows alternate: gate, up, gate, …
+    gate_scale: float = 1.0  # multiplies gate x
     name: str = "mlp"
 
 
@@ -376,6 +377,12 @@ class DeltaNet:
 class Mamba2:
     """Mamba-2 mixer (arXiv:2405.21060): out(norm(scan(silu(conv(x, B, C)), dt) · silu(z))).
 
+    `norm` says what the norm is applied to:
+
+    gated   the output of the scan times silu(z)
+    scan    the output of the scan, before it is multiplied by silu(z)
+    none    there is no norm
+
     The projection has rows of z, x, B, C and dt. State of a sequence: the last conv - 1 inputs of the convolution, and
     a matrix [head_dim, state] for each head."""
 
@@ -389,6 +396,8 @@ class Mamba2:
     bias: bool = False  # of the projections
     conv_bias: bool = True
     dt_limits: tuple[float, float] = (0.0, math.inf)
+    norm: Literal["gated", "scan", "none"] = "gated"
+    scales: tuple[float, ...] = ()  # factors of z, x, B, C and dt; empty: all are 1 (Falcon-H1)
     name: str = "mixer"
 
 
@@ -432,6 +441,7 @@ class Parallel:
     """Several bodies with the same input; their outputs are summed (Cohere)."""
 
     bodies: tuple[Body, ...]
+    scales: tuple[float, ...] = ()  # factor of each body's output, greater than 0; empty: all are 1
     norms: tuple[Norm, ...] = ()  # norm of the input of each body, in place of the block's `before` (GPT-NeoX)
 
 
@@ -595,6 +605,12 @@ def is_self_attention(body: Body) -> TypeGuard[SelfAttention]:
 def bodies(branch: ResidualBlock) -> tuple[Body, ...]:
     """Return the bodies of a residual block; the outputs of several are summed."""
     return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
+
+
+def body_scales(branch: ResidualBlock) -> tuple[float, ...]:
+    """Return the factor of the output of each body of a residual block."""
+    scales = branch.body.scales if isinstance(branch.body, Parallel) else ()
+    return scales or (1.0,) * len(bodies(branch))
 
 
 def body_norms(branch: ResidualBlock) -> tuple[Norm, ...]:

@@ -262,7 +262,8 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
         found["D"] = _parameter("D", heads)
     if isinstance(part, Mamba2):
         found["D"] = replace(_parameter("D", heads), repeat=part.head_dim)
-        found["norm"] = _parameter("norm.weight", (part.heads, part.head_dim))
+        if part.norm != "none":
+            found["norm"] = _parameter("norm.weight", (part.heads, part.head_dim))
     if isinstance(part, DeltaNet):
         found["norm"] = replace(_parameter("norm.weight", (part.value_dim, 1)), divided=False)
     return found

@@ -21,6 +21,7 @@ from engine.models.parts import (
     LongScaling,
     Mamba2,
     Model,
+    Parallel,
     RMSNorm,
     Rope,
     YarnScaling,
@@ -65,6 +66,7 @@ RULES: dict[type, dict[str, tuple[str, str, Test]]] = {
     },
     DeltaNet: {"eps": ("rms_norm_eps (epsilon of the norms)", *_NOT_NEGATIVE)},
     Mamba2: {"eps": ("layer_norm_epsilon (epsilon of the norms)", *_NOT_NEGATIVE)},
+    Parallel: {"scales": ("multipliers of the outputs of mixer and attention", *_ALL_POSITIVE)},
     Attention: {"scale": ("scale of the attention scores", *_POSITIVE)},
     LatentAttention: {"scale": ("scale of the attention scores", *_POSITIVE)},
 }

@@ -61,6 +61,9 @@ RECURRENT = ["linear_attention", "full_attention", "linear_attention"]
 MAMBA = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "chunk_size": 8, **SPECIAL}
 MAMBA_1 = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, **SPECIAL}
 MAMBA_2 = {"mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10, "mamba_chunk_size": 8}
+FALCON_H1 = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.6, "key_multiplier": 0.7,
+             "mlp_multipliers": [0.8, 0.4], "attention_out_multiplier": 0.9, "ssm_out_multiplier": 0.5,
+             "ssm_multipliers": [0.4, 0.6, 1.2, 0.8, 1.5]}  # fmt: skip
 NEMOTRON_H = {**SIZES, "head_dim": 8, "mamba_num_heads": 12, "mamba_head_dim": 8, "ssm_state_size": 10, "n_groups": 3,
               "chunk_size": 8}  # fmt: skip
 DELTA = {"layer_types": RECURRENT, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
@@ -248,6 +251,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": ("Jamba", {**SIZES, "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2,
                         "expert_layer_offset": 1, "num_experts": 5, "mamba_d_state": 9}),
     "bamba": ("Bamba", {**SIZES, **MAMBA_2, "attn_layer_indices": [1]}),
+    "falcon-h1": ("FalconH1", {**SIZES, **MAMBA_2, **FALCON_H1, "mamba_d_ssm": 72, "attention_in_multiplier": 0.8,
+                               "ssm_in_multiplier": 1.3}),
+    "falcon-h1-norm": ("FalconH1", {**SIZES, **ONE_KV, **MAMBA_2, "mamba_d_ssm": None, "mamba_n_heads": 10,
+                                    "mamba_rms_norm": True, "mamba_proj_bias": True, "projectors_bias": True,
+                                    "attention_bias": True, "mlp_bias": True, "key_multiplier": 0.5,
+                                    "ssm_multipliers": [0.5, 1.0, 0.7, 1.0, 2.0], "tie_word_embeddings": True}),
     "granite-hybrid": ("GraniteMoeHybrid", {**SIZES, **GRANITE, **MAMBA_2, "num_local_experts": 6,
                                             "num_experts_per_tok": 3, "shared_intermediate_size": 30,
                                             "layer_types": RECURRENT}),

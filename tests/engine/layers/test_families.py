@@ -103,7 +103,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
         *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
         *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2)),
-        *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2)),
+        *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
 )
@@ -217,6 +217,9 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("llama4", "floor_scale", 0, "floor_scale is 0; it must be a whole number of at least 1"),
         ("llama4", "layer_types", ["sliding_attention"], "must name full_attention or chunked_attention for each"),
         ("exaone-moe-odd", "mlp_layer_types", ["sparse"], "mlp_layer_types must name dense or sparse"),
+        ("falcon-h1", "attention_bias", True, "attention_bias is true and attention_in_multiplier 0.8; it must be 1"),
+        ("falcon-h1", "projectors_bias", True, "projectors_bias and mamba_proj_bias differ"),
+        ("falcon-h1", "ssm_multipliers", [1.0], r"ssm_multipliers is \[1.0\]; it must be a list of 5 numbers"),
         ("jamba", "attn_layer_offset", 3, "attn_layer_offset is 3; it must be less than attn_layer_period, 3"),
         ("mamba", "hidden_act", "gelu", "hidden_act is gelu; Mamba mixers have silu"),
     ],
@@ -230,6 +233,7 @@ def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, m
 
 
 DEFAULTS = {
+    "FalconH1": transformers.FalconH1Config(num_hidden_layers=2, vocab_size=VOCAB),
     "FalconMamba": transformers.FalconMambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
     "GptOss": transformers.GptOssConfig(num_hidden_layers=3, vocab_size=VOCAB),
     "Jamba": transformers.JambaConfig(num_hidden_layers=6, vocab_size=VOCAB),
