@@ -337,7 +337,7 @@ class CompiledModel:
             key_dim=op.key_dim,
             value_dim=op.value_dim,
             scale=op.key_dim**-0.5,
-            beta_scale=1.0,
+            beta_scale=op.beta_scale,
             qk_norm=True,
         )
 

@@ -474,7 +474,7 @@ def _delta_rule(op: DeltaRule, run: _Run) -> None:
     b, a = run[op.gates].chunk(2, 1)
     heads = (one.unflatten(1, (-1, dim)) for one, dim in ((q, op.key_dim), (k, op.key_dim), (v, op.value_dim)))
     decay = a, b, weights.parameter(op.a), weights.parameter(op.dt_bias)
-    y, _ = DELTA_RULE(*heads, *decay, state, *run.state_rows, op.key_dim**-0.5)
+    y, _ = DELTA_RULE(*heads, *decay, state, *run.state_rows, op.key_dim**-0.5, True, op.beta_scale)
     run[op.y] = y.flatten(1)
 
 

@@ -89,19 +89,20 @@ class Slopes:
 
 
 class ParameterLayer:
-    """A small tensor of a recurrent part, [rows of this rank · repeat] or [rows, inner] fp32. The weights of a
+    """A small parameter of a recurrent part, [rows of this rank · repeat] or [rows, inner] fp32. The weights of a
     convolution are [channels, conv], and [conv, channels] for compiled kernels."""
 
     tensor: Tensor
 
     def __init__(self, weight: RecurrentParameter, world: World) -> None:
-        self.parameter, self.path, self.world = weight.parameter, weight.name, world
+        self.parameter, self.path, self.world = weight.parameter, weight.path, world
 
     def load(self, read: Read, target: Target) -> None:
-        stored, pieces = read(self.path), []
+        stored = {piece.source: read(join(self.path, piece.source)) for piece in self.parameter.rows}
+        pieces = []
         for piece in self.parameter.rows:
             first, units = share(piece.units, self.world, "heads") if self.parameter.divided else (0, piece.units)
-            pieces += [stored.narrow(0, start, rows) for start, rows in row_runs(piece, first, units)]
+            pieces += [stored[piece.source].narrow(0, start, rows) for start, rows in row_runs(piece, first, units)]
         tensor = torch.cat(pieces).to(target.device, torch.float32).repeat_interleave(self.parameter.repeat, 0)
         if self.parameter.inner:
             tensor = tensor.flatten(1)

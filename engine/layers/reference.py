@@ -315,6 +315,7 @@ def _delta_rule(op: DeltaRule, run: Run) -> None:
         run.step.states[op.layer][1],
         *run.step.state_rows,
         scale=op.key_dim**-0.5,
+        beta_scale=op.beta_scale,
     )
     run[op.y] = y.flatten(1)
 

@@ -259,7 +259,15 @@ class _Lowering:
         sizes = {"key_heads": key_heads, "value_heads": value_heads}
         dims = {"key_dim": part.key_dim, "value_dim": part.value_dim}
         yield DeltaRule(
-            qkv=conved, gates=gates, y=mixed, a=of["A"], dt_bias=of["dt_bias"], layer=layer, **sizes, **dims
+            qkv=conved,
+            gates=gates,
+            y=mixed,
+            a=of["A"],
+            dt_bias=of["dt_bias"],
+            beta_scale=part.beta_scale,
+            layer=layer,
+            **sizes,
+            **dims,
         )
         yield GatedNorm(x=mixed, gate=z, y=mixed, weight=of["norm"], eps=part.eps, groups=value_heads, gate_first=False)
 

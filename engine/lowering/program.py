@@ -168,7 +168,7 @@ class Tables:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentParameter:
-    """A small tensor of a recurrent part: rows of a convolution, A, dt_bias, D, or the weight of a norm."""
+    """A small parameter of a recurrent part: rows of a convolution, A, dt_bias, D, or the weight of a norm."""
 
     parameter: Parameter
     path: str
@@ -533,6 +533,7 @@ class DeltaRule:
     value_heads: int
     key_dim: int
     value_dim: int
+    beta_scale: float
     layer: int
 
 

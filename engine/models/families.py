@@ -51,6 +51,7 @@ from engine.models import (
     nomic_bert,
     olmo,
     olmo2,
+    olmo_hybrid,
     olmoe,
     opt,
     persimmon,
@@ -80,7 +81,9 @@ DECODERS = (
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
     *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe),
 )
-RECURRENT = (bamba, falcon_h1, granite_hybrid, jamba, lfm2, mamba, mamba2, nemotron_h, qwen3_5, qwen3_next)
+RECURRENT = (
+    *(bamba, falcon_h1, granite_hybrid, jamba, lfm2, mamba, mamba2, nemotron_h, olmo_hybrid, qwen3_5, qwen3_next),
+)
 TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
 FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *POOLED)

@@ -342,9 +342,10 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """Rows of a small tensor that is kept in float32. It is divided among ranks like the heads whose rows it has."""
+    """Rows of small tensors that are kept in float32. They are divided among ranks like the heads whose rows they
+    have."""
 
-    rows: tuple[Rows, ...]  # of one tensor; `source` is its full name
+    rows: tuple[Rows, ...]  # `source` is the full name of a tensor
     inner: tuple[int, ...] = ()  # shape of a row in the checkpoint
     divided: bool = True
     repeat: int = 1  # times that each row is kept: D of a head for each of its channels
@@ -367,9 +368,14 @@ class DeltaNet:
     value_dim: int
     conv: int  # width of the convolution
     eps: float  # of the norm of each value head
-    grouped: bool
-    """The projections are in_proj_qkvz and in_proj_ba, with the rows of one key head after another (Qwen3-Next); else
-    in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5)."""
+    projections: Literal["grouped", "joined", "separate"]
+    """Names of the projections, and of the tensors of the convolution:
+
+    grouped    in_proj_qkvz and in_proj_ba, with the rows of one key head after another (Qwen3-Next); conv1d
+    joined     in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5); conv1d
+    separate   q_proj, k_proj, v_proj, g_proj (z), b_proj and a_proj (OLMo Hybrid); q_conv1d, k_conv1d and v_conv1d
+    """
+    beta_scale: float = 1.0  # multiplies sigmoid(b)
     name: str = "linear_attn"
 
 

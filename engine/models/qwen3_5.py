@@ -5,11 +5,12 @@ dimensions of the rotary embedding, so it is the usual one.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.models.config import Config
 from engine.models.parts import MLP, Model
-from engine.models.qwen3_next import hybrid, shared_experts
+from engine.models.qwen3_next import delta_net, hybrid, shared_experts
 
 ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 
@@ -39,7 +40,8 @@ _MOE: dict[str, Any] = {
 def declare(config: Mapping[str, Any]) -> Model:
     is_dense = config["architectures"][0] == "Qwen3_5ForCausalLM"
     c = Config.of(config, **(_DENSE if is_dense else _MOE))
+    delta = replace(delta_net(c), projections="joined")
     if is_dense:
         mlp = MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=c.activation())
-        return hybrid(c, [mlp] * c.layers, grouped=False)
-    return hybrid(c, [shared_experts(c, normalized=True)] * c.layers, grouped=False)
+        return hybrid(c, [mlp] * c.layers, delta)
+    return hybrid(c, [shared_experts(c, normalized=True)] * c.layers, delta)

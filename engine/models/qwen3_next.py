@@ -54,7 +54,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     experts = shared_experts(c, normalized=c.flag("norm_topk_prob"))
     act = c.activation()
     mlps = (MLP(hidden=c.hidden, intermediate_size=c.intermediate_size, act=act), experts)
-    return hybrid(c, [mlps[sparse] for sparse in c.sparse_layers()], grouped=True)
+    return hybrid(c, [mlps[sparse] for sparse in c.sparse_layers()], delta_net(c))
 
 
 def shared_experts(c: Config, *, normalized: bool) -> Experts:
@@ -73,8 +73,8 @@ def shared_experts(c: Config, *, normalized: bool) -> Experts:
     )
 
 
-def hybrid(c: Config, mlps: Sequence[MLP | Experts], *, grouped: bool) -> Model:
-    """Return the model with these MLPs. grouped: see `DeltaNet`."""
+def hybrid(c: Config, mlps: Sequence[MLP | Experts], delta: DeltaNet) -> Model:
+    """Return the model with these MLPs and this DeltaNet."""
     eps, positions = c.number("rms_norm_eps"), rope(c, partial=0.25)
     attention = Attention(
         hidden=c.hidden,
@@ -87,7 +87,7 @@ def hybrid(c: Config, mlps: Sequence[MLP | Experts], *, grouped: bool) -> Model:
         gated=True,
     )
     norm = RMSNorm(size=c.hidden, eps=eps, offset=1.0)
-    mixers: dict[str, Body] = {"full_attention": attention, "linear_attention": delta_net(c, grouped=grouped)}
+    mixers: dict[str, Body] = {"full_attention": attention, "linear_attention": delta}
 
     def block(kind: str, mlp: MLP | Experts) -> Block:
         return (
@@ -107,7 +107,7 @@ def hybrid(c: Config, mlps: Sequence[MLP | Experts], *, grouped: bool) -> Model:
     )
 
 
-def delta_net(c: Config, *, grouped: bool) -> DeltaNet:
+def delta_net(c: Config) -> DeltaNet:
     """Return the recurrent part. Raises CheckpointError if value heads cannot be divided among key heads."""
     key_heads, value_heads = c.whole("linear_num_key_heads"), c.whole("linear_num_value_heads")
     c.check_multiple("linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads)
@@ -121,5 +121,5 @@ def delta_net(c: Config, *, grouped: bool) -> DeltaNet:
         value_dim=c.whole("linear_value_head_dim"),
         conv=c.whole("linear_conv_kernel_dim", least=2),
         eps=c.number("rms_norm_eps"),
-        grouped=grouped,
+        projections="grouped",
     )

@@ -176,7 +176,8 @@ def recurrent_linears(part: Recurrent) -> tuple[Linear, ...]:
         case DeltaNet():
             values = part.value_heads * part.value_dim
             into = [Linear(rows=rows, inputs=part.hidden, split="rows") for rows in _delta_rows(part)]
-            return *into, Linear(rows=(Rows(source="out_proj", units=part.hidden),), inputs=values, split="inputs")
+            out = Rows(source="o_proj" if part.projections == "separate" else "out_proj", units=part.hidden)
+            return *into, Linear(rows=(out,), inputs=values, split="inputs")
         case Mamba2():
             heads, inner = part.heads, part.heads * part.head_dim
             sizes = ((heads, part.head_dim),) * 2 + ((part.groups, part.state),) * 2 + ((heads, 1),)
@@ -220,7 +221,11 @@ def _delta_rows(part: DeltaNet) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
     """Return the rows of q, k, v and z, and the rows of b and a."""
     heads, values = part.key_heads, part.value_heads
     sizes = ((heads, part.key_dim), (heads, part.key_dim), (values, part.value_dim), (values, part.value_dim))
-    if not part.grouped:
+    if part.projections == "separate":
+        names = "q_proj", "k_proj", "v_proj", "g_proj"
+        named = (Rows(source=name, units=units, width=width) for name, (units, width) in zip(names, sizes, strict=True))
+        return tuple(named), tuple(Rows(source=name, units=values) for name in ("b_proj", "a_proj"))
+    if part.projections == "joined":
         *qkv, z = sizes
         wide = (*packed(*(Rows(source="in_proj_qkv", units=units, width=width) for units, width in qkv)),)
         gates = Rows(source="in_proj_b", units=values), Rows(source="in_proj_a", units=values)
@@ -251,7 +256,12 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
             heads, channels = (0, 1), recurrent_linears(part)[0].rows[:1]
     conv = "conv" if isinstance(part, ShortConv) else "conv1d"
     sizes = [(piece.units, piece.width) for piece in channels]
-    found["conv"] = replace(_parameter(f"{conv}.weight", *sizes, inner=(1, part.conv)), taps=True)
+    separate = isinstance(part, DeltaNet) and part.projections == "separate"
+    taps = _parameter(f"{conv}.weight", *sizes, inner=(1, part.conv))
+    if separate:
+        named = (replace(piece, source=f"{name}_conv1d.weight") for name, piece in zip("qkv", taps.rows, strict=True))
+        taps = replace(taps, rows=packed(*named))
+    found["conv"] = replace(taps, taps=True)
     if part.bias if isinstance(part, ShortConv) else isinstance(part, Mamba | Mamba2) and part.conv_bias:
         found["conv_bias"] = _parameter(f"{conv}.bias", *sizes)
     if not isinstance(part, ShortConv):
@@ -265,7 +275,8 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
         if part.norm != "none":
             found["norm"] = _parameter("norm.weight", (part.heads, part.head_dim))
     if isinstance(part, DeltaNet):
-        found["norm"] = replace(_parameter("norm.weight", (part.value_dim, 1)), divided=False)
+        norm = "o_norm.weight" if separate else "norm.weight"
+        found["norm"] = replace(_parameter(norm, (part.value_dim, 1)), divided=False)
     return found
 
 
@@ -517,8 +528,10 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             found[join(path, body.name, body.correction)] = shape
         if isinstance(body, Recurrent):
             for parameter in parameters(body).values():
-                rows = sum(piece.units * piece.width for piece in parameter.rows)
-                found[join(path, body.name, parameter.rows[0].source)] = (rows, *parameter.inner)
+                height: Counter[str] = Counter()
+                for piece in parameter.rows:
+                    height[piece.source] += piece.units * piece.width
+                found |= {join(path, body.name, name): (rows, *parameter.inner) for name, rows in height.items()}
         for inside, linear in _linears(body, path):
             for name, shape in linear_sources(linear, inside).items():
                 found[name] = max(shape, found.get(name, shape))

@@ -272,6 +272,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 10}),
     "lfm2-bias": ("Lfm2", {**SIZES, **ONE_KV, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
                            "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
+    "olmo_hybrid": ("OlmoHybrid", {**SIZES, **DELTA, "rope_parameters": {**DEFAULT, "rope_theta": None}}),
     "qwen3_5": ("Qwen3_5Text", {**SIZES, **DELTA, "head_dim": 16}),
     "qwen3_5-moe": ("Qwen3_5MoeText", {**SIZES, **ONE_KV, **DELTA, "head_dim": 16, "num_experts": 6,
                                        "num_experts_per_tok": 2, "moe_intermediate_size": 22,
@@ -453,6 +454,21 @@ def _exaone3(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
     return _renamed(_without_tied(tensors, config), names), {**settings, "head_dim": config["head_dim"]}
 
 
+def _olmo_hybrid(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """transformers also renames norms of layers with attention, and divides convolutions into equal parts."""
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    names = {"post_attention_layernorm": "feedforward_layer_norm", "input_layernorm": "attention_layer_norm"}
+    for index, kind in enumerate(config["layer_types"]):
+        path = f"model.layers.{index}."
+        if kind == "linear_attention":
+            own = {key: tensors.pop(key) for key in [*tensors] if key.startswith(path)}
+            conv = own.pop(f"{path}linear_attn.conv1d.weight")
+            pieces = zip("qkv", conv.split((keys, keys, len(conv) - 2 * keys)), strict=True)
+            own |= {f"{path}linear_attn.{name}_conv1d.weight": piece for name, piece in pieces}
+            tensors |= _renamed(own, names)
+    return _without_tied(tensors, config), config
+
+
 def _without_tied(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
     return {key: one for key, one in tensors.items() if key != "lm_head.weight" or not config["tie_word_embeddings"]}
 
@@ -466,4 +482,5 @@ WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
     "qwen1": _qwen1,
     "minicpm": _minicpm,
     "exaone3": _exaone3,
+    "olmo_hybrid": _olmo_hybrid,
 }

@@ -238,6 +238,7 @@ DEFAULTS = {
     "GptOss": transformers.GptOssConfig(num_hidden_layers=3, vocab_size=VOCAB),
     "Jamba": transformers.JambaConfig(num_hidden_layers=6, vocab_size=VOCAB),
     "Llama4": transformers.Llama4TextConfig(num_hidden_layers=5, vocab_size=VOCAB),
+    "OlmoHybrid": transformers.OlmoHybridConfig(num_hidden_layers=4, vocab_size=VOCAB),
     "Mamba": transformers.MambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
 }
 
