@@ -47,9 +47,9 @@ weights of SparseMixer (Phi-3.5-MoE) and output gates of attention (AFMoE). `sli
 
 ## Recurrent and hybrid models
 
-Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Mamba (Mamba, Falcon Mamba, Jamba), Mamba-2 (Mamba-2, Granite 4,
-Bamba, Falcon-H1, Nemotron-H) and short convolutions (LFM2) keep a state of fixed size per request, in float32. Prefix
-caching works: snapshots of the state are kept at block boundaries
+Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention (Kimi Linear), Mamba (Mamba, Falcon Mamba,
+Jamba), Mamba-2 (Mamba-2, Granite 4, Bamba, Falcon-H1, Nemotron-H) and short convolutions (LFM2) keep a state of fixed
+size per request, in float32. Prefix caching works: snapshots of the state are kept at block boundaries
 ([architecture.md](architecture.md#recurrent-state)), and [memory.md](memory.md#recurrent-state) describes their size.
 
 - They run with torch, with the compiled kernels of a CPU and with Triton. The compiled kernels leave output gates of

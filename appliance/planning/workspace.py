@@ -20,6 +20,7 @@ from engine.models.parts import (
     Block,
     Body,
     DeltaNet,
+    KimiDelta,
     LatentAttention,
     Mamba,
     Mamba2,
@@ -323,6 +324,9 @@ def _width(body: Body, ranks: int) -> int:
                 sum(_own(row.units, ranks) * row.width for row in linear.rows)
                 for linear in recurrent_linears(body)[:-1]
             )
+        case KimiDelta():
+            # As above, with decays of all dims of a key.
+            return 22 * _own(body.heads, ranks) * body.head_dim
         case Mamba():
             # Projections, the output of the convolution, and float32 time steps with two intermediate results.
             return 14 * _own(body.channels, ranks) + 2 * (body.dt_rank + 2 * body.state)

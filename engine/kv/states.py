@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from engine.models.parts import DeltaNet, Mamba, Mamba2, Model, Recurrent, ShortConv, recurrents
+from engine.models.parts import DeltaNet, KimiDelta, Mamba, Mamba2, Model, Recurrent, ShortConv, recurrents
 from engine.models.ranks import shared_units
 
 Shape = tuple[int, ...]
@@ -56,6 +56,9 @@ def _shapes(part: Recurrent, ranks: int) -> tuple[Shape, ...]:
             heads = own(part.value_heads, "value heads")
             channels = 2 * own(part.key_heads, "key heads") * part.key_dim + heads * part.value_dim
             return (channels, part.conv - 1), (heads, part.key_dim, part.value_dim)
+        case KimiDelta():
+            heads = own(part.heads, "heads")
+            return (3 * heads * part.head_dim, part.conv - 1), (heads, part.head_dim, part.head_dim)
         case Mamba():
             channels = own(part.channels, "channels")
             return (channels, part.conv - 1), (channels, 1, part.state)

@@ -311,25 +311,22 @@ class CompiledModel:
         )
 
     def _delta_rule(self, op: DeltaRule) -> cpu.DeltaRule:
-        qkv, gates, y, state = (
-            self.buffers[op.qkv],
-            self.buffers[op.gates],
-            self.buffers[op.y],
-            self.states[op.layer][1],
-        )
+        qkv, y, state = self.buffers[op.qkv], self.buffers[op.y], self.states[op.layer][1]
+        a, b = self._columns(op.a), self._columns(op.b)
         keys = op.key_heads * op.key_dim
         return cpu.DeltaRule(
             q=qkv.data_ptr(),
             k=qkv[:, keys:].data_ptr(),
             v=qkv[:, 2 * keys :].data_ptr(),
-            a=gates[:, op.value_heads :].data_ptr(),
-            b=gates.data_ptr(),
-            A=self.weights.parameter(op.a).data_ptr(),
+            a=a.data_ptr(),
+            b=b.data_ptr(),
+            A=self.weights.parameter(op.slope).data_ptr(),
             dt_bias=self.weights.parameter(op.dt_bias).data_ptr(),
             y=y.data_ptr(),
             state=state.data_ptr(),
             **dict.fromkeys(("q_stride", "k_stride", "v_stride"), qkv.stride(0)),
-            **dict.fromkeys(("a_stride", "b_stride"), gates.stride(0)),
+            a_stride=a.stride(0),
+            b_stride=b.stride(0),
             y_stride=y.stride(0),
             slot_stride=state.stride(0),
             heads=op.value_heads,
@@ -339,6 +336,7 @@ class CompiledModel:
             scale=op.key_dim**-0.5,
             beta_scale=op.beta_scale,
             qk_norm=True,
+            vector_decay=op.vector_decay,
         )
 
     def _selective_scan(self, op: SelectiveScan) -> cpu.SelectiveScan:
@@ -393,7 +391,7 @@ class CompiledModel:
             weight_stride=size if len(weight) == x.shape[1] else 0,
             eps=op.eps,
             gate_first=op.gate_first,
-            silu=True,
+            silu=op.act == "silu",
         )
 
     def _columns(self, columns: Columns) -> Tensor:

@@ -471,9 +471,11 @@ def _causal_conv(op: CausalConv, run: _Run) -> None:
 def _delta_rule(op: DeltaRule, run: _Run) -> None:
     keys, weights, state = op.key_heads * op.key_dim, run.weights, run.step.states[op.layer][1]
     q, k, v = run[op.qkv].split((keys, keys, op.value_heads * op.value_dim), 1)
-    b, a = run[op.gates].chunk(2, 1)
+    a, b, dt_bias = run.columns(op.a), run.columns(op.b), weights.parameter(op.dt_bias)
+    if op.vector_decay:
+        a = a.unflatten(1, (-1, op.key_dim))
     heads = (one.unflatten(1, (-1, dim)) for one, dim in ((q, op.key_dim), (k, op.key_dim), (v, op.value_dim)))
-    decay = a, b, weights.parameter(op.a), weights.parameter(op.dt_bias)
+    decay = a, b, weights.parameter(op.slope), dt_bias
     y, _ = DELTA_RULE(*heads, *decay, state, *run.state_rows, op.key_dim**-0.5, True, op.beta_scale)
     run[op.y] = y.flatten(1)
 
@@ -490,7 +492,7 @@ def _selective_scan(op: SelectiveScan, run: _Run) -> None:
 
 def _gated_norm(op: GatedNorm, run: _Run) -> None:
     weight = run.weights.parameter(op.weight)
-    run[op.y] = GATED_NORM(run[op.x], run.columns(op.gate), weight, op.eps, op.gate_first, "silu", op.groups)
+    run[op.y] = GATED_NORM(run[op.x], run.columns(op.gate), weight, op.eps, op.gate_first, op.act, op.groups)
 
 
 FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {

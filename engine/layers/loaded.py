@@ -99,6 +99,8 @@ class ParameterLayer:
 
     def load(self, read: Read, target: Target) -> None:
         stored = {piece.source: read(join(self.path, piece.source)) for piece in self.parameter.rows}
+        if self.parameter.stored:
+            stored = {name: tensor.flatten() for name, tensor in stored.items()}
         pieces = []
         for piece in self.parameter.rows:
             first, units = share(piece.units, self.world, "heads") if self.parameter.divided else (0, piece.units)

@@ -303,15 +303,17 @@ def _causal_conv(op: CausalConv, run: Run) -> None:
 def _delta_rule(op: DeltaRule, run: Run) -> None:
     keys, values = op.key_heads * op.key_dim, op.value_heads * op.value_dim
     q, k, v = run[op.qkv].split((keys, keys, values), 1)
-    b, a = run[op.gates].chunk(2, 1)
+    a, b, dt_bias = _columns(op.a, run), _columns(op.b, run), run.weights.parameter(op.dt_bias)
+    if op.vector_decay:
+        a, dt_bias = _heads(a, op.key_dim), dt_bias.view(-1, op.key_dim)
     y, _ = DELTA_RULE.reference(
         _heads(q, op.key_dim),
         _heads(k, op.key_dim),
         _heads(v, op.value_dim),
         a,
         b,
-        run.weights.parameter(op.a),
-        run.weights.parameter(op.dt_bias),
+        run.weights.parameter(op.slope),
+        dt_bias,
         run.step.states[op.layer][1],
         *run.step.state_rows,
         scale=op.key_dim**-0.5,
@@ -340,7 +342,7 @@ def _selective_scan(op: SelectiveScan, run: Run) -> None:
 def _gated_norm(op: GatedNorm, run: Run) -> None:
     weight = run.weights.parameter(op.weight)
     run[op.y] = GATED_NORM.reference(
-        run[op.x], _columns(op.gate, run), weight, op.eps, gate_first=op.gate_first, groups=op.groups
+        run[op.x], _columns(op.gate, run), weight, op.eps, op.gate_first, op.act, op.groups
     )
 
 

@@ -22,6 +22,7 @@ from engine.models.parts import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    NoRotation,
     Rope,
     YarnScaling,
 )
@@ -64,6 +65,8 @@ class Rotation:
         rope = self.rope
         plain = 1.0 / rope.theta**self._exponents
         match rope.scaling:
+            case NoRotation():
+                return torch.zeros_like(plain)
             case LinearScaling(factor=factor):
                 return plain / factor
             case Llama3Scaling():

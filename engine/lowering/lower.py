@@ -55,6 +55,7 @@ from engine.models.parts import (
     DeltaNet,
     Encoder,
     Experts,
+    KimiDelta,
     LatentAttention,
     Mamba,
     Mamba2,
@@ -163,7 +164,7 @@ class _Lowering:
             match body:
                 case Attention():
                     yield from self._attention(body, join(path, body.name), read, y)
-                case DeltaNet() | Mamba() | Mamba2() | ShortConv():
+                case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
                     yield from self._recurrent(body, join(path, body.name), read, y)
                 case LatentAttention():
                     yield from self._latent_attention(body, join(path, body.name), read, y)
@@ -238,6 +239,9 @@ class _Lowering:
                 gates = Value(name="gates", width=self._rows(into[1]))
                 yield Linear(x=x, y=gates, weight=into[1])
                 yield from self._delta(part, of, projected, gates, mixed, layer)
+            case KimiDelta():
+                mixed = Value(name="mixed", width=projected.width // 3)
+                yield from self._kimi_delta(part, of, (x, projected, mixed), into[1:], layer)
             case Mamba():
                 mixed = Value(name="mixed", width=projected.width // 2)
                 yield from self._mamba(part, path, of, (projected, mixed), into[1:], layer)
@@ -256,20 +260,64 @@ class _Lowering:
         conved = Value(name="conved", width=projected.width - mixed.width)
         qkv, z = _split(projected, conved.width, mixed.width)
         yield CausalConv(x=qkv, y=conved, weight=of["conv"], bias=None, act="silu", layer=layer)
+        b, a = _split(gates, value_heads, value_heads)
         sizes = {"key_heads": key_heads, "value_heads": value_heads}
         dims = {"key_dim": part.key_dim, "value_dim": part.value_dim}
         yield DeltaRule(
             qkv=conved,
-            gates=gates,
+            a=a,
+            b=b,
             y=mixed,
-            a=of["A"],
+            slope=of["A"],
             dt_bias=of["dt_bias"],
             beta_scale=part.beta_scale,
+            vector_decay=False,
             layer=layer,
             **sizes,
             **dims,
         )
         yield GatedNorm(x=mixed, gate=z, y=mixed, weight=of["norm"], eps=part.eps, groups=value_heads, gate_first=False)
+
+    def _kimi_delta(
+        self, part: KimiDelta, of: Parameters, values: tuple[Value, Value, Value], gates: Sequence[Matrix], layer: int
+    ) -> Iterator[Op]:
+        """values: input, output of the projections to q, k and v, and input of out. gates: b_proj, f_a_proj and
+        g_a_proj, f_b_proj, g_b_proj."""
+        (x, projected, mixed), heads, dim = values, self._share(part.heads, "heads"), part.head_dim
+        conved, low_rank = Value(name="conved", width=projected.width), Value(name="low_rank", width=2 * dim)
+        b = Value(name="gates", width=heads)
+        a, z = Value(name="decays", width=heads * dim), Value(name="gate", width=heads * dim)
+        forget, gate = _split(low_rank, dim, dim)
+        yield CausalConv(x=_whole(projected), y=conved, weight=of["conv"], bias=None, act="silu", layer=layer)
+        yield Linear(x=x, y=b, weight=gates[0])
+        yield Linear(x=x, y=low_rank, weight=gates[1])
+        yield Linear(x=forget, y=a, weight=gates[2])
+        yield Linear(x=gate, y=z, weight=gates[3])
+        yield DeltaRule(
+            qkv=conved,
+            a=_whole(a),
+            b=_whole(b),
+            y=mixed,
+            slope=of["A"],
+            dt_bias=of["dt_bias"],
+            key_heads=heads,
+            value_heads=heads,
+            key_dim=dim,
+            value_dim=dim,
+            beta_scale=1.0,
+            vector_decay=True,
+            layer=layer,
+        )
+        yield GatedNorm(
+            x=mixed,
+            gate=_whole(z),
+            y=mixed,
+            weight=of["norm"],
+            eps=part.eps,
+            groups=heads,
+            gate_first=False,
+            act="sigmoid",
+        )
 
     def _mamba(
         self, part: Mamba, path: str, of: Parameters, ends: tuple[Value, Value], low: Sequence[Matrix], layer: int

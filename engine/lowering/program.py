@@ -521,19 +521,21 @@ class CausalConv:
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaRule:
-    """y = gated delta rule of [q, k, v], with decay and gate from gates = [b, a] (kernels/recurrent/delta_rule.py). The
-    matrix of each value head is the second state of the layer."""
+    """y = gated delta rule of [q, k, v], with the decay from a and the gate from b (kernels/recurrent/delta_rule.py).
+    The matrix of each value head is the second state of the layer."""
 
     qkv: Value
-    gates: Value
+    a: Columns  # one for each value head, or with `vector_decay` for each dim of its key
+    b: Columns
     y: Value
-    a: RecurrentParameter
+    slope: RecurrentParameter  # A
     dt_bias: RecurrentParameter
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     beta_scale: float
+    vector_decay: bool
     layer: int
 
 
@@ -561,7 +563,7 @@ class SelectiveScan:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedNorm:
-    """y = norm(x) · silu(gate), or norm(x · silu(gate)) with `gate_first`. The mean is over each of `groups` equal
+    """y = norm(x) · act(gate), or norm(x · act(gate)) with `gate_first`. The mean is over each of `groups` equal
     groups of columns."""
 
     x: Value
@@ -571,6 +573,7 @@ class GatedNorm:
     eps: float
     groups: int
     gate_first: bool
+    act: Literal["silu", "sigmoid"] = "silu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -692,7 +695,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
         case CausalConv():
             yield from (weight for weight in (op.weight, op.bias) if weight is not None)
         case DeltaRule():
-            yield from (op.a, op.dt_bias)
+            yield from (op.slope, op.dt_bias)
         case SelectiveScan():
             yield from (op.a, op.d, op.dt_bias)
         case GatedNorm():
@@ -746,7 +749,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
         case CausalConv():
             return (op.x.value,)
         case DeltaRule():
-            return op.qkv, op.gates
+            return op.qkv, op.a.value, op.b.value
         case SelectiveScan():
             columns = (op.x, op.b, op.c, op.dt, *(() if op.gate is None else (op.gate,)))
             return tuple(one.value for one in columns)

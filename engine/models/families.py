@@ -34,6 +34,7 @@ from engine.models import (
     hunyuan,
     internlm,
     jamba,
+    kimi_linear,
     lfm2,
     llama,
     llama4,
@@ -82,7 +83,8 @@ DECODERS = (
     *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe),
 )
 RECURRENT = (
-    *(bamba, falcon_h1, granite_hybrid, jamba, lfm2, mamba, mamba2, nemotron_h, olmo_hybrid, qwen3_5, qwen3_next),
+    *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, nemotron_h, olmo_hybrid, qwen3_5),
+    qwen3_next,
 )
 TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)

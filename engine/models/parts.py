@@ -107,7 +107,12 @@ class LongScaling:
     attention: float = 1.0
 
 
-Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+@dataclass(frozen=True, kw_only=True)
+class NoRotation:
+    """All frequencies are 0: the layer has no positions, but the shape of one that has (Kimi Linear)."""
+
+
+Scaling = NoRotation | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,6 +356,7 @@ class Parameter:
     repeat: int = 1  # times that each row is kept: D of a head for each of its channels
     taps: bool = False  # of a convolution: compiled kernels keep it as [conv, channels]
     negative_exp: bool = False  # the value is -exp(tensor): A of a recurrence, stored as its logarithm
+    stored: tuple[int, ...] = ()  # shape in the checkpoint, if it is not [rows] or [rows, inner]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,6 +383,21 @@ class DeltaNet:
     """
     beta_scale: float = 1.0  # multiplies sigmoid(b)
     name: str = "linear_attn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiDelta:
+    """Kimi Delta Attention (arXiv:2510.26692): out(norm(delta_rule(silu(conv(q, k, v)), decay(a), sigmoid(b))) ·
+    sigmoid(z)), where a = f_b(f_a(x)) has a decay for each dim of a key, and z = g_b(g_a(x)).
+
+    State of a sequence: as of DeltaNet."""
+
+    hidden: int
+    heads: int
+    head_dim: int  # of keys and values, and the size of f_a(x) and g_a(x)
+    conv: int
+    eps: float  # of the norm of each head
+    name: str = "self_attn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -437,7 +458,7 @@ class ShortConv:
     name: str = "conv"
 
 
-Recurrent = DeltaNet | Mamba | Mamba2 | ShortConv
+Recurrent = DeltaNet | KimiDelta | Mamba | Mamba2 | ShortConv
 SelfAttention = Attention | LatentAttention
 Body = SelfAttention | MLP | Experts | Recurrent
 

@@ -14,6 +14,7 @@ from engine.models.parts import (
     Attention,
     DeltaNet,
     Experts,
+    KimiDelta,
     LatentAttention,
     Mamba,
     Mamba2,
@@ -102,7 +103,7 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
             case Attention():
                 yield body.heads, "heads"
                 yield body.kv_heads, "KV heads"
-            case DeltaNet() | Mamba() | Mamba2() | ShortConv():
+            case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
                 yield from recurrent_units(body)
             case LatentAttention():
                 yield body.heads, "heads"
@@ -120,6 +121,8 @@ def recurrent_units(part: Recurrent) -> Iterator[tuple[int, str]]:
         case DeltaNet():
             yield part.value_heads, "value heads"
             yield part.key_heads, "key heads"
+        case KimiDelta():
+            yield part.heads, "heads of a mixer"
         case Mamba():
             yield part.channels, "channels of a mixer"
         case Mamba2():

@@ -18,6 +18,7 @@ from engine.models.parts import (
     Dense,
     Embedding,
     Experts,
+    KimiDelta,
     LatentAttention,
     LayerNorm,
     Linear,
@@ -187,6 +188,18 @@ def recurrent_linears(part: Recurrent) -> tuple[Linear, ...]:
                 Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias),
                 Linear(rows=(out,), inputs=inner, split="inputs", bias=part.bias),
             )
+        case KimiDelta():
+            heads, dim = part.heads, part.head_dim
+            qkv = tuple(Rows(source=f"{name}_proj", units=heads, width=dim) for name in "qkv")
+            low = tuple(Rows(source=f"{name}_a_proj", units=dim) for name in "fg")
+            wide = (Rows(source=f"{name}_b_proj", units=heads, width=dim) for name in "fg")
+            return (
+                Linear(rows=qkv, inputs=part.hidden, split="rows"),
+                Linear(rows=(Rows(source="b_proj", units=heads),), inputs=part.hidden, split="rows"),
+                Linear(rows=low, inputs=part.hidden, split=None),
+                *(Linear(rows=(rows,), inputs=dim, split="rows") for rows in wide),
+                Linear(rows=(Rows(source="o_proj", units=part.hidden),), inputs=heads * dim, split="inputs"),
+            )
         case Mamba():
             rows = packed(*(Rows(source="in_proj", units=part.channels) for _ in range(2)))
             low = packed(*(Rows(source="x_proj", units=units) for units in (part.dt_rank, part.state, part.state)))
@@ -211,6 +224,8 @@ def exact_linears(part: Recurrent) -> tuple[Linear, ...]:
     match part:
         case DeltaNet():
             return recurrent_linears(part)[1:2]
+        case KimiDelta():
+            return recurrent_linears(part)[1:5]
         case Mamba():
             return recurrent_linears(part)[1:3]
         case Mamba2() | ShortConv():
@@ -248,6 +263,8 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
     match part:
         case DeltaNet():
             heads, channels = (part.value_heads, 1), recurrent_linears(part)[0].rows[:3]
+        case KimiDelta():
+            heads, channels = (part.heads, 1), recurrent_linears(part)[0].rows
         case Mamba():
             heads, channels = (part.channels, 1), recurrent_linears(part)[0].rows[:1]
         case Mamba2():
@@ -256,7 +273,7 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
             heads, channels = (0, 1), recurrent_linears(part)[0].rows[:1]
     conv = "conv" if isinstance(part, ShortConv) else "conv1d"
     sizes = [(piece.units, piece.width) for piece in channels]
-    separate = isinstance(part, DeltaNet) and part.projections == "separate"
+    separate = isinstance(part, KimiDelta) or (isinstance(part, DeltaNet) and part.projections == "separate")
     taps = _parameter(f"{conv}.weight", *sizes, inner=(1, part.conv))
     if separate:
         named = (replace(piece, source=f"{name}_conv1d.weight") for name, piece in zip("qkv", taps.rows, strict=True))
@@ -274,6 +291,10 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
         found["D"] = replace(_parameter("D", heads), repeat=part.head_dim)
         if part.norm != "none":
             found["norm"] = _parameter("norm.weight", (part.heads, part.head_dim))
+    if isinstance(part, KimiDelta):
+        found["A"] = replace(found["A"], stored=(1, 1, part.heads, 1))
+        found["dt_bias"] = _parameter("dt_bias", (part.heads, part.head_dim))
+        found["norm"] = replace(_parameter("o_norm.weight", (part.head_dim, 1)), divided=False)
     if isinstance(part, DeltaNet):
         norm = "o_norm.weight" if separate else "norm.weight"
         found["norm"] = replace(_parameter(norm, (part.value_dim, 1)), divided=False)
@@ -400,7 +421,7 @@ def unquantized(model: Model) -> frozenset[str]:
         match body:
             case Experts():
                 found.update(linear_sources(router_linear(body), inside))
-            case DeltaNet() | Mamba() | Mamba2() | ShortConv():
+            case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
                 for linear in exact_linears(body):
                     found.update(linear_sources(linear, inside))
     return frozenset(found)
@@ -495,7 +516,7 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in (*query_linears(body), *latent_linears(body)))
         case MLP():
             yield from ((inside, linear) for linear in mlp_linears(body))
-        case DeltaNet() | Mamba() | Mamba2() | ShortConv():
+        case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
             yield from ((inside, linear) for linear in recurrent_linears(body))
         case Experts():
             yield inside, router_linear(body)
@@ -531,7 +552,8 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                 height: Counter[str] = Counter()
                 for piece in parameter.rows:
                     height[piece.source] += piece.units * piece.width
-                found |= {join(path, body.name, name): (rows, *parameter.inner) for name, rows in height.items()}
+                for name, rows in height.items():
+                    found[join(path, body.name, name)] = parameter.stored or (rows, *parameter.inner)
         for inside, linear in _linears(body, path):
             for name, shape in linear_sources(linear, inside).items():
                 found[name] = max(shape, found.get(name, shape))

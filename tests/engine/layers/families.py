@@ -61,6 +61,8 @@ RECURRENT = ["linear_attention", "full_attention", "linear_attention"]
 MAMBA = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "chunk_size": 8, **SPECIAL}
 MAMBA_1 = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, **SPECIAL}
 MAMBA_2 = {"mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10, "mamba_chunk_size": 8}
+KIMI = {"layer_types": RECURRENT, "linear_num_heads": 6, "linear_head_dim": 10, "moe_intermediate_size": 22,
+        "num_experts_per_token": 3, "num_shared_experts": 1}  # fmt: skip
 FALCON_H1 = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.6, "key_multiplier": 0.7,
              "mlp_multipliers": [0.8, 0.4], "attention_out_multiplier": 0.9, "ssm_out_multiplier": 0.5,
              "ssm_multipliers": [0.4, 0.6, 1.2, 0.8, 1.5]}  # fmt: skip
@@ -272,6 +274,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 10}),
     "lfm2-bias": ("Lfm2", {**SIZES, **ONE_KV, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
                            "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
+    "kimi_linear": ("KimiLinear", {**MLA, **KIMI, "q_lora_rank": None, "num_experts": 6,
+                                   "mlp_layer_types": ["dense", "dense", "sparse"]}),
     "olmo_hybrid": ("OlmoHybrid", {**SIZES, **DELTA, "rope_parameters": {**DEFAULT, "rope_theta": None}}),
     "qwen3_5": ("Qwen3_5Text", {**SIZES, **DELTA, "head_dim": 16}),
     "qwen3_5-moe": ("Qwen3_5MoeText", {**SIZES, **ONE_KV, **DELTA, "head_dim": 16, "num_experts": 6,
@@ -469,6 +473,27 @@ def _olmo_hybrid(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
     return _without_tied(tensors, config), config
 
 
+def _kimi_linear(tensors: dict[str, Tensor], config: dict[str, Any]) -> Written:
+    """transformers renames the MLPs of layers without experts too."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        name = key.replace("forget_gate.", "")
+        if ".mlp." in name and config["mlp_layer_types"][int(name.split(".")[2])] == "sparse":
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+        path, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            for number, (gate, up) in enumerate(one.chunk(2) for one in tensor):
+                found |= {f"{path}.{number}.w1.weight": gate, f"{path}.{number}.w3.weight": up}
+        elif last == "down_proj":
+            found |= {f"{path}.{number}.w2.weight": one for number, one in enumerate(tensor)}
+        elif path.endswith("conv1d"):
+            pieces = zip("qkv", tensor.chunk(3), strict=True)
+            found |= {f"{path[:-6]}{one}_conv1d.weight": piece for one, piece in pieces}
+        else:
+            found[name] = tensor
+    return found, config
+
+
 def _without_tied(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
     return {key: one for key, one in tensors.items() if key != "lm_head.weight" or not config["tie_word_embeddings"]}
 
@@ -482,5 +507,6 @@ WRITERS: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], Written]] = {
     "qwen1": _qwen1,
     "minicpm": _minicpm,
     "exaone3": _exaone3,
+    "kimi_linear": _kimi_linear,
     "olmo_hybrid": _olmo_hybrid,
 }

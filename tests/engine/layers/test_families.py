@@ -27,7 +27,8 @@ from tests.tiers import NIGHTLY
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
-DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "hunyuan", "persimmon", "apertus", "jamba")
+DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd")
+LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear")  # kernels/test_ops.py has their parts
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd")
 
 
@@ -103,7 +104,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
         *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
         *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2)),
-        *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2)),
+        *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
 )
@@ -237,6 +238,7 @@ DEFAULTS = {
     "FalconMamba": transformers.FalconMambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
     "GptOss": transformers.GptOssConfig(num_hidden_layers=3, vocab_size=VOCAB),
     "Jamba": transformers.JambaConfig(num_hidden_layers=6, vocab_size=VOCAB),
+    "KimiLinear": transformers.KimiLinearConfig(num_hidden_layers=5, vocab_size=VOCAB),
     "Llama4": transformers.Llama4TextConfig(num_hidden_layers=5, vocab_size=VOCAB),
     "OlmoHybrid": transformers.OlmoHybridConfig(num_hidden_layers=4, vocab_size=VOCAB),
     "Mamba": transformers.MambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
@@ -290,6 +292,18 @@ def test_chunked_attention_and_scaled_queries_equal_transformers_in_any_steps(na
     torch.testing.assert_close(request.result, one.logits(prompt), atol=1e-4, rtol=0)
 
 
+def test_original_keys_of_kimi_linear_declare_the_same_model(family, tmp_path):
+    found = family("kimi_linear")
+    config = json.loads((found.path / "config.json").read_text())
+    names = {"conv_kernel_dim": "short_conv_kernel_size", "head_dim": "head_dim", "num_heads": "num_heads"}
+    linear = {old: config.pop(f"linear_{new}") for new, old in names.items()}
+    del config["layer_types"], config["mlp_layer_types"]
+    attention = {**linear, "full_attn_layers": [2], "kda_layers": [1, 3]}
+    config |= {"linear_attn_config": attention, "first_k_dense_replace": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_checkpoint(tmp_path, weights=False).model == read_checkpoint(found.path, weights=False).model
+
+
 def test_stack_of_another_number_of_experts_is_refused(family, tmp_path):
     source = family("granite-moe").path
     config = json.loads((source / "config.json").read_text())
@@ -306,10 +320,10 @@ def test_weights_rounded_at_load_take_the_planned_bytes(name, bits, family):
     compare(read_checkpoint(family(name).path), best(), bits=bits)
 
 
-@pytest.mark.parametrize("name", [*DENSE, *EXPERTS, *(pytest.param(one, marks=NIGHTLY) for one in ("afmoe", "phimoe"))])
+@pytest.mark.parametrize("name", [*DENSE, *EXPERTS, *(pytest.param(one, marks=NIGHTLY) for one in LATER)])
 def test_triton_kernels_equal_transformers(name, family, driver):
-    """A norm for each body, learned positions, norms without weights, ALiBi, Mamba mixers and routing, in Triton's
-    interpreter."""
+    """A norm for each body, learned positions, norms without weights, ALiBi, recurrent parts and routing, in
+    Triton's interpreter."""
     one, prompt = family(name), [*prompts()[1]]
     got = driver(one.path, kernels="triton").run(prompt, 5)
     torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)
