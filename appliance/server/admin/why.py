@@ -29,7 +29,9 @@ async def why(request: Request, request_id: str) -> JSONResponse:
     bare = next((request_id.removeprefix(each) for each in PREFIXES if request_id.startswith(each)), request_id)
     timelines = list(service.router.timelines.of(bare))
     if not timelines:
-        known = f"timelines of the last {service.config.observability.timelines} replies are kept (observability.timelines)"
+        known = (
+            f"timelines of the last {service.config.observability.timelines} replies are kept (observability.timelines)"
+        )
         message = (
             f"There is no timeline of {request_id[:200]!r}; {known}. Use the ID of a reply or its X-Request-Id header."
         )

@@ -28,7 +28,7 @@ TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
 DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd")
-LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear")  # kernels/test_ops.py has their parts
+LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear")  # parts: kernels/test_ops.py
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd")
 
 
