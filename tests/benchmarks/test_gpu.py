@@ -436,6 +436,7 @@ def test_parts_without_their_packages_are_left_out(suite):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly("tests/benchmarks/test_gpu.py::test_an_operations_group_has_its_tests_and_no_others")
 def test_the_whole_suite_runs_on_a_cpu_with_only_the_packages_it_needs(tmp_path):
     """Make the gateway's packages impossible to import, as on a machine without them."""
     (tmp_path / "sitecustomize.py").write_text(
