@@ -16,9 +16,19 @@ from pathlib import Path
 
 import torch
 
-from engine.api.config import MAX_RUNNING, EngineConfig, TaskConfig, WeightBits, graph_ladder
+from engine.api.config import (
+    MAX_RUNNING,
+    EngineConfig,
+    HardwareConfig,
+    MemoryConfig,
+    ModelConfig,
+    QuantizationConfig,
+    SchedulingConfig,
+    TaskConfig,
+    WeightBits,
+    graph_ladder,
+)
 from engine.api.messages import Sampling
-from engine.arguments import engine_config
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.distributed.world import SINGLE
 from engine.kv.layout import NULL_BLOCK, Layout, layout
@@ -41,22 +51,21 @@ def config_for(
     path: Path, dtype: str, kv_dtype: str, *, invariant: bool, weights: WeightBits = "stored", task: str = "auto"
 ) -> EngineConfig:
     """Return the configuration that the appliance would resolve, with sizes that do not affect kernels."""
-    return engine_config(
-        model=str(path),
-        device="cuda",
-        dtype=dtype,  # type: ignore[arg-type]  # checked as it is decoded
-        kv_dtype=kv_dtype,  # type: ignore[arg-type]
-        kv_bytes=1,
-        max_context=16384,
-        max_running=MAX_RUNNING,
+    return EngineConfig(
+        model=ModelConfig(
+            path=str(path),
+            dtype=dtype,  # type: ignore[arg-type]  # checked as it is decoded
+            max_context=16384,
+            load="random",
+            task=TaskConfig(task=task),  # type: ignore[arg-type]
+        ),
+        quantization=QuantizationConfig(weights=weights, kv_cache=kv_dtype),  # type: ignore[arg-type]
+        hardware=HardwareConfig(
+            device="cuda", kernels="triton", batch_invariant=invariant, graph_sizes=graph_ladder(MAX_RUNNING)
+        ),
+        memory=MemoryConfig(kv_cache=1),
         # expert tiles are largest with 64 tokens per expert: here up to 1 of 256 experts per token
-        max_step_tokens=16384,
-        kernels="triton",
-        invariant=invariant,
-        graph_sizes=graph_ladder(MAX_RUNNING),
-        load="random",
-        weights=weights,
-        task=TaskConfig(task=task),  # type: ignore[arg-type]
+        scheduling=SchedulingConfig(max_running=MAX_RUNNING, max_step_tokens=16384),
     )
 
 
