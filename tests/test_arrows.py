@@ -60,6 +60,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.config.composition": ("appliance.config", "engine.api"),
     "appliance.hardware": ("kernels.cpu.library",),
     "appliance.output_formats": ("engine.api", "engine.structured.definition", "engine.structured.schema"),
+    "appliance.migration": ("appliance.config", "appliance.output_formats"),
     "appliance.chat_templates": ("engine.api", "engine.text"),
     "appliance.security": ("appliance.config", "engine.api"),
     "appliance.runtime": ("appliance.config",),
@@ -144,7 +145,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.cli": (
         *("appliance.chaos", "appliance.supervisor", "appliance.planning", "appliance.lockfile"),
         *("appliance.checkpoints", "appliance.constraints", "appliance.hardware", "appliance.config"),
-        *("appliance.security", "engine.api", "engine.models", "engine.text"),
+        *("appliance.migration", "appliance.security", "engine.api", "engine.models", "engine.text"),
     ),
     "appliance.cli.explanations": (
         *("appliance.config", "appliance.constraints", "appliance.supervisor", "appliance.server.errors"),

@@ -30,7 +30,13 @@ def two_manifests(command: argparse.ArgumentParser) -> None:
 
 
 def model(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", metavar="MODEL", help=MODEL)
+    command.add_argument("model", metavar="MODEL", nargs="?", default=None, help=MODEL)
+    text = (
+        "convert the command line of another server, such as 'vllm serve …' or 'docker run …', or its file: a "
+        "Modelfile, serving.properties, a Docker Compose file; MODEL then replaces its model (docs/migration.md)"
+    )
+    command.add_argument("--from", dest="source", metavar="SOURCE", default=None, help=text)
+    command.add_argument("--service", metavar="NAME", default="", help="service of a Docker Compose file to convert")
     text = "output file; default: the model's name with .yaml in this directory; - prints it"
     command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
     command.add_argument("--force", action="store_true", help="overwrite an existing file")

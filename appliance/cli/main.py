@@ -336,6 +336,13 @@ def schema(options: argparse.Namespace) -> int:
 
 @_refusing
 def init(options: argparse.Namespace) -> int:
+    if options.source is not None:
+        from appliance.cli.init_from import init_from
+
+        return init_from(options.source, options.model, options.output, service=options.service, force=options.force)
+    if options.model is None:
+        print("slipway init: name a MODEL, or another server's command line with --from SOURCE", file=sys.stderr)
+        return exits.MANIFEST.number
     from appliance.cli.init import init as write
 
     return write(options.model, options.output, force=options.force, machine=_machine(options))
@@ -443,7 +450,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "init": (
         init,
-        "Write a commented manifest for a model and this machine.",
+        "Write a commented manifest for a model and this machine, or convert another server's command line.",
         (arguments.model, arguments.hardware),
     ),
     "diff": (
