@@ -59,6 +59,8 @@ COPY --from=build /opt/slipway/venv /opt/slipway/venv
 COPY --from=build /opt/slipway/compiled /opt/slipway/compiled
 COPY manifests /opt/slipway/manifests
 COPY entrypoint.sh /opt/slipway/entrypoint.sh
+# New volumes at these paths get the same permissions: `slipway render compose` uses them.
+RUN ["python3", "-c", "import os; [(os.makedirs(p), os.chmod(p, 0o770), os.chown(p, 10001, 0)) for p in ('/var/lib/slipway', '/var/cache/slipway')]"]
 # Any user id works, with or without an entry in /etc/passwd: nothing below /opt is written, and all files of libraries go
 # below /tmp, the only path that must be writable (docker run --read-only --tmpfs /tmp).
 ENV PATH=/opt/slipway/venv/bin:/usr/local/bin:/usr/bin:/bin \

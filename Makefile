@@ -46,7 +46,7 @@ emulated: $(VENV)/.test
 	$(BIN)/pytest -q --emulate $(EMULATED)
 
 # Folders of unit tests. tests/test_tiers.py lists the others.
-UNIT := $(addprefix tests/appliance/,chaos cli config hardware migration observability output_formats planning security) \
+UNIT := $(addprefix tests/appliance/,chaos cli config deployment hardware migration observability output_formats planning security) \
 	$(addprefix tests/appliance/server/,anthropic chat pooling routing) \
 	$(addprefix tests/engine/,api gguf kv models structured text) tests/test_tiers.py tests/test_arrows.py
 

@@ -82,6 +82,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.planning", "appliance.config", "appliance.hardware", "appliance.constraints"),
         "appliance.runtime",
     ),
+    "appliance.deployment": ("appliance.planning", "appliance.config", "appliance.checkpoints"),
     "appliance.lockfile": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints"),
         *("engine.api", "engine.formats.registry", "engine.gguf", "engine.models", "engine.text"),
@@ -145,7 +146,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.cli": (
         *("appliance.chaos", "appliance.supervisor", "appliance.planning", "appliance.lockfile"),
         *("appliance.checkpoints", "appliance.constraints", "appliance.hardware", "appliance.config"),
-        *("appliance.migration", "appliance.security", "engine.api", "engine.models", "engine.text"),
+        *(
+            "appliance.deployment",
+            "appliance.migration",
+            "appliance.security",
+            "engine.api",
+            "engine.models",
+            "engine.text",
+        ),
     ),
     "appliance.cli.explanations": (
         *("appliance.config", "appliance.constraints", "appliance.supervisor", "appliance.server.errors"),

@@ -42,6 +42,12 @@ def model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
+def target(command: argparse.ArgumentParser) -> None:
+    command.add_argument("target", metavar="TARGET", choices=("compose", "kubernetes"), help="compose or kubernetes")
+    command.add_argument("--image", default="slipway:latest", metavar="IMAGE", help="container image (slipway:latest)")
+    command.add_argument("--name", default="", metavar="NAME", help="name of the service; default: the manifest's name")
+
+
 def word(command: argparse.ArgumentParser) -> None:
     text = "a key or section (model.max_context), an exit code (11, memory), a kind of problem, an API status (413)"
     command.add_argument("word", metavar="KEY|CODE", help=text)

@@ -239,6 +239,16 @@ def show_plan(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
+@_refusing
+def render(options: argparse.Namespace) -> int:
+    from appliance.cli.render import render as text
+
+    plan, _ = _validate(options, assume=True)
+    _warn(plan, options, sys.stderr)
+    print(text(options, _given(options), plan), end="")
+    return exits.OK.number
+
+
 def key(options: argparse.Namespace) -> int:
     from appliance.cli.key import key as make
 
@@ -452,6 +462,11 @@ COMMANDS: dict[str, Command] = {
         init,
         "Write a commented manifest for a model and this machine, or convert another server's command line.",
         (arguments.model, arguments.hardware),
+    ),
+    "render": (
+        render,
+        "Print deployment files that follow from the plan: a Docker Compose file or Kubernetes objects.",
+        (arguments.target, arguments.manifest, arguments.hardware, arguments.format),
     ),
     "diff": (
         diff,

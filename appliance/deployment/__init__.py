@@ -1,0 +1,1 @@
+"""Deployment files computed from a plan: Kubernetes objects and Docker Compose (`slipway render`)."""
