@@ -147,8 +147,11 @@ def find(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | Downlo
 
 
 def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | DownloadSpec:
-    """Return the checkpoint that the platform mounted, else the one of HF_MODEL_ID, like the platform's own images."""
-    key, repo = ("model", "source", "sagemaker"), value(environ, "HF_MODEL_ID")
+    """Return the checkpoint that the platform mounted, else the one of OPTION_MODEL_ID or HF_MODEL_ID, like the
+    platform's own images."""
+    key = ("model", "source", "sagemaker")
+    named = "OPTION_MODEL_ID" if value(environ, "OPTION_MODEL_ID") else "HF_MODEL_ID"
+    repo = value(environ, "OPTION_MODEL_ID") or value(environ, "HF_MODEL_ID")
     found = sorted(path.name for path in SAGEMAKER_MODEL.iterdir()) if SAGEMAKER_MODEL.is_dir() else []
     if any(name.endswith((".safetensors", ".gguf")) or name == "config.json" for name in found):
         return LocalFolder(SAGEMAKER_MODEL, f"the files that SageMaker put into {SAGEMAKER_MODEL}")
@@ -162,10 +165,12 @@ def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> LocalFolder | 
     inner = [name for name in found if (SAGEMAKER_MODEL / name / "config.json").is_file()]
     if len(inner) == 1:
         return LocalFolder(SAGEMAKER_MODEL / inner[0], f"the only checkpoint below {SAGEMAKER_MODEL}")
+    if repo.startswith("s3://"):
+        return _bucket(settings, environ, "s3", repo, key)
     if "/" in repo and not repo.startswith("/"):
         return _hub(settings, environ, repo, value(environ, "HF_MODEL_REVISION") or "main", ())
     if repo:
-        return LocalFolder(Path(repo), "HF_MODEL_ID")
+        return LocalFolder(Path(repo), named)
     what = f"{SAGEMAKER_MODEL} has {', '.join(found[:3])} but no checkpoint" if found else f"{SAGEMAKER_MODEL} is empty"
     _refuse(
         settings, key, f"{what}, and HF_MODEL_ID is not set: provide model data, or set HF_MODEL_ID to a repository"

@@ -40,6 +40,15 @@ class Gs(buckets.Folder):
         except Exception as error:
             raise self._translate(error, f"gs://{self.bucket}/{key}") from error
 
+    def read_object(self, most: int) -> bytes:
+        """Return up to `most` bytes of the object whose name is the prefix."""
+        try:
+            with self._client.bucket(self.bucket).blob(self.prefix).open("rb", timeout=self.stall_s) as data:
+                content: bytes = data.read(most)
+        except Exception as error:
+            raise self._translate(error, self.shown) from error
+        return content
+
     @cached_property
     def _client(self) -> Any:
         from google.auth.credentials import AnonymousCredentials

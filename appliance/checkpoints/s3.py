@@ -38,6 +38,14 @@ class S3(buckets.Folder):
         except Exception as error:
             raise self._translate(error, f"s3://{self.bucket}/{key}") from error
 
+    def read_object(self, most: int) -> bytes:
+        """Return up to `most` bytes of the object whose key is the prefix."""
+        try:
+            content: bytes = self._client.get_object(Bucket=self.bucket, Key=self.prefix)["Body"].read(most)
+        except Exception as error:
+            raise self._translate(error, self.shown) from error
+        return content
+
     @cached_property
     def _client(self) -> Any:
         import boto3

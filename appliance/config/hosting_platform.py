@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.config.platform import SAGEMAKER_MODEL
+from appliance.config.platform_variables import named_model, source_of
 from appliance.config.problems import Problem, Refused
 from appliance.config.variables import value
 from appliance.config.yaml_loader import Place
@@ -54,7 +55,8 @@ def manifest_of(source: dict[str, Any], port: Port | None) -> dict[str, Any]:
 
 def _sagemaker(environ: Mapping[str, str], root: Path) -> Detected | None:
     folder = _below(root, SAGEMAKER_MODEL)
-    found = [*([str(folder)] if folder.is_dir() else []), *sorted(n for n in environ if n.startswith("SAGEMAKER_"))]
+    prefixes = ("SAGEMAKER_", "SM_SLIPWAY_", "SM_VLLM_")
+    found = [*([str(folder)] if folder.is_dir() else []), *sorted(n for n in environ if n.startswith(prefixes))]
     if not found:
         return None
     port = _port(value(environ, "SAGEMAKER_BIND_TO_PORT"), "SAGEMAKER_BIND_TO_PORT") or Port(
@@ -89,6 +91,12 @@ def _kserve(environ: Mapping[str, str], root: Path) -> Detected | None:
     return Detected("KServe", str(folder), {"path": str(_checkpoint(folder))}, port)
 
 
+def _nim(environ: Mapping[str, str], root: Path) -> Detected | None:
+    """Detect variables of NVIDIA NIM that name a model. platform_variables.py translates its other variables."""
+    name = named_model(environ)
+    return Detected("NVIDIA NIM", name, source_of(environ[name])) if name.startswith("NIM_") else None
+
+
 def _cloud_run(environ: Mapping[str, str], root: Path) -> Detected | None:
     """Detect Cloud Run, Heroku and others, which only set a port."""
     port = _port(value(environ, "PORT"), "PORT")
@@ -100,6 +108,7 @@ PLATFORMS: tuple[Callable[[Mapping[str, str], Path], Detected | None], ...] = (
     _vertex,
     _azure,
     _kserve,
+    _nim,
     _cloud_run,
 )
 

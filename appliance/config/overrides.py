@@ -9,9 +9,10 @@ from appliance.config.aliases import flat
 from appliance.config.deprecated import current
 from appliance.config.keys import children, find, leaves
 from appliance.config.merge import merged
+from appliance.config.platform_variables import read_platform_variables
 from appliance.config.problems import unknown_key
 from appliance.config.suggest import suggest_key
-from appliance.config.yaml_loader import Fault, Place, Tree, read_value
+from appliance.config.yaml_loader import Fault, Place, Tree, single_value
 
 PREFIX = "SLIPWAY__"
 
@@ -38,12 +39,12 @@ class Given:
 
 
 def read_environment(given: Given) -> Tree:
-    """Read variables that start with SLIPWAY__ into a tree.
+    """Read variables that start with SLIPWAY__ into a tree, over the variables of hosting platforms.
 
     The prefix has two underscores, because a Kubernetes service named slipway sets SLIPWAY_PORT. A longer name is more
     specific and overrides a shorter one.
     """
-    trees = []
+    trees = read_platform_variables(given.environ)
     names = [name for name in given.environ if name.upper().startswith(PREFIX)]
     for name in sorted(names, key=lambda name: (name.count("__"), name)):
         path = _path_of(name)
@@ -52,7 +53,7 @@ def read_environment(given: Given) -> Tree:
             fault = Fault((name,), place, "unknown setting", hint=_suggest_variable(name), code="unknown-key")
             trees.append(Tree(value={}, faults=[fault]))
         else:
-            trees.append(_only_in_files(path, place) or _single(path, given.environ[name], place))
+            trees.append(_only_in_files(path, place) or single_value(path, given.environ[name], place))
     return merged(*trees)
 
 
@@ -65,7 +66,7 @@ def read_options(given: Given) -> Tree:
         if unknown:
             trees.append(Tree(value={}, faults=[Fault(path, place, unknown_key(path[:unknown]), code="unknown-key")]))
         else:
-            trees.append(_only_in_files(path, place) or _single(path, option.text, place))
+            trees.append(_only_in_files(path, place) or single_value(path, option.text, place))
     return merged(*trees)
 
 
@@ -109,14 +110,3 @@ def _suggest_variable(name: str) -> str:
     if targets:
         return f"did you mean {variable(tuple(map(str, targets[0])))}?"
     return "the names are those of the manifest's keys, such as SLIPWAY__ENDPOINTS__PORT"
-
-
-def _single(path: tuple[str, ...], text: str, place: Place) -> Tree:
-    """Return a tree with a single value and the sections that contain it."""
-    tree = Tree()
-    tree.value = read_value(text, place, path, tree)
-    for length in range(len(path), 0, -1):
-        tree.value = {path[length - 1]: tree.value}
-        tree.keys[path[:length]] = place
-        tree.values.setdefault(path[:length], place)
-    return tree

@@ -31,6 +31,7 @@ from appliance.config.overrides import Option as Option
 from appliance.config.overrides import read_environment, read_options
 from appliance.config.overrides import variable as variable
 from appliance.config.platform import Platform, platform
+from appliance.config.platform_variables import unused_variables
 from appliance.config.problems import Problem, Refused, from_fault, from_validation, unread
 from appliance.config.versions import Older, in_older_words
 from appliance.config.yaml_loader import Path, Place, Tree, dotted
@@ -139,6 +140,7 @@ def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
         options=read_options(given), environment=read_environment(given), overlays=merged(*chosen), manifest=file
     )
     notices = [*reading.notices, *rename(layers.environment), *rename(layers.options)]
+    notices += unused_variables(given.environ)
     faults = [fault for layer in (file, *chosen) for fault in layer.faults]
     wrong = variables.wrong(given.environ)
     if any(fault.path[:1] in ((), ("extends",)) and fault.place.line for fault in faults):

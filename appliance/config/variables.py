@@ -48,6 +48,13 @@ VARIABLES: tuple[Variable, ...] = (
         "SLIPWAY_OVERLAY", "text", "Overlays to apply to the manifest, as `dev,site.yaml`; `--overlay` replaces it."
     ),
     Variable(
+        "SLIPWAY_MANIFEST",
+        "text",
+        "For `slipway serve` without MANIFEST: the manifest's path or its https://, s3:// or gs:// location.",
+        "/manifest.yaml",
+    ),
+    Variable("SLIPWAY_MANIFEST_SHA256", "text", "SHA-256 of that file; another file is refused."),
+    Variable(
         "XDG_CACHE_HOME", "folder", "Parent folder of the cache of quantized weights, in `slipway/`.", "$HOME/.cache"
     ),
     Variable("HOME", "folder", "The home folder, used if XDG_CACHE_HOME is not set."),
@@ -72,6 +79,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("HUGGING_FACE_HUB_TOKEN", "text", "An older name of HF_TOKEN."),
     Variable("HF_TOKEN_PATH", "text", "The file of the hub's token.", "$HF_HOME/token"),
     Variable("HF_MODEL_ID", "text", "For model.source.sagemaker: repository or folder, if /opt/ml/model is empty."),
+    Variable("OPTION_MODEL_ID", "text", "HF_MODEL_ID, as LMI images name it; it has precedence."),
     Variable("HF_MODEL_REVISION", "text", "Revision of HF_MODEL_ID.", "main"),
     Variable("AIP_STORAGE_URI", "text", "For model.source.vertex: location of the model's files."),
     Variable("SAGEMAKER_BIND_TO_PORT", "text", "For `slipway serve` without MANIFEST: SageMaker's port.", "8080"),

@@ -351,3 +351,14 @@ class _Builder:
 
     def _fault(self, path: Path, event: Event, message: str, hint: str = "") -> None:
         self._tree.faults.append(Fault(path, self._place(event), message, hint=hint, code="no-plain-yaml"))
+
+
+def single_value(path: tuple[str, ...], text: str, place: Place) -> Tree:
+    """Return a tree with a single value, read from text, and the sections that contain it."""
+    tree = Tree()
+    tree.value = read_value(text, place, path, tree)
+    for length in range(len(path), 0, -1):
+        tree.value = {path[length - 1]: tree.value}
+        tree.keys[path[:length]] = place
+        tree.values.setdefault(path[:length], place)
+    return tree

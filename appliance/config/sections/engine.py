@@ -66,7 +66,11 @@ class Cache(Section):
         True,
         effect=Effect("engine", outputs="rounding"),
         target="engine.cache.prefix",
-        aliases={"vLLM": "enable_prefix_caching", "synonyms": "prefix_caching"},
+        aliases={
+            "vLLM": "enable_prefix_caching",
+            "NVIDIA NIM": "NIM_ENABLE_KV_CACHE_REUSE",
+            "synonyms": "prefix_caching",
+        },
     )
     """Prefix caching: reuse the KV cache blocks of equal prompt prefixes."""
 

@@ -27,7 +27,12 @@ class Parallelism(Section):
         1,
         effect=EVERYTHING,
         target="engine.parallelism.tensor",
-        aliases={"vLLM": "tensor_parallel_size", "TGI": "num_shard", "DJL Serving": "tensor_parallel_degree"},
+        aliases={
+            "vLLM": "tensor_parallel_size",
+            "TGI": "num_shard",
+            "DJL Serving": "tensor_parallel_degree",
+            "NVIDIA NIM": "NIM_TENSOR_PARALLEL_SIZE",
+        },
         flags=("-tp",),
         examples=(2, 8),
     )

@@ -1,5 +1,6 @@
 """Buckets: S3 as moto plays it on a socket, Google's as far as its client asks a fake; and what names an extra."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ from appliance.checkpoints import download_spec
 from appliance.checkpoints.fetch import fetch
 from appliance.checkpoints.gs import Gs
 from appliance.checkpoints.progress import Progress
-from appliance.checkpoints.remote import Policy
+from appliance.checkpoints.remote import Policy, SourceError
 from appliance.checkpoints.s3 import S3
+from appliance.checkpoints.small_file import MAX_BYTES, read_small_file
 from appliance.config import exits
 from appliance.config.problems import Refused
 from appliance.config.settings import Given
@@ -75,6 +77,20 @@ def test_a_folder_of_s3_is_planned_from_headers_and_fetched(
     assert validate(asked, MACHINE).job is None
     s3.put_object(Bucket="models", Key="team/demo/generation_config.json", Body=b"{ }")
     assert validate(asked, MACHINE).engines[0].model.path != str(folder), "another content is another folder"
+
+
+def test_a_manifest_is_read_from_a_bucket_and_its_checksum_is_compared(
+    s3: Any, checkpoint_files: dict[str, bytes]
+) -> None:
+    content = checkpoint_files["config.json"]
+    location = "s3://models/team/demo/config.json"
+    assert read_small_file(location, hashlib.sha256(content).hexdigest()) == content
+    for wrong, words in ((location, "SHA-256"), ("s3://models/absent", "S3 answered 404")):
+        with pytest.raises(SourceError, match=words):
+            read_small_file(wrong, "00")
+    s3.put_object(Bucket="models", Key="big", Body=bytes(MAX_BYTES + 1))
+    with pytest.raises(SourceError, match="larger than"):
+        read_small_file("s3://models/big")
 
 
 def test_replaced_object_is_never_mixed_with_the_old_one(

@@ -1,0 +1,74 @@
+"""A small file, such as a manifest, from a local path, a web server or a bucket."""
+
+import hashlib
+from pathlib import Path
+
+from appliance.checkpoints.remote import SourceError
+
+MAX_BYTES = 2**20
+TIMEOUT_S = 60.0
+
+
+def read_small_file(location: str, sha256: str = "") -> bytes:
+    """Return the content of a path, or of an https://, http://, s3:// or gs:// location. Raise SourceError.
+
+    http:// requires the SHA-256 of the content, because anyone on the network can change it.
+    """
+    scheme, separator, rest = location.partition("://")
+    if separator and scheme not in _READERS:
+        raise SourceError(f"{location}: use a path, or https://, http://, s3:// or gs://")
+    if scheme == "http" and separator and not sha256:
+        raise SourceError(f"{location}: http:// requires the SHA-256 of the file; set it, or use https://")
+    content = _READERS[scheme](location, rest) if separator else _local(location)
+    if len(content) > MAX_BYTES:
+        raise SourceError(f"{location}: the file is larger than {MAX_BYTES:,} bytes")
+    found = hashlib.sha256(content).hexdigest()
+    if sha256 and found != sha256.strip().lower():
+        raise SourceError(f"{location}: the file has the SHA-256 {found}, not {sha256}")
+    return content
+
+
+def _local(location: str) -> bytes:
+    try:
+        return Path(location).read_bytes()
+    except OSError as error:
+        raise SourceError(f"{location}: {error.strerror}") from error
+
+
+def _web(location: str, rest: str) -> bytes:
+    import httpx
+
+    try:
+        with httpx.stream("GET", location, follow_redirects=True, timeout=TIMEOUT_S) as response:
+            response.raise_for_status()
+            content = b""
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > MAX_BYTES:
+                    break
+            return content
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise SourceError(f"{location}: {error or type(error).__name__}") from error
+
+
+def _s3(location: str, rest: str) -> bytes:
+    bucket, _, key = rest.partition("/")
+    try:
+        from appliance.checkpoints.s3 import S3
+
+        return S3(bucket, key, Path(), TIMEOUT_S).read_object(MAX_BYTES + 1)
+    except ImportError as error:
+        raise SourceError(f"{location} needs the package boto3: pip install 'slipway-serve[s3]'") from error
+
+
+def _gs(location: str, rest: str) -> bytes:
+    bucket, _, key = rest.partition("/")
+    try:
+        from appliance.checkpoints.gs import Gs
+
+        return Gs(bucket, key, Path(), TIMEOUT_S).read_object(MAX_BYTES + 1)
+    except ImportError as error:
+        raise SourceError(f"{location} needs google-cloud-storage: pip install 'slipway-serve[gs]'") from error
+
+
+_READERS = {"https": _web, "http": _web, "s3": _s3, "gs": _gs}
