@@ -139,6 +139,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.server.schema", "appliance.server.chat", "appliance.server.http", "appliance.server.pooling"),
         "engine.api",
     ),
+    "appliance.server.platforms": (
+        *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
+        *("appliance.server.admin", "appliance.server.openai", "appliance.server.anthropic"),
+        *("appliance.server.pooling", "appliance.server.cohere", "appliance.observability", "engine.api"),
+    ),
     "appliance.chaos": (
         *("appliance.supervisor", "appliance.server.http", "appliance.config", "appliance.security"),
         *("appliance.runtime", "engine.api"),

@@ -39,7 +39,17 @@ def always_nightly(source: str, name: str) -> bool:
 NOT_UNIT = (
     *("appliance/chat_templates", "appliance/checkpoints", "appliance/constraints", "appliance/lockfile"),
     *("appliance/runtime", "appliance/server", "appliance/server/http", "appliance/server/reply_store"),
-    *("appliance/supervisor", "benchmarks", "benchmarks/kernels", "docker", "docs", "e2e", "engine", "engine/core"),
+    *(
+        "appliance/supervisor",
+        "benchmarks",
+        "benchmarks/kernels",
+        "contracts",
+        "docker",
+        "docs",
+        "e2e",
+        "engine",
+        "engine/core",
+    ),
     *("engine/distributed", "engine/layers", "engine/sampling", "engine/weights", "engine/worker", "kernels"),
     *("manifests", "packaging", "tools", "test_hangs.py", "test_repeat.py"),
 )

@@ -2,11 +2,12 @@
 
 The first of these that exists: the manifest that variables contain or name, /manifest.yaml, a manifest in the model's
 folder on SageMaker, the model of the hosting platform (`appliance/config/hosting_platform.py`), the packaged demo. The
-platform's port applies unless the manifest, a variable or an option sets another one.
+platform's port and routes apply unless the manifest, a variable or an option sets others.
 """
 
 import base64
 import binascii
+import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ CHANNELS = Path("opt/ml/additional-model-data-sources")
 """Folder of SageMaker's AdditionalModelDataSources, each in a subfolder."""
 PROPERTIES = "serving.properties"
 PORT = "endpoints.port"
+ROUTES = "endpoints.routes"
 CHUNK = "SLIPWAY_MANIFEST_B64_"
 """Prefix of variables with parts of a manifest: SLIPWAY_MANIFEST_B64_00, SLIPWAY_MANIFEST_B64_01, …"""
 _GZIP = b"\x1f\x8b"
@@ -57,18 +59,18 @@ def find(environ: Mapping[str, str], options: tuple[Option, ...], overlays: tupl
     environ = {**environ, **_serving_properties(root)}
     written = _written(environ, root)
     if written is not None:
-        given = _with_port(replace(written, options=options, environ=environ, overlays=overlays), platform)
+        given = _with_defaults(replace(written, options=options, environ=environ, overlays=overlays), platform)
         return Found(given, _notes(platform, f"serving {given.manifest}", given))
     if platform is not None and platform.source is not None:
         text = yaml.safe_dump(manifest_of(platform.source, platform.port), sort_keys=False)
-        given = _with_port(Given(root / MOUNTED, options, environ, overlays, text=text), platform)
+        given = _with_defaults(Given(root / MOUNTED, options, environ, overlays, text=text), platform)
         notes = _notes(
             platform,
             f"there is no {root / MOUNTED}; serving the default manifest below. Mount your own to change it:",
             given,
         )
         return Found(given, (*notes, *(f"  {line}" for line in text.splitlines())))
-    given = _with_port(Given(demo(), options, environ, overlays), platform)
+    given = _with_defaults(Given(demo(), options, environ, overlays), platform)
     why = (
         f"serving the demo, {given.manifest}: no MANIFEST argument, no {root / MOUNTED}, and no model from a hosting "
         "platform"
@@ -149,12 +151,15 @@ def _refuse(name: str, message: str) -> NoReturn:
     raise Refused([Problem(Place(name), "", message, code="unread")], exits.MANIFEST)
 
 
-def _with_port(given: Given, platform: Detected | None) -> Given:
-    """Add the platform's port as an option, unless the port is already set."""
-    if platform is None or platform.port is None or load(given).origin(tuple(PORT.split("."))) != "default":
+def _with_defaults(given: Given, platform: Detected | None) -> Given:
+    """Add the platform's port and routes as options, unless they are already set."""
+    if platform is None:
         return given
-    port = Option(platform.port.origin, PORT, str(platform.port.number))
-    return replace(given, options=(port, *given.options))
+    settings = load(given)
+    wanted = [] if platform.port is None else [Option(platform.port.origin, PORT, str(platform.port.number))]
+    wanted += [Option(one.origin, f"{ROUTES}.{one.kind}", json.dumps([one.path])) for one in platform.routes]
+    added = (one for one in wanted if settings.origin(tuple(one.key.split("."))) == "default")
+    return replace(given, options=(*added, *given.options))
 
 
 def _notes(platform: Detected | None, what: str, given: Given) -> tuple[str, ...]:

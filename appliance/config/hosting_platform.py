@@ -9,7 +9,7 @@ Learning (custom containers for online endpoints), KServe (storage initializer) 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from appliance.config.platform import SAGEMAKER_MODEL
 from appliance.config.platform_variables import named_model, source_of
@@ -30,6 +30,15 @@ class Port:
 
 
 @dataclass(frozen=True)
+class Route:
+    """Path that a platform prescribes, and the variable or rule that defines it."""
+
+    kind: Literal["health", "predict"]
+    path: str
+    origin: str
+
+
+@dataclass(frozen=True)
 class Detected:
     """A recognised platform."""
 
@@ -40,6 +49,8 @@ class Detected:
     """Value of model.source, or None if the platform provides no model."""
     port: Port | None = None
     """None if the platform does not prescribe a port."""
+    routes: tuple[Route, ...] = ()
+    """Paths that the platform prescribes."""
 
 
 def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Detected | None:
@@ -72,7 +83,10 @@ def _vertex(environ: Mapping[str, str], root: Path) -> Detected | None:
     if not names:
         return None
     port = _port(value(environ, "AIP_HTTP_PORT"), "AIP_HTTP_PORT") or Port(8080, "Vertex AI's default")
-    return Detected("Vertex AI", ", ".join(names), {"vertex": {}} if storage else None, port)
+    health, predict = value(environ, "AIP_HEALTH_ROUTE"), value(environ, "AIP_PREDICT_ROUTE")
+    routes = (*([Route("health", health, "AIP_HEALTH_ROUTE")] if health else []),
+              *([Route("predict", predict, "AIP_PREDICT_ROUTE")] if predict else []))  # fmt: skip
+    return Detected("Vertex AI", ", ".join(names), {"vertex": {}} if storage else None, port, routes)
 
 
 def _azure(environ: Mapping[str, str], root: Path) -> Detected | None:
@@ -80,7 +94,9 @@ def _azure(environ: Mapping[str, str], root: Path) -> Detected | None:
     folder = value(environ, "AZUREML_MODEL_DIR")
     if not folder:
         return None
-    return Detected("Azure ML", "AZUREML_MODEL_DIR", {"path": str(_checkpoint(_below(root, Path(folder))))})
+    routes = (Route("predict", "/score", "Azure ML's scoring route"),)
+    source = {"path": str(_checkpoint(_below(root, Path(folder))))}
+    return Detected("Azure ML", "AZUREML_MODEL_DIR", source, routes=routes)
 
 
 def _kserve(environ: Mapping[str, str], root: Path) -> Detected | None:

@@ -4,6 +4,7 @@
     SM_VLLM_MAX_MODEL_LEN=4096            an option of vLLM, as in AWS's image of vLLM
     OPTION_TENSOR_PARALLEL_DEGREE=2       an option of DJL Serving, as in AWS's LMI images
     NIM_SERVED_MODEL_NAME=assistant       a variable of NVIDIA NIM
+    SAGEMAKER_ENABLE_STATEFUL_SESSIONS    switches of AWS's model hosting container standards
 
 Names of other servers are the aliases that are declared with the keys (config/key.py). These variables override the
 manifest and are overridden by `SLIPWAY__…`. A variable of another server without a counterpart causes a warning, and an
@@ -20,6 +21,7 @@ from appliance.config.aliases import flat
 from appliance.config.key import Server
 from appliance.config.keys import Key, find, leaves, metadata
 from appliance.config.problems import Problem
+from appliance.config.variables import value
 from appliance.config.yaml_loader import Fault, Place, Tree, single_value
 
 OWN = "SM_SLIPWAY_"
@@ -66,6 +68,10 @@ def read_platform_variables(environ: Mapping[str, str]) -> list[Tree]:
     trees = [_tree(key, environ[name], Place(name)) for name, _, key in _foreign(environ) if key is not None]
     if name := named_model(environ):
         trees.append(_nested({"model": {"source": source_of(environ[name])}}, Place(name)))
+    if value(environ, "SAGEMAKER_ENABLE_STATEFUL_SESSIONS").lower() in ("true", "1"):
+        keep = value(environ, "SAGEMAKER_SESSIONS_EXPIRATION") or "1200"
+        place = Place("SAGEMAKER_ENABLE_STATEFUL_SESSIONS")
+        trees.append(single_value(("endpoints", "sessions", "keep"), f"{keep.removesuffix('s')}s", place))
     if environ.get(SECRET):
         # Only the variable's name becomes part of the configuration.
         name = SECRET.lower()

@@ -8,7 +8,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from appliance.server import sagemaker
 from appliance.server.admin import docs, health, metrics, page, why
 from appliance.server.anthropic import routes as messages
 from appliance.server.cohere import routes
@@ -19,6 +18,7 @@ from appliance.server.middleware import Allowance, Auth, BodyLimit, CrossOrigin,
 from appliance.server.openai import chat, completions, label_scores, models, tokens
 from appliance.server.openai.responses import routes as responses
 from appliance.server.openai.responses.store import ResponseStore
+from appliance.server.platforms import invocations, kserve, predict
 from appliance.server.pooling import embeddings, scoring
 
 Need = str | tuple[str, ...] | None
@@ -39,7 +39,11 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     ("classify", embeddings.classification),
     ("score", scoring.router),
     ("embed", routes.router),
-    (("generate", *embeddings.POOLING_TASKS), sagemaker.router),
+    (("generate", *embeddings.POOLING_TASKS), invocations.router),
+    (("generate", *embeddings.POOLING_TASKS), predict.router),
+    (None, kserve.router),
+    (kserve.TASKS, kserve.inference),
+    ("generate", kserve.generation),
     (("generate", *embeddings.POOLING_TASKS), why.router),
 )
 """Route groups with the model task that they need, or several tasks of which one is sufficient. None: any model."""
@@ -120,7 +124,7 @@ def _absent(router: APIRouter, need: Need) -> APIRouter:
 def routers(service: Service) -> list[APIRouter]:
     """Return the route groups of this service."""
     served = [router for need, router in ROUTES if _serves(service, need)]
-    return [*served, docs.router]
+    return [predict.health_routes(service), *served, docs.router, predict.predict_routes(service)]
 
 
 async def _pass_on(request: Request, error: Exception) -> Any:

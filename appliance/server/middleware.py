@@ -22,7 +22,6 @@ from appliance.observability.trace import read_trace
 from appliance.security.keys import ApiKey
 from appliance.server.admin.docs import PATHS as DOCS
 from appliance.server.admin.page import PATHS as PAGE
-from appliance.server.errors.anthropic import is_messages, message_error_response
 from appliance.server.errors.api import (
     ClientGone,
     RateLimited,
@@ -30,13 +29,15 @@ from appliance.server.errors.api import (
     TooLarge,
     Unauthorized,
     Unavailable,
-    error_response,
     is_unexpected,
 )
+from appliance.server.errors.formats import response_of
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from engine.api.errors import CheckpointError
 
-PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
+PROBES = frozenset({"/live", "/ready", "/health", "/ping"}) | {
+    f"/{version}/health/{kind}" for version in ("v1", "v2") for kind in ("live", "ready")
+}
 OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
 """Paths that need no key, keep answering during a drain and do not count as load."""
 
@@ -47,10 +48,17 @@ SLASHED = frozenset(("/", "/metrics/"))
 """Paths that keep their trailing slash. It is removed from other paths before routing."""
 
 FOLLOWED = "/v1/responses/"
+OPENAI = "/openai"
+"""Prefix of KServe for OpenAI's routes; /openai/v1/models is /v1/models."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 DRAINING = "The service is shutting down. Please retry on another instance."
 CLIENT_GONE = 499
+
+
+def _is_health(service: Service, scope: Scope) -> bool:
+    """Return if the request is for a health route of `endpoints.routes.health`, which precedes all other routes."""
+    return scope["path"] in service.health_paths and scope["method"] == "GET"
 
 
 def subject_of(scope: Scope) -> Subject:
@@ -71,6 +79,8 @@ class RequestFrame:
         path = scope["path"]
         if path.endswith("/") and path not in SLASHED:
             scope = {**scope, "path": path.removesuffix("/")}
+        if path.startswith(f"{OPENAI}/v1/"):
+            scope = {**scope, "path": scope["path"].removeprefix(OPENAI)}
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
@@ -89,7 +99,7 @@ class RequestFrame:
         try:
             await self.app(scope, traffic.receive, traffic.send)
         finally:
-            if scope["path"] not in UNCOUNTED:
+            if scope["path"] not in UNCOUNTED and not _is_health(self.service, scope):
                 self._record(scope, traffic, now() - started_s)
 
     def _record(self, scope: Scope, traffic: "_Traffic", seconds: float) -> None:
@@ -194,7 +204,7 @@ class Errors:
             elif isinstance(error, CheckpointError):
                 self.service.log.model_fault(subject, error.place if isinstance(error, TemplateError) else str(error))
             if not begun:
-                answer = message_error_response if is_messages(scope["path"]) else error_response
+                answer = response_of(scope["path"])
                 await answer(error, subject.request_id)(scope, receive, send)
 
 
@@ -206,7 +216,9 @@ class Drain:
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.service.closed and scope["type"] == "http" and scope["path"] not in OPEN:
+        if scope["type"] != "http" or scope["path"] in OPEN or _is_health(self.service, scope):
+            return await self.app(scope, receive, send)
+        if self.service.closed:
             raise Unavailable(DRAINING, DRAIN_RETRY_AFTER_S, close=True)
         await self.app(scope, receive, send)
 
@@ -235,7 +247,7 @@ class Auth:
             (config.endpoints.page and path in PAGE) or (config.endpoints.docs and path in DOCS)
         )
         invokes = method == "POST" and path == "/invocations" and config.endpoints.invocations_without_key
-        return path in OPEN or method == "OPTIONS" or reads_page or invokes
+        return path in OPEN or method == "OPTIONS" or reads_page or invokes or _is_health(self.service, scope)
 
     def _key(self, headers: Headers) -> ApiKey:
         """Return the given key. Raise Unauthorized without a valid one."""

@@ -45,6 +45,47 @@ class Responses(Section):
     """Maximum number of stored responses; the oldest are deleted first."""
 
 
+class Sessions(Section):
+    keep: Seconds = declare(
+        0.0,
+        effect=GATEWAY,
+        clients=Note("sessions of SageMaker are available, or end after another time"),
+        example="20m",
+    )
+    """Lifetime of a stateful session of Amazon SageMaker, whose requests run on the same engine; 0s disables them."""
+    max_open: Count = declare(
+        10_000,
+        effect=GATEWAY,
+        clients=Limit("a new session closes the oldest one"),
+        example=1000,
+    )
+    """Maximum number of open sessions; a new one closes the oldest."""
+
+
+# Without a slash at the end, which the gateway removes from paths, and without escapes.
+RoutePath = Annotated[str, Field(pattern=r"^/([A-Za-z0-9._~!$&'()*+,;=:@-]+(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)*)?$")]
+
+
+class Routes(Section):
+    health: tuple[RoutePath, ...] = declare(
+        (),
+        effect=GATEWAY,
+        clients=Note("the health of the service is reported at other paths"),
+        example=["/healthz"],
+        strict=False,
+    )
+    """More paths with the reply of GET /health, without an API key, for platforms that prescribe one."""
+    predict: tuple[RoutePath, ...] = declare(
+        (),
+        effect=GATEWAY,
+        clients=Note("predictions are served at other paths"),
+        example=["/score"],
+        strict=False,
+    )
+    """More paths for POST requests with {instances, parameters}, or with a body of POST /invocations. Existing routes
+    have precedence."""
+
+
 class Connections(Section):
     max: Count = declare(8192, effect=LIVE, clients=Limit("more connections get 503"), example=20000)
     """Maximum open client connections, less if the limit of open files is lower. A new one closes the one that has been
@@ -180,6 +221,10 @@ class Endpoints(Section):
     """Permit a request to contain its own chat_template."""
     responses: Responses = Responses()
     """Store of /v1/responses; it survives a restart of the service if lifecycle.journal.folder is set."""
+    sessions: Sessions = Sessions()
+    """Stateful sessions of Amazon SageMaker."""
+    routes: Routes = Routes()
+    """Routes whose paths a hosting platform prescribes."""
     docs: bool = declare(
         True,
         effect=LIVE,

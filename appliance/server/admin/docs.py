@@ -45,6 +45,7 @@ TAGS = {
     "Generation": ("/v1/chat/", "/v1/completions", "/v1/responses", "/v1/messages", "/generative_scoring"),
     "Embeddings, scores and rankings": ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/rerank",
                                         "/v1/score", "/v1/rerank", "/v2/rerank"),
+    "Inference protocol of KServe": ("/v2/models", "/v2/health"),
     "Models and tokens": ("/v1/models", "/tokenize", "/detokenize"),
     "Operation": ("/",),
 }  # fmt: skip
@@ -58,6 +59,18 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 100},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "What is 17 + 25?"}]},
     "/generative_scoring": {"query": "Is this a fruit? ", "items": ["apple", "hammer"], "label_token_ids": [1, 2]},
+    "/v1/models/{name}:predict": {"instances": [{"prompt": "Once upon a time"}], "parameters": {"max_tokens": 30}},
+    **dict.fromkeys(
+        ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"),
+        {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Once upon a time"]}]},
+    ),
+    **dict.fromkeys(
+        (
+            *("/v2/models/{name}/generate", "/v2/models/{name}/versions/{version}/generate"),
+            *("/v2/models/{name}/generate_stream", "/v2/models/{name}/versions/{version}/generate_stream"),
+        ),
+        {"text_input": "Once upon a time", "parameters": {"max_tokens": 30}},
+    ),
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/v1/embeddings": {"input": ["A text", "Another text"]},
@@ -99,7 +112,8 @@ def described(request: Request) -> dict[str, Any]:
                 schemas.update(content["schema"].pop("$defs", {}))
                 describe_fields(content["schema"].get("title", ""), content["schema"])
                 if path in EXAMPLES:
-                    content["example"] = {"model": service_of(request).config.names[0], **EXAMPLES[path]}
+                    named = {} if "{name}" in path else {"model": service_of(request).config.names[0]}
+                    content["example"] = {**named, **EXAMPLES[path]}
     for name, schema in schemas.items():
         describe_fields(name, schema)
     openapi["paths"] = dict(sorted(openapi["paths"].items(), key=lambda item: _order(item[0])))

@@ -1,4 +1,7 @@
-"""Health and information routes: /live, /ready, /health, /ping, /version, /load, /load/history."""
+"""Health and information routes: /live, /ready, /health, /ping, /version, /load, /load/history.
+
+/v1/health is NVIDIA NIM's prefix, /v2/health that of the Open Inference Protocol.
+"""
 
 from typing import Annotated, Any
 
@@ -75,12 +78,16 @@ def _memory(memory: RankMemory) -> dict[str, Any]:
 
 
 @router.get("/live")
+@router.get("/v1/health/live")
+@router.get("/v2/health/live")
 async def live() -> JSONResponse:
     """Return 200 whenever the gateway answers."""
     return JSONResponse({"status": "live"})
 
 
 @router.get("/ready")
+@router.get("/v1/health/ready")
+@router.get("/v2/health/ready")
 async def ready(request: Request) -> JSONResponse:
     """Return 200 if a request would be served now, else 503 with phase and progress."""
     service = service_of(request)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from appliance.server.admin.static_files import file_response
 from appliance.server.http.service import service_of
@@ -43,7 +43,10 @@ def _served(request: Request, name: str) -> Response:
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    """Return the web page."""
+    """Return the web page, or for a program that asks for JSON that the service is alive, as KServe's servers do."""
+    accepted = request.headers.get("accept", "")
+    if "application/json" in accepted and "text/html" not in accepted:
+        return JSONResponse({"status": "alive"})
     return _served(request, INDEX)
 
 

@@ -102,7 +102,32 @@ STREAMED = (
     ("get", "/v1/responses/{response_id}"),
     ("post", "/v1/messages"),
     ("post", "/invocations"),
+    ("post", "/v2/models/{name}/generate_stream"),
+    ("post", "/v2/models/{name}/versions/{version}/generate_stream"),
 )
+GENERATED = fields(model_name=TEXT, model_version=TEXT, text_output=TEXT)
+INFERRED = fields(
+    model_name=TEXT, model_version=TEXT, id=TEXT,
+    outputs=listed(fields(name=TEXT, datatype=TEXT, shape=listed(WHOLE), data=listed(ANY))),
+)  # fmt: skip
+TENSORS = listed(fields(name=TEXT, datatype=TEXT, shape=listed(WHOLE)))
+ABOUT = fields(name=TEXT, versions=listed(TEXT), platform=TEXT, inputs=TENSORS, outputs=TENSORS)
+INFERENCE: dict[tuple[str, str], Schema] = {
+    ("get", "/v2"): fields(name=TEXT, version=TEXT, extensions=listed(TEXT)),
+    ("get", "/v2/models"): fields(models=listed(TEXT)),
+    **{
+        (method, f"/v2/models/{{name}}{version}{end}"): schema
+        for version in ("", "/versions/{version}")
+        for method, end, schema in (
+            ("get", "", ABOUT),
+            ("get", "/ready", fields(name=TEXT, ready=FLAG)),
+            ("post", "/infer", INFERRED),
+            ("post", "/generate", GENERATED),
+            ("post", "/generate_stream", GENERATED),
+        )
+    },
+    ("post", "/v1/models/{name}:predict"): fields(predictions=listed(ANY)),
+}
 REPLIES: dict[tuple[str, str], Schema] = {
     ("post", "/v1/chat/completions"): CHAT,
     ("post", "/v1/completions"): COMPLETION,
@@ -132,6 +157,9 @@ REPLIES: dict[tuple[str, str], Schema] = {
     ("post", "/rerank"): RANKING,
     ("post", "/v1/rerank"): RANKING,
     ("post", "/v2/rerank"): RANKING,
+    **dict.fromkeys((("get", "/v1/health/live"), ("get", "/v2/health/live")), fields(status=TEXT)),
+    **dict.fromkeys((("get", "/v1/health/ready"), ("get", "/v2/health/ready")), READY),
+    **INFERENCE,
 }
 
 
@@ -147,10 +175,12 @@ def responses(method: str, path: str) -> Schema:
         content["text/event-stream"] = {"schema": TEXT}
     success: Schema = {"description": "OK"} | ({"content": content} if content else {})
     error = MESSAGES_ERROR if path.startswith("/v1/messages") else ERROR
+    if path.startswith("/v2/models"):
+        error = fields(error=TEXT, request_id=TEXT)
     refused: Schema = {"description": "An error", "content": {"application/json": {"schema": error}}}
     broken = refused
     if key in EMPTY:
         broken = {"description": "Not ready"}
-    elif path == "/ready":
+    elif path.endswith("/ready") and not path.startswith("/v2/models"):
         broken = {**success, "description": "Not ready"}
     return {"200": success, "4XX": refused, "5XX": broken}

@@ -11,12 +11,13 @@ from appliance.server.chat.parsed import Served
 from appliance.server.errors.api import BadRequest
 from appliance.server.http.body import MAX_INPUT
 from appliance.server.http.service import Service
+from appliance.server.http.sessions import HEADER as SESSION
+from appliance.server.http.sessions import NEW
 from appliance.server.routing.placement import Placement
 from engine.api.errors import RequestError
 
 _ONE_MODEL = "this server does not load LoRA adapters."
 _SAGEMAKER = {
-    "X-Amzn-SageMaker-Session-Id": "this server does not store sessions; send the whole conversation in each request.",
     "X-Amzn-SageMaker-Adapter-Identifier": _ONE_MODEL,
     "X-Amzn-SageMaker-Adapter-Alias": _ONE_MODEL,
 }
@@ -28,7 +29,7 @@ def served(service: Service, request: Request, request_id: str) -> Served:
 
     Headers can set options for gateways that cannot change bodies.
     """
-    _refuse_sagemaker(request)
+    _check_sagemaker(service, request)
     priority = _integer(request, "X-Vllm-Priority", "priority")
     return Served(
         service.text,
@@ -47,8 +48,11 @@ def served(service: Service, request: Request, request_id: str) -> Served:
     )
 
 
-def _refuse_sagemaker(request: Request) -> None:
-    """Raise BadRequest for a SageMaker header that requests an unsupported feature."""
+def _check_sagemaker(service: Service, request: Request) -> None:
+    """Raise BadRequest for a SageMaker header that requests an unsupported feature or names no open session."""
+    session = request.headers.get(SESSION)
+    if session and not (session == NEW and service.sessions.keep_s):
+        service.sessions.check(session)
     for name, reason in _SAGEMAKER.items():
         if request.headers.get(name):
             raise BadRequest(f"{name} is not supported: {reason}", name)
@@ -57,7 +61,8 @@ def _refuse_sagemaker(request: Request) -> None:
 def placement(request: Request) -> Placement:
     """Return the engine placement that the request's headers ask for (RT-06)."""
     rank = _integer(request, "X-data-parallel-rank", "X-data-parallel-rank")
-    return Placement(rank, request.headers.get("x-session-id", ""))
+    session = request.headers.get("x-session-id", "") or request.headers.get(SESSION, "")
+    return Placement(rank, "" if session == NEW else session)
 
 
 def _integer(request: Request, name: str, param: str) -> int | None:

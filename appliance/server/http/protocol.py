@@ -18,8 +18,8 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from appliance.config.gateway import GatewayConfig
-from appliance.server.errors.anthropic import is_messages, message_error_response
 from appliance.server.errors.api import ApiError, BadRequest, HeadTooLarge, RequestTimeout, error_response
+from appliance.server.errors.formats import response_of
 from appliance.server.http.connections import CloseReason, Connection, ConnectionTable
 
 log = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._table.report(reason)
         log.debug("connection of %s closed: %s", self._connection.address, reason)
         url = self.url.partition(b"?")[0].decode("ascii", "replace") if self._receiving != "nothing" else ""
-        answer = message_error_response if is_messages(url) else error_response
+        answer = response_of(url)
         response = answer(error, uuid.uuid4().hex)
         self.transport.write(_bytes(response, self.server_state.default_headers))
         self._ended = True

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from appliance.security.certificate import Certificate
 from appliance.security.keys import ApiKey
 from appliance.server.errors.api import NotFound, Unavailable
 from appliance.server.http.fields import UnknownFields
+from appliance.server.http.sessions import Sessions
 from appliance.server.reply_store.store import ReplyStore
 from appliance.server.routing.grammars import Bounds, Grammars
 from appliance.server.routing.router import Router
@@ -62,6 +64,11 @@ class Service:
         self.allowances = allowances or Allowances()
         self.certificate = certificate
         self.stored_responses: ReplyStore | None = None  # store of responses, if enabled
+        sessions = config.endpoints.sessions
+        self.sessions = Sessions(
+            sessions.keep, sessions.max_open, Path(config.run) / "sessions" if config.run else None
+        )
+        self.health_paths: frozenset[str] = frozenset(config.endpoints.routes.health)
         self.history = History()
         self.set_keys(keys)
         self.halted: HaltedState | None = None  # set once by the launcher, when the appliance halts

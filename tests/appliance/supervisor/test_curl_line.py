@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from appliance.config.gateway import GatewayConfig
-from appliance.server.sagemaker import SHAPES
+from appliance.server.platforms.invocations import SHAPES
 from appliance.supervisor.startup import curl_line
 
 

@@ -1,0 +1,76 @@
+"""One service for the folder: the URL in SLIPWAY_CONTRACTS_URL, or the demo, started as Vertex AI starts a container.
+
+A service at a URL needs the API key, routes and sessions of ENVIRONMENT.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import PATIENCE_S, ROOT, free_port, until
+
+KEY = "sk-contract"
+HEALTH, PREDICT = "/platform/health", "/platform/predict"
+ENVIRONMENT = {
+    "AIP_MODE": "PREDICTION",
+    "AIP_HEALTH_ROUTE": HEALTH,
+    "AIP_PREDICT_ROUTE": PREDICT,
+    "SLIPWAY__ENDPOINTS__HOST": "127.0.0.1",
+    "SLIPWAY__ENDPOINTS__API_KEYS": "clients",
+    "SLIPWAY__SECRETS": "{clients: {env: CONTRACT_KEYS}}",
+    "SLIPWAY__ENDPOINTS__SESSIONS__KEEP": "20m",
+    "CONTRACT_KEYS": KEY,
+}
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if given := os.environ.get("SLIPWAY_CONTRACTS_URL"):
+        yield given.rstrip("/")
+        return
+    port = free_port()
+    log: Path = tmp_path_factory.mktemp("contracts") / "log"
+    environ = {**os.environ, **ENVIRONMENT, "AIP_HTTP_PORT": str(port)}
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "appliance", "serve"], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=environ
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+
+        def healthy() -> bool:
+            assert process.poll() is None, log.read_text()
+            try:
+                return httpx.get(f"{address}{HEALTH}").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(f"{HEALTH} of {address}", healthy)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def anyone(url: str) -> Iterator[httpx.Client]:
+    """A client without an API key."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60, headers={"authorization": f"Bearer {KEY}"}) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def model(client: httpx.Client) -> str:
+    name: str = client.get("/v1/models").json()["data"][0]["id"]
+    return name
