@@ -10,7 +10,7 @@ PARAMETERS = {"max_tokens": 2, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def texts(client):
-    """What /v1/completions returns for the texts of TENSOR."""
+    """Return the texts of /v1/completions for TENSOR."""
     body = {"prompt": TENSOR["data"], **PARAMETERS}
     return [choice["text"] for choice in client.post("/v1/completions", json=body).json()["choices"]]
 

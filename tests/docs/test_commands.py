@@ -67,7 +67,9 @@ def test_every_command_on_the_pages_and_of_benchmarks_and_tools_has_a_help_text(
         assert output.startswith("usage: ") and "Traceback" not in output, f"{name} --help:\n{output}"
 
 
-@pytest.mark.nightly("tests/docs/test_commands.py::test_every_command_on_the_pages_and_of_benchmarks_and_tools_has_a_help_text")
+@pytest.mark.nightly(
+    "tests/docs/test_commands.py::test_every_command_on_the_pages_and_of_benchmarks_and_tools_has_a_help_text"
+)
 def test_a_wrong_argument_of_a_command_is_one_readable_message():
     commands = sorted(RUNNABLE | NAMED)
     for name, (code, output) in zip(commands, run([[name, "--no-such-option"] for name in commands]), strict=True):
