@@ -100,7 +100,7 @@ def deployment(settings: Settings, plan: Plan, *, name: str, image: str) -> Depl
         startup=math.ceil(manifest.health.startup_budget),
         tls=plan.gateway.tls is not None,
         gpus=engines * ranks if on_gpu else 0,
-        cpus=engines * ranks * (1 if on_gpu else engine.hardware.threads) + 1,
+        cpus=min(plan.machine.cores, engines * ranks * (1 if on_gpu else engine.hardware.threads) + 1),
         memory=_memory(plan, on_gpu=on_gpu),
         shared=GIB if ranks > 1 else 0,
         model=model_path.name,

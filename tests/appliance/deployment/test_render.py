@@ -224,3 +224,7 @@ def test_port_0_is_refused(on_cpu: Path, capsys: pytest.CaptureFixture[str]) -> 
     command = ["render", "compose", str(on_cpu), "--hardware", "cpu:4:16GiB", "--endpoints.port", "0"]
     assert main(command) == exits.MANIFEST.number
     assert "a deployment needs a fixed one" in capsys.readouterr().err
+
+
+def test_no_more_cores_are_requested_than_the_machine_has(on_cpu: Path) -> None:
+    assert [deployed(on_cpu, words).cpus for words in ("cpu:2:16GiB", "cpu:8:16GiB")] == [2, 3]
