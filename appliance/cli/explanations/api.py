@@ -30,6 +30,10 @@ API: dict[str, tuple[str, str]] = {
         "The path does not exist, or the requested model is not served.",
         "GET /v1/models lists the names, which are set by model.names.",
     ),
+    "NoSession": (
+        "A body with `requestType: CLOSE` is to close a session of SageMaker, but the request names none.",
+        "Send the header X-Amzn-SageMaker-Session-Id with the id that the new session returned.",
+    ),
     "MethodNotAllowed": ("The path does not support this method.", "Use a method from the Allow header."),
     "RequestTimeout": (
         "The request's head or body did not arrive within endpoints.connections.head_timeout or body_timeout.",

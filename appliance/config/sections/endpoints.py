@@ -1,8 +1,9 @@
 """Address and protocol of the service: `endpoints`."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from appliance.config.key import GATEWAY, LIVE, SERVICE, Limit, Note, Switch, declare
 from appliance.config.sections.values import Bytes, Count, Seconds, SecretName, Section
@@ -62,8 +63,14 @@ class Sessions(Section):
     """Maximum number of open sessions; a new one closes the oldest."""
 
 
-# Without a slash at the end, which the gateway removes from paths, and without escapes.
-RoutePath = Annotated[str, Field(pattern=r"^/([A-Za-z0-9._~!$&'()*+,;=:@-]+(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)*)?$")]
+def _route_path(path: str) -> str:
+    """Return the path of a route. Raise ValueError. The gateway removes a slash at the end of the paths of requests."""
+    if not re.fullmatch(r"/([\w.~!$&'()*+,;=:@-]+(/[\w.~!$&'()*+,;=:@-]+)*)?", path, re.ASCII):
+        raise ValueError("must be a path such as /score: it starts with /, does not end with it, and has no escapes")
+    return path
+
+
+RoutePath = Annotated[str, AfterValidator(_route_path)]
 
 
 class Routes(Section):

@@ -344,6 +344,8 @@ def test_a_flag_has_the_precedence_of_set_and_a_plan_names_it(
 
 # A value of each key that is not its default.
 PARTICULAR: dict[str, Any] = {
+    "endpoints.routes.health": ["/a", "/b/c"],
+    "endpoints.routes.predict": ["/d"],
     "model.format": "qwen3_coder",
     "model.pooling.dimensions": [64, 32],
     "model.pooling.score_tokens": ["ja", "nein"],

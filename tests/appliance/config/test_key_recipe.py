@@ -324,7 +324,13 @@ def test_real_names_of_other_servers_belong_to_one_key_each() -> None:
 @pytest.mark.parametrize(
     ("key", "files"),
     [
-        ("engine.record_size", ("config/sections/engine.py", "engine/api/config.py", "engine/core/loop.py")),
+        (
+            "engine.record_size",  # two uses: the recorder and the size of a rendered volume
+            (
+                *("config/sections/engine.py", "engine/api/config.py"),
+                *("engine/core/loop.py", "deployment/service.py"),
+            ),
+        ),
         (
             "observability.vllm_metrics",
             ("config/sections/observability.py", "observability/metrics.py"),
@@ -335,7 +341,9 @@ def test_real_names_of_other_servers_belong_to_one_key_each() -> None:
         ),
     ],
 )
-def test_a_plain_real_key_is_named_in_two_product_files_or_three(key: str, files: tuple[str, ...]) -> None:
+def test_a_plain_real_key_is_named_in_its_section_its_configuration_and_its_uses(
+    key: str, files: tuple[str, ...]
+) -> None:
     """The files are the declaration, the configuration of an engine, and the code that uses the value."""
     words = {key.rpartition(".")[2], *(target.rpartition(".")[2] for target in keys.metadata()[key].targets)}
     named = {

@@ -97,6 +97,8 @@ def test_every_key_can_be_set_by_a_variable_of_its_own(tmp_path: Path) -> None:
         value = key.choices[-1] if key.choices else next(values[kind] for kind in values if kind in key.types)
         if key.types == {"array"} and "numbers" in key.allowed:
             value = "[1]"
+        if key.path[:2] == ("endpoints", "routes"):
+            value = "[/a]"
         if key.allowed == "a list of 2 texts":
             value = "[a, b]"
         if key.path[:2] == ("model", "source") and (examples := EXAMPLES.get(key.path[2:])):
@@ -198,3 +200,10 @@ def test_the_manifest_is_frozen_and_copies_change_named_fields_only(tmp_path: Pa
     assert changed.max_stop == 1 and changed.model_copy(update={"max_stop": limits.max_stop}) == limits
     with pytest.raises(ValueError, match="frozen"):
         limits.max_stop = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", ["a", "/a/", "/%41", "//", ""])
+def test_a_route_that_is_no_path_is_refused_with_the_form_of_a_path(path: str, tmp_path: Path) -> None:
+    text = BASE + f"endpoints: {{routes: {{predict: ['/x', '{path}']}}}}\n"
+    with pytest.raises(Refused, match=r"endpoints.routes.predict\[1\]: .*must be a path such as /score"):
+        settings(tmp_path, text)
