@@ -51,6 +51,18 @@ def test_a_variable_sets_its_key_and_is_named_as_the_origin(tmp_path, name, text
     assert not settings.notices
 
 
+@pytest.mark.parametrize(
+    ("more", "keep"),
+    [
+        ({"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true"}, 1200.0),
+        ({"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "1", "SAGEMAKER_SESSIONS_EXPIRATION": "60"}, 60.0),
+        ({"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "false", "SAGEMAKER_SESSIONS_EXPIRATION": "60"}, 0.0),
+    ],
+)
+def test_sagemaker_switches_sessions_on_and_sets_their_lifetime(tmp_path, more, keep):
+    assert loaded(tmp_path, **more).manifest.endpoints.sessions.keep == keep
+
+
 def test_our_variables_have_precedence_over_those_of_platforms(tmp_path):
     settings = loaded(
         tmp_path,
