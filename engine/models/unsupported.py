@@ -48,12 +48,19 @@ def kind_of(architecture: str, config: Mapping[str, Any]) -> str:
 
 
 def closest(architecture: str, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> str:
-    """Return the supported architecture of the same kind and family, or "". `supported`: names by kind."""
+    """Return the supported architecture of the same kind and family, or "". Of names that differ in the version alone,
+    it is the one with the closest version. `supported`: names by kind."""
     kind, family = kind_of(architecture, config), _family(architecture)
     relatives = [name for name in supported.get(kind, ()) if _family(name) == family]
     several = _has_experts(architecture, config)
     same = [name for name in relatives if _has_experts(name, {}) == several]
-    return (difflib.get_close_matches(architecture, same, 1, 0) or [""])[0]
+    return max(same, key=lambda name: _resemblance(name, architecture), default="")
+
+
+def _resemblance(name: str, other: str) -> tuple[float, int]:
+    bare, version = zip(*((re.sub(r"\d", "", one), re.search(r"\d+", one)) for one in (name, other)), strict=True)
+    numbers = [1 if found is None else int(found[0]) for found in version]
+    return difflib.SequenceMatcher(None, *bare).ratio(), -abs(numbers[0] - numbers[1])
 
 
 def misspelt(architecture: str, names: Sequence[str]) -> str:

@@ -370,7 +370,7 @@ def test_weights_of_unused_experts_are_not_read(team):
         taken = chosen_by(logits[0], 2, "softmax")[0]
         for e in range(8):
             if e not in taken:
-                run.ops[1].keep_alive[e].weight = None
+                run.ops[1].keep_alive[0][e].weight = None
         run.go()
         rows = valid_rows(run, y, 64)
         assert rows.isfinite().all() and torch.equal(rows[0], rows[1])

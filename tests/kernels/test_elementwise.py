@@ -94,6 +94,7 @@ def test_activations_equal_their_formulas():
         "silu": wide / (1 + (-wide).exp()),
         "gelu": wide * (1 + torch.erf(wide / math.sqrt(2))) / 2,
         "gelu_tanh": wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))) / 2,
+        "quick_gelu": wide / (1 + (-1.702 * wide).exp()),
         "relu": wide.clamp(min=0),
         "relu2": wide.clamp(min=0) ** 2,
     }

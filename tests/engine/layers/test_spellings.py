@@ -12,6 +12,8 @@ def in_old_spelling(config):
     """rope_theta and rope_scaling at the top, the kind under "type", torch_dtype."""
     old = {key: value for key, value in config.items() if key not in ("rope_parameters", "dtype", "layer_types")}
     old["torch_dtype"] = config["dtype"]
+    if "linear_attention" in config.get("layer_types", ()):
+        old["full_attention_interval"] = config["layer_types"].index("full_attention") + 1
     if "rope_parameters" not in config:  # transformers before 5 writes the rest so itself
         return {"torch_dtype": config["dtype"], **{key: value for key, value in config.items() if key != "dtype"}}
     parameters = dict(config["rope_parameters"])

@@ -235,7 +235,7 @@ def test_redundant_tensors_are_ignored(folder):
 
 def test_an_unknown_architecture_is_refused_with_the_closest_and_the_list(folder):
     configured(folder, architectures=["LLamaForCausalLM"])
-    with pytest.raises(UnknownArchitecture, match=r"Did you mean LlamaForCausalLM\? Supported are ArceeForCausalLM, "):
+    with pytest.raises(UnknownArchitecture, match=r"Did you mean LlamaForCausalLM\? Supported are AfmoeForCausalLM, "):
         read_checkpoint(folder)
 
 

@@ -25,7 +25,7 @@ OTHERS = "nor is its family"
         ("ViTForImageClassification", {}, "vision", NONE),
         ("T5ForConditionalGeneration", {"is_encoder_decoder": True}, "encoder-decoder", OTHERS),
         ("PegasusXForConditionalGeneration", {}, "encoder-decoder", "closest supported is PegasusForConditional"),
-        ("Mamba3ForCausalLM", {}, "recurrent states", "closest supported is MambaForCausalLM"),
+        ("Mamba3ForCausalLM", {}, "recurrent states", "closest supported is Mamba2ForCausalLM"),
         ("RwkvForCausalLM", {}, "recurrent states", OTHERS),
         ("Gemma4ForCausalLM", {}, "text decoder", "closest supported is Gemma3ForCausalLM"),
         ("MistralNextForCausalLM", {}, "text decoder", "closest supported is MistralForCausalLM"),
