@@ -26,11 +26,12 @@ def module_name(path: Path) -> str:
 
 SOURCES = [path for name in ("benchmarks", "tools") for path in sorted((ROOT / name).rglob("*.py"))]
 RUNNABLE = {module_name(path) for path in SOURCES if 'if __name__ == "__main__":' in path.read_text()}
+OTHERS = ("vllm", "sglang")  # servers whose command lines are converted
 NAMED = {
     module
     for page in PAGES
     for module in re.findall(r"python -m\s+([a-z_]+(?:\.[a-z_]+)*)", page.read_text())
-    if module not in sys.stdlib_module_names
+    if module not in sys.stdlib_module_names and module.split(".")[0] not in OTHERS
 }
 
 
