@@ -104,12 +104,11 @@ def flash_arguments(op: str, args: Args) -> Args | None:
     for an operation that FlashAttention lacks. Waits for the device. Raises ValueError for unsupported options."""
     match op:
         case "decode_attention":
-            q, pages, layer, table, slot, query_start, lengths, _, _, scale, window, softcap, sinks, *rest = args
-            return _paged(q, pages, layer, table, slot, query_start, lengths, scale, window, softcap, sinks, rest)
+            q, pages, layer, table, slot, query_start, lengths, _, _, scale, window, softcap, *rest = args
+            return _paged(q, pages, layer, table, slot, query_start, lengths, scale, window, softcap, rest)
         case "prefill_attention":
-            q, pages, layer, table, slot, query_start, lengths, _, scale, window, softcap, sinks, spans, *rest = args
-            beside = sinks if spans is None else spans
-            return _paged(q, pages, layer, table, slot, query_start, lengths, scale, window, softcap, beside, rest)
+            q, pages, layer, table, slot, query_start, lengths, _, scale, window, softcap, *rest = args
+            return _paged(q, pages, layer, table, slot, query_start, lengths, scale, window, softcap, rest)
         case "encoder_attention":
             q, k, v, start, _, scale, causal, window, softcap = args
             count = start.diff()
@@ -130,12 +129,14 @@ def _paged(
     scale: float,
     window: int | None,
     softcap: float | None,
-    beside: Tensor | None,
-    rest: list[Any],
+    others: list[Any],
 ) -> Args:
-    if beside is not None or pages.dtype != q.dtype or any(isinstance(one, Tensor) for one in rest):
+    """others: further arguments of our operation, which are options that FlashAttention lacks, and page scales."""
+    scales = (1.0, None)  # of pages that are not quantized
+    if pages.dtype != q.dtype or any(isinstance(one, Tensor) or one not in scales for one in others):
         raise ValueError(
-            "the comparison with FlashAttention does not support sinks, spans, key_starts, slopes and our 8-bit pages"
+            "the comparison with FlashAttention does not support sinks, spans, key_starts, slopes, chunks and our "
+            "8-bit pages"
         )
     key_start = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     sizes = int(query_start.diff().max()), int(lengths.max()), scale, True, _behind(window), softcap or 0.0
