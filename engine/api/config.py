@@ -170,7 +170,7 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     graphs: int = 0
     """Limit of the captured graphs."""
     ranks: tuple[dict[str, int], ...] = ()
-    """Memory of each rank by part; the part names are those of RankMemory.held."""
+    """Memory of each rank by part, with the part names of RankMemory.held."""
 
     def __post_init__(self) -> None:
         if self.kv_cache < 0:

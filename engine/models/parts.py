@@ -404,7 +404,7 @@ class KimiDelta:
 class Mamba2:
     """Mamba-2 mixer (arXiv:2405.21060): out(norm(scan(silu(conv(x, B, C)), dt) · silu(z))).
 
-    `norm` says what the norm is applied to:
+    `norm` is the input of the norm:
 
     gated   the output of the scan times silu(z)
     scan    the output of the scan, before it is multiplied by silu(z)
