@@ -184,7 +184,7 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
         return Problem(place, dotted(path), str(detail["msg"]), code="wrong-value")
     item = bool(path) and isinstance(path[-1], int) and key.kind != "section"
     allowed = _of_an_item(key.allowed) if item else key.allowed
-    if item and detail["type"] == "value_error":  # raised by a validator of the section, whose message starts with "must be"
+    if item and detail["type"] == "value_error":  # a validator's own message, which starts with "must be"
         allowed = str(detail["ctx"]["error"]).removeprefix("must be ")
     spelled = tree.interpolated.get(path)
     hint = Hint() if is_hidden(path, value) else suggest_value(key, value, item=item)

@@ -325,7 +325,7 @@ def _width(body: Body, ranks: int) -> int:
                 for linear in recurrent_linears(body)[:-1]
             )
         case KimiDelta():
-            # Projections, convolutions, and float32 copies of queries, keys, values, decays and outputs.
+            # Projections, convolutions, and float32 copies of queries, keys, values, decays, outputs.
             return 22 * _own(body.heads, ranks) * body.head_dim
         case Mamba():
             # Projections, the output of the convolution, and float32 time steps with two intermediate results.
