@@ -5,7 +5,7 @@ Planning is a pure function: it reads no files and no environment variables. It 
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from appliance.planning.choice import Choice
 from appliance.planning.encoder_input import encoder_limits
 from appliance.planning.estimate import Estimate, estimate
 from appliance.planning.gateway import gateway_config, sampling_defaults
-from appliance.planning.kernels import resolve
+from appliance.planning.kernels import Resolved, resolve
 from appliance.planning.memory import Memory, planned_parts
 from appliance.planning.output_format import output_format
 from appliance.planning.placement import ThreadPlacement, place
@@ -114,11 +114,9 @@ def plan(
     view = resolved.view
     budget = resolved.budget
     places = place(settings, machine, view.device, view.tensor)
-    invariant = view.batch_invariant or is_compiled(view.kernels)
     max_context, cache, memory = size_cache(settings, checkpoint, machine, budget, resolved.suggestions)
     check_pieces(settings, max_context.value)
     sha256 = fingerprint(settings)
-    group_size, head = other_than_auto(view, checkpoint)
     precision = matmul_precision(settings, view, budget)
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = shutdown_timing(settings)
@@ -146,38 +144,7 @@ def plan(
         "lifecycle.linger": linger,
         **sampling_choices,
     }
-    passed = partial(passed_on, manifest, choices=choices)
-    config = EngineConfig(
-        **passed("engine"),
-        model=ModelConfig(
-            **passed("engine.model"),
-            path=str(checkpoint.path),
-            dtype=view.activations,
-            task=resolved_task(manifest, checkpoint),
-        ),
-        quantization=QuantizationConfig(
-            **passed("engine.quantization"),
-            weights=view.weights,
-            group_size=group_size,
-            head=head,
-            folder=_weight_cache(settings, view),
-        ),
-        parallelism=ParallelismConfig(**passed("engine.parallelism")),
-        hardware=HardwareConfig(**passed("engine.hardware"), batch_invariant=invariant, graph_sizes=budget.graph_sizes),
-        memory=MemoryConfig(
-            kv_cache=memory.cache,
-            kv_cache_measured=view.device == "cuda"
-            and memory.cache > 0
-            and manifest.hardware.kv_cache_memory == "auto",
-            weights=memory.weights,
-            workspace=memory.workspace,
-            graphs=memory.graphs,
-            ranks=planned_parts(memory),
-        ),
-        scheduling=SchedulingConfig(**passed("engine.scheduling")),
-        cache=CacheConfig(**passed("engine.cache")),
-        lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None)),
-    )
+    config = _engine_config(settings, checkpoint, choices, resolved, memory, golden)
     choices["lifecycle.self_test.tolerance"] = tolerance(manifest, config)
     effective = _effective(settings, choices)
     return Plan(
@@ -214,6 +181,52 @@ def plan(
         crash_folder=_crash_folder(settings),
         job=origin.job,
         origin=f"{origin.shown or origin.path}: {origin.note}" if origin.note else str(origin.path),
+    )
+
+
+def _engine_config(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    choices: Mapping[str, Choice[Any]],
+    resolved: Resolved,
+    memory: Memory,
+    golden: Recorded | None,
+) -> EngineConfig:
+    """Return the configuration of each engine, without its CPUs and its recording file."""
+    manifest, view, budget = settings.manifest, resolved.view, resolved.budget
+    group_size, head = other_than_auto(view, checkpoint)
+    invariant = view.batch_invariant or is_compiled(view.kernels)
+    passed = partial(passed_on, manifest, choices=choices)
+    return EngineConfig(
+        **passed("engine"),
+        model=ModelConfig(
+            **passed("engine.model"),
+            path=str(checkpoint.path),
+            dtype=view.activations,
+            task=resolved_task(manifest, checkpoint),
+        ),
+        quantization=QuantizationConfig(
+            **passed("engine.quantization"),
+            weights=view.weights,
+            group_size=group_size,
+            head=head,
+            folder=_weight_cache(settings, view),
+        ),
+        parallelism=ParallelismConfig(**passed("engine.parallelism")),
+        hardware=HardwareConfig(**passed("engine.hardware"), batch_invariant=invariant, graph_sizes=budget.graph_sizes),
+        memory=MemoryConfig(
+            kv_cache=memory.cache,
+            kv_cache_measured=view.device == "cuda"
+            and memory.cache > 0
+            and manifest.hardware.kv_cache_memory == "auto",
+            weights=memory.weights,
+            workspace=memory.workspace,
+            graphs=memory.graphs,
+            ranks=planned_parts(memory),
+        ),
+        scheduling=SchedulingConfig(**passed("engine.scheduling")),
+        cache=CacheConfig(**passed("engine.cache")),
+        lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None)),
     )
 
 
