@@ -79,12 +79,16 @@ template <class T> static inline int64_t packed_tiles(const Linear& op, int64_t 
 static inline size_t packed_floats(const Linear& op, int64_t tokens) {
     if (op.form == AMX_BF16) return size_t(packed_tiles<Exact>(op, tokens) * TILE / 4);
     if (op.form == PAIRS_BF16) return size_t(packed_tiles<Rounded>(op, tokens) * TILE / 4);
-    const int64_t of_tile = (x_blocks(op) + outlier_words(x_blocks(op))) * SIDE;
+    const int64_t of_tile = (x_blocks(op) + outlier_words(x_blocks(op)) + 1) * SIDE;
     return size_t(packed_tiles<Int8>(op, tokens) * TILE / 4 + row_tiles(tokens) * of_tile);
 }
-// The list of outliers of a token, after the scales of all rows.
+// The list of outliers of a token, after the scales of all rows; then the lengths of all lists, which are read without them.
 template <class I> static inline I* outliers(const Linear& op, int64_t tokens, int64_t token, I* scales) {
     return scales + row_tiles(tokens) * x_blocks(op) * SIDE + token * outlier_words(x_blocks(op));
+}
+
+template <class I> static inline I* outlier_counts(const Linear& op, int64_t tokens, I* scales) {
+    return outliers(op, tokens, row_tiles(tokens) * SIDE, scales);
 }
 
 static inline vf round_bf16(vf x, uint8_t* out) {
@@ -128,6 +132,7 @@ static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* pac
         scales += token / SIDE * x_blocks(op) * SIDE + token % SIDE;
     }
     pack_x(T{}, op, row_of(op, token, scratch), tile + token % SIDE * LINE, scales, list, scratch);
+    if constexpr (T::SCALED) outlier_counts(op, tokens, (int32_t*)(tiles + packed_tiles<T>(op, tokens) * TILE))[token] = list[0];
     if (token != tokens - 1) return;
     for (int64_t piece = 0; piece < blocks<T>(op) * T::PARTS; piece++)
         for (int64_t row = token % SIDE + 1; row < SIDE; row++) std::memset(tile + piece * TILE + row * LINE, 0, LINE);

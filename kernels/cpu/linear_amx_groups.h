@@ -40,11 +40,13 @@ static void configure_groups(int64_t span) {
 // Groups [first, last) of 16 outputs, part `part` of the packed tile `w`: [group][word][16 outputs][4 inputs].
 // Meanwhile the same groups `ahead` bytes further on are fetched.
 static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, int part, int64_t first, int64_t last,
-                   int64_t ahead, uint8_t* out) {
+                   int64_t ahead, uint8_t* out, float* scales) {
     const __m512i low_half = _mm512_set1_epi8(15);
     const int64_t share = form.step / form.parts;
     for (int64_t g = first; g < last; g++) {
         const uint8_t* at = w + g * form.step;
+        const vf scale = group_scales(at + form.bytes, op.scale_type, part);
+        for (int64_t block = 0; block < form.group; block += form.span, scales += SIDE) store(scales, scale);
         for (int64_t line = part * share; line < (part + 1) * share; line += LINE) _mm_prefetch((const char*)(at + ahead + line), _MM_HINT_T1);
         if (op.form == TILES_INT8) {
             for (int64_t i = part * LINE; i < form.bytes; i += form.parts * LINE, out += LINE)
@@ -61,33 +63,39 @@ static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, in
     }
 }
 
-// One tile of 16 rows and 16 outputs: sums[16][stride] (+)= Σ scale · x_scale · (x · w) over groups [first, last). x: the row
-// tile, with its scales [block][16]; w: signed weights from `first` on; packed, part: the packed tile and its part, for the
-// scales of the groups.
-static void add_groups(const Linear& op, const GroupForm& form, const uint8_t* x, const float* x_scales, const uint8_t* w,
-                       const uint8_t* packed, int part, int64_t first, int64_t last, float* sums, int64_t stride) {
-    const int64_t blocks = form.group / form.span, end = last * blocks;
-    vf acc[SIDE];
-    UNROLL for (int r = 0; r < SIDE; r++) acc[r] = first ? load(sums + r * stride) : vf{};
-    alignas(64) int32_t whole[FLIGHTS][SIDE * SIDE];
-    for (int64_t block = first * blocks; block < end; block += FLIGHTS) {
-        const int64_t flights = std::min(FLIGHTS, end - block);
-#define FLIGHT(number, sum, a, b)                                                                                \
-    if (number < flights) {                                                                                      \
-        const int64_t input = (block + number) * form.span;                                                      \
-        _tile_zero(sum);                                                                                         \
-        _tile_loadd(a, x + input / Int8::INPUTS * TILE + input % Int8::INPUTS, LINE);                            \
-        _tile_loadd(b, w, LINE);                                                                                 \
-        _tile_dpbssd(sum, a, b);                                                                                 \
-        _tile_stored(sum, whole[number], LINE);                                                                  \
-        w += form.span * SIDE;                                                                                   \
+// Sums of blocks [block, block + flights) of one row tile and 16 outputs, to whole[block][16 rows][16 outputs].
+template <int64_t SPAN>
+static inline void multiply_blocks(const uint8_t* x, const uint8_t* w, int64_t block, int64_t flights, int32_t (*whole)[SIDE * SIDE]) {
+    w += block * SPAN * SIDE;
+    x += SPAN == Int8::INPUTS ? block * TILE : block / 2 * TILE;
+#define FLIGHT(number, sum, a, b)                                                                                 \
+    if (number < flights) {                                                                                       \
+        _tile_zero(sum);                                                                                          \
+        _tile_loadd(a, x + (SPAN == Int8::INPUTS ? number * TILE : number / 2 * TILE + number % 2 * SPAN), LINE); \
+        _tile_loadd(b, w + number * SPAN * SIDE, LINE);                                                           \
+        _tile_dpbssd(sum, a, b);                                                                                  \
+        _tile_stored(sum, whole[number], LINE);                                                                   \
     }
-        FLIGHT(0, 0, 4, 6) FLIGHT(1, 1, 5, 7) FLIGHT(2, 2, 4, 6) FLIGHT(3, 3, 5, 7)
+    FLIGHT(0, 0, 4, 6) FLIGHT(1, 1, 5, 7) FLIGHT(2, 2, 4, 6) FLIGHT(3, 3, 5, 7)
 #undef FLIGHT
-        for (int64_t number = 0; number < flights; number++) {
-            const float* own = x_scales + (block + number) * SIDE;
-            const vf scale = group_scales(packed + (block + number) / blocks * form.step + form.bytes, op.scale_type, part);
-            UNROLL for (int r = 0; r < SIDE; r++) acc[r] += scale * own[r] * to_float(load(whole[number] + r * SIDE));
+}
+
+// One tile of 16 rows and 16 outputs: sums[16][stride] (+)= Σ scale · x_scale · (x · w) over `count` blocks of SPAN inputs.
+// x: the row tile; x_scales, scales: [block][16]; w: signed weights. The vectors scale the sums of some blocks while the
+// tiles multiply the next ones.
+template <int64_t SPAN>
+static void add_blocks(const uint8_t* x, const float* x_scales, const uint8_t* w, const float* scales, int64_t count, bool more,
+                       float* sums, int64_t stride) {
+    vf acc[SIDE];
+    UNROLL for (int r = 0; r < SIDE; r++) acc[r] = more ? load(sums + r * stride) : vf{};
+    alignas(64) int32_t whole[2][FLIGHTS][SIDE * SIDE];
+    multiply_blocks<SPAN>(x, w, 0, std::min(FLIGHTS, count), whole[0]);
+    for (int64_t first = 0, side = 0; first < count; first += FLIGHTS, side ^= 1) {
+        const int64_t flights = std::min(FLIGHTS, count - first);
+        multiply_blocks<SPAN>(x, w, first + FLIGHTS, count - first - FLIGHTS, whole[side ^ 1]);
+        for (int64_t number = 0; number < flights; number++, x_scales += SIDE, scales += SIDE) {
+            const vf scale = load(scales);
+            UNROLL for (int r = 0; r < SIDE; r++) acc[r] += scale * x_scales[r] * to_float(load(whole[side][number] + r * SIDE));
         }
     }
     UNROLL for (int r = 0; r < SIDE; r++) store(sums + r * stride, acc[r]);
@@ -111,31 +119,44 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
     const int64_t stride = work.width * SIDE, x_apart = blocks<Int8>(op) * TILE;
     const uint8_t *x = (const uint8_t*)x_tiles + first * x_apart, *w = (const uint8_t*)op.weight;
     const float* x_scales = (const float*)((const uint8_t*)x_tiles + packed_tiles<Int8>(op, tokens) * TILE);
-    const int64_t deep = std::max<int64_t>(1, DEPTH_INPUTS / form.group), unpacked = deep * form.group * SIDE;
+    const int64_t half = form.group % Int8::INPUTS ? 2 : 1;  // groups that fill whole tiles of x
+    const int64_t deep = std::max<int64_t>(1, DEPTH_INPUTS / form.group / half) * half, unpacked = deep * form.group * SIDE;
     float* sums = at_least(scratch.sums, size_t(CHUNK * SIDE * stride));
-    uint8_t* wide = (uint8_t*)at_least(scratch.wide, size_t(OUTPUT_TILES * unpacked / 4 + SIDE));
+    const int64_t deep_blocks = deep * form.group / form.span;
+    uint8_t* wide = (uint8_t*)at_least(scratch.wide, size_t(OUTPUT_TILES * (unpacked / 4 + deep_blocks * SIDE) + SIDE));
     wide = (uint8_t*)((uintptr_t(wide) + LINE - 1) / LINE * LINE);
+    float* scales = (float*)(wide + OUTPUT_TILES * unpacked);
     for (int64_t g = 0; g < form.count; g += deep) {
         const int64_t last = std::min(form.count, g + deep);
         // The next groups of these tiles, or the first ones of those that come next.
         const int64_t ahead = last < form.count ? deep * form.step : form.offset(tile + tiles) - form.offset(tile) - g * form.step;
         for (int64_t n = tile; n < tile + tiles; n++)
-            unpack(op, form, w + form.offset(n), form.part(n), g, last, ahead, wide + (n - tile) * unpacked);
+            unpack(op, form, w + form.offset(n), form.part(n), g, last, ahead, wide + (n - tile) * unpacked,
+                   scales + (n - tile) * deep_blocks * SIDE);
+        const int64_t begin = g * form.group / form.span, count = (last - g) * form.group / form.span;
         for (int64_t row = 0; row < rows; row++)
-            for (int64_t n = 0; n < tiles; n++)
-                add_groups(op, form, x + row * x_apart, x_scales + (first + row) * x_blocks(op) * SIDE, wide + n * unpacked,
-                           w + form.offset(tile + n), form.part(tile + n), g, last, sums + row * SIDE * stride + n * SIDE, stride);
+            for (int64_t n = 0; n < tiles; n++) {
+                const uint8_t* own = x + row * x_apart + g * form.group / Int8::INPUTS * TILE;
+                const float* own_scales = x_scales + ((first + row) * x_blocks(op) + begin) * SIDE;
+                float* out = sums + row * SIDE * stride + n * SIDE;
+                if (form.span == Int8::INPUTS)
+                    add_blocks<Int8::INPUTS>(own, own_scales, wide + n * unpacked, scales + n * deep_blocks * SIDE, count, g > 0, out, stride);
+                else
+                    add_blocks<PART>(own, own_scales, wide + n * unpacked, scales + n * deep_blocks * SIDE, count, g > 0, out, stride);
+            }
     }
-    const int32_t* lists = (const int32_t*)x_scales;
-    for (int64_t row = 0; row < std::min(rows * SIDE, tokens - first * SIDE); row++)
+    const int32_t *lists = (const int32_t*)x_scales, *counts = outlier_counts(op, tokens, lists);
+    for (int64_t row = 0; row < std::min(rows * SIDE, tokens - first * SIDE); row++) {
+        if (!counts[first * SIDE + row]) continue;
+        const int32_t* list = outliers(op, tokens, first * SIDE + row, lists);
         for (int64_t n = 0; n < tiles; n++) {
-            const int32_t* list = outliers(op, tokens, first * SIDE + row, lists);
             const uint8_t* packed = w + form.offset(tile + n);
             float* at = sums + row * stride + n * SIDE;
             if (op.form == TILES_INT8) add_outliers<1, false, false>(op, list, packed, form.part(tile + n), at);
             else if (op.zeros) add_outliers<1, true, true>(op, list, packed, 0, at);
             else add_outliers<1, true, false>(op, list, packed, 0, at);
         }
+    }
     put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
 }
 

@@ -165,12 +165,14 @@ struct Quantised {
 };
 
 static inline int32_t largest(vi x) {
-    UNROLL for (int half = W / 2; half; half /= 2) {
-        vi other;
-        for (int i = 0; i < W; i++) other[i] = i ^ half;
-        const vi turned = __builtin_shuffle(x, other);
+    over_halves([&](auto turn) {
+        const vi turned = turn(x);
         x = x > turned ? x : turned;
-    }
+    });
+    return x[0];
+}
+static inline int32_t total(vi x) {
+    over_halves([&](auto turn) { x += turn(x); });
     return x[0];
 }
 
@@ -184,12 +186,10 @@ struct Tops {
         third = third > left ? third : left;
     }
     void add_lanes() {  // of all lanes, into the first one
-        UNROLL for (int half = W / 2; half; half /= 2) {
-            vi other;
-            for (int i = 0; i < W; i++) other[i] = i ^ half;
-            const vi a = __builtin_shuffle(first, other), b = __builtin_shuffle(second, other), c = __builtin_shuffle(third, other);
+        over_halves([&](auto turn) {
+            const vi a = turn(first), b = turn(second), c = turn(third);
             add(a), add(b), add(c);
-        }
+        });
     }
 };
 
@@ -207,15 +207,31 @@ static inline int64_t place_of(const float* x, int64_t size, int32_t bits) {
 // Entry of a row's list of outliers. A word of the weights is at `offset` in a tile; its value begins at bit `shift`.
 struct Outlier { int32_t offset, shift, scale; float value; };  // scale: offset of the group's scale
 
+// The scale of a block whose largest |x| is `size`; 0 if its inverse is not finite.
+static inline float scale_of(float size) {
+    const float scale = size / 127.f;
+    return scale < std::numeric_limits<float>::min() ? 0.f : scale;
+}
+
 // Adds the outliers of a block that begins at `input` to a row's list and makes them 0 in x, of `size` numbers, a multiple
 // of W. Returns the scale of the others: the largest |x| over 127, NaN if some x is not finite, 0 if its inverse is not.
 template <class F>
 static inline float take_outliers(float* x, int64_t size, int64_t input, float ratio, int32_t* list, F entry) {
+    vi most = {};
+    for (int64_t i = 0; i < size; i += W) {
+        const vi bits = (vi)load(x + i) & 0x7fffffff;
+        most = most > bits ? most : bits;
+    }
+    const int32_t top = largest(most);
+    if (top >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
+    // With more numbers than that of this size none is an outlier. Most blocks are such.
+    vi many = {};
+    for (int64_t i = 0; i < size; i += W) many -= (vf)((vi)load(x + i) & 0x7fffffff) * ratio >= bits_to_float(uint32_t(top));
+    if (total(many) > MOST_OUTLIERS) return scale_of(bits_to_float(uint32_t(top)));
     Tops tops;
     for (int64_t i = 0; i < size; i += W) tops.add((vi)load(x + i) & 0x7fffffff);
     tops.add_lanes();
     const int32_t found[MOST_OUTLIERS + 1] = {tops.first[0], tops.second[0], tops.third[0]};
-    if (found[0] >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
     float sizes[MOST_OUTLIERS + 1];
     for (int i = 0; i <= MOST_OUTLIERS; i++) sizes[i] = bits_to_float(uint32_t(found[i]));
     const int count = sizes[1] > ratio * sizes[2] ? 2 : sizes[0] > ratio * sizes[1] ? 1 : 0;
@@ -227,8 +243,7 @@ static inline float take_outliers(float* x, int64_t size, int64_t input, float r
     }
     std::memcpy(list + 1 + OUTLIER_WORDS * list[0], made, sizeof(Outlier) * size_t(count));
     list[0] += count;
-    const float scale = sizes[count] / 127.f;
-    return scale < std::numeric_limits<float>::min() ? 0.f : scale;
+    return scale_of(sizes[count]);
 }
 
 static inline void store_bytes(int8_t* out, vi whole) {
@@ -256,14 +271,13 @@ round_block(const float* x, int64_t size, float scale, int8_t* out) {
         sums += whole;
         store_bytes(out + i, whole);
     }
-    int32_t total = 0;
-    for (int lane = 0; lane < W; lane++) total += sums[lane];
+    int32_t sum = total(sums);
     for (; i < size; i++) {
         float product = x[i] * inverse;
         out[i] = int8_t((product + magic) - magic);
-        total += out[i];
+        sum += out[i];
     }
-    return total;
+    return sum;
 }
 
 // Layout of a tile of outputs.

@@ -53,11 +53,7 @@ static inline void store_some(float* p, vf x, int64_t count) {
 
 // Sum of the lanes, in halves.
 static inline float fold(vf x) {
-    UNROLL for (int half = W / 2; half; half /= 2) {
-        vi other;
-        for (int i = 0; i < W; i++) other[i] = i ^ half;
-        x = x + __builtin_shuffle(x, other);
-    }
+    over_halves([&](auto turn) { x = x + turn(x); });
     return x[0];
 }
 

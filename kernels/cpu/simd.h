@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__F16C__) || defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -122,12 +123,17 @@ static inline float sum(vf x) {
     return total;
 }
 static inline vf larger(vf a, vf b) { return a > b ? a : b; }
+
+// Combines lanes in halves: combine(turn) for each half, where turn(x) exchanges the lanes that are combined.
+template <int HALF, class V, size_t... LANE> static inline V exchanged(V x, std::index_sequence<LANE...>) {
+    return __builtin_shuffle(x, vi{int32_t(LANE ^ HALF)...});
+}
+template <int HALF = W / 2, class F> static inline void over_halves(F combine) {
+    combine([](auto x) { return exchanged<HALF>(x, std::make_index_sequence<W>{}); });
+    if constexpr (HALF > 1) over_halves<HALF / 2>(combine);
+}
 static inline float largest(vf x) {
-    UNROLL for (int half = W / 2; half; half /= 2) {
-        vi other;
-        for (int i = 0; i < W; i++) other[i] = i ^ half;
-        x = larger(x, __builtin_shuffle(x, other));
-    }
+    over_halves([&](auto turn) { x = larger(x, turn(x)); });
     return x[0];
 }
 
