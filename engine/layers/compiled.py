@@ -57,6 +57,7 @@ from engine.lowering.rewrites import compiled_ops
 from engine.models.parts import LayerNorm, Norm
 from kernels.activation import function, gated
 from kernels.cpu import program as cpu
+from kernels.cpu.memory import HUGE, region
 from kernels.cpu.packing import Packed
 from kernels.cpu.program import Program as CompiledProgram
 from kernels.cpu.program import StepData, Team
@@ -65,11 +66,19 @@ from kernels.experts.routes import sparsemixer_weights
 
 MIN_TOKENS = 64
 LATENT_HEADS = 16  # heads that read the latents of a piece of work together, at most
+ALIGNED = 16  # numbers of a cache line
 WHOLE_BLOCK = 16  # tokens per block: a multiple of the vector width of every variant
 
 
+def allocated(count: int) -> Tensor:
+    """Return `count` float32 numbers, uninitialized: in large pages unless they would not fill one."""
+    size = 4 * count
+    return torch.empty(count) if size < HUGE else region(size)[:size].view(torch.float32)
+
+
 class Buffers:
-    """Buffers of a step: float32, by name, with room for the widest value. Reallocated when a step has more tokens."""
+    """Buffers of a step: float32, by name, with room for the widest value. Reallocated when a step has more tokens. They
+    are in large pages: a piece of a product writes a few numbers to each of many rows, which lie pages apart."""
 
     def __init__(self, widths: dict[str, int]) -> None:
         self.widths = widths  # elements per token
@@ -77,7 +86,12 @@ class Buffers:
 
     def make(self, tokens: int) -> None:
         self.tensors = {}  # freed first
-        self.tensors = {name: torch.empty(tokens * width) for name, width in self.widths.items()}
+        sizes = {name: -(-tokens * width // ALIGNED) * ALIGNED for name, width in self.widths.items()}
+        room = allocated(sum(sizes.values()))
+        self.tensors = {
+            name: part[: tokens * self.widths[name]]
+            for name, part in zip(sizes, room.split(list(sizes.values())), strict=True)
+        }
         self.tokens = tokens
 
     def __getitem__(self, value: Value) -> Tensor:

@@ -37,6 +37,7 @@ using Rounded = Bf16<1>;
 constexpr int64_t CHUNK = 8;          // row tiles that share one pass over the weights
 constexpr int64_t GROUP = 8;          // output tiles of a piece of work where there are many rows
 constexpr int64_t AHEAD = 6;          // blocks of weights between fetching and using them
+constexpr int64_t FAR_FLOATS = 1 << 20; // numbers of y that do not fit into a second-level cache
 constexpr int64_t DEPTH_BLOCKS = 32;  // blocks of inputs whose x stays in the second-level cache
 
 // The kernel hands tiles out only to a process that asks.
@@ -136,6 +137,20 @@ static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* pac
     if (token != tokens - 1) return;
     for (int64_t piece = 0; piece < blocks<T>(op) * T::PARTS; piece++)
         for (int64_t row = token % SIDE + 1; row < SIDE; row++) std::memset(tile + piece * TILE + row * LINE, 0, LINE);
+}
+
+// Writes sums like `put`, past the caches if y is larger than they are: then it is written before it is read again.
+static inline void put_far(const Linear& op, int64_t tokens, int64_t row, int64_t rows, int64_t output, int64_t width,
+                           const float* sums) {
+    const int64_t outputs = std::min(width, op.outputs - output);
+    if (tokens * op.outputs < FAR_FLOATS || outputs % W || op.y_stride % W || uintptr_t(op.y + output) % LINE)
+        return put(op, tokens, row, rows, output, width, sums);
+    for (int64_t r = 0; r < std::min(rows, tokens - row); r++) {
+        float* y = op.y + (row + r) * op.y_stride + output;
+        const float *from = sums + r * width, *bias = op.bias ? op.bias + output : nullptr;
+        for (int64_t n = 0; n < outputs; n += W) _mm512_stream_ps(y + n, (__m512)(bias ? load(from + n) + load(bias + n) : load(from + n)));
+    }
+    _mm_sfence();
 }
 
 // One row tile, N output tiles `apart` from each other. sums: [16][stride].
@@ -244,7 +259,7 @@ static void piece(const Linear& op, int64_t tokens, const Work& work, const floa
             for (; n < tiles; n++) one_by<T, 1>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
         }
     }
-    put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
+    put_far(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
 }
 
 template <class T>

@@ -15,6 +15,7 @@ namespace amx {
 constexpr int64_t LEAST_ROWS = MOST_ROWS4 + 1;  // fewer are faster by vectors
 constexpr int64_t DEPTH_INPUTS = 512;           // inputs whose unpacked weights and x stay in the first-level cache
 constexpr int64_t OUTPUT_TILES = 4;             // of a piece of work where there are many rows
+constexpr int64_t ENOUGH_PIECES = 32;          // of twice the usual number of rows
 constexpr int64_t FLIGHTS = 4;                  // blocks whose sums are on their way at once
 
 // Layout of the weights of 16 outputs.
@@ -101,13 +102,15 @@ static void add_blocks(const uint8_t* x, const float* x_scales, const uint8_t* w
     UNROLL for (int r = 0; r < SIDE; r++) store(sums + r * stride, acc[r]);
 }
 
-// Pieces of work: (chunk of row tiles) × (a few output tiles), output tiles counting fastest.
+// Pieces of work: (chunk of row tiles) × (a few output tiles), output tiles counting fastest. Each chunk unpacks the
+// weights; larger chunks leave fewer pieces for the threads.
 struct GroupsWork {
-    int64_t row_tiles, width, across, pieces;
+    int64_t row_tiles, width, across, chunk, pieces;
     GroupsWork(const Linear& op, int64_t tokens) : row_tiles(amx::row_tiles(tokens)) {
         width = row_tiles == 1 ? 1 : OUTPUT_TILES;
         across = (output_tiles(op) + width - 1) / width;
-        pieces = across * ((row_tiles + CHUNK - 1) / CHUNK);
+        chunk = across * row_tiles >= ENOUGH_PIECES * 2 * CHUNK ? 2 * CHUNK : CHUNK;
+        pieces = across * ((row_tiles + chunk - 1) / chunk);
     }
 };
 
@@ -115,13 +118,13 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
                          Scratch& scratch) {
     const GroupForm form(op);
     const int64_t tile = index % work.across * work.width, tiles = std::min(work.width, output_tiles(op) - tile);
-    const int64_t first = index / work.across * CHUNK, rows = std::min(CHUNK, work.row_tiles - first);
+    const int64_t first = index / work.across * work.chunk, rows = std::min(work.chunk, work.row_tiles - first);
     const int64_t stride = work.width * SIDE, x_apart = blocks<Int8>(op) * TILE;
     const uint8_t *x = (const uint8_t*)x_tiles + first * x_apart, *w = (const uint8_t*)op.weight;
     const float* x_scales = (const float*)((const uint8_t*)x_tiles + packed_tiles<Int8>(op, tokens) * TILE);
     const int64_t half = form.group % Int8::INPUTS ? 2 : 1;  // groups that fill whole tiles of x
     const int64_t deep = std::max<int64_t>(1, DEPTH_INPUTS / form.group / half) * half, unpacked = deep * form.group * SIDE;
-    float* sums = at_least(scratch.sums, size_t(CHUNK * SIDE * stride));
+    float* sums = at_least(scratch.sums, size_t(work.chunk * SIDE * stride));
     const int64_t deep_blocks = deep * form.group / form.span;
     uint8_t* wide = (uint8_t*)at_least(scratch.wide, size_t(OUTPUT_TILES * (unpacked / 4 + deep_blocks * SIDE) + SIDE));
     wide = (uint8_t*)((uintptr_t(wide) + LINE - 1) / LINE * LINE);
@@ -152,12 +155,15 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
         for (int64_t n = 0; n < tiles; n++) {
             const uint8_t* packed = w + form.offset(tile + n);
             float* at = sums + row * stride + n * SIDE;
-            if (op.form == TILES_INT8) add_outliers<1, false, false>(op, list, packed, form.part(tile + n), at);
+            if (op.form == TILES_INT8 && form.part(tile + n) == 0 && n + 1 < tiles) {  // the whole packed tile
+                add_outliers<2, false, false>(op, list, packed, 0, at);
+                n++;
+            } else if (op.form == TILES_INT8) add_outliers<1, false, false>(op, list, packed, form.part(tile + n), at);
             else if (op.zeros) add_outliers<1, true, true>(op, list, packed, 0, at);
             else add_outliers<1, true, false>(op, list, packed, 0, at);
         }
     }
-    put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
+    put_far(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
 }
 
 static void groups_pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {

@@ -419,6 +419,17 @@ def test_activations_too_small_for_a_scale_are_zero(team):
         assert (multiply(team, weight, x)[1] == 0).all()
 
 
+@pytest.mark.parametrize("outputs", [5024, 5030])
+def test_outputs_larger_than_a_cache_are_those_of_few_rows(team, outputs):
+    """They are written past the cache if their rows begin at cache lines."""
+    x, weight, bias = random(211, 64), random(outputs, 64, seed=1), random(outputs, seed=2)
+    made = [(rounded(bits, weight), None) for bits in (8, 32)] + [(weight.bfloat16(), form) for form in forms_of(team)]
+    for one, form in made:
+        few = torch.cat([multiply(team, one, part, form, bias, margin=16) for part in x[:6].split(3)])
+        assert torch.equal(multiply(team, one, x, form, bias, margin=16)[:6], few)
+        assert torch.equal(multiply(team, one, x.flip(0), form, bias, margin=16)[-6:].flip(0), few)
+
+
 def test_extreme_8_bit_values_do_not_overflow(team):
     """All weights and activations as large as they get, over more inputs than 16 bits could sum."""
     for weight in (torch.ones(40, 5000), -torch.ones(40, 5000)):

@@ -80,8 +80,11 @@ static inline __m512 halves_to_floats(__m256i x) {
     return v;
 }
 
+static inline void stream(float* out, __m512 x) { std::memcpy(out, &x, sizeof x); }
+
 }  // namespace emulated
 
+#define _mm512_stream_ps emulated::stream
 #define _mm512_dpbusd_epi32 emulated::dpbusd
 #define _mm512_set1_epi8 emulated::set1_epi8
 #define _mm512_set1_epi32 emulated::set1_epi32
