@@ -21,7 +21,7 @@ from hypothesis import settings
 from tests import repeat
 from tests.emulation import use_emulated
 from tests.interpreter import fix_dot_order, save_time
-from tests.tiers import is_variant
+from tests.tiers import mark_tiers
 
 # Two worker processes with two OpenMP threads each compete for two cores. Threads spin while they wait for threads
 # without a core: a step of a tiny model took 10 times as much CPU time.
@@ -69,11 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
         use_emulated(patch)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Start one worker more than there are CPUs: tests that start services wait as long as they compute."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if is_variant(item):
-            item.add_marker("variants")
+    mark_tiers(items)
     places = {os.path.join(os.path.dirname(__file__), name): at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
 

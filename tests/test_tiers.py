@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import NIGHTLY, thinned
+from tests.tiers import NIGHTLY, mark_tiers, thinned
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -91,6 +91,26 @@ def test_thinned_marks_the_cases_that_are_not_kept():
 def test_thinned_rejects_unknown_cases_and_none_and_all(kept):
     with pytest.raises(ValueError, match="cases"):
         thinned([1, 2, 3], kept)
+
+
+class Item:
+    """What `mark_tiers` reads of a pytest.Item."""
+
+    path = Path(__file__)
+
+    def __init__(self, nodeid: str, every: int = 0) -> None:
+        self.nodeid, self.marks = nodeid, [pytest.mark.sampled(every).mark] if every else []
+        self.added: list[object] = []
+        self.add_marker = self.added.append
+
+    def get_closest_marker(self, name: str) -> object:
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+
+def test_of_sampled_cases_every_nth_one_is_kept_and_always_the_first():
+    items = [Item(f"t.py::test_{name}[{case}]", 3) for name in "ab" for case in range(4)]
+    mark_tiers([*items, plain := Item("t.py::test_c")])  # type: ignore[list-item]
+    assert [item.added for item in items] == [[], [NIGHTLY], [NIGHTLY], []] * 2 and plain.added == []
 
 
 def units() -> list[str]:

@@ -5,11 +5,13 @@
 variants  a test that runs once for each instruction set of the CPU's kernels. `make test` runs it with the portable one
           and with the best one.
 nightly   a test that repeats a property for more architectures, cases, requests or time. The marker names the test of
-          `make test` that covers the property; `thinned` marks the parameters of one test.
+          `make test` that covers the property; `thinned` marks the parameters of one test, and `sampled(n)` all but
+          every n-th case of a test.
 
 tests/test_tiers.py checks both.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -30,6 +32,19 @@ def is_variant(item: pytest.Item) -> bool:
     if callspec is None or not BETWEEN.intersection(callspec.id.split("-")):
         return False
     return any(item.path.is_relative_to(folder) for folder in FOLDERS)
+
+
+def mark_tiers(items: Iterable[pytest.Item]) -> None:
+    """Mark the variants, and all but every n-th of the other cases of a test with the marker `sampled(n)`."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if is_variant(item):
+            item.add_marker("variants")
+        elif marker := item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % marker.args[0]:
+                item.add_marker(NIGHTLY)
+            cases[test] += 1
 
 
 def thinned(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:

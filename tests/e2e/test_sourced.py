@@ -18,7 +18,7 @@ from tests.e2e.conftest import ROOT, SLIPWAY, Appliance
 from tests.engine.sourced import Sourced, save
 
 TEXT = "hello world, what is 17 + 25?"
-TOKENS, LONG = 48, 500
+TOKENS, LONG = 24, 240
 
 
 @pytest.fixture(scope="module")

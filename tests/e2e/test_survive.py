@@ -17,13 +17,13 @@ def test_no_request_notices_that_its_engine_was_killed(launch):
     appliance = launch()
     appliance.wait_ready()
     result = asyncio.run(
-        kill_under_load(appliance.url, [KillTarget(appliance.process.pid)], kills=3, streams=12, tokens=80)
+        kill_under_load(appliance.url, [KillTarget(appliance.process.pid)], kills=2, streams=10, tokens=60)
     )
-    assert result.kills == 3 and result.requests >= 12
+    assert result.kills == 2 and result.requests >= 10
     assert result.failed == []
     assert result.differing == []
     assert appliance.metric("slipway_request_interruptions_total") > 0
-    assert appliance.metric("slipway_engine_restarts_total") == 3
+    assert appliance.metric("slipway_engine_restarts_total") == 2
     assert appliance.metric("slipway_requests_held") == appliance.metric("slipway_open_requests") == 0
     assert appliance.metric("slipway_requests_quarantined_total") == 0
     assert appliance.stop() == 0
@@ -33,10 +33,10 @@ def test_clients_that_come_back_to_a_gateway_that_was_killed_get_the_exact_rest(
     """The gateway and the engine in turns, under requests with an Idempotency-Key"""
     appliance = launch()
     appliance.wait_ready()
-    targets = [KillTarget(appliance.process.pid, name) for name in ("gateway", "engine-0", "gateway")]
-    wanted = {"kills": 4, "streams": 10, "tokens": 80, "durable": True, "seed": 2}
+    targets = [KillTarget(appliance.process.pid, name) for name in ("gateway", "engine-0")]
+    wanted = {"kills": 2, "streams": 8, "tokens": 60, "durable": True, "seed": 2}
     result = asyncio.run(kill_under_load(appliance.url, targets, **wanted))
-    assert result.kills == 4 and result.requests >= 10 and result.reconnects > 0
+    assert result.kills == 2 and result.requests >= 8 and result.reconnects > 0
     assert result.failed == []
     assert result.differing == []
     assert appliance.metric("slipway_requests_joined_total") > 0
@@ -63,7 +63,7 @@ def test_an_engine_that_is_stopped_without_work_is_noticed_and_replaced(launch, 
 def test_a_stream_goes_on_when_its_engine_was_stopped_under_it(launch, eventually):
     appliance = launch(ROOT / "manifests" / "demo.yaml", *STALLS)
     appliance.wait_ready()
-    body = {"prompt": "Tell me", "max_tokens": 600, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+    body = {"prompt": "Tell me", "max_tokens": 300, "ignore_eos": True, "temperature": 1.0, "seed": 3}
     expected = appliance.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
     stopped = appliance.pids()["engine-0"]
     text = ""

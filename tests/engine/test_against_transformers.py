@@ -136,6 +136,7 @@ def assert_same(case: Case, made: Generation) -> None:
         assert found.top_ids == tuple(ids.tolist())
 
 
+@pytest.mark.sampled(3)
 def test_chunks_batches_and_cached_prefixes_change_nothing(case, engine):
     prompts = prompts_of(1)
     with engine(case.path) as llm:
@@ -150,6 +151,7 @@ def test_chunks_batches_and_cached_prefixes_change_nothing(case, engine):
                 assert one.logprob == pytest.approx(two.logprob, abs=TOLERANCE)
 
 
+@pytest.mark.sampled(3)
 def test_preempted_requests_end_as_if_they_had_been_alone(case, engine):
     prompts = prompts_of(2)
     with engine(case.path, kv_bytes=case.tight_bytes(), overlap=False, prefix_cache=False) as llm:
@@ -161,6 +163,7 @@ def test_preempted_requests_end_as_if_they_had_been_alone(case, engine):
         assert_same(case, one)
 
 
+@pytest.mark.sampled(3)
 def test_prompt_logprobs_are_transformers_at_every_chunk_edge(case, engine):
     prompts = prompts_of(3)[:6]
     with engine(case.path) as llm:

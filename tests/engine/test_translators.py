@@ -84,6 +84,7 @@ def test_preempted_requests_read_their_source_again_and_go_on(translator):
         assert_same(translator, source, one)
 
 
+@pytest.mark.sampled(3)
 def test_two_processes_equal_transformers(translator):
     """Each rank has half of the heads (6 of the encoder, 4 of the decoder); the vocabulary of 97 splits unevenly."""
     with LLM(translator.path, **SMALL, tensor=2) as llm:

@@ -150,6 +150,7 @@ def test_tiles_fit_devices_with_less_shared_memory(targets, launches, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("program_file", [True, False], ids=["with file", "without file"])
+@pytest.mark.sampled(2)
 def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
     """Run as in a container: the cache folder links to the filled one, and there is no compiler."""
     folder, _, _, compilation = filled
@@ -183,6 +184,7 @@ def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
         ("broken", ["CompilationError", "the compiler exited with code 9", "2 faults"]),
     ],
 )
+@pytest.mark.sampled(2)
 def test_faulty_kernel_is_reported(planted, words, tmp_path):
     done = report("--check", "--target", "sm_90", "--launches", f"tests.kernels.planted:{planted}", **cache(tmp_path))
     assert done.returncode == 1, done.stderr

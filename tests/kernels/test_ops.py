@@ -133,6 +133,7 @@ def compare(op, case, dtype, wanted, given):
 
 
 @cases()
+@pytest.mark.sampled(2)
 def test_triton_body_equals_the_reference(op, case, dtype, memory):
     args = inputs(op, case, dtype)
     wanted = tensors(op.reference(*copied(args)))
@@ -143,6 +144,7 @@ def test_triton_body_equals_the_reference(op, case, dtype, memory):
 
 
 @cases(lambda op, case: op.single_row is not None and case.id != "empty", one_type=True)
+@pytest.mark.sampled(3)
 def test_row_does_not_depend_on_other_rows(op, case, dtype, memory):
     args = inputs(op, case, dtype, seed=1)
     whole = tensors(op(*copied(args)))
@@ -155,6 +157,7 @@ def test_row_does_not_depend_on_other_rows(op, case, dtype, memory):
 
 
 @cases(lambda op, case: bool(op.strided), one_type=True)
+@pytest.mark.sampled(3)
 def test_rows_may_be_strided(op, case, dtype, memory):
     args = inputs(op, case, dtype, seed=2)
     apart = tuple(spread(arg) if at in op.strided and arg is not None else arg for at, arg in enumerate(args))

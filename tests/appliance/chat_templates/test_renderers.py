@@ -63,6 +63,7 @@ def render(source: str, renderers: Renderers, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("source", HUNGRY.values(), ids=HUNGRY)
+@pytest.mark.sampled(2)
 def test_a_template_that_exceeds_its_limits_is_stopped(source: str, renderers: Renderers) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF)
     with pytest.raises(TemplateError) as raised:

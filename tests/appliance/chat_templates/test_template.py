@@ -76,6 +76,7 @@ def ours(directory: Path, **options: Any) -> str:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("generation", [False, True])
 @pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.sampled(2)
 def test_rendered_text_equals_transformers(tmp_path: Path, name: str, generation: bool, tools: Any) -> None:
     oracle = AutoTokenizer.from_pretrained(checkpoint(tmp_path, TEMPLATES[name]))
     for variables in ({}, {"enable_thinking": False}):

@@ -1,6 +1,8 @@
 """Rules: the variables that they may read, invariants of all rules, and messages to operators."""
 
 import ast
+import itertools
+import math
 import random
 import re
 import shutil
@@ -57,18 +59,24 @@ class Watched:
         return value
 
 
+MOST_VIEWS = 1000
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_reads_only_its_declared_keys_and_facts(rule: Rule) -> None:
-    """The rule is evaluated with every combination of its own variables, or 2,000 of them: the solver would miss an
+    """The rule is evaluated with every combination of its own variables, or 1,000 of them: the solver would miss an
     undeclared variable."""
     read: set[str] = set()
     draw = random.Random(0)
     own = [one for one in VARIABLES if one.name in rule.keys]
     for facts in FACTS.values():
-        views = [View(facts)]
-        for variable in own:
-            views = [replace(view, **{variable.name: value}) for view in views for value in pool(variable, facts)]
-        for view in draw.sample(views, min(2000, len(views))):
+        pools = [pool(variable, facts) for variable in own]
+        if math.prod(map(len, pools)) <= MOST_VIEWS:
+            chosen = list(itertools.product(*pools))
+        else:
+            chosen = [tuple(map(draw.choice, pools)) for _ in range(MOST_VIEWS)]
+        for values in chosen:
+            view = replace(View(facts), **{one.name: value for one, value in zip(own, values, strict=True)})
             rule.holds(Watched(view, read))  # type: ignore[arg-type]
     told = {*rule.keys, *rule.facts}
     # what memory lacks is asked of the whole view, by a function that a plan brings

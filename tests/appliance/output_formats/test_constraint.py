@@ -85,6 +85,7 @@ def constraint(form: OutputFormat, vocabulary: Vocabulary, **options: Any) -> Co
 
 @pytest.mark.parametrize("special", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.sampled(3)
 def test_required_calls_are_always_valid(name: str, special: bool) -> None:
     form = FORMATS[name]
     assert form.calls is not None
@@ -186,6 +187,7 @@ def test_channels_are_free_until_a_call_begins() -> None:
 @pytest.mark.parametrize("special", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("reasons", [False, True], ids=["asked", "opened"])
 @pytest.mark.parametrize("reasoning", REASONINGS, ids=lambda reasoning: reasoning.name)
+@pytest.mark.sampled(3)
 def test_calls_may_follow_any_reasoning(reasoning: Any, reasons: bool, special: bool) -> None:
     """RE-05: the constraint begins after the reasoning, and the reader finds the same boundary."""
     hermes = FORMATS["hermes"].calls

@@ -169,7 +169,7 @@ def test_requests_that_are_not_http_get_an_error_object(limited, request_bytes):
 def test_errors_of_a_messages_request_have_anthropic_s_shape(limited):
     gateway = limited()
     with connected(gateway) as connection:
-        connection.sendall(b"POST /v1/messages HTTP/1.1\r\nx-long: " + b"a" * 70_000)
+        connection.sendall(b"POST /v1/messages HTTP/1.1\r\nx-long: " + b"a" * 70_000 + b"\r\n\r\n")
         body = json.loads(everything(connection).partition(b"\r\n\r\n")[2])
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
 

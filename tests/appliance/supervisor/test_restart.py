@@ -75,10 +75,10 @@ def test_crashes_after_a_successful_start_count(launched):
 
 
 def test_crashes_outside_the_window_do_not_count(launched):
-    appliance = launched(max=1, window_s=1.5)
+    appliance = launched(max=1, window_s=0.8)
     for times in (1, 2, 3, 4):
         pid = appliance.started("engine-0", times=times)
-        appliance.until(lambda pid=pid: _age(pid) > 2)
+        appliance.until(lambda pid=pid: _age(pid) > 1.2)
         if times < 4:
             os.kill(pid, signal.SIGKILL)
     assert appliance.terminate() == 0

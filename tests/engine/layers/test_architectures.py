@@ -49,6 +49,7 @@ def test_a_prompt_in_chunks_equals_transformers(case, kernels, chunk, checkpoint
     close(driver(checkpoint(case).path, kernels=kernels).run(prompt, chunk), checkpoint(case).logits(prompt))
 
 
+@pytest.mark.sampled(2)
 def test_rows_of_all_kinds_in_one_step_equal_transformers(case, kernels, checkpoint, driver, ids):
     """Decoding rows of several lengths, first chunks and later chunks share steps in an order drawn at random."""
     draw = random.Random(7)

@@ -173,6 +173,7 @@ def test_experts_are_restored_beside_what_stays_in_fp8(kind, tmp_path, driver, i
 @needs_triton
 @pytest.mark.parametrize("more", [{}, RAGGED], ids=["whole", "ragged"])
 @pytest.mark.parametrize("kind", FP8_KINDS)
+@pytest.mark.sampled(2)
 def test_each_projection_multiplies_by_its_own_scales(kind, more, written, driver):
     made, kind_ = written(kind, **more), FP8_KINDS[kind]
     engine, plain = driver(made.path, kernels="triton"), load_file(made.plain / "model.safetensors")

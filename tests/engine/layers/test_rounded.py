@@ -27,6 +27,7 @@ QKV = "model.layers.0.self_attn.q_proj+k_proj+v_proj"
 
 @pytest.mark.parametrize("case_name", SOME)
 @pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.sampled(3)
 def test_a_rounded_row_is_the_same_whatever_stands_beside_it(case_name, bits, compiled, checkpoint, driver, ids):
     path, prompt = checkpoint(case_name).path, ids(29, 9)
     want = driver(path, kernels=compiled, bits=bits).run(prompt, len(prompt))

@@ -80,6 +80,7 @@ def test_values_of_other_types_are_not_neutral(gateway: Any, value: Any) -> None
         ({"structural_tag": json.dumps({"format": {"type": "const_string", "value": "a"}})}, None),
     ],
 )
+@pytest.mark.sampled(3)
 def test_structured_output_under_other_names(gateway: Any, path: str, fields: Any, outputs: Any) -> None:
     """vLLM's, SGLang's and llama.cpp's names give the grammar that structured_outputs gives."""
     status, reply = post(gateway, path, **fields)

@@ -117,6 +117,7 @@ def asked(gateway: Any, body: dict[str, Any]) -> tuple[Said, Said]:
 
 @pytest.mark.parametrize("each", [1, 3, 1000])
 @pytest.mark.parametrize("name", REPLIES)
+@pytest.mark.sampled(3)
 def test_only_the_final_channel_is_content(gateway: Any, name: str, each: int) -> None:
     text, expected = REPLIES[name]
     finish = "stop" if text.endswith(("<|return|>", "<|call|>", "<|end|>")) else "length"

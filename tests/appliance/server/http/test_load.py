@@ -116,6 +116,7 @@ def check(
 
 
 @pytest.mark.parametrize("name", [*GENERATES, *STREAMS])
+@pytest.mark.sampled(2)
 def test_a_request_that_generates_counts_until_it_is_over(
     generating: Gateway, engine: FakeEngine, eventually: Eventually, name: str
 ) -> None:

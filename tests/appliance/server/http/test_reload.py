@@ -409,6 +409,7 @@ def test_every_live_key_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("key", CASES)
+@pytest.mark.sampled(2)
 def test_a_live_key_takes_effect_in_a_running_gateway(world: Callable[..., World], key: str) -> None:
     case = CASES[key]
     there = world(**case.start)

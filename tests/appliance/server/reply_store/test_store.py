@@ -160,7 +160,7 @@ def test_a_broken_file_costs_computation_and_nothing_else(world: World) -> None:
     world.close()
     data, rng = world.path.read_bytes(), random.Random(11)
     skipped = 0
-    for _ in range(300):
+    for _ in range(100):
         broken = bytearray(data)
         for _ in range(rng.randrange(1, 4)):
             at, length = rng.randrange(len(data)), rng.choice((1, 1, 3, 60))
@@ -182,7 +182,7 @@ def test_a_broken_file_costs_computation_and_nothing_else(world: World) -> None:
             assert found[4] == deltas[: len(found[4])]
             assert found[3] == "paused" or (len(found[4]) == 12 and key != b"b")
         skipped += world.skipped() > 0
-    assert skipped > 100
+    assert skipped > 30
 
 
 def test_deltas_after_a_lost_record_are_ignored(world: World) -> None:
