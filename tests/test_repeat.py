@@ -48,6 +48,7 @@ def test_passes():
     ],
     ids=["alone", "both", "twice", "too-many", "off", "died"],
 )
+@pytest.mark.sampled(2)
 def test_failed_tests_are_repeated_alone(tmp_path: Path, tests, limit, code, said, runs):
     file = tmp_path / "test_it.py"
     file.write_text(TESTS)

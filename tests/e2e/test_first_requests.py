@@ -5,6 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from appliance.config import exits
 from tests.e2e.conftest import until
 
@@ -36,6 +38,7 @@ def test_weights_of_nan_end_the_start_with_the_reason(launch, tmp_path):
     assert "try:" not in output  # the hint that is printed when the service is ready
 
 
+@pytest.mark.nightly("tests/e2e/test_first_requests.py::test_weights_of_nan_end_the_start_with_the_reason")
 def test_weights_of_nan_halt_an_appliance_with_park(launch, tmp_path):
     appliance = launch(weights_of_nan(tmp_path, "lifecycle: {restart: {exhausted: park}}\n"))
 

@@ -43,6 +43,7 @@ def test_the_gateway_answers_before_the_engine_serves(launch, eventually):
     assert appliance.stop() == 0
 
 
+@pytest.mark.nightly("tests/e2e/test_survive.py::test_no_request_notices_that_its_engine_was_killed")
 def test_a_killed_engine_is_restarted_while_the_gateway_stays(launch, eventually):
     appliance = launch()
     appliance.wait_ready()
@@ -160,6 +161,7 @@ def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, refu
     assert appliance.stop() == 0
 
 
+@pytest.mark.nightly("tests/e2e/test_policy.py::test_an_exhausted_policy_ends_the_tree")
 def test_an_engine_that_is_killed_once_too_often_ends_all_with_its_code_and_leaves_nothing(
     launch, eventually, tmp_path
 ):

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import httpx
+import pytest
 
 DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}
@@ -19,6 +20,9 @@ def rank_of(appliance):
     return found[0] if len(found) == 1 else None
 
 
+@pytest.mark.nightly(
+    "tests/e2e/test_ranks.py::test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on"
+)
 def test_two_ranks_answer_as_one_does_and_leave_no_process(demo, launch):
     appliance = launch(DEMO, "-tp", "2")
     appliance.wait_ready()

@@ -196,6 +196,7 @@ def test_streams_go_on_while_a_swap_meets_a_crash(served: Served) -> None:
     assert served.appliance.stop() == 0
 
 
+@pytest.mark.nightly("tests/e2e/test_reload.py::test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine")
 def test_of_several_engines_one_serves_at_all_times(launch: Callable[..., Appliance], tmp_path: Path) -> None:
     served = Served(launch, tmp_path, "--set", "parallelism.data=2", "--set", "hardware.threads=1")
     before = served.appliance.pids()

@@ -183,6 +183,7 @@ def test_what_was_recorded_is_replayed_and_tried_with_other_settings(appliance: 
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.nightly("tests/e2e/test_drift.py::test_weights_other_than_the_lock_s_end_a_start_naming_the_prompt")
 def test_a_lock_has_golden_prompts_that_agree_and_a_start_is_held_to_them(
     launch: Callable[..., Appliance], bart: Sourced, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_an_archive_is_served_whole_in_spite_of_a_cut_and_from_the_cache_the_sec
     assert server.gets("/demo.tar.gz") == ["", "bytes=100000-"]
 
 
+@pytest.mark.nightly("tests/e2e/test_sources.py::test_a_start_tells_how_far_a_download_is_and_a_stalled_one_goes_on")
 def test_an_archive_that_stalls_is_told_by_who_answers_meanwhile(launch, server, tmp_path, eventually):
     """The gateway cannot run before the model is known; the placeholder server still answers probes."""
     server.files["/demo.zip"], server.faults["/demo.zip"] = bytes(BIG), [("stall", BIG // 2)]

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from benchmarks.fault_injection import KillTarget, kill_under_load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,7 @@ def test_no_request_notices_that_its_engine_was_killed(launch):
     assert appliance.stop() == 0
 
 
+@pytest.mark.nightly("tests/e2e/test_sourced.py::test_a_reply_with_a_key_goes_on_in_another_gateway")
 def test_clients_that_come_back_to_a_gateway_that_was_killed_get_the_exact_rest(launch):
     """The gateway and the engine in turns, under requests with an Idempotency-Key"""
     appliance = launch()
@@ -60,6 +63,7 @@ def test_an_engine_that_is_stopped_without_work_is_noticed_and_replaced(launch, 
     assert appliance.stop() == 0
 
 
+@pytest.mark.nightly("tests/e2e/test_chaos.py::test_promises_are_kept_and_files_are_unchanged")
 def test_a_stream_goes_on_when_its_engine_was_stopped_under_it(launch, eventually):
     appliance = launch(ROOT / "manifests" / "demo.yaml", *STALLS)
     appliance.wait_ready()
