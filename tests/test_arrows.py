@@ -52,7 +52,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.sampling": ("engine.layers", "engine.api", "kernels"),
     "engine.worker": (
         *("engine.api", "engine.core.plan", "engine.kv", "engine.models", "engine.weights", "engine.distributed"),
-        *("engine.formats", "engine.layers", "engine.lowering", "engine.sampling", "engine.text", "kernels"),
+        *("engine.formats", "engine.layers", "engine.lowering", "engine.sampling", "engine.text", "engine.imports"),
+        "kernels",
     ),
     "appliance": (),
     "appliance.config": ("engine.api",),

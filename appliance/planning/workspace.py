@@ -34,12 +34,12 @@ from kernels.cpu.library import tiling
 
 MIB = 2**20
 # Resident memory of an engine process without weights, including pages of shared libraries. VmRSS on Linux with Python
-# 3.11 and torch 2.13 for CPUs, in MiB: interpreter 11, numpy and msgspec 17, modules of the engine 13, torch 187,
+# 3.11 and torch 2.13 for CPUs, in MiB: interpreter 11, numpy and msgspec 17, modules of the engine 13, torch 169,
 # threads and first steps 17 to 21; rounded up. On a GPU the value covers library handles and allocator rounding on the
 # device, besides the context.
-PROCESS_BYTES = {"cpu": 252 * MIB, "cuda": 512 * MIB}
+PROCESS_BYTES = {"cpu": 234 * MIB, "cuda": 512 * MIB}
 THREAD_BYTES = MIB  # per compute thread: its stack and the allocator's arena
-FOREIGN_BYTES = 136 * MIB  # modules of transformers 5.23 and one model's code: 117 MiB
+FOREIGN_BYTES = 154 * MIB  # modules of transformers 5.23, one model's code and torch's meta operations: 135 MiB
 TORCH_CODE_BYTES = 4 * MIB  # pages of torch's own kernels, which compiled kernels never touch
 LIBRARY_BYTES = 8 * MIB  # most that one torch thread keeps of a repacked matrix
 SCORE_ELEMENTS = 1 << 27  # most attention scores that torch holds at once (kernels/attention/common.py)

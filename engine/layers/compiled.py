@@ -77,8 +77,8 @@ def allocated(count: int) -> Tensor:
 
 
 class Buffers:
-    """Buffers of a step: float32, by name, with room for the widest value. Reallocated when a step has more tokens. They
-    are in large pages: a piece of a product writes a few numbers to each of many rows, which lie pages apart."""
+    """Buffers of a step: float32, by name, with room for the widest value. Reallocated when a step has more tokens.
+    They are in large pages: a piece of a product writes a few numbers to each of many rows, which lie pages apart."""
 
     def __init__(self, widths: dict[str, int]) -> None:
         self.widths = widths  # elements per token
@@ -155,11 +155,11 @@ class CompiledModel:
             slot_mapping=slot_mapping,
             pages=pages,
         )
-        for region in self.regions:
-            if isinstance(region, CompiledProgram):
-                self.team.run(region, data)
+        for part in self.regions:
+            if isinstance(part, CompiledProgram):
+                self.team.run(part, data)
             else:
-                region.compute(batch.tokens)
+                part.compute(batch.tokens)
         return self.buffers[self.program.out][: batch.tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:

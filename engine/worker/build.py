@@ -20,6 +20,7 @@ from engine.distributed.group import open_group
 from engine.distributed.shared import open_shared
 from engine.distributed.world import SINGLE, World, least
 from engine.formats.load_time import LOAD_FORMATS
+from engine.imports import load_meta_operations
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
@@ -404,6 +405,7 @@ def _loaded(
     progress: Callable[[float], None],
 ) -> TextModel | ForeignModel:
     if checkpoint.model.foreign is not None:
+        load_meta_operations()
         foreign_model = ForeignModel(checkpoint.model, form, DTYPES[config.model.dtype], device)
         if config.model.load == "random":
             foreign_model.fill_random(checkpoint)

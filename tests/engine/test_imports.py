@@ -1,0 +1,33 @@
+"""An engine process leaves out what it does not use, and loads it if a model needs it."""
+
+import subprocess
+import sys
+
+import pytest
+
+LEAVE_OUT = """
+from types import SimpleNamespace
+from engine.imports import leave_out_unused, load_meta_operations
+leave_out_unused(SimpleNamespace(hardware=SimpleNamespace(kernels={kernels!r})))
+import torch
+
+def transform():
+    return torch.ops.aten._fft_c2c(torch.empty(3, dtype=torch.complex64, device="meta"), [0], 0, True).shape
+
+try:
+    print("at once", *transform())
+except NotImplementedError:
+    print("left out")
+load_meta_operations()
+load_meta_operations()
+print("loaded", *transform())
+"""
+
+
+@pytest.mark.parametrize(("kernels", "first"), [("torch", "left out"), ("avx2", "left out"), ("triton", "at once 3")])
+def test_operations_on_meta_tensors_are_loaded_when_they_are_needed(kernels: str, first: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVE_OUT.format(kernels=kernels)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [first, "loaded 3"]
