@@ -5,10 +5,12 @@ work runs in the threads of the engine, the worker and the connection. Exit code
 `EXIT_PERMANENT` for an error that a restart does not fix, `EXIT_CRASH` otherwise.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,7 +18,6 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 import msgspec
 
@@ -71,24 +72,32 @@ class Engine:
         self._listener: Connection | None = None  # the one that the loop serves; used only in the loop's thread
         self._connected = threading.Event()
         self._heartbeat = HeartbeatWriter(config.lifecycle.heartbeat)
-        self._exit_requested: SimpleQueue[None] = SimpleQueue()  # reentrant: a signal handler may call put during get
+        self._awaiting_exit, self._requesting_exit = socket.socketpair()  # a byte in it ends `serve`
         self._code = 0
         self._exiting = False
         self._server = Server(config.socket, opened=self._opened, received=self._received, closed=self._closed)
 
     def serve(self) -> int:
         """Run until the engine ends or gets SIGTERM or SIGINT. Return the exit code."""
+        # The kernel may deliver a signal to any thread; then Python runs its handler only when the main thread wakes.
+        # The byte that Python writes at once, in the thread that got the signal, wakes it.
+        self._requesting_exit.setblocking(False)
+        signal.set_wakeup_fd(self._requesting_exit.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._exit_requested.put(None))
+            signal.signal(number, lambda *_: None)
         self._server.start()
         thread = threading.Thread(target=self._run, name="engine", daemon=True)
         thread.start()
-        self._exit_requested.get()
+        self._awaiting_exit.recv(1)
         self._server.close()
         if self._loop is not None:
             self._loop.stop()
             thread.join(STOP_S)
         return self._code
+
+    def _request_exit(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of earlier requests
+            self._requesting_exit.send(b"\0")
 
     # In the engine's thread
 
@@ -127,7 +136,7 @@ class Engine:
             worker.close()
         except Exception as error:  # top level: report to gateway and log, then end the process
             self._fail(error)
-        self._exit_requested.put(None)
+        self._request_exit()
 
     def _fail(self, error: Exception) -> None:
         match error:
@@ -145,7 +154,7 @@ class Engine:
     def _on_rank_lost(self, error: Exception) -> None:
         """End the process, whatever the engine's thread is waiting for."""
         self._fail(error)
-        self._exit_requested.put(None)
+        self._request_exit()
 
     def _probe(self, loop: Loop, pause_s: float) -> None:
         """Periodically request a health check step while the engine is idle; its heartbeat shows the result."""
@@ -161,7 +170,7 @@ class Engine:
                 if change.overwritten and mapped:
                     message = f"{change.file} {change.what} while the engine was using it (mapped); restart the engine"
                     self._exit_with(EXIT_PERMANENT, CheckpointError.code, message)
-                    self._exit_requested.put(None)
+                    self._request_exit()
                     return
                 after = "the next start of an engine reads the new content"
                 print(f"slipway engine: warning: {change.file} {change.what}; {after}", file=sys.stderr, flush=True)

@@ -69,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         use_emulated(patch)
 
 
+@pytest.hookimpl(optionalhook=True)  # the tests of the page run without pytest-xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Start one worker more than there are CPUs: tests that start services wait as long as they compute."""
     return len(os.sched_getaffinity(0)) + 1

@@ -66,3 +66,9 @@ def test_failed_tests_are_repeated_alone(tmp_path: Path, tests, limit, code, sai
     assert done.returncode == code, output
     assert said in output
     assert {name: len((tmp_path / name).read_text()) for name in runs} == runs
+
+
+def test_the_tests_of_the_project_start_without_xdist() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "--collect-only", __file__]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout

@@ -61,7 +61,7 @@ def assert_near(found, exact):
     ],
 )
 def test_a_decoder_in_16_bits_has_pages_of_its_type(name, dtype, kernels, tensor, tmp_path):
-    """The prefix cache gives identical results, and they are close to those of explicit float32 pages."""
+    """The prefix cache gives identical results, close to the results with explicit float32 pages."""
     tiny.random_model(name).to(getattr(torch, dtype)).save_pretrained(tmp_path)
     sizes = {**SIZES, "max_context": 48, "max_step_tokens": 7, "kernels": kernels, "tensor": tensor}
     asked = prompts(tiny.VOCAB)

@@ -68,7 +68,7 @@ def greedy(count: int) -> Params:
 
 
 def check(model: Any, made: Any) -> None:
-    """Compare tokens and log probabilities with those of transformers without a cache."""
+    """Compare tokens and log probabilities with transformers, which runs without a cache."""
     with torch.no_grad():
         ids = torch.tensor([[*made.prompt_ids, *made.ids]])
         expected = model(ids, use_cache=False).logits[0, len(made.prompt_ids) - 1 : -1].float().log_softmax(-1)

@@ -1,4 +1,4 @@
-"""An engine process leaves out what it does not use, and loads it if a model needs it."""
+"""An engine process leaves out unused modules, and loads it if a model needs it."""
 
 import subprocess
 import sys

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -24,6 +26,7 @@ from engine.worker.ranks import RankLost
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+SYS_TGKILL = {"x86_64": 234, "aarch64": 131}[platform.machine()]
 BLOCK_BYTES = 2 * 16 * 8 * 4  # keys and values, 16 tokens, one head of 8, float32
 
 
@@ -144,6 +147,22 @@ def test_an_engine_serves_many_requests_refuses_wrong_ones_and_stops(engine, tmp
     assert process.stop() == (0, "")
     assert states[-2:] == ["ready", "down"]
     assert replay([str(tmp_path / "record")]) == 0
+
+
+def test_a_stop_signal_ends_the_engine_whichever_thread_gets_it(engine):
+    """The kernel may deliver a signal of the process to any of its threads."""
+    process = engine()
+
+    async def scenario():
+        async with connected(process):
+            (other, *_) = (
+                int(task) for task in os.listdir(f"/proc/{process.popen.pid}/task") if int(task) != process.popen.pid
+            )
+            send = ctypes.CDLL(None, use_errno=True).syscall
+            assert send(SYS_TGKILL, process.popen.pid, other, signal.SIGTERM) == 0, os.strerror(ctypes.get_errno())
+            assert await asyncio.to_thread(process.popen.wait, 30) == 0
+
+    asyncio.run(scenario())
 
 
 def test_a_resumed_request_goes_on_where_it_was(engine):

@@ -223,7 +223,7 @@ def test_a_wanted_context_that_does_not_fit_is_refused_with_the_size_it_needs(tm
 def test_a_too_large_cache_is_an_error_with_the_maximum(tmp_path: Path) -> None:
     error = refused(tmp_path, "hardware.kv_cache_memory=19GiB")
     assert error.cause == exits.MEMORY
-    assert "19.0 GiB make 19.3 GiB in all" in str(error) and "use at most 16.7 GiB" in str(error)
+    assert "19.0 GiB make 19.2 GiB in all" in str(error) and "use at most 16.8 GiB" in str(error)
 
 
 def test_sampling_defaults_are_manifest_over_generation_config_over_the_api(tmp_path: Path) -> None:
