@@ -23,10 +23,10 @@ from typing import Any
 
 import httpx
 
+from appliance.bench.summary import summarize_times as summarize
 from appliance.chaos.client import TIMEOUT_S, send
 from appliance.supervisor.programs import program
 from benchmarks.machine import facts
-from benchmarks.serve import summarize
 from benchmarks.service import running_service
 
 SCHEMA = {

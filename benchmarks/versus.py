@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.load import Shape
+from appliance.bench.workload import Lengths
 from benchmarks.machine import facts
 from benchmarks.shapes import SHAPES, make
 
@@ -36,9 +36,9 @@ class Job:
 
 
 def jobs(count: int, *, lengths: str, vocab: int, seed: int, limit: int) -> list[Job]:
-    """Requests with the length mix of `benchmarks.load`, cut at `limit`, or all of 128 tokens in and out."""
+    """Requests with the length mix of `slipway bench`, cut at `limit`, or all of 128 tokens in and out."""
     rng = random.Random(seed)
-    prompt, reply = Shape(100, 0.9, limit), Shape(180, 0.9, limit)
+    prompt, reply = Lengths(100, 0.9, limit), Lengths(180, 0.9, limit)
     made = []
     for _ in range(count):
         into, out = (prompt.draw(rng), reply.draw(rng)) if lengths == "mixed" else (128, 128)

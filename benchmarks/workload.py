@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.load import Shape
+from appliance.bench.workload import Lengths
 
-CHAT_PROMPT, CHAT_REPLY = Shape(110, 1.2, 1024), Shape(140, 0.9, 1024)
-TEXT = Shape(110, 1.2, 512)
+CHAT_PROMPT, CHAT_REPLY = Lengths(110, 1.2, 1024), Lengths(140, 0.9, 1024)
+TEXT = Lengths(110, 1.2, 512)
 
 
 @dataclass(frozen=True)

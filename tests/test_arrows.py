@@ -83,6 +83,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.planning", "appliance.config", "appliance.hardware", "appliance.constraints"),
         "appliance.runtime",
     ),
+    "appliance.bench": (),
     "appliance.deployment": ("appliance.planning", "appliance.config", "appliance.checkpoints"),
     "appliance.lockfile": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints"),
@@ -153,6 +154,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.chaos", "appliance.supervisor", "appliance.planning", "appliance.lockfile"),
         *("appliance.checkpoints", "appliance.constraints", "appliance.hardware", "appliance.config"),
         *(
+            "appliance.bench",
             "appliance.deployment",
             "appliance.migration",
             "appliance.security",

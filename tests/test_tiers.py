@@ -37,7 +37,13 @@ def always_nightly(source: str, name: str) -> bool:
 
 # Tests that start processes, compute models or kernels, or need the whole tree.
 NOT_UNIT = (
-    *("appliance/chat_templates", "appliance/checkpoints", "appliance/constraints", "appliance/lockfile"),
+    *(
+        "appliance/bench",
+        "appliance/chat_templates",
+        "appliance/checkpoints",
+        "appliance/constraints",
+        "appliance/lockfile",
+    ),
     *("appliance/runtime", "appliance/server", "appliance/server/http", "appliance/server/reply_store"),
     *(
         "appliance/supervisor",

@@ -174,3 +174,65 @@ def chat_options(command: argparse.ArgumentParser) -> None:
         "-m", "--model", default=None, help="served name; default: the first name that the service lists"
     )
     command.add_argument("--system", default=None, metavar="TEXT", help="system message of the conversation")
+
+
+def bench(command: argparse.ArgumentParser) -> None:
+    text = f"URL of an endpoint; several are measured in alternation; default {DEFAULT_URL}"
+    command.add_argument("url", metavar="URL", nargs="*", help=text)
+    text = "name of the model, once for each URL; default: the first one that the endpoint lists"
+    command.add_argument("-m", "--model", metavar="NAME", action="append", default=[], help=text)
+    _bench_workload(command.add_argument_group("workload"))
+    _bench_load(command.add_argument_group("load"))
+    _bench_result(command.add_argument_group("result"))
+    command.epilog = (
+        "Exits with 1 if a request failed or fewer than --min-attainment of the requests met every --slo, with 2 for "
+        "wrong options or an endpoint that does not answer."
+    )
+
+
+def _bench_workload(group: argparse._ArgumentGroup) -> None:
+    text = "random, prefix (shared prefixes), conversations (several turns), sharegpt:FILE or jsonl:FILE (random)"
+    group.add_argument("--dataset", metavar="NAME", default="random", help=text)
+    text = "number of requests, or of conversations (100)"
+    group.add_argument("-n", "--requests", metavar="N", type=int, default=100, help=text)
+    group.add_argument("--seed", metavar="N", type=int, default=0, help="seed of texts, lengths and arrivals (0)")
+    group.add_argument("--input-tokens", metavar="N", type=float, default=100.0, help="median prompt length (100)")
+    text = "standard deviation of its logarithm; 0 makes all prompts equally long (1.2)"
+    group.add_argument("--input-spread", metavar="X", type=float, default=1.2, help=text)
+    group.add_argument("--output-tokens", metavar="N", type=float, default=180.0, help="median reply length (180)")
+    group.add_argument("--output-spread", metavar="X", type=float, default=0.9, help="as --input-spread (0.9)")
+    text = "longest prompt, and longest reply (1024)"
+    group.add_argument("--limit-tokens", metavar="N", type=int, default=1024, help=text)
+    group.add_argument("--prefixes", metavar="N", type=int, default=4, help="number of shared prefixes (4)")
+    text = "length of a shared prefix, or of the system message of conversations (512)"
+    group.add_argument("--prefix-tokens", metavar="N", type=int, default=512, help=text)
+    group.add_argument("--turns", metavar="N", type=int, default=4, help="turns of a conversation (4)")
+    text = "seconds between a reply and the next turn (0)"
+    group.add_argument("--pause", metavar="S", type=float, default=0.0, help=text)
+
+
+def _bench_load(group: argparse._ArgumentGroup) -> None:
+    loop = group.add_mutually_exclusive_group()
+    loop.add_argument("-C", "--concurrency", metavar="N", type=int, default=8, help="closed loop: clients (8)")
+    loop.add_argument("--rate", metavar="R", help="open loop: requests per second, or A..B for a ramp")
+    text = "shape of the gamma distribution of the intervals; 1 is a Poisson process, inf is regular (1)"
+    group.add_argument("--burstiness", metavar="X", type=float, default=1.0, help=text)
+    text = "open loop: maximum number of requests at the same time"
+    group.add_argument("--max-concurrency", metavar="N", type=int, default=None, help=text)
+    text = "rounds, each with its own prompts; endpoints alternate in each (1)"
+    group.add_argument("--rounds", metavar="N", type=int, default=1, help=text)
+    group.add_argument("--warmup", metavar="N", type=int, default=0, help="requests before each round (0)")
+    group.add_argument("--api", choices=("chat", "completions"), default="chat", help="route (chat)")
+    text = "JSON object with fields that are added to each request"
+    group.add_argument("--body", metavar="JSON", default="{}", help=text)
+    group.add_argument("--timeout", metavar="S", type=float, default=600.0, help="longest pause of a reply (600)")
+
+
+def _bench_result(group: argparse._ArgumentGroup) -> None:
+    text = "service level objective: ttft, tpot or request with a limit, such as ttft=500ms; repeatable"
+    group.add_argument("--slo", metavar="NAME=LIMIT", action="append", default=[], help=text)
+    text = "share of the requests that must meet every --slo (0)"
+    group.add_argument("--min-attainment", metavar="X", type=float, default=0.0, help=text)
+    group.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help="write the result as JSON")
+    group.add_argument("--details", action="store_true", help="with each request in the file")
+    group.add_argument("--html", metavar="FILE", type=Path, default=None, help="write a report with plots")

@@ -370,6 +370,12 @@ def chat(options: argparse.Namespace) -> int:
     return talk(options.url or arguments.DEFAULT_URL, model=options.model, system=options.system, api_key=_key(options))
 
 
+def bench(options: argparse.Namespace) -> int:
+    from appliance.cli.bench import run
+
+    return run(options, arguments.DEFAULT_URL, _key(options))
+
+
 def why(options: argparse.Namespace) -> int:
     from appliance.cli.chat import ChatError
     from appliance.cli.why import why as lines
@@ -508,6 +514,11 @@ COMMANDS: dict[str, Command] = {
         chat,
         "Talk to a running service in the terminal.",
         (arguments.url, arguments.chat_options, arguments.api_key),
+    ),
+    "bench": (
+        bench,
+        "Measure throughput and latency of an endpoint, or of several in alternation.",
+        (arguments.bench, arguments.json, arguments.api_key),
     ),
     "why": (
         why,
