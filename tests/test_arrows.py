@@ -83,7 +83,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.planning", "appliance.config", "appliance.hardware", "appliance.constraints"),
         "appliance.runtime",
     ),
-    "appliance.deployment": ("appliance.planning", "appliance.config", "appliance.checkpoints"),
+    "appliance.deployment": ("appliance.planning", "appliance.config", "appliance.checkpoints", "appliance.hardware"),
     "appliance.lockfile": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints"),
         *("engine.api", "engine.formats.registry", "engine.gguf", "engine.models", "engine.text"),
