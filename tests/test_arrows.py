@@ -83,7 +83,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.planning", "appliance.config", "appliance.hardware", "appliance.constraints"),
         "appliance.runtime",
     ),
-    "appliance.deployment": ("appliance.planning", "appliance.config", "appliance.checkpoints", "appliance.hardware"),
+    "appliance.deployment": (
+        *("appliance.planning", "appliance.config", "appliance.checkpoints", "appliance.hardware"),
+        *("appliance.observability.alerts", "appliance.observability.families", "appliance.observability.rules"),
+    ),
     "appliance.lockfile": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints"),
         *("engine.api", "engine.formats.registry", "engine.gguf", "engine.models", "engine.text"),
@@ -154,6 +157,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.checkpoints", "appliance.constraints", "appliance.hardware", "appliance.config"),
         *(
             "appliance.deployment",
+            "appliance.observability.rules",
             "appliance.migration",
             "appliance.security",
             "engine.api",

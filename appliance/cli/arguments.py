@@ -42,7 +42,10 @@ def model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
-TARGETS = ("compose", "kubernetes", "helm", "kserve", "leaderworkerset", "sagemaker", "vertex", "azureml", "systemd")
+TARGETS = (
+    *("compose", "kubernetes", "helm", "kserve", "leaderworkerset", "sagemaker", "vertex", "azureml", "systemd"),
+    *("prometheus-rules", "grafana"),
+)
 
 
 def target(command: argparse.ArgumentParser) -> None:
@@ -58,6 +61,12 @@ def target(command: argparse.ArgumentParser) -> None:
     command.add_argument("--parent", default="", metavar="NAME", help=text)
     text = "machine type (sagemaker, vertex, azureml); default: the smallest that holds the plan"
     command.add_argument("--instance-type", default="", metavar="TYPE", help=text)
+    text = "objective of alerts: seconds to the first token (2.5)"
+    command.add_argument("--first-token", default=None, metavar="S", type=float, help=text)
+    text = "objective of alerts: seconds between two tokens (0.1)"
+    command.add_argument("--token", default=None, metavar="S", type=float, help=text)
+    text = "objective of alerts: share of requests and tokens that must be as fast (0.99)"
+    command.add_argument("--objective", default=None, metavar="SHARE", type=float, help=text)
 
 
 def word(command: argparse.ArgumentParser) -> None:

@@ -15,11 +15,14 @@ from appliance.config.settings import Given, Settings, load
 from appliance.config.yaml_loader import Place
 from appliance.deployment import azureml, sagemaker, systemd, vertex
 from appliance.deployment.compose import compose
+from appliance.deployment.grafana import grafana
 from appliance.deployment.helm import helm
 from appliance.deployment.kserve import kserve
 from appliance.deployment.kubernetes import kubernetes
 from appliance.deployment.leaderworkerset import leaderworkerset
+from appliance.deployment.prometheus_rules import bucket_bounds, prometheus_rules, thresholds
 from appliance.deployment.service import CONTAINER, Deployment, Layout, deployment, deployment_name
+from appliance.observability.rules import LATENCIES, Objectives
 from appliance.planning.plan import Plan
 
 
@@ -84,6 +87,37 @@ def _azureml(job: Job) -> dict[str, str]:
     return {name: job.yaml(value) for name, value in files.items()}
 
 
+def _objectives(options: argparse.Namespace) -> Objectives:
+    """Return the objectives of the command line. Raise Refused for a time between the bounds of buckets."""
+    default = Objectives()
+    share = default.share if options.objective is None else options.objective
+    if not 0 < share < 1:
+        _refuse("--objective", f"{share:g} is not a share between 0 and 1, such as 0.99")
+    return Objectives(
+        _bound("--first-token", options.first_token, default.first_token_s, "time_to_first_token"),
+        _bound("--token", options.token, default.token_s, "inter_token_latency"),
+        share,
+    )
+
+
+def _bound(option: str, given: float | None, default: float, name: str) -> float:
+    bounds = bucket_bounds(LATENCIES[name])
+    if given is not None and given not in bounds:
+        near = sorted(sorted(bounds, key=lambda bound: abs(bound - given))[:3])
+        _refuse(
+            option, f"{given:g} is not a bound of the histogram's buckets; use {', '.join(map('{:g}'.format, near))}"
+        )
+    return default if given is None else given
+
+
+def _rules(job: Job) -> str:
+    return job.yaml(prometheus_rules(thresholds(job.plan, _objectives(job.options))))
+
+
+def _dashboard(job: Job) -> str:
+    return json.dumps(grafana(job.name, _objectives(job.options)), indent=2) + "\n"
+
+
 @dataclass(frozen=True)
 class Target:
     """A kind of deployment files. `render` returns one text, or texts by file name, which need a folder."""
@@ -91,8 +125,12 @@ class Target:
     render: Callable[[Job], str | dict[str, str]]
     options: tuple[str, ...] = ("image",)
     """Options that have an effect."""
+    suffix: str = "yaml"
+    """Suffix of the file, if there is one file."""
 
 
+_OBJECTIVES = ("first_token", "token", "objective")
+_OPTIONS = ("image", "model_uri", "role", "parent", "instance_type", *_OBJECTIVES)
 TARGETS = {
     "compose": Target(_objects(lambda one: [compose(one)])),
     "kubernetes": Target(_objects(kubernetes)),
@@ -103,6 +141,8 @@ TARGETS = {
     "vertex": Target(_vertex, ("image", "model_uri", "parent", "instance_type")),
     "azureml": Target(_azureml, ("image", "instance_type")),
     "systemd": Target(lambda job: systemd.systemd(job.deployment(systemd.layout(job.name))), ()),
+    "prometheus-rules": Target(_rules, _OBJECTIVES),
+    "grafana": Target(_dashboard, _OBJECTIVES, "json"),
 }
 
 
@@ -118,14 +158,14 @@ def render(options: argparse.Namespace, given: Given, plan: Plan) -> str:
         return content
     if options.output is None:
         _refuse("--output", f"{options.target} has several files; name a folder for them")
-    files = {f"{options.target}.yaml": content} if isinstance(content, str) else content
+    files = {f"{options.target}.{target.suffix}": content} if isinstance(content, str) else content
     return "".join(f"{_write(options.output / name, text)}\n" for name, text in files.items())
 
 
 def _check_options(options: argparse.Namespace, target: Target) -> None:
     """Raise Refused for an option without an effect on the target."""
-    for name in ("image", "model_uri", "role", "parent", "instance_type"):
-        if getattr(options, name) and name not in target.options:
+    for name in _OPTIONS:
+        if getattr(options, name) not in ("", None) and name not in target.options:
             _refuse(f"--{name.replace('_', '-')}", f"has no effect on {options.target}")
     options.image = options.image or "slipway:latest"
 

@@ -1,6 +1,7 @@
 """`slipway render`: files as expected (golden/), objects against Kubernetes' schema, and values of the plan and of the
 manifest in them."""
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -41,7 +42,7 @@ def on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def rendered(target: str, manifest: Path, folder: Path) -> dict[str, str]:
     """The files of a target by their paths, with stable paths of this machine."""
-    image = [] if target == "systemd" else ["--image", "slipway:1"]
+    image = ["--image", "slipway:1"] if "image" in TARGETS[target].options else []
     command = ["render", target, str(manifest), "--hardware", "cpu:4:16GiB", "-o", str(folder)]
     assert main([*command, *image, *OPTIONS.get(target, [])]) == 0
     names = {str(manifest.parent): "/work", str(Path(sys.executable).parent): "/opt/slipway/bin"}
@@ -53,7 +54,8 @@ def rendered(target: str, manifest: Path, folder: Path) -> dict[str, str]:
     return texts
 
 
-@pytest.mark.parametrize("target", TARGETS)
+# The dashboard repeats the table of metrics; tests/appliance/observability/test_alerts.py checks its content.
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "grafana"])
 def test_files_are_the_expected_ones(target: str, on_cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if target in PLATFORMS:
         write_manifest(on_cpu.parent, PLATFORM)
@@ -74,6 +76,26 @@ def _in_order(printed: str, files: dict[str, str]) -> list[str]:
 def test_a_target_with_one_file_is_printed(on_cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "kserve", str(on_cpu), "--hardware", "cpu:4:16GiB", "--image", "slipway:1"]) == 0
     assert capsys.readouterr().out == (GOLDEN / "kserve" / "kserve.yaml").read_text()
+
+
+def test_alerts_have_the_limits_of_the_manifest_and_the_objectives(
+    on_cpu: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["render", "prometheus-rules", str(on_cpu), "--hardware", "cpu:4:16GiB", "--limits.max-waiting", "400"]
+    assert main([*command, "--first-token", "5", "--objective", "0.999"]) == 0
+    rules = {
+        each.get("alert", each.get("record")): each["expr"]
+        for group in yaml.safe_load(capsys.readouterr().out)["groups"]
+        for each in group["rules"]
+    }
+    assert "[61s]" in rules["SlipwayNotReady"] and "> 100 and" in rules["SlipwayQueueGrowing"]
+    assert "[600s]" in rules["SlipwayEngineCrashLoop"] and "> 0.0144 " in rules["SlipwayFirstTokenSlow"]
+    assert 'le="5.0"' in rules["service:slipway_time_to_first_token_slow:ratio_rate1h"]
+
+
+def test_the_dashboard_is_json(on_cpu: Path, tmp_path: Path) -> None:
+    files = rendered("grafana", on_cpu, tmp_path / "out")
+    assert json.loads(files["grafana.json"])["title"] == "Slipway: m"
 
 
 def test_the_command_line_lists_all_targets() -> None:
@@ -133,6 +155,10 @@ WRONG = {
     ("helm", "-o", "keys/x"): "--output: {folder}/keys/x/Chart.yaml cannot be written: Not a directory",
     ("compose", "--role", "x"): "--role: has no effect on compose",
     ("systemd", "-o", "out", "--image", "x"): "--image: has no effect on systemd",
+    ("grafana", "--image", "x"): "--image: has no effect on grafana",
+    ("grafana", "--first-token", "2"): "--first-token: 2 is not a bound of the histogram's buckets; use 0.75, 1, 2.5",
+    ("prometheus-rules", "--objective", "99"): "--objective: 99 is not a share between 0 and 1, such as 0.99",
+    ("compose", "--token", "0.1"): "--token: has no effect on compose",
     ("kserve", "--name", "A b"): "--name: A b is not a name of at most 53 lower-case letters, digits and dashes",
 }
 
