@@ -157,6 +157,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.checkpoints", "appliance.constraints", "appliance.hardware", "appliance.config"),
         *(
             "appliance.deployment",
+            "appliance.observability.alerts",
             "appliance.observability.rules",
             "appliance.migration",
             "appliance.security",
@@ -167,6 +168,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "appliance.cli.explanations": (
         *("appliance.config", "appliance.constraints", "appliance.supervisor", "appliance.server.errors"),
+        "appliance.observability.alerts",
     ),
 }
 TORCH_FREE = (

@@ -70,7 +70,7 @@ def target(command: argparse.ArgumentParser) -> None:
 
 
 def word(command: argparse.ArgumentParser) -> None:
-    text = "a key or section (model.max_context), an exit code (11, memory), a kind of problem, an API status (413)"
+    text = "a key or section (model.max_context), an exit code (11), an alert, a kind of problem, an API status (413)"
     command.add_argument("word", metavar="KEY|CODE", help=text)
 
 
