@@ -5,6 +5,7 @@ import argparse
 import json
 import re
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from appliance.config import exits
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Settings, load
 from appliance.deployment import azureml, instance_types, sagemaker
-from appliance.deployment.embedded import CHUNK_BYTES
+from appliance.deployment.embedded import CHUNK_BYTES, PREFIX
 from appliance.hardware.described import hardware
 from appliance.planning.validate import validate
 from tests.appliance.deployment.manifests import CPU, GPU, PLATFORM, deployed, write_demo, write_manifest
@@ -148,6 +149,15 @@ def test_the_service_reads_the_manifest_from_its_variables(target: str, demo: Pa
         assert settings.file(("model", "source", "path")) == tmp_path / "demo" and found.endpoints.port == 8000
     else:
         assert found.model.source.kind == target and found.endpoints.port == 8080
+
+
+def test_a_long_manifest_is_divided_into_parts(tmp_path: Path) -> None:
+    names = [sha256(bytes([number])).hexdigest() for number in range(40)]  # texts that gzip cannot shorten much
+    path = write_demo(tmp_path, PLATFORM.replace('names: ["a $${x} $1"]', f"names: [{', '.join(names)}]"))
+    environ = variables("sagemaker", files("sagemaker", path))
+    parts = [len(text) for name, text in environ.items() if name.startswith(PREFIX)]
+    assert len(parts) > 1 and parts[0] == CHUNK_BYTES
+    assert list(served(environ, tmp_path / "root").manifest.model.names) == names
 
 
 def test_azureml_secrets_are_variables_of_the_service(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ SCENARIOS: dict[str, tuple[dict[str, str], int, set[str]]] = {
         {f"slipway_kv_cache_usage_ratio{{{ENGINE}}}": "0.99x400", f"slipway_preemptions_total{{{ENGINE}}}": "0+5x400"},
         25, {"SlipwayKvCacheFull"},
     ),
+    "preemptions with a KV cache that is not full": ({f"slipway_preemptions_total{{{ENGINE}}}": "0+5x400"}, 25, set()),
     "a full KV cache of cached prefixes": ({f"slipway_kv_cache_usage_ratio{{{ENGINE}}}": "0.99x400"}, 25, set()),
     "every fourth first token is slow": ({FIRST: "0+45x400"}, 70, {"SlipwayFirstTokenSlow"}),
     "8 % of first tokens are slow for hours": ({FIRST: "0+55.2x400"}, 370, {"SlipwayFirstTokenSlow"}),
