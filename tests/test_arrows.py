@@ -84,7 +84,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "appliance.runtime",
     ),
     "appliance.bench": (),
-    "appliance.deployment": ("appliance.planning", "appliance.config", "appliance.checkpoints"),
+    "appliance.deployment": (
+        *("appliance.planning", "appliance.config", "appliance.checkpoints", "appliance.hardware"),
+        *("appliance.observability.alerts", "appliance.observability.families", "appliance.observability.rules"),
+    ),
     "appliance.lockfile": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints"),
         *("engine.api", "engine.formats.registry", "engine.gguf", "engine.models", "engine.text"),
@@ -156,6 +159,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(
             "appliance.bench",
             "appliance.deployment",
+            "appliance.observability.alerts",
+            "appliance.observability.rules",
             "appliance.migration",
             "appliance.security",
             "engine.api",
@@ -165,6 +170,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "appliance.cli.explanations": (
         *("appliance.config", "appliance.constraints", "appliance.supervisor", "appliance.server.errors"),
+        "appliance.observability.alerts",
     ),
 }
 TORCH_FREE = (

@@ -13,11 +13,11 @@ HEAD = """# Metrics
 
 <!-- made by tools/metrics_page.py from appliance/observability/families.py; a test keeps it so -->
 
-Scrape `GET /metrics` (Prometheus text format) and alert on these metrics. All series exist from the start and begin at
-zero. `observability.vllm_metrics` also publishes the names in the last column. All metrics have the label `model_name`,
-metrics of one engine have `engine` (its index), and further labels are listed here. HTTP metrics are
-`http_requests_total`, `http_request_duration_seconds` and sizes; `slipway_build_info` and `slipway_phase` describe the
-service.
+Scrape `GET /metrics` (Prometheus text format). [alerts.md](alerts.md) has alerts on these metrics. All series exist
+from the start and begin at zero. `observability.vllm_metrics` also publishes the names in the last column. All metrics
+have the label `model_name`, metrics of one engine have `engine` (its index), and further labels are listed here. HTTP
+metrics are `http_requests_total`, `http_request_duration_seconds` and sizes; `slipway_build_info` and `slipway_phase`
+describe the service.
 
 | metric | kind | further labels | meaning | also as |
 |---|---|---|---|---|

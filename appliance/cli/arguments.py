@@ -42,14 +42,35 @@ def model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
+TARGETS = (
+    *("compose", "kubernetes", "helm", "kserve", "leaderworkerset", "sagemaker", "vertex", "azureml", "systemd"),
+    *("prometheus-rules", "grafana"),
+)
+
+
 def target(command: argparse.ArgumentParser) -> None:
-    command.add_argument("target", metavar="TARGET", choices=("compose", "kubernetes"), help="compose or kubernetes")
-    command.add_argument("--image", default="slipway:latest", metavar="IMAGE", help="container image (slipway:latest)")
+    command.add_argument("target", metavar="TARGET", choices=TARGETS, help=", ".join(TARGETS))
+    command.add_argument("--image", default="", metavar="IMAGE", help="container image (slipway:latest)")
     command.add_argument("--name", default="", metavar="NAME", help="name of the service; default: the manifest's name")
+    text = "write the files into this folder; default: print the file, if the target has one file"
+    command.add_argument("-o", "--output", default=None, metavar="DIR", type=Path, help=text)
+    text = "location of a local checkpoint in a bucket (sagemaker: s3://…, vertex: gs://…)"
+    command.add_argument("--model-uri", default="", metavar="URI", help=text)
+    command.add_argument("--role", default="", metavar="ARN", help="execution role (sagemaker)")
+    text = "project and region (vertex): projects/PROJECT/locations/REGION"
+    command.add_argument("--parent", default="", metavar="NAME", help=text)
+    text = "machine type (sagemaker, vertex, azureml); default: the smallest that holds the plan"
+    command.add_argument("--instance-type", default="", metavar="TYPE", help=text)
+    text = "objective of alerts: seconds to the first token (2.5)"
+    command.add_argument("--first-token", default=None, metavar="S", type=float, help=text)
+    text = "objective of alerts: seconds between two tokens (0.1)"
+    command.add_argument("--token", default=None, metavar="S", type=float, help=text)
+    text = "objective of alerts: share of requests and tokens that must be as fast (0.99)"
+    command.add_argument("--objective", default=None, metavar="SHARE", type=float, help=text)
 
 
 def word(command: argparse.ArgumentParser) -> None:
-    text = "a key or section (model.max_context), an exit code (11, memory), a kind of problem, an API status (413)"
+    text = "a key or section (model.max_context), an exit code (11), an alert, a kind of problem, an API status (413)"
     command.add_argument("word", metavar="KEY|CODE", help=text)
 
 

@@ -471,7 +471,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "render": (
         render,
-        "Print deployment files that follow from the plan: a Docker Compose file or Kubernetes objects.",
+        "Print or write deployment files that follow from the plan, for Kubernetes, a hosting platform or systemd.",
         (arguments.target, arguments.manifest, arguments.hardware, arguments.format),
     ),
     "diff": (

@@ -22,19 +22,28 @@ _PERIOD_S = 5
 
 def kubernetes(one: Deployment) -> list[Object]:
     """Return the objects of a deployment."""
+    return [*configuration(one), _deployment(one), service(one)]
+
+
+def configuration(one: Deployment) -> list[Object]:
+    """Return the objects that a pod mounts: the ConfigMap of the manifest, and claims of volumes."""
     claims = [_claim(f"{one.name}-{name}", size) for name, size in (("data", one.data), ("cache", one.cache)) if size]
-    labels = _labels(one)
-    service = {
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": one.name, "labels": labels(one)}}
+    return [config | {"data": one.files}, *claims]
+
+
+def service(one: Deployment) -> Object:
+    """Return the Service of the pods."""
+    return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": one.name, "labels": labels},
-        "spec": {"selector": labels, "ports": [{"name": "http", "port": one.port, "targetPort": "http"}]},
+        "metadata": {"name": one.name, "labels": labels(one)},
+        "spec": {"selector": labels(one), "ports": [{"name": "http", "port": one.port, "targetPort": "http"}]},
     }
-    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": one.name, "labels": labels}}
-    return [config | {"data": one.files}, *claims, _deployment(one), service]
 
 
-def _labels(one: Deployment) -> dict[str, str]:
+def labels(one: Deployment) -> dict[str, str]:
+    """Return the labels that select the pods."""
     return {"app.kubernetes.io/name": "slipway", "app.kubernetes.io/instance": one.name}
 
 
@@ -51,9 +60,23 @@ def _claim(name: str, size: int) -> Object:
 
 
 def _deployment(one: Deployment) -> Object:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": one.name, "labels": labels(one)},
+        "spec": {
+            "replicas": 1,
+            "strategy": {"type": "Recreate"},  # two pods would need the GPUs and the volumes twice
+            "selector": {"matchLabels": labels(one)},
+            "template": {"metadata": {"labels": labels(one)}, "spec": pod(one)},
+        },
+    }
+
+
+def pod(one: Deployment, container: str = "slipway") -> Object:
+    """Return the specification of a pod whose only container has this name."""
     mounts, volumes = _volumes(one)
-    labels = _labels(one)
-    pod = {
+    return {
         "terminationGracePeriodSeconds": one.grace,
         "automountServiceAccountToken": False,
         "securityContext": {
@@ -62,23 +85,12 @@ def _deployment(one: Deployment) -> Object:
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(one, mounts)],
+        "containers": [_container(one, container, mounts)],
         "volumes": volumes,
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": one.name, "labels": labels},
-        "spec": {
-            "replicas": 1,
-            "strategy": {"type": "Recreate"},  # two pods would need the GPUs and the volumes twice
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
 
 
-def _container(one: Deployment, mounts: list[Object]) -> Object:
+def _container(one: Deployment, name: str, mounts: list[Object]) -> Object:
     environment: list[Object] = [{"name": "SLIPWAY_GRACE", "value": str(one.grace)}]
     if one.cache:
         environment += [
@@ -90,7 +102,7 @@ def _container(one: Deployment, mounts: list[Object]) -> Object:
         for key, variable in one.secret_variables.items()
     ]
     return {
-        "name": "slipway",
+        "name": name,
         "image": one.image,
         "args": ["serve", f"{FOLDER}/{MANIFEST}"],
         "ports": [{"name": "http", "containerPort": one.port}],

@@ -6,9 +6,10 @@ below /run/secrets. The composed manifest is a single file; values that equal th
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -30,14 +31,32 @@ DEFAULT_GRACE_S = 60
 CACHE_BYTES = 2**30  # of the cache, in addition to the weights
 GIB = 2**30
 _DATA_KEYS: dict[KeyPath, str] = {
-    ("lifecycle", "journal", "folder"): f"{DATA}/journal",
-    ("lifecycle", "crash_bundles", "folder"): f"{DATA}/crashes",
-    ("engine", "record"): f"{DATA}/record.jsonl",
+    ("lifecycle", "journal", "folder"): "journal",
+    ("lifecycle", "crash_bundles", "folder"): "crashes",
+    ("engine", "record"): "record.jsonl",
 }
-_TLS_KEYS: dict[KeyPath, str] = {
-    ("endpoints", "tls", "certificate"): f"{TLS}/tls.crt",
-    ("endpoints", "tls", "key"): f"{TLS}/tls.key",
-}
+_TLS_KEYS: dict[KeyPath, str] = {("endpoints", "tls", "certificate"): "tls.crt", ("endpoints", "tls", "key"): "tls.key"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Folders where the service finds its files. The defaults are folders of the container image."""
+
+    data: str = DATA
+    """Written data: journal, crash bundles, recording."""
+    cache: str = CACHE
+    """Downloads."""
+    secrets: str = SECRETS
+    tls: str = TLS
+    source: Callable[[Path], dict[str, Any]] = lambda path: {"path": _escaped(f"{MODELS}/{path.name}")}
+    """Value of model.source for a local checkpoint."""
+    secrets_as: Literal["written", "files", "variables"] = "written"
+    """How the service gets the secrets: as the manifest has them, all as files, or all as variables."""
+    port: int | None = None
+    """Port that the platform prescribes. The default is the port of the manifest."""
+
+
+CONTAINER = Layout()
 
 
 @dataclass(frozen=True)
@@ -59,43 +78,26 @@ class Deployment:
     model_path: Path  # its path on this machine
     data: int  # size of the volume for written data; 0: no volume
     cache: int  # size of the volume for downloads; 0: no volume
-    secret_files: dict[str, Path]  # path on this machine by the name of the secret
+    secret_files: dict[str, Path]  # path on this machine by the name of the secret; Path() if it has none
     secret_variables: dict[str, str]  # environment variable by the name of the secret
     tls_files: dict[str, Path]  # path on this machine by file name
 
 
-def deployment(settings: Settings, plan: Plan, *, name: str, image: str) -> Deployment:
+def deployment(settings: Settings, plan: Plan, *, name: str, image: str, layout: Layout = CONTAINER) -> Deployment:
     """Return the deployment of a plan. Raise Refused for values that cannot be rendered."""
     manifest = settings.manifest
     if manifest.endpoints.port == 0:
         refuse(settings, "endpoints.port", "0 selects a free port; a deployment needs a fixed one", instead="8000")
     local = manifest.model.source.kind == "path"
     model_path = settings.file(("model", "source", "path")) if local else Path()
-    paths: dict[KeyPath, str] = {**_DATA_KEYS, **_TLS_KEYS, ("model", "download", "cache"): CACHE}
-    paths[("model", "source", "path")] = f"{MODELS}/{model_path.name}"
-    files: dict[str, str] = {}
-    if manifest.model.chat_template is not None:
-        paths[("model", "chat_template")] = "chat_template.jinja"
-        files["chat_template.jinja"] = _text(settings, ("model", "chat_template"))
-    tree = manifest.model_dump(mode="json", exclude_defaults=True)
-    tree = {"apiVersion": manifest.apiVersion, **tree}
-    for path, inside in paths.items():
-        _replace(tree, path, inside)
-    secret_files = {
-        key: settings.file(("secrets", key, "file")) for key, one in manifest.secrets.items() if _is_file(one)
-    }
-    for key in secret_files:
-        _replace(tree, ("secrets", key, "file"), f"{SECRETS}/{key}")
-    files = {MANIFEST: yaml.safe_dump(_literal(tree), sort_keys=False, allow_unicode=True, width=110), **files}
-    if (lock := lock_path(plan.path)).is_file():
-        files["manifest.lock"] = lock.read_text()
+    secret_files, secret_variables = _secrets(settings, layout)
     engines, engine = len(plan.engines), plan.engines[0]
     on_gpu, ranks = engine.hardware.device == "cuda", engine.parallelism.tensor
     return Deployment(
-        name=name or _label(plan.path.stem),
+        name=deployment_name(name, plan),
         image=image,
-        port=manifest.endpoints.port,
-        files=files,
+        port=layout.port or manifest.endpoints.port,
+        files=_files(settings, plan, layout, secret_files, secret_variables),
         grace=_grace(settings),
         startup=math.ceil(manifest.health.startup_budget),
         tls=plan.gateway.tls is not None,
@@ -108,15 +110,60 @@ def deployment(settings: Settings, plan: Plan, *, name: str, image: str) -> Depl
         data=_data(settings),
         cache=0 if local else plan.memory.weights * ranks + CACHE_BYTES,
         secret_files=secret_files,
-        secret_variables={key: one.env for key, one in manifest.secrets.items() if not isinstance(one, SecretFile)},
-        tls_files={Path(inside).name: settings.file(path) for path, inside in _TLS_KEYS.items()}
-        if plan.gateway.tls
-        else {},
+        secret_variables=secret_variables,
+        tls_files={name: settings.file(path) for path, name in _TLS_KEYS.items()} if plan.gateway.tls else {},
     )
 
 
-def _is_file(one: Any) -> bool:
-    return isinstance(one, SecretFile)
+def deployment_name(given: str, plan: Plan) -> str:
+    """Return the name of the deployment: the given one, else a DNS label from the manifest's name."""
+    return given or _label(plan.path.stem)
+
+
+def _secrets(settings: Settings, layout: Layout) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the paths of secrets that are files, and the names of those that are variables."""
+    files, variables = {}, {}
+    for key, one in settings.manifest.secrets.items():
+        if isinstance(one, SecretFile) and layout.secrets_as != "variables":
+            files[key] = settings.file(("secrets", key, "file"))
+        elif not isinstance(one, SecretFile) and layout.secrets_as != "files":
+            variables[key] = one.env
+        elif layout.secrets_as == "files":
+            files[key] = Path()
+        else:
+            variables[key] = f"SLIPWAY_SECRET_{re.sub(r'[^A-Za-z0-9]', '_', key).upper()}"
+    return files, variables
+
+
+def _files(
+    settings: Settings, plan: Plan, layout: Layout, secret_files: dict[str, Path], secret_variables: dict[str, str]
+) -> dict[str, str]:
+    """Return the manifest with the paths of the layout, and the files in its folder."""
+    manifest, files = settings.manifest, {}
+    paths = {path: f"{layout.data}/{name}" for path, name in _DATA_KEYS.items()}
+    paths |= {path: f"{layout.tls}/{name}" for path, name in _TLS_KEYS.items()}
+    paths[("model", "download", "cache")] = layout.cache
+    if manifest.model.chat_template is not None:
+        paths[("model", "chat_template")] = "chat_template.jinja"
+        files["chat_template.jinja"] = _text(settings, ("model", "chat_template"))
+    tree = manifest.model_dump(mode="json", exclude_defaults=True)
+    tree = {"apiVersion": manifest.apiVersion, **tree}
+    for path, inside in paths.items():
+        _replace(tree, path, inside)
+    if layout.port is not None:
+        tree["endpoints"] = {**tree.get("endpoints", {}), "port": layout.port}
+    if manifest.secrets:
+        tree["secrets"] = {
+            key: {"env": secret_variables[key]} if key in secret_variables else {"file": f"{layout.secrets}/{key}"}
+            for key in manifest.secrets
+        }
+    tree = _literal(tree)
+    if manifest.model.source.kind == "path":  # a layout's source may contain variables of the platform
+        tree["model"]["source"] = layout.source(settings.file(("model", "source", "path")))
+    files = {MANIFEST: yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110), **files}
+    if (lock := lock_path(plan.path)).is_file():
+        files["manifest.lock"] = lock.read_text()
+    return files
 
 
 def _text(settings: Settings, key: KeyPath) -> str:
@@ -134,13 +181,17 @@ def _replace(tree: dict[str, Any], path: KeyPath, value: str) -> None:
         tree[path[-1]] = value
 
 
+def _escaped(text: str) -> str:
+    return text.replace("$", "$$")
+
+
 def _literal(value: Any) -> Any:
     """Escape dollar signs in texts: the values of the manifest are interpolated already."""
     if isinstance(value, dict):
         return {key: _literal(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_literal(one) for one in value]
-    return value.replace("$", "$$") if isinstance(value, str) else value
+    return _escaped(value) if isinstance(value, str) else value
 
 
 def _label(text: str) -> str:
@@ -175,3 +226,8 @@ def _data(settings: Settings) -> int:
 def gibibytes(size: int) -> int:
     """Return a size in GiB, rounded up."""
     return max(math.ceil(size / GIB), 1)
+
+
+def mebibytes(size: int) -> int:
+    """Return a size in MiB, rounded up."""
+    return math.ceil(size / 2**20)

@@ -92,7 +92,7 @@ SMALLEST = {
     "corpus": "tools.demo_corpus --count 1",
     **{
         name: f"tools.{name}_page --out {{out}}"
-        for name in ("models", "formats", "compatibility", "metrics", "manifest", "fields", "structured")
+        for name in ("models", "formats", "compatibility", "metrics", "manifest", "fields", "structured", "alerts")
     },
 }
 """Commands that no other test runs, by a short name.
@@ -123,7 +123,7 @@ def test_page_tools_write_the_pages_of_docs(smallest):
     written = [
         path for folder, _, _ in smallest.values() for path in folder.iterdir() if (ROOT / "docs" / path.name).is_file()
     ]
-    assert len(written) == 8
+    assert len(written) == 9
     for path in written:
         assert path.read_text() == (ROOT / "docs" / path.name).read_text(), path.name
 

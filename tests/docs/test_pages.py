@@ -36,6 +36,11 @@ def test_the_page_of_metrics_is_what_the_families_declare():
     assert (ROOT / "docs" / "metrics.md").read_text() == page, "run python tools/metrics_page.py"
 
 
+def test_the_page_of_alerts_is_what_they_declare():
+    page = runpy.run_path(str(ROOT / "tools" / "alerts_page.py"))["alerts_page"]()
+    assert (ROOT / "docs" / "alerts.md").read_text() == page, "run python tools/alerts_page.py"
+
+
 def test_the_page_of_migration_is_what_the_tables_declare():
     page = runpy.run_path(str(ROOT / "tools" / "migration_page.py"))["migration_page"]()
     assert (ROOT / "docs" / "migration.md").read_text() == page, "run python tools/migration_page.py"

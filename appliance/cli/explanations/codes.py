@@ -6,6 +6,7 @@ from appliance.config.codes import CODES
 from appliance.config.variables import VARIABLES, values
 from appliance.constraints import variables
 from appliance.constraints.rules import RULES
+from appliance.observability.alerts import ALERTS
 from appliance.supervisor.causes import CAUSES
 
 
@@ -24,6 +25,16 @@ def explain_cause(word: str) -> str:
         return ""
     head = f"{found.name}, a crash cause"
     return "\n".join([head, field("meaning", found.meaning), field("cure", found.cure)])
+
+
+def explain_alert(word: str) -> str:
+    """Explain an alert, with the actions of an operator."""
+    found = next((alert for alert in ALERTS if alert.name.lower() == word.lower()), None)
+    if found is None:
+        return ""
+    head = f"{found.name}, an alert ({found.severity})"
+    actions = [field(f"action {number}", text) for number, text in enumerate(found.actions, 1)]
+    return "\n".join([head, field("meaning", found.meaning), *actions, field("see also", "docs/alerts.md")])
 
 
 def explain_problem(word: str) -> str:

@@ -18,6 +18,7 @@ from appliance.config.variables import VARIABLES
 from appliance.constraints import variables
 from appliance.constraints.rule import Rule
 from appliance.constraints.rules import RULES
+from appliance.observability.alerts import ALERTS
 from appliance.server.errors.api import ApiError
 
 
@@ -69,6 +70,13 @@ def test_an_exit_code_is_explained_by_number_and_by_name(one: exits.Exit, capsys
     assert said(str(one.number), capsys) in said(one.name, capsys)
     text = joined(said(one.name, capsys))
     assert one.cause in text and one.cure in text
+
+
+def test_an_alert_is_explained_with_its_actions(capsys: pytest.CaptureFixture[str]) -> None:
+    for alert in ALERTS:
+        text = joined(said(alert.name.lower(), capsys))
+        assert text.startswith(alert.name) and joined(alert.meaning) in text
+        assert all(joined(action) in text for action in alert.actions)
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -1,189 +1,114 @@
-"""`slipway render`: files as expected (golden/), Kubernetes objects against a schema of their fields, and values of the
-plan and of the manifest in them."""
+"""`slipway render`: files as expected (golden/), objects against Kubernetes' schema, and values of the plan and of the
+manifest in them."""
 
+import json
 import re
-import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
+from appliance.cli import arguments
 from appliance.cli.main import main
+from appliance.cli.render import TARGETS
 from appliance.config import exits
 from appliance.config.settings import Given, load
 from appliance.deployment.compose import compose
+from appliance.deployment.kserve import kserve
 from appliance.deployment.kubernetes import kubernetes
-from appliance.deployment.service import Deployment, deployment
-from appliance.hardware.described import hardware
-from appliance.planning.validate import validate
+from appliance.deployment.leaderworkerset import leaderworkerset
 from appliance.server.admin.health import router as health
+from tests.appliance.deployment.manifests import CPU, GPU, PLATFORM, deployed, write_demo, write_manifest
+from tests.appliance.deployment.objects import check, pods
 from tests.manifests.shapes import make_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
-DEMO = Path(__file__).resolve().parents[3] / "manifests" / "demo"
-CPU = """
-apiVersion: slipway/v2
-model: {source: {path: demo}, names: ["a $${x} $1"], max_context: 64, chat_template: chat.jinja}
-hardware: {kv_cache_memory: 4MiB, threads: 2}
-endpoints: {api_keys: clients, port: 8100}
-lifecycle: {drain: 25s, journal: {folder: journal, size: 1GiB}}
-health: {startup_budget: 61s}
-secrets: {clients: {file: keys}, hub: {env: HUB_TOKEN}}
-"""
-GPU = "apiVersion: slipway/v2\nmodel: {source: {path: llama}, max_context: 8192}\nparallelism: {tensor: 2}\n"
-TEXT = {"type": "string", "minLength": 1}
-COUNT = {"type": "integer", "minimum": 1}
-LABEL = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"}
-SIZE = {"type": "string", "pattern": r"^[1-9]\d*(Gi)?$"}
-
-
-def fields(required: str, **properties: Any) -> dict[str, Any]:
-    """An object with these fields only."""
-    return {"type": "object", "properties": properties, "required": required.split(), "additionalProperties": False}
-
-
-LABELS = {"type": "object", "additionalProperties": TEXT}
-METADATA = fields("name", name=LABEL, labels=LABELS)
-RESOURCES = {"type": "object", "additionalProperties": {"anyOf": [SIZE, COUNT]}}
-PORT = {"anyOf": [LABEL, {"type": "integer", "minimum": 1, "maximum": 65535}]}
-PROBE = fields(
-    "httpGet",
-    httpGet=fields(
-        "path port", path={"type": "string", "pattern": "^/"}, port=PORT, scheme={"enum": ["HTTP", "HTTPS"]}
-    ),
-    **dict.fromkeys(("periodSeconds", "timeoutSeconds", "failureThreshold"), COUNT),
-)
-VARIABLE = {
-    "oneOf": [
-        fields("name value", name=TEXT, value=TEXT),
-        fields(
-            "name valueFrom",
-            name=TEXT,
-            valueFrom=fields("secretKeyRef", secretKeyRef=fields("name key", name=LABEL, key=TEXT)),
-        ),
-    ]
+KUBERNETES = {"kubernetes": kubernetes, "kserve": kserve, "leaderworkerset": leaderworkerset}
+ROLE = "arn:aws:iam::123456789012:role/slipway"
+OPTIONS = {
+    "sagemaker": ["--model-uri", "s3://models/demo", "--role", ROLE],
+    "vertex": ["--model-uri", "gs://models/demo", "--parent", "projects/p/locations/europe-west4"],
 }
-VOLUME = {
-    "oneOf": [
-        fields("name configMap", name=LABEL, configMap=fields("name", name=LABEL)),
-        fields("name emptyDir", name=LABEL, emptyDir=fields("", medium={"const": "Memory"}, sizeLimit=SIZE)),
-        fields(
-            "name secret",
-            name=LABEL,
-            secret=fields(
-                "secretName",
-                secretName=LABEL,
-                items={"type": "array", "items": fields("key path", key=TEXT, path=TEXT)},
-            ),
-        ),
-        fields(
-            "name persistentVolumeClaim",
-            name=LABEL,
-            persistentVolumeClaim=fields("claimName", claimName=LABEL, readOnly={"type": "boolean"}),
-        ),
-    ]
-}
-CONTAINER = fields(
-    "name image",
-    name=LABEL,
-    image=TEXT,
-    args={"type": "array", "items": TEXT},
-    ports={"type": "array", "items": fields("containerPort", name=LABEL, containerPort=PORT)},
-    env={"type": "array", "items": VARIABLE},
-    **dict.fromkeys(("startupProbe", "readinessProbe", "livenessProbe"), PROBE),
-    resources=fields("requests limits", requests=RESOURCES, limits=RESOURCES),
-    securityContext=fields(
-        "",
-        allowPrivilegeEscalation={"type": "boolean"},
-        readOnlyRootFilesystem={"type": "boolean"},
-        capabilities=fields("drop", drop={"type": "array", "items": TEXT}),
-    ),
-    volumeMounts={
-        "type": "array",
-        "items": fields(
-            "name mountPath", name=LABEL, mountPath={"type": "string", "pattern": "^/"}, readOnly={"const": True}
-        ),
-    },
-)
-POD = fields(
-    "containers",
-    terminationGracePeriodSeconds=COUNT,
-    automountServiceAccountToken={"type": "boolean"},
-    securityContext=fields(
-        "",
-        runAsNonRoot={"const": True},
-        runAsUser=COUNT,
-        fsGroup=COUNT,
-        seccompProfile=fields("type", type={"const": "RuntimeDefault"}),
-    ),
-    containers={"type": "array", "items": CONTAINER, "minItems": 1},
-    volumes={"type": "array", "items": VOLUME},
-)
-SPECS = {
-    "ConfigMap": None,
-    "PersistentVolumeClaim": fields(
-        "accessModes resources",
-        accessModes={"const": ["ReadWriteOnce"]},
-        resources=fields("requests", requests=fields("storage", storage=SIZE)),
-    ),
-    "Deployment": fields(
-        "selector template",
-        replicas=COUNT,
-        strategy=fields("type", type={"const": "Recreate"}),
-        selector=fields("matchLabels", matchLabels=LABELS),
-        template=fields("metadata spec", metadata=fields("labels", labels=LABELS), spec=POD),
-    ),
-    "Service": fields(
-        "selector ports",
-        selector=LABELS,
-        ports={"type": "array", "items": fields("port", name=LABEL, port=PORT, targetPort=PORT)},
-    ),
-}
-
-
-def written(folder: Path, text: str) -> Path:
-    (folder / "m.yaml").write_text(text)
-    (folder / "chat.jinja").write_text("{{ messages[0].content }}")
-    (folder / "keys").write_text("sk-not-rendered\n")
-    return folder / "m.yaml"
+PLATFORMS = ("sagemaker", "vertex", "azureml")
 
 
 @pytest.fixture
 def on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HUB_TOKEN", "hf-not-rendered")
-    shutil.copytree(DEMO, tmp_path / "demo")
-    return written(tmp_path, CPU)
+    return write_demo(tmp_path, CPU)
 
 
-def deployed(path: Path, words: str) -> Deployment:
-    given = Given(path, (), {"HUB_TOKEN": "x"})
-    return deployment(load(given), validate(given, hardware(words), assume=True), name="", image="slipway:1")
+def rendered(target: str, manifest: Path, folder: Path) -> dict[str, str]:
+    """The files of a target by their paths, with stable paths of this machine."""
+    image = ["--image", "slipway:1"] if "image" in TARGETS[target].options else []
+    command = ["render", target, str(manifest), "--hardware", "cpu:4:16GiB", "-o", str(folder)]
+    assert main([*command, *image, *OPTIONS.get(target, [])]) == 0
+    names = {str(manifest.parent): "/work", str(Path(sys.executable).parent): "/opt/slipway/bin"}
+    texts = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    # The bytes of a gzip file depend on the version of zlib; test_platforms.py reads them.
+    texts = {name: re.sub(r"H4sI[\w+/=]+", "MANIFEST", text) for name, text in texts.items()}
+    for old, new in names.items():
+        texts = {name: text.replace(old, new) for name, text in texts.items()}
+    return texts
 
 
-def check(objects: list[dict[str, Any]]) -> None:
-    """Check the fields of Kubernetes objects, and that each mount has its volume."""
-    for one in objects:
-        spec = SPECS[one["kind"]]
-        body = {"spec": spec} if spec else {"data": LABELS}
-        assert one["apiVersion"] == ("apps/v1" if one["kind"] == "Deployment" else "v1")
-        jsonschema.validate(
-            one, fields(f"metadata {next(iter(body))}", apiVersion=TEXT, kind=TEXT, metadata=METADATA, **body)
-        )
-    (pod,) = (one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Deployment")
-    assert [one["name"] for one in pod["containers"][0]["volumeMounts"]] == [one["name"] for one in pod["volumes"]]
-
-
-@pytest.mark.parametrize("target", ["kubernetes", "compose"])
+# The dashboard repeats the table of metrics; tests/appliance/observability/test_alerts.py checks its content.
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "grafana"])
 def test_files_are_the_expected_ones(target: str, on_cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["render", target, str(on_cpu), "--hardware", "cpu:4:16GiB", "--image", "slipway:1"]) == 0
-    text = capsys.readouterr().out.replace(str(on_cpu.parent), "/work")
-    assert "not-rendered" not in text
-    assert text == (GOLDEN / f"{target}.yaml").read_text()
-    if target == "kubernetes":
-        check(list(yaml.safe_load_all(text)))
+    if target in PLATFORMS:
+        write_manifest(on_cpu.parent, PLATFORM)
+    files = rendered(target, on_cpu, on_cpu.parent / "out")
+    expected = GOLDEN / target
+    assert files == {
+        str(path.relative_to(expected)): path.read_text() for path in expected.rglob("*") if path.is_file()
+    }
+    printed = capsys.readouterr().out
+    assert printed.split() == [str(on_cpu.parent / "out" / name) for name in _in_order(printed, files)]
+    assert not any("not-rendered" in text for text in files.values())
+
+
+def _in_order(printed: str, files: dict[str, str]) -> list[str]:
+    return sorted(files, key=lambda name: printed.index(f"/{name}\n"))
+
+
+def test_a_target_with_one_file_is_printed(on_cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "kserve", str(on_cpu), "--hardware", "cpu:4:16GiB", "--image", "slipway:1"]) == 0
+    assert capsys.readouterr().out == (GOLDEN / "kserve" / "kserve.yaml").read_text()
+
+
+def test_alerts_have_the_limits_of_the_manifest_and_the_objectives(
+    on_cpu: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["render", "prometheus-rules", str(on_cpu), "--hardware", "cpu:4:16GiB", "--limits.max-waiting", "400"]
+    assert main([*command, "--first-token", "5", "--objective", "0.999"]) == 0
+    rules = {
+        each.get("alert", each.get("record")): each["expr"]
+        for group in yaml.safe_load(capsys.readouterr().out)["groups"]
+        for each in group["rules"]
+    }
+    assert "[61s]" in rules["SlipwayNotReady"] and "> 100 and" in rules["SlipwayQueueGrowing"]
+    assert "[600s]" in rules["SlipwayEngineCrashLoop"] and "> 0.0144 " in rules["SlipwayFirstTokenSlow"]
+    assert 'le="5.0"' in rules["service:slipway_time_to_first_token_slow:ratio_rate1h"]
+
+
+def test_the_dashboard_is_json(on_cpu: Path, tmp_path: Path) -> None:
+    files = rendered("grafana", on_cpu, tmp_path / "out")
+    assert json.loads(files["grafana.json"])["title"] == "Slipway: m"
+
+
+def test_the_command_line_lists_all_targets() -> None:
+    assert tuple(TARGETS) == arguments.TARGETS
+
+
+@pytest.mark.parametrize("target", KUBERNETES)
+def test_objects_follow_the_schemas_of_kubernetes(target: str, on_cpu: Path, tmp_path: Path) -> None:
+    check(KUBERNETES[target](deployed(on_cpu, "cpu:4:16GiB")))
+    make_checkpoint("Llama-3.1-8B-Instruct", tmp_path / "llama")
+    one = deployed(write_manifest(tmp_path, GPU), "h200x2")
+    check(KUBERNETES[target](one))
+    check(KUBERNETES[target](replace(one, tls=True, tls_files={"tls.crt": Path("/c.pem")}, cache=3 * 2**30, model="")))
 
 
 def test_rendered_manifest_is_complete_and_valid(on_cpu: Path) -> None:
@@ -199,16 +124,14 @@ def test_rendered_manifest_is_complete_and_valid(on_cpu: Path) -> None:
 
 def test_gpus_ranks_and_defaults_are_in_the_objects(tmp_path: Path) -> None:
     make_checkpoint("Llama-3.1-8B-Instruct", tmp_path / "llama")
-    one = deployed(written(tmp_path, GPU), "h200x2")
-    objects = kubernetes(one)
-    check(objects)
-    pod = objects[1]["spec"]["template"]["spec"]
-    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 2
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
-    assert pod["terminationGracePeriodSeconds"] == 60 and [each["kind"] for each in objects][1] == "Deployment"
+    one = deployed(write_manifest(tmp_path, GPU), "h200x2")
+    for render in KUBERNETES.values():
+        (pod,) = pods(render(one))
+        assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 2
+        assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
+        assert pod["terminationGracePeriodSeconds"] == 60
     assert compose(one)["services"]["slipway"]["shm_size"] == "1g"
     encrypted = replace(one, tls=True, tls_files={"tls.crt": Path("/c.pem")}, cache=3 * 2**30, model="")
-    check(kubernetes(encrypted))
     text = yaml.safe_dump(kubernetes(encrypted))
     assert text.count("scheme: HTTPS") == 3 and f"secretName: {one.name}-tls" in text and "storage: 3Gi" in text
     assert compose(encrypted)["secrets"] == {"tls.crt": {"file": "/c.pem"}}
@@ -217,13 +140,38 @@ def test_gpus_ranks_and_defaults_are_in_the_objects(tmp_path: Path) -> None:
 def test_probes_are_routes_of_the_service() -> None:
     paths = {route.path for route in health.routes}  # type: ignore[attr-defined]
     assert {"/ready", "/live"} <= paths
-    assert set(re.findall(r"path: (/[a-z]+)\n", (GOLDEN / "kubernetes.yaml").read_text())) == {"/ready", "/live"}
+    text = (GOLDEN / "kubernetes" / "kubernetes.yaml").read_text()
+    assert set(re.findall(r"path: (/[a-z]+)\n", text)) == {"/ready", "/live"}
 
 
 def test_port_0_is_refused(on_cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["render", "compose", str(on_cpu), "--hardware", "cpu:4:16GiB", "--endpoints.port", "0"]
     assert main(command) == exits.MANIFEST.number
     assert "a deployment needs a fixed one" in capsys.readouterr().err
+
+
+WRONG = {
+    ("helm",): "--output: helm has several files; name a folder for them",
+    ("helm", "-o", "keys/x"): "--output: {folder}/keys/x/Chart.yaml cannot be written: Not a directory",
+    ("compose", "--role", "x"): "--role: has no effect on compose",
+    ("systemd", "-o", "out", "--image", "x"): "--image: has no effect on systemd",
+    ("grafana", "--image", "x"): "--image: has no effect on grafana",
+    ("grafana", "--first-token", "2"): "--first-token: 2 is not a bound of the histogram's buckets; use 0.75, 1, 2.5",
+    ("prometheus-rules", "--objective", "99"): "--objective: 99 is not a share between 0 and 1, such as 0.99",
+    ("compose", "--token", "0.1"): "--token: has no effect on compose",
+    ("kserve", "--name", "A b"): "--name: A b is not a name of at most 53 lower-case letters, digits and dashes",
+}
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_a_wrong_option_is_refused(
+    words: tuple[str, ...], on_cpu: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(on_cpu.parent)
+    target, *options = words
+    options = [str(on_cpu.parent / word) if word == "keys/x" else word for word in options]
+    assert main(["render", target, str(on_cpu), "--hardware", "cpu:4:16GiB", *options]) == exits.MANIFEST.number
+    assert WRONG[words].format(folder=on_cpu.parent) in capsys.readouterr().err
 
 
 def test_no_more_cores_are_requested_than_the_machine_has(on_cpu: Path) -> None:
