@@ -52,7 +52,7 @@ KINDS: dict[str, Kind] = {
     "profile": Kind(("ROWS", "CONTEXT"), lambda rows, context: rows, lambda rows, context: context + 1024),
     "prefill": Kind(("TOKENS",), lambda tokens: 1, lambda tokens: tokens + 8),
     "embed": Kind(("PROMPTS", "TOKENS"), lambda count, tokens: min(count, MAX_ROWS), lambda count, tokens: tokens),
-    "texts": Kind(("PROMPTS",), lambda count: min(count, MAX_ROWS), lambda count: TEXT.most),
+    "texts": Kind(("PROMPTS",), lambda count: min(count, MAX_ROWS), lambda count: TEXT.limit),
     **{mix: Kind(("REQUESTS",), lambda count: min(count, MAX_ROWS), lambda count: 2056) for mix in MIXES},
 }
 

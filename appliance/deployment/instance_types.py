@@ -1,7 +1,7 @@
 """Machine types of hosting platforms, and the choice of the smallest type that holds a deployment.
 
-Names, GPUs and sizes come from the providers' documentation of November 2026; tests compare the names of Amazon
-SageMaker with botocore. GPUs have the names of appliance/hardware/devices.py.
+Tests compare the names of Amazon SageMaker with botocore. The sizes of Vertex AI and Azure ML types were not compared
+with an offline source. GPUs have the names of appliance/hardware/devices.py.
 """
 
 from dataclasses import dataclass

@@ -42,12 +42,12 @@ def test_a_full_disk_pauses_the_recording_and_what_is_kept_replays(
 ) -> None:
     path, full, real = tmp_path / "flight", [False], Path.open
 
-    def opened(self: Path, mode: str = "r", *rest: object) -> object:
+    def opened(self: Path, mode: str = "r", *rest: object, **named: object) -> object:
         if full[0] and mode == "ab":
             with real(self, "ab") as file:
                 file.write(b"\x99\x00\x00")  # a part of a record
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(self, mode, *rest)  # type: ignore[call-overload]
+        return real(self, mode, *rest, **named)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", opened)
     drive = Drive(path)
