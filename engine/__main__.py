@@ -88,7 +88,8 @@ class Engine:
         self._server.start()
         thread = threading.Thread(target=self._run, name="engine", daemon=True)
         thread.start()
-        self._awaiting_exit.recv(1)
+        while self._awaiting_exit.recv(1)[0] not in (0, signal.SIGTERM, signal.SIGINT):
+            pass  # the number of another signal, for which a library has installed a handler
         self._server.close()
         if self._loop is not None:
             self._loop.stop()

@@ -88,7 +88,8 @@ async def _endpoint(options: Options, place: int, client: httpx.AsyncClient) -> 
 
 
 def _workload(options: Options, number: int) -> list[Session]:
-    """Return the workload of a round. Each has its own seed, so that no round finds the prompts of another one."""
+    """Return the workload of a round. Each has its own seed, so generated prompts differ between rounds;
+    a file has the same requests in every round if `sessions` covers it."""
     sessions = make_workload(options.dataset, replace(options.workload, seed=options.workload.seed + number))
     if options.api == "completions" and any(_needs_chat(session) for session in sessions):
         raise WorkloadError(f"--dataset {options.dataset}: its conversations need --api chat")
@@ -97,7 +98,7 @@ def _workload(options: Options, number: int) -> list[Session]:
 
 def _needs_chat(session: Session) -> bool:
     (first, *others) = session.turns
-    return bool(others) or len(first.messages) > 1 or not isinstance(first.messages[0]["content"], str)
+    return bool(others) or len(first.messages) > 1 or not isinstance(first.messages[0].get("content"), str)
 
 
 async def _warm_up(client: httpx.AsyncClient, endpoint: Endpoint, options: Options, number: int) -> None:

@@ -2,13 +2,17 @@
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 560, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 20, 12, 40
 _TICKS = 5
 _POINTS = 400  # points of a line at most
+_COLOURS = 4  # of the style sheet of the report
+
+Place = Callable[[float, float], tuple[float, float]]
+"""Function from the values of a point to its place in the figure."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,9 @@ def plot(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
     parts = [*_grid(x_end, x_step, y_end, y_step, place), *_labels(x_label, y_label)]
     for number, line in enumerate(lines):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line.points))
-        parts.append(f'<polyline class="line c{number}" points="{path}"/>')
+        parts.append(f'<polyline class="line c{number % _COLOURS}" points="{path}"/>')
     legend = "".join(
-        f'<span class="key"><i class="c{number}"></i>{html.escape(line.name)}</span>'
+        f'<span class="key"><i class="c{number % _COLOURS}"></i>{html.escape(line.name)}</span>'
         for number, line in enumerate(lines)
     )
     figure = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">{"".join(parts)}</svg>'
@@ -62,7 +66,7 @@ def _end(largest: float, step: float) -> float:
     return max(1, math.ceil(largest / step - 1e-9)) * step
 
 
-def _grid(x_end: float, x_step: float, y_end: float, y_step: float, place) -> list[str]:  # type: ignore[no-untyped-def]
+def _grid(x_end: float, x_step: float, y_end: float, y_step: float, place: Place) -> list[str]:
     parts = []
     for number in range(round(x_end / x_step) + 1):
         x, y = place(number * x_step, 0)

@@ -65,8 +65,8 @@ async def first_model(client: httpx.AsyncClient) -> str:
 
 
 async def tokens_per_word(client: httpx.AsyncClient, model: str) -> float | None:
-    """Return the mean number of tokens of an invented word, by the route /tokenize; None if the endpoint
-    lacks it."""
+    """Return the mean number of tokens of an invented word, by the route /tokenize, or None if the
+    endpoint lacks it."""
     sample = words(random.Random(0), _SAMPLE_TOKENS)
     try:
         reply = await client.post("/tokenize", json={"model": model, "prompt": sample})

@@ -24,7 +24,7 @@ LATENCIES: dict[str, Callable[[Outcome], float | None]] = {
     "tpot": _time_per_output_token,
     "request": lambda outcome: outcome.last_s or None,
 }
-"""Latencies of a request in seconds, by the name of its objective; None if the request lacks it."""
+"""Latencies of a request in seconds, by the name of its objective, or None if the request lacks it."""
 
 _NAMES = {"ttft": "time_to_first_token_ms", "tpot": "time_per_output_token_ms", "request": "request_ms"}
 

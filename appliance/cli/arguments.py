@@ -207,7 +207,7 @@ def bench(command: argparse.ArgumentParser) -> None:
     _bench_result(command.add_argument_group("result"))
     command.epilog = (
         "Exits with 1 if a request failed or fewer than --min-attainment of the requests met every --slo, with 2 for "
-        "wrong options or an endpoint that does not answer."
+        "wrong options, an endpoint that does not answer, or a file that cannot be written."
     )
 
 

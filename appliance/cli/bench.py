@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ FAILED, WRONG = 1, 2
 
 def run(options: argparse.Namespace, default_url: str, api_key: str | None) -> int:
     """Run the benchmark, print it and write its files. Return 0, 1 if a request failed or too few met the objectives,
-    2 for wrong options or an endpoint that does not answer."""
+    2 for wrong options, an endpoint that does not answer, or a file that cannot be written."""
     try:
         given = read_options(options, default_url, api_key)
         result = asyncio.run(bench(given, progress(sys.stderr)))
@@ -38,8 +37,14 @@ def run(options: argparse.Namespace, default_url: str, api_key: str | None) -> i
         "platform": platform.platform(),
         "cores": read_machine().cores,
     }
-    _write(options, result)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
     print(json.dumps(result.values) if options.json else as_text(result.values))
+    try:
+        _write(options, result)
+    except OSError as error:
+        print(f"slipway bench: {error.filename}: {error.strerror}", file=sys.stderr)
+        return WRONG
     summaries = [endpoint["summary"] for endpoint in result.values["endpoints"]]
     missed = [each for each in summaries if each.get("attainment", 1.0) < options.min_attainment]
     return FAILED if missed or any(each["failures"] for each in summaries) else 0
@@ -52,7 +57,7 @@ def read_options(options: argparse.Namespace, default_url: str, api_key: str | N
         raise ValueError(f"--model: {len(options.model)} names for {len(urls)} URLs; give one for each URL or none")
     _positive(options, "requests", "concurrency", "input_tokens", "output_tokens", "limit_tokens", "rounds", "timeout")
     _positive(options, "prefixes", "turns", "burstiness", "max_concurrency")
-    for name in ("input_spread", "output_spread", "warmup", "pause", "prefix_tokens"):
+    for name in ("input_spread", "output_spread", "warmup", "pause", "prefix_tokens", "seed"):
         if getattr(options, name) < 0:
             raise ValueError(f"--{name.replace('_', '-')}: use 0 or more")
     return Options(
@@ -123,13 +128,11 @@ def progress(out: Any) -> Callable[[str], None]:
 
 
 def _write(options: argparse.Namespace, result: Result) -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
     if options.output is not None:
         values = dict(result.values)
         if options.details:
             values["outcomes"] = {label: _details(each) for label, each in result.outcomes.items()}
-        _write_file(options.output, json.dumps(values, indent=1) + os.linesep)
+        _write_file(options.output, json.dumps(values, indent=1) + "\n")
     if options.html is not None:
         _write_file(options.html, as_html(result.values, result.outcomes))
 

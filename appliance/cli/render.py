@@ -41,6 +41,9 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
+IMAGE = "slipway:latest"
+
+
 @dataclass(frozen=True)
 class Job:
     """One call of the command."""
@@ -51,7 +54,7 @@ class Job:
     name: str
 
     def deployment(self, layout: Layout = CONTAINER) -> Deployment:
-        return deployment(self.settings, self.plan, name=self.name, image=self.options.image, layout=layout)
+        return deployment(self.settings, self.plan, name=self.name, image=self.options.image or IMAGE, layout=layout)
 
     def yaml(self, *documents: dict[str, Any]) -> str:
         """Return YAML documents below a line with their origin."""
@@ -167,7 +170,6 @@ def _check_options(options: argparse.Namespace, target: Target) -> None:
     for name in _OPTIONS:
         if getattr(options, name) not in ("", None) and name not in target.options:
             _refuse(f"--{name.replace('_', '-')}", f"has no effect on {options.target}")
-    options.image = options.image or "slipway:latest"
 
 
 def _write(path: Path, text: str) -> Path:

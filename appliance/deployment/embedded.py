@@ -21,7 +21,7 @@ PREFIX = "SLIPWAY_MANIFEST_B64_"
 
 
 def environment(one: Deployment) -> dict[str, str]:
-    """Return the variables that contain the manifest, and those for the grace period and caches."""
+    """Return the variables that contain the manifest, and those of the caches."""
     # A fixed time in the header of the gzip file makes the variables reproducible.
     text = base64.b64encode(gzip.compress(one.files[MANIFEST].encode(), mtime=0)).decode()
     parts = [text[start : start + CHUNK_BYTES] for start in range(0, len(text), CHUNK_BYTES)]

@@ -228,6 +228,7 @@ def test_a_missing_server_is_a_one_line_error(capsys):
         (["--body", "[1]"], "--body: use a JSON object"),
         (["--body", "{"], "--body: not JSON"),
         (["-m", "a", "-m", "b"], "--model: 2 names for 1 URLs"),
+        (["--seed", "-1"], "--seed: use 0 or more"),
         (["--pause", "-1"], "--pause: use 0 or more"),
         (["--dataset", "pirates"], "--dataset pirates: use one of random, prefix, conversations, sharegpt:FILE"),
         (["--dataset", "conversations", "--api", "completions"], "need --api chat"),
@@ -239,3 +240,17 @@ def test_wrong_options_are_one_line_errors(server, wrong, words, capsys):
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
     assert not server.bodies
+
+
+def test_a_file_that_cannot_be_written_leaves_the_printed_result(server, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["bench", server.url, "-n", "2", "--output", str(tmp_path / "file" / "result.json")]) == 2
+    shown = capsys.readouterr()
+    assert "output_tokens_per_second" in shown.out and "slipway bench: " in shown.err and shown.err.count("\n") == 1
+
+
+def test_a_message_without_content_needs_the_chat_route(server, tmp_path, capsys):
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"messages": [{"role": "assistant", "tool_calls": []}]}')
+    assert main(["bench", server.url, "--dataset", f"jsonl:{file}", "--api", "completions"]) == 2
+    assert "need --api chat" in capsys.readouterr().err
