@@ -23,7 +23,7 @@ def as_text(result: Mapping[str, Any]) -> str:
         ]
     for label, ratios in result.get("ratios", {}).items():
         lines += [f"ratio of {label}", *(f"  {name:<40}{_ratio(value)}" for name, value in ratios.items()), ""]
-    return "\n".join(lines[:-1])
+    return "\n".join([*lines, f"seed {result['settings']['workload']['seed']}"])
 
 
 def _table(numbers: Mapping[str, Any]) -> list[str]:

@@ -216,7 +216,8 @@ def _bench_workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dataset", metavar="NAME", default="random", help=text)
     text = "number of requests, or of conversations (100)"
     group.add_argument("-n", "--requests", metavar="N", type=int, default=100, help=text)
-    group.add_argument("--seed", metavar="N", type=int, default=0, help="seed of texts, lengths and arrivals (0)")
+    text = "seed of texts, lengths and arrivals; default: a new one, so that no run finds prompts of another in a cache"
+    group.add_argument("--seed", metavar="N", type=int, default=None, help=text)
     group.add_argument("--input-tokens", metavar="N", type=float, default=100.0, help="median prompt length (100)")
     text = "standard deviation of its logarithm; 0 makes all prompts equally long (1.2)"
     group.add_argument("--input-spread", metavar="X", type=float, default=1.2, help=text)

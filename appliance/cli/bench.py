@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import platform
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from appliance.config.version import __version__
 from appliance.hardware.machine import read_machine
 
 FAILED, WRONG = 1, 2
+_SEED_BITS = 31
 
 
 def run(options: argparse.Namespace, default_url: str, api_key: str | None) -> int:
@@ -58,7 +60,7 @@ def read_options(options: argparse.Namespace, default_url: str, api_key: str | N
     _positive(options, "requests", "concurrency", "input_tokens", "output_tokens", "limit_tokens", "rounds", "timeout")
     _positive(options, "prefixes", "turns", "burstiness", "max_concurrency")
     for name in ("input_spread", "output_spread", "warmup", "pause", "prefix_tokens", "seed"):
-        if getattr(options, name) < 0:
+        if (getattr(options, name) or 0) < 0:
             raise ValueError(f"--{name.replace('_', '-')}: use 0 or more")
     return Options(
         urls,
@@ -85,7 +87,7 @@ def _positive(options: argparse.Namespace, *names: str) -> None:
 def _workload(options: argparse.Namespace) -> WorkloadOptions:
     return WorkloadOptions(
         sessions=options.requests,
-        seed=options.seed,
+        seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
         input=Lengths(options.input_tokens, options.input_spread, options.limit_tokens),
         output=Lengths(options.output_tokens, options.output_spread, options.limit_tokens),
         prefixes=options.prefixes,

@@ -75,6 +75,17 @@ def test_the_same_seed_sends_the_same_requests(server, tmp_path):
     assert first[0] != changed[0] and first[1] != changed[1]
 
 
+def test_runs_without_a_seed_share_no_prompt_and_print_their_seed(server, tmp_path, capsys):
+    seeds = [bench(server, tmp_path, "-n", "9")["settings"]["workload"]["seed"] for _ in range(2)]
+    texts = [body["messages"][0]["content"] for body in server.sent()]
+    assert len(set(texts)) == 18 and seeds[0] != seeds[1]
+    shown = capsys.readouterr().out
+    assert all(f"\nseed {seed}\n" in shown for seed in seeds)
+    server.bodies.clear()
+    bench(server, tmp_path, "-n", "9", "--seed", str(seeds[0]))
+    assert sorted(body["messages"][0]["content"] for body in server.sent()) == sorted(texts[:9])
+
+
 def test_each_round_has_prompts_of_its_own_and_warmup_is_not_measured(server, tmp_path):
     result = bench(server, tmp_path, "-n", "5", "--rounds", "3", "--warmup", "2")
     texts = [body["messages"][0]["content"] for body in server.sent()]
