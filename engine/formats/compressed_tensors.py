@@ -3,6 +3,8 @@
 pack-quantized                    q + 8 or q + 128 packed along the inputs, scales [outputs, groups or 1]
 int-quantized, naive-quantized    plain int8
 float-quantized, naive-quantized  fp8 (fp8.py)
+nvfp4-pack-quantized              e2m1 with scales in e4m3 and a divisor of the matrix (floats.py)
+mxfp4-pack-quantized, mxfp8-quantized  e2m1 and e4m3 with scales in e8m0 (floats.py)
 
 A projection is quantized if it matches a `targets` entry of a group and no entry of `ignore`. An entry is a module's
 path, `re:` and a regular expression that matches from the start of the path, or a torch class. Source:
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from engine.api.errors import CheckpointError
+from engine.formats.floats import MX_GROUP, NV_GROUP, Floats
 from engine.formats.format import (
     SCALES,
     Format,
@@ -25,12 +28,13 @@ from engine.formats.format import (
     group_size,
     one_of,
     refuse,
+    whole_number,
     words,
 )
-from engine.formats.fp8 import Fp8, check_block
+from engine.formats.fp8 import Fp8, block_size
 from engine.formats.integers import signed, unpacked, unsigned
 from engine.formats.layers import entries, pattern
-from engine.formats.native import E4M3, Groups
+from engine.formats.native import E4M3, FP8_BLOCK, Groups
 
 _CLASSES = ("Linear", "Module")
 
@@ -92,7 +96,7 @@ def _format(settings: Settings, name: str) -> Format:
             refuse(key, settings[key], "it must be left out")
     weights, inputs = group.get("weights"), group.get("input_activations")
     if isinstance(weights, dict) and weights.get("type") == "float":
-        return _fp8(group, form, name)
+        return _floats(group, form, name)
     if not isinstance(weights, dict) or weights.get("type", "int") != "int":
         refuse(f"{name}.weights", weights, "supported are whole numbers, and float of 8 bits")
     if inputs is not None and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("dynamic")):
@@ -113,21 +117,60 @@ def _format(settings: Settings, name: str) -> Format:
     )
 
 
-def _fp8(group: Settings, form: Any, name: str) -> Fp8:
+@dataclass(frozen=True)
+class PackedFloats(Floats):
+    matrix: ClassVar[str] = "weight_packed"
+
+
+_INPUT_SCALES = ("input_scale", "input_global_scale")
+# Formats of floats with scales of groups, and the sizes of their groups.
+_GROUPED: Mapping[str, tuple[int, Floats]] = {
+    "nvfp4-pack-quantized": (
+        NV_GROUP,
+        PackedFloats(
+            None,
+            "e2m1",
+            (1, NV_GROUP),
+            "e4m3",
+            ("weight_scale", "weight_global_scale"),
+            divides=True,
+            unread=_INPUT_SCALES,
+        ),
+    ),
+    "mxfp4-pack-quantized": (
+        MX_GROUP,
+        PackedFloats(Groups(8, MX_GROUP), "e2m1", (1, MX_GROUP), "e8m0", unread=_INPUT_SCALES),
+    ),
+    "mxfp8-quantized": (MX_GROUP, Floats(None, "e4m3", (1, MX_GROUP), "e8m0", unread=_INPUT_SCALES)),
+}
+
+
+def _floats(group: Settings, form: Any, name: str) -> Format:
     weights, inputs = group["weights"], group.get("input_activations")
-    if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
-        raise UnsupportedFormat(
-            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; supported is float-quantized "
-            "of 8"
-        )
     if weights.get("symmetric", True) is not True or weights.get("dynamic"):
         refuse(f"{name}.weights", weights, "supported are symmetric ones that are stored")
-    scales = one_of(f"{name}.weights.strategy", weights.get("strategy"), ("tensor", "channel", "block"))
-    if scales == "block":
-        check_block(f"{name}.weights.block_structure", weights.get("block_structure"))
     if group.get("output_activations"):
         refuse(f"{name}.output_activations", group["output_activations"], "it must be left out")
-    return Fp8(E4M3(scales, None if inputs is None else _fp8_inputs(inputs, name)))
+    if form in _GROUPED:
+        size, format = _GROUPED[form]
+        if weights.get("group_size") != size:
+            refuse(f"{name}.weights.group_size", weights.get("group_size"), f"{form} has groups of {size}")
+        return format
+    if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
+        raise UnsupportedFormat(
+            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; supported are "
+            f"float-quantized of 8, {', '.join(_GROUPED)}"
+        )
+    scales = one_of(f"{name}.weights.strategy", weights.get("strategy"), ("tensor", "channel", "group", "block"))
+    if scales == "group":
+        size = whole_number(weights.get("group_size"), f"{name}.weights.group_size")
+        return Floats(None, "e4m3", (1, size), unread=_INPUT_SCALES)
+    rounded = None if inputs is None else _fp8_inputs(inputs, name)
+    if scales == "block":
+        block = block_size(f"{name}.weights.block_structure", weights.get("block_structure"))
+        if block != (FP8_BLOCK, FP8_BLOCK):
+            return Floats(None, "e4m3", block, unread=_INPUT_SCALES)
+    return Fp8(E4M3(scales, rounded))
 
 
 def _fp8_inputs(inputs: Settings, name: str) -> Literal["static", "dynamic"]:
@@ -175,6 +218,13 @@ METHOD = Method(
             "compressed-tensors, float-quantized",
             "scales per matrix, output or block; activations plain, dynamic or static",
             "fp8",
+        ),
+        ("compressed-tensors, float-quantized", "scales per group; blocks of other sizes", "dequantized"),
+        ("compressed-tensors, nvfp4-pack-quantized, mxfp8-quantized", "activations unquantized", "dequantized"),
+        (
+            "compressed-tensors, mxfp4-pack-quantized",
+            "activations unquantized",
+            "8 bits in groups of 32, the same numbers",
         ),
     ),
 )

@@ -33,8 +33,11 @@ class Stored:
     shape: tuple[int, ...]  # (1,) also accepts a scalar tensor
     types: tuple[str, ...] = PLAIN  # as in safetensors headers; empty: any ggml type
     optional: bool = False  # a checkpoint may lack it
+    flat: bool = False  # dimensions of 1 may be missing or added
 
     def fits(self, shape: tuple[int, ...]) -> bool:
+        if self.flat:
+            return [size for size in shape if size != 1] == [size for size in self.shape if size != 1]
         return shape == self.shape or (self.shape == (1,) and shape == ())
 
 
@@ -139,3 +142,10 @@ def group_size(size: Any, key: str) -> int | None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % GROUP_MULTIPLE:
         refuse(key, size, f"supported are multiples of {GROUP_MULTIPLE}, and -1")
     return size
+
+
+def whole_number(value: Any, key: str) -> int:
+    """Return a whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        refuse(key, value, "it must be a whole number above 0")
+    return value

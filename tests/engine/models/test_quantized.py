@@ -133,10 +133,10 @@ def test_the_refusal_names_method_count_and_both_kinds_of_layers():
         read_quantization({"quantization_config": settings}, MODEL, "/m/config.json")
     assert str(caught.value) == (
         "/m/config.json: the checkpoint is quantized (compressed-tensors), which is not supported: "
-        "a.weights.strategy is None; supported are tensor, channel, block; 81 of 85 projections "
+        "a.weights.strategy is None; supported are tensor, channel, group, block; 81 of 85 projections "
         "are quantized, such as model.layers.0.self_attn.q_proj, but not model.layers.0.mlp.gate_proj, "
         "model.layers.0.mlp.up_proj, model.layers.0.mlp.down_proj and 1 more; "
-        "use a checkpoint in gptq or awq of 4 bits, fp8, compressed-tensors (pack-quantized, int-quantized or "
+        "use a checkpoint in gptq or awq of 4 bits, fp8, ModelOpt's FP8 or NVFP4, compressed-tensors (pack-quantized, int-quantized or "
         "float-quantized) or GGUF, or the unquantized checkpoint (float32, bfloat16, float16)"
     )
 
@@ -239,18 +239,24 @@ def test_scheme_of_fp8_settings(settings, scheme, words):
     ("settings", "words"),
     [
         (
-            {**FP8, "weight_block_size": [64, 128]},
-            r"weight_block_size is \[64, 128\]; supported is \[128, 128\]; 84 of 85",
+            {**FP8, "weight_block_size": [64]},
+            r"weight_block_size is \[64\]; it must be a list of two whole numbers above 0, .*; 84 of 85",
         ),
-        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; supported are e4m3, float8_e4m3fn"),
+        ({**FP8, "fmt": "e4m3fnuz"}, "fmt is 'e4m3fnuz'; supported are e4m3, float8_e4m3fn, e5m2, float8_e5m2"),
         ({**FP8, "activation_scheme": "none"}, "activation_scheme is 'none'; supported are dynamic, static"),
         ({**FP8, "expert_dtype": "fp4"}, "expert_dtype is 'fp4'; supported is fp8"),
         ({**FP8, "modules_to_convert": ["embed"]}, r"modules_to_convert is \['embed'\]; it must be left out"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'; supported for modelopt is FP8"),
-        (floats({"num_bits": 4}), "float-quantized of 4 bits in floats; supported is float-quantized of 8"),
-        (floats(format="mxfp8-quantized"), "g is mxfp8-quantized of 8 bits in floats"),
-        (floats({"strategy": "group", "group_size": 128}), "strategy is 'group'; supported are tensor, channel, block"),
-        (floats({"strategy": "block", "block_structure": [64, 64]}), r"block_structure is \[64, 64\]"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}, "quant_algo is 'NVFP4_SVD'; supported are FP8, "),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32},
+            "group_size is 32; supported with NVFP4 is 16",
+        ),
+        (floats({"num_bits": 4}), "float-quantized of 4 bits in floats; supported are float-quantized of 8, nvfp4"),
+        (floats(format="mxfp6-pack-quantized"), "g is mxfp6-pack-quantized of 8 bits in floats"),
+        (floats({"group_size": 16}, format="mxfp8-quantized"), "group_size is 16; mxfp8-quantized has groups of 32"),
+        (floats({"strategy": "group", "group_size": 0}), "group_size is 0; it must be a whole number above 0"),
+        (floats({"strategy": "token"}), "strategy is 'token'; supported are tensor, channel, group, block"),
+        (floats({"strategy": "block", "block_structure": 64}), "block_structure is 64; it must be a list of two"),
         (floats({"symmetric": False}), "supported are symmetric ones"),
         (floats({}, {**STATIC, "strategy": "token"}), "supported are dynamic ones, and static ones of strategy tensor"),
         (floats({}, {**TOKEN, "dynamic": "local"}), "supported are dynamic ones, and static ones"),
@@ -312,7 +318,7 @@ def test_groups_of_several_kinds_and_a_quantized_head():
         (packed({"num_bits": 8, "symmetric": False}), "asymmetric pack-quantized of 8 bits"),
         (packed({"strategy": "block"}), "strategy is 'block'; supported are group and channel"),
         (packed({"group_size": 16}), r"g\.weights\.group_size is 16; supported are multiples of 32"),
-        (packed({"type": "float"}), "g is pack-quantized of 4 bits in floats; supported is float-quantized of 8"),
+        (packed({"type": "float"}), "g is pack-quantized of 4 bits in floats; supported are float-quantized of 8"),
         (packed({"type": "other"}), "supported are whole numbers, and float of 8 bits"),
         (packed(format="marlin-24"), "marlin-24 of 4 bits"),
         (packed({}, {"num_bits": 8, "type": "float", "dynamic": True}), "supported are none, and dynamic int8"),

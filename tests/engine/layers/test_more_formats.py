@@ -1,0 +1,198 @@
+"""Checkpoints of formats whose weights are dequantized or repacked at load: equal to the dequantized model."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.api.errors import CheckpointError
+from engine.models.checkpoint import assume_checkpoint, check_tensors, read_checkpoint
+from engine.models.sources import linear_paths, sources
+from engine.weights.files import Weights
+from engine.weights.quantized import QuantizedWeights
+from kernels.cpu.library import best
+from tests.engine.float_writers import FLOAT_KINDS
+from tests.engine.layers.test_footprint import FakeWorld, compare
+from tests.engine.quantized_writers import write
+
+KINDS = FLOAT_KINDS
+EXPERTS = {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+# Kinds that compiled kernels multiply as stored, with the bits in memory.
+NATIVE = {"mxfp4": 8, "modelopt-mxfp4": 8}
+SKIPS = ("modules_to_not_convert", "ignore")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The checkpoint of a kind, made once. Do not change it."""
+    made = {}
+
+    def get(kind, architecture="Llama", **more):
+        key = (kind, architecture)
+        if key not in made:
+            made[key] = write(tmp_path_factory.mktemp(kind), KINDS[kind], architecture, **more)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A checkpoint that the test may change."""
+    return lambda kind, **more: write(tmp_path, KINDS[kind], **more)
+
+
+def experts(written, kind):
+    """A mixture of experts. The router stays plain, as its format lists it."""
+    made = written(kind, "Qwen3Moe", **EXPERTS)
+    settings = KINDS[kind].settings
+    key = next((key for key in SKIPS if key in settings), SKIPS[0])
+    router = {"compressed-tensors": "re:.*mlp.gate$", "modelopt": "*.mlp.gate"}
+    listed = [*settings.get(key, []), router.get(settings["quant_method"], "mlp.gate")]
+    made.configure(**{"modules_to_not_convert": [], key: listed})
+    return made
+
+
+def equal(got, want):
+    """Compare logits: only the order of float32 sums differs."""
+    return (got - want).abs().max() <= 2e-6 * want.abs().max()
+
+
+def restored(made):
+    """Return the weights of quantized projections as they are read, and the checkpoint."""
+    read = read_checkpoint(made.path)
+    check_tensors(read.model, read.tensors, read.quantization)
+    weights = QuantizedWeights(Weights(read.tensors, lambda done: None), read.quantization, sources(read.model))
+    return {path: weights.read(f"{path}.weight") for path in read.quantization.formats}, read
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dequantized_weights_are_the_numbers_of_the_definition(kind, written):
+    made = written(kind)
+    found, read = restored(made)
+    plain = load_file(made.plain / "model.safetensors")
+    assert set(found) == set(linear_paths(read.model)) - {"lm_head"}
+    for path, weight in found.items():
+        torch.testing.assert_close(weight, plain[f"{path}.weight"], rtol=1.5e-7, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_runs_the_dequantized_weights_as_transformers_does(kind, written, driver, ids):
+    made, prompt = written(kind), ids(17, 1)
+    assert equal(driver(made.path).run(prompt, 5), made.logits(prompt))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_are_read_too(kind, written, driver, ids):
+    made, prompt = experts(written, kind), ids(11, 2)
+    found, _ = restored(made)
+    assert sum(".experts." in path for path in found) == 2 * 5 * 3
+    assert equal(driver(made.path).run(prompt, 4), made.logits(prompt))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_kernels_multiply_as_stored_or_exactly(kind, written, driver, ids):
+    made, prompt = written(kind), ids(17, 1)
+    engine, want = driver(made.path, kernels=best()), made.logits(prompt)
+    got = engine.run(prompt, 5)
+    if kind in NATIVE:
+        assert (got - want).norm() / want.norm() < 0.04  # activations of 8 bits
+    else:
+        assert equal(got, want)
+    forms = {layer.weight.form for layer in linears(engine.model)}
+    assert forms == {f"tiles_int{NATIVE[kind]}" if kind in NATIVE else "tiles_f32"}
+
+
+def linears(model):
+    from engine.layers.linear import LinearLayer
+
+    return [layer for layer in model.weights.by_name.values() if isinstance(layer, LinearLayer)]
+
+
+@pytest.mark.parametrize("by", ["torch", best()])
+@pytest.mark.parametrize("kind", KINDS)
+def test_loaded_bytes_are_the_planned_bytes(kind, by, written):
+    for made in (written(kind), experts(written, kind)):
+        checkpoint = read_checkpoint(made.path)
+        compare(checkpoint, by)
+    if by == "torch":
+        compare(read_checkpoint(written(kind).path), by, world=FakeWorld(1, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_share_the_matrices(kind, written, driver, ids, on_ranks):
+    made, prompt = written(kind), ids(17, 1)
+    for got in on_ranks(2, lambda world: driver(made.path, world=world).run(prompt, 5)):
+        assert equal(got, made.logits(prompt))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_without_weights_assumes_the_tensors_of_the_file(kind, written, tmp_path):
+    made = written(kind)
+    (tmp_path / "config.json").write_text((made.path / "config.json").read_text())
+    assumed, found = assume_checkpoint(tmp_path), read_checkpoint(made.path)
+    listed = {name: one.shape for name, one in assumed.tensors.items() if "proj" in name}
+    shapes = {name: found.tensors[name].shape for name in listed}
+    assert {name: [size for size in shape if size > 1] for name, shape in listed.items()} == {
+        name: [size for size in shape if size > 1] for name, shape in shapes.items()
+    }
+
+
+Q = "model__layers__1__mlp__up_proj"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "tensor", "message"),
+    [
+        ("nvfp4", f"{Q}__weight_global_scale", None, r"lacks .*up_proj\.weight_global_scale"),
+        ("nvfp4", f"{Q}__weight_scale", torch.zeros(256, 8), "weight_scale is of type F32; supported are F8_E4M3"),
+        ("mxfp4", f"{Q}__weight_packed", torch.zeros(256, 32, dtype=torch.uint8), r"has shape \[256, 32\], .*64\]"),
+        ("mxfp8", f"{Q}__weight_scale", torch.zeros(256, 8, dtype=torch.uint8), r"has shape \[256, 8\], .*256, 4\]"),
+        ("modelopt-nvfp4", f"{Q}__weight_scale_2", torch.zeros(2), r"weight_scale_2 has shape \[2\], .*\[1\]"),
+        ("e5m2", f"{Q}__weight", torch.zeros(256, 128), "weight is of type F32; supported are F8_E5M2"),
+        ("modelopt-channels", f"{Q}__weight_scale", torch.zeros(128), r"weight_scale has shape \[128\], .*256, 1\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_found_without_reading_weights(own, kind, name, tensor, message):
+    made = own(kind)
+    made.change(**{name: tensor})
+    read = read_checkpoint(made.path)
+    with pytest.raises(CheckpointError, match=message):
+        check_tensors(read.model, read.tensors, read.quantization)
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "mxfp8"])
+def test_a_scale_that_is_not_a_number_is_refused(kind, own, driver):
+    made = own(kind)
+    made.change(**{f"{Q}__weight_scale": torch.full((256, 4), 255, dtype=torch.uint8)})
+    with pytest.raises(CheckpointError, match=r"up_proj.weight_scale has the byte 255, which is not a number"):
+        driver(made.path)
+
+
+def test_each_layer_may_have_an_algorithm_of_its_own(own, driver, ids):
+    """ModelOpt's mixed precision, with the settings in a file of their own."""
+    made, prompt = own("modelopt-nvfp4"), ids(9, 1)
+    eight, plain = "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.o_proj"
+    values = load_file(made.plain / "model.safetensors")
+    one = KINDS["modelopt-mxfp8"].quantize(values[f"{eight}.weight"])
+    rest = ("weight_scale", "weight_scale_2", "input_scale")
+    for name, tensors in ((eight, one.tensors), (plain, {"weight": values[f"{plain}.weight"]})):
+        gone = {f"{name}.{suffix}".replace(".", "__"): None for suffix in rest}
+        made.change(**gone | {f"{name}.{key}".replace(".", "__"): tensor for key, tensor in tensors.items()})
+    config = json.loads((made.path / "config.json").read_text())
+    del config["quantization_config"]
+    (made.path / "config.json").write_text(json.dumps(config))
+    paths = [path for path in linear_paths(read_checkpoint(made.plain).model) if path not in ("lm_head", plain)]
+    layers = {path: {"quant_algo": "NVFP4", "group_size": 16} for path in paths} | {eight: {"quant_algo": "MXFP8"}}
+    settings = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": layers}
+    (made.path / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
+    found, read = restored(made)
+    assert set(found) == set(paths)
+    assert str(read.quantization) == "modelopt (4 bits (e2m1), groups of 16; fp8 (e4m3), groups of 32)"
+    torch.testing.assert_close(found[eight], one.values, rtol=0, atol=0)
+    model = made.model()
+    with torch.no_grad():
+        model.get_submodule(eight).weight.copy_(one.values)
+        want = model(torch.tensor([prompt])).logits[0]
+    assert equal(driver(made.path).run(prompt, 9), want)
