@@ -37,7 +37,6 @@ class Floats(Format):
     input_factor: str = ""  # tensor [inputs] by which the activations are multiplied before the product; "": none
     unread: tuple[str, ...] = ()  # scales of activations, which are not quantized
 
-    quantizable: ClassVar[bool] = True
     scale_type: ClassVar[str] = "BF16"  # has the range of e8m0
 
     def __str__(self) -> str:

@@ -46,12 +46,15 @@ class Blocks(Permuted):
     """Blocks of a type that the package gguf dequantizes."""
 
     is_quantized: ClassVar[bool] = True
-    quantizable: ClassVar[bool] = True
     float16_pages: ClassVar[bool] = True
     requires: ClassVar[str] = "gguf"
 
     def __str__(self) -> str:
         return "other types"
+
+    @property
+    def quantizable(self) -> bool:
+        return True
 
     def dequantize(self, matrix: StoredMatrix) -> "Tensor":
         import torch

@@ -11,11 +11,21 @@ Its module is imported only for a checkpoint that names this method. A built-in 
 from importlib.metadata import entry_points
 
 from engine.api.errors import CheckpointError
-from engine.formats import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from engine.formats import auto_round, awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from engine.formats.format import Method
 
 GROUP = "slipway.formats"
-BUILT_IN = (gptq.METHOD, awq.METHOD, fp8.METHOD, modelopt.METHOD, compressed_tensors.METHOD, mxfp4.METHOD)
+BUILT_IN = (
+    gptq.METHOD,
+    awq.METHOD,
+    fp8.METHOD,
+    modelopt.METHOD,
+    compressed_tensors.METHOD,
+    mxfp4.METHOD,
+    bitsandbytes.METHOD,
+    auto_round.METHOD,
+    *auto_round.ALIASES,
+)
 
 
 def find_method(name: str) -> Method | None:

@@ -58,9 +58,12 @@ class Quantization:
         formats = (self.formats.get(path) for path in paths)
         return fuse(None if one is None else one.on(executor) for one in formats)
 
-    def named(self, tensors: Container[str]) -> "Quantization":
-        """Return the same quantization with the names that the checkpoint's tensors have."""
-        return replace(self, formats={path: one.named(path, tensors) for path, one in self.formats.items()})
+    def named(self, tensors: Container[str]) -> "Quantization | None":
+        """Return the same quantization with the names that the checkpoint's tensors have, without plain projections;
+        None if all are plain."""
+        found = ((path, one.named(path, tensors)) for path, one in self.formats.items())
+        formats = {path: one for path, one in found if one is not None}
+        return replace(self, formats=formats) if formats else None
 
     def __str__(self) -> str:
         """Return a short description such as `4 bits (gptq, groups of 128)`."""

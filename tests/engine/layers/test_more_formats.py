@@ -4,22 +4,31 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError
 from engine.models.checkpoint import assume_checkpoint, check_tensors, read_checkpoint
+from engine.models.ranks import tensor_problem
 from engine.models.sources import linear_paths, sources
 from engine.weights.files import Weights
 from engine.weights.quantized import QuantizedWeights
 from kernels.cpu.library import best
 from tests.engine.float_writers import FLOAT_KINDS
+from tests.engine.integer_writers import INTEGER_KINDS
 from tests.engine.layers.test_footprint import FakeWorld, compare
 from tests.engine.quantized_writers import write
 
-KINDS = FLOAT_KINDS
-EXPERTS = {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+KINDS = FLOAT_KINDS | INTEGER_KINDS
+EXPERTS = {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 # Kinds that compiled kernels multiply as stored, with the bits in memory.
-NATIVE = {"mxfp4": 8, "modelopt-mxfp4": 8}
+NATIVE = {
+    **dict.fromkeys(("mxfp4", "modelopt-mxfp4", "gptq-5-zeros", "bnb-int8"), 8),
+    **dict.fromkeys(
+        ("gptq-2", "gptq-2-zeros", "gptq-3", "gptq-3-zeros", "gptq-3-ordered", "marlin", "marlin-channel"), 4
+    ),
+    **dict.fromkeys(("awq-gemv-32", "awq-gemv-128", "packed-3-zeros", "packed-2", "auto-round", "auto-round-zeros"), 4),
+    "auto-round-awq": 4,
+}
 SKIPS = ("modules_to_not_convert", "ignore")
 
 
@@ -125,6 +134,12 @@ def test_two_ranks_share_the_matrices(kind, written, driver, ids, on_ranks):
     made, prompt = written(kind), ids(17, 1)
     for got in on_ranks(2, lambda world: driver(made.path, world=world).run(prompt, 5)):
         assert equal(got, made.logits(prompt))
+    checkpoint, kernels = read_checkpoint(made.path), best()
+    if kind in NATIVE and tensor_problem(checkpoint.model, checkpoint.quantization, 2, "compiled") is None:
+        work = lambda world: driver(made.path, world=world, kernels=kernels, threads=1).run(prompt, 5)  # noqa: E731
+        for got in on_ranks(2, work, kernels):
+            want = made.logits(prompt)
+            assert (got - want).norm() / want.norm() < 0.04
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,7 +147,7 @@ def test_a_plan_without_weights_assumes_the_tensors_of_the_file(kind, written, t
     made = written(kind)
     (tmp_path / "config.json").write_text((made.path / "config.json").read_text())
     assumed, found = assume_checkpoint(tmp_path), read_checkpoint(made.path)
-    listed = {name: one.shape for name, one in assumed.tensors.items() if "proj" in name}
+    listed = {name: one.shape for name, one in assumed.tensors.items() if "proj" in name and "quant_state" not in name}
     shapes = {name: found.tensors[name].shape for name in listed}
     assert {name: [size for size in shape if size > 1] for name, shape in listed.items()} == {
         name: [size for size in shape if size > 1] for name, shape in shapes.items()
@@ -196,3 +211,88 @@ def test_each_layer_may_have_an_algorithm_of_its_own(own, driver, ids):
         model.get_submodule(eight).weight.copy_(one.values)
         want = model(torch.tensor([prompt])).logits[0]
     assert equal(driver(made.path).run(prompt, 9), want)
+
+
+Z = "model.layers.1.mlp.up_proj"
+
+
+def whole_sevens(count):
+    return torch.full((count,), 7, dtype=torch.int32)
+
+
+def test_gptq_has_settings_by_pattern(own, driver, ids):
+    """GPTQModel's `dynamic`: other bits for the first pattern that matches, and plain projections."""
+    made, prompt = own("gptq-3-zeros"), ids(9, 2)
+    values = load_file(made.plain / "model.safetensors")
+    two = KINDS["gptq-2"].quantize(values[f"{Z}.weight"])
+    plain = "model.layers.0.self_attn.o_proj"
+    gone = dict.fromkeys(("qweight", "qzeros", "scales", "g_idx"))
+    for name, tensors in ((Z, two.tensors), (plain, gone | {"weight": values[f"{plain}.weight"]})):
+        made.change(**{f"{name}.{key}".replace(".", "__"): tensor for key, tensor in tensors.items()})
+    made.configure(
+        dynamic={r"-:.*layers\.0\..*o_proj": {}, r"+:.*\.1\.mlp\.up": {"bits": 2, "group_size": 32, "sym": True}}
+    )
+    found, read = restored(made)
+    assert plain not in found and "lm_head" not in found
+    torch.testing.assert_close(found[Z], two.values, rtol=0, atol=0)
+    assert str(read.quantization) == "gptq (3 bits, groups of 32; 2 bits, groups of 32)"
+    assert driver(made.path, kernels=best()).run(prompt, 9).isfinite().all()
+
+
+def test_auto_round_mixes_bits_by_path_and_pattern(own):
+    made = own("auto-round")
+    values = load_file(made.plain / "model.safetensors")
+    eight = KINDS["gptq-8-zeros"].quantize(values[f"{Z}.weight"])
+    plain = "model.layers.0.mlp.down_proj"
+    eight.tensors["qzeros"] = eight.tensors["qzeros"] - 0x01010101  # zero points minus 1, as auto_gptq has them
+    gone = dict.fromkeys(("qweight", "qzeros", "scales", "g_idx"))
+    for name, tensors in ((Z, eight.tensors), (plain, gone | {"weight": values[f"{plain}.weight"]})):
+        made.change(**{f"{name}.{key}".replace(".", "__"): tensor for key, tensor in tensors.items()})
+    made.configure(extra_config={Z: {"bits": 8, "sym": False}, r".*layers\.0.*down_proj$": {"bits": 16}})
+    found, read = restored(made)
+    assert plain not in found and len(found) == 13
+    torch.testing.assert_close(found[Z], eight.values, rtol=1.5e-7, atol=0)
+    assert str(read.quantization) == "auto-round (4 bits, groups of 32; 8 bits, groups of 32)"
+
+
+def test_layers_of_bitsandbytes_without_its_tensors_are_plain(own, driver, ids):
+    """transformers skips layers that no list of the settings names."""
+    made, prompt = own("bnb-nf4"), ids(9, 2)
+    values = load_file(made.plain / "model.safetensors")
+    state = "weight.quant_state.bitsandbytes__nf4"
+    gone = dict.fromkeys((f"{Z}.weight.absmax", f"{Z}.weight.quant_map", f"{Z}.{state}"))
+    made.change(
+        **{key.replace(".", "__"): value for key, value in (gone | {f"{Z}.weight": values[f"{Z}.weight"]}).items()}
+    )
+    found, _ = restored(made)
+    assert Z not in found and len(found) == 13
+    assert equal(driver(made.path).run(prompt, 9), made.logits(prompt))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "tensor", "message"),
+    [
+        ("bnb-nf4", f"{Z}.weight.absmax", torch.ones(5), "absmax has 5 scales for 32,768 in blocks of 64"),
+        ("bnb-nf4", f"{Z}.weight.quant_state.bitsandbytes__nf4", torch.zeros(3, dtype=torch.uint8), "is damaged"),
+        (
+            "bnb-nf4",
+            f"{Z}.weight.quant_state.bitsandbytes__nf4",
+            torch.tensor(list(b'{"blocksize": 64, "shape": [1, 2]}'), dtype=torch.uint8),
+            r"says shape \[1, 2\], but config.json implies \[256, 128\]",
+        ),
+        ("bnb-int8", f"{Z}.weight_format", torch.tensor(2, dtype=torch.uint8), "weight_format is not 0"),
+        (
+            "gptq-8-ordered-zeros",
+            f"{Z}.g_idx",
+            torch.full((128,), 7, dtype=torch.int32),
+            "has groups outside of 0 to 1",
+        ),
+    ],
+)
+def test_numbers_that_contradict_the_settings_are_refused_as_they_are_read(own, driver, kind, name, tensor, message):
+    made = own(kind)
+    found = made.tensors()
+    assert name in found
+    save_file(found | {name: tensor}, made.path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        driver(made.path)

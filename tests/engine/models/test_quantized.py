@@ -136,8 +136,9 @@ def test_the_refusal_names_method_count_and_both_kinds_of_layers():
         "a.weights.strategy is None; supported are tensor, channel, group, block; 81 of 85 projections "
         "are quantized, such as model.layers.0.self_attn.q_proj, but not model.layers.0.mlp.gate_proj, "
         "model.layers.0.mlp.up_proj, model.layers.0.mlp.down_proj and 1 more; "
-        "use a checkpoint in gptq or awq of 4 bits, fp8, ModelOpt's FP8 or NVFP4, compressed-tensors (pack-quantized, int-quantized or "
-        "float-quantized) or GGUF, or the unquantized checkpoint (float32, bfloat16, float16)"
+        "use a checkpoint in gptq or awq of 4 bits, fp8, ModelOpt's FP8 or NVFP4, compressed-tensors (pack-quantized, "
+        "int-quantized or float-quantized), bitsandbytes or GGUF, or the unquantized checkpoint (float32, bfloat16, "
+        "float16)"
     )
 
 
@@ -163,26 +164,26 @@ def read(settings):
 @pytest.mark.parametrize(
     ("settings", "scheme", "words"),
     [
-        (GPTQ, Gptq(Groups(4, 128), zero_offset=1), "4 bits (gptq, groups of 128)"),
+        (GPTQ, Gptq.of(Groups(4, 128), zero_offset=1), "4 bits (gptq, groups of 128)"),
         (
             {**GPTQ, "group_size": -1, "sym": False, "desc_act": True, "checkpoint_format": "gptq_v2"},
-            Gptq(Groups(4, None, zeros=True, ordered=True)),
+            Gptq.of(Groups(4, None, zeros=True, ordered=True)),
             "4 bits (gptq, one scale per output)",
         ),
-        ({**GPTQ, "bits": 8, "group_size": 32}, Gptq(Groups(8, 32), zero_offset=1), "8 bits (gptq, groups of 32)"),
-        (AWQ, Awq(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
-        ({**AWQ, "version": "GEMM"}, Awq(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
-        (packed(), Packed(Groups(4, 128)), "4 bits (compressed-tensors, groups of 128)"),
-        (packed({"symmetric": False, "actorder": "group"}), Packed(Groups(4, 128, zeros=True, ordered=True)), None),
-        (packed({"actorder": "weight"}), Packed(Groups(4, 128)), None),
-        (packed({"num_bits": 8, "strategy": "channel", "group_size": None}), Packed(Groups(8, None)), None),
+        ({**GPTQ, "bits": 8, "group_size": 32}, Gptq.of(Groups(8, 32), zero_offset=1), "8 bits (gptq, groups of 32)"),
+        (AWQ, Awq.of(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
+        ({**AWQ, "version": "GEMM"}, Awq.of(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
+        (packed(), Packed.of(Groups(4, 128)), "4 bits (compressed-tensors, groups of 128)"),
+        (packed({"symmetric": False, "actorder": "group"}), Packed.of(Groups(4, 128, zeros=True, ordered=True)), None),
+        (packed({"actorder": "weight"}), Packed.of(Groups(4, 128)), None),
+        (packed({"num_bits": 8, "strategy": "channel", "group_size": None}), Packed.of(Groups(8, None)), None),
         (
             packed(
                 {"num_bits": 8, "strategy": "channel"},
                 {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
                 format="int-quantized",
             ),
-            Int8(Groups(8, None)),
+            Int8.of(Groups(8, None)),
             "8 bits (compressed-tensors, one scale per output)",
         ),
     ],
@@ -288,8 +289,8 @@ def test_groups_of_several_kinds_and_a_quantized_head():
     first = {"targets": [r"re:.*mlp.*"], "weights": eight, "format": "int-quantized"}
     settings["config_groups"] = {"a": first, **settings["config_groups"]}
     found = read(settings)
-    assert found.formats["model.layers.3.mlp.up_proj"] == Int8(Groups(8, None))
-    assert found.formats["model.layers.3.self_attn.q_proj"] == Packed(Groups(4, 128))
+    assert found.formats["model.layers.3.mlp.up_proj"] == Int8.of(Groups(8, None))
+    assert found.formats["model.layers.3.self_attn.q_proj"] == Packed.of(Groups(4, 128))
     assert str(found) == "compressed-tensors (4 bits, groups of 128; 8 bits, one scale per output)"
     assert "lm_head" in read({**GPTQ, "lm_head": True}).formats
 
@@ -297,32 +298,35 @@ def test_groups_of_several_kinds_and_a_quantized_head():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({**GPTQ, "bits": 3}, r"\(gptq, 3 bits\), which is not supported: bits is 3; gptq is supported with 4 bits"),
-        ({**GPTQ, "bits": 8, "sym": False}, "bits is 8; gptq is supported with 4 bits, and with 8 if sym is true"),
-        ({**GPTQ, "group_size": 48}, "group_size is 48; supported are multiples of 32, and -1"),
-        ({**GPTQ, "group_size": "128"}, "group_size is '128'; supported are multiples of 32"),
-        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported are gptq and gptq_v2"),
-        ({**GPTQ, "is_marlin_format": True}, "is_marlin_format is True; it must be left out"),
-        ({**GPTQ, "dynamic": {"-:.*down.*": {}}}, "dynamic is .*; it must be left out"),
+        (
+            {**GPTQ, "bits": 9},
+            r"\(gptq, 9 bits\), which is not supported: bits is 9; gptq is supported with 2 to 8 bits",
+        ),
+        ({**GPTQ, "group_size": 0}, "group_size is 0; supported are whole numbers above 0, and -1"),
+        ({**GPTQ, "group_size": "128"}, "group_size is '128'; supported are whole numbers above 0, and -1"),
+        ({**GPTQ, "checkpoint_format": "bitblas"}, "format is 'bitblas'; supported are gptq, gptq_v2 and marlin"),
+        ({**GPTQ, "checkpoint_format": "marlin", "desc_act": True}, "is 'marlin'; it has 4 bits, sym, groups of 128"),
+        ({**GPTQ, "is_marlin_format": True, "group_size": 64}, "is 'marlin'; it has 4 bits, sym, groups of 128 or -1"),
+        ({**GPTQ, "pack_dtype": "int64"}, "pack_dtype is 'int64'; supported is int32"),
+        ({**GPTQ, "dynamic": {".*down.*": {"bits": 1}}}, r"dynamic\.\.\*down\.\*\.bits is 1; gptq is supported"),
         ({"quant_method": "gptq"}, "bits is None"),
         ({**AWQ, "bits": 8}, r"\(awq, 8 bits\), which is not supported: bits is 8; awq is supported with 4 bits"),
-        ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported is gemm"),
+        ({**AWQ, "version": "gemv_fast"}, "version is 'gemv_fast'; supported are gemm and gemv"),
         ({**AWQ, "zero_point": False}, "zero_point is False; it must be true"),
         (
-            {"quant_method": "bitsandbytes"},
-            r"\(bitsandbytes\), which is not supported: "
-            r"supported are gptq, awq, fp8, modelopt, compressed-tensors, mxfp4; 84 of 85",
+            {"quant_method": "other"},
+            r"\(other\), which is not supported: "
+            r"supported are gptq, awq, fp8, modelopt, compressed-tensors, mxfp4, bitsandbytes, auto-round, ",
         ),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit is None; it or load_in_8bit must be true"),
         ({}, r"\(unknown\), which is not supported"),
-        (packed({"num_bits": 3}), "pack-quantized of 3 bits; supported are pack-quantized of 4 bits"),
-        (packed({"num_bits": 8, "symmetric": False}), "asymmetric pack-quantized of 8 bits"),
+        (packed({"num_bits": 1}), "pack-quantized of 1 bits; supported are pack-quantized of 2 to 8 bits, and int-"),
         (packed({"strategy": "block"}), "strategy is 'block'; supported are group and channel"),
-        (packed({"group_size": 16}), r"g\.weights\.group_size is 16; supported are multiples of 32"),
+        (packed({"group_size": -2}), r"g\.weights\.group_size is -2; supported are whole numbers above 0"),
         (packed({"type": "float"}), "g is pack-quantized of 4 bits in floats; supported are float-quantized of 8"),
         (packed({"type": "other"}), "supported are whole numbers, and float of 8 bits"),
         (packed(format="marlin-24"), "marlin-24 of 4 bits"),
-        (packed({}, {"num_bits": 8, "type": "float", "dynamic": True}), "supported are none, and dynamic int8"),
-        (packed({}, {"num_bits": 8, "type": "int", "dynamic": False}), "supported are none, and dynamic int8"),
+        (packed({}, {"num_bits": 8, "type": "float", "dynamic": True}), "supported are none, and int8"),
         (packed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config is .*; it must be left out"),
     ],
 )
