@@ -11,7 +11,20 @@ Its module is imported only for a checkpoint that names this method. A built-in 
 from importlib.metadata import entry_points
 
 from engine.api.errors import CheckpointError
-from engine.formats import auto_round, awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from engine.formats import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fbgemm,
+    fp8,
+    gptq,
+    hqq,
+    modelopt,
+    mxfp4,
+    quark,
+    torchao,
+)
 from engine.formats.format import Method
 
 GROUP = "slipway.formats"
@@ -25,6 +38,10 @@ BUILT_IN = (
     bitsandbytes.METHOD,
     auto_round.METHOD,
     *auto_round.ALIASES,
+    hqq.METHOD,
+    torchao.METHOD,
+    quark.METHOD,
+    fbgemm.METHOD,
 )
 
 

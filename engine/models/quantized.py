@@ -12,6 +12,7 @@ from engine.formats.format import Format, UnsupportedFormat
 from engine.formats.layers import all_but_skipped
 from engine.formats.native import Executor, Native, fuse
 from engine.formats.registry import BUILT_IN, find_method, method_names
+from engine.formats.unread import UNREAD
 from engine.models.parts import Model
 from engine.models.sources import linear_paths
 
@@ -92,7 +93,7 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
     try:
         method = find_method(name)
         if method is None:
-            raise UnsupportedFormat(f"supported are {', '.join(method_names())}")
+            raise UnsupportedFormat(UNREAD.get(name.lower(), f"supported are {', '.join(method_names())}"))
         known = {group: method.format(settings, group) for group in dict.fromkeys(groups.values())}
         return Quantization(name, {path: known[group] for path, group in groups.items()})
     except UnsupportedFormat as reason:

@@ -16,9 +16,10 @@ from kernels.cpu.library import best
 from tests.engine.float_writers import FLOAT_KINDS
 from tests.engine.integer_writers import INTEGER_KINDS
 from tests.engine.layers.test_footprint import FakeWorld, compare
+from tests.engine.library_writers import LIBRARY_KINDS
 from tests.engine.quantized_writers import write
 
-KINDS = FLOAT_KINDS | INTEGER_KINDS
+KINDS = FLOAT_KINDS | INTEGER_KINDS | LIBRARY_KINDS
 EXPERTS = {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 # Kinds that compiled kernels multiply as stored, with the bits in memory.
 NATIVE = {
@@ -27,9 +28,10 @@ NATIVE = {
         ("gptq-2", "gptq-2-zeros", "gptq-3", "gptq-3-zeros", "gptq-3-ordered", "marlin", "marlin-channel"), 4
     ),
     **dict.fromkeys(("awq-gemv-32", "awq-gemv-128", "packed-3-zeros", "packed-2", "auto-round", "auto-round-zeros"), 4),
-    "auto-round-awq": 4,
+    **dict.fromkeys(("torchao-int4", "torchao-int4-zeros", "auto-round-awq"), 4),
+    **dict.fromkeys(("torchao-int8", "torchao-int8-groups", "quark-mxfp4", "quark-int8"), 8),
 }
-SKIPS = ("modules_to_not_convert", "ignore")
+SKIPS = ("modules_to_not_convert", "ignore", "exclude", "skip_modules")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def experts(written, kind):
     made = written(kind, "Qwen3Moe", **EXPERTS)
     settings = KINDS[kind].settings
     key = next((key for key in SKIPS if key in settings), SKIPS[0])
-    router = {"compressed-tensors": "re:.*mlp.gate$", "modelopt": "*.mlp.gate"}
+    router = {"compressed-tensors": "re:.*mlp.gate$", "modelopt": "*.mlp.gate", "quark": "*.mlp.gate"}
     listed = [*settings.get(key, []), router.get(settings["quant_method"], "mlp.gate")]
     made.configure(**{"modules_to_not_convert": [], key: listed})
     return made

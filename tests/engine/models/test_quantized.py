@@ -12,6 +12,8 @@ from engine.formats.compressed_tensors import Int8, Packed
 from engine.formats.fp8 import INVERSES, NAMES, Fp8
 from engine.formats.gptq import Gptq
 from engine.formats.native import E4M3, Groups
+from engine.formats.registry import BUILT_IN
+from engine.formats.unread import UNREAD
 from engine.models.llama import declare
 from engine.models.quantized import quantized_paths, read_quantization
 from engine.models.sources import linear_paths
@@ -331,5 +333,94 @@ def test_groups_of_several_kinds_and_a_quantized_head():
     ],
 )
 def test_unsupported_settings_give_a_reason(settings, words):
+    with pytest.raises(CheckpointError, match=words):
+        read(settings)
+
+
+HQQ = {"quant_method": "hqq", "skip_modules": ["lm_head"]}
+AO = {"quant_method": "torchao", "modules_to_not_convert": ["lm_head"]}
+QUARK = {"quant_method": "quark", "exclude": ["lm_head"]}
+
+
+def hqq(**params):
+    return {**HQQ, "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1} | params}}
+
+
+def ao(kind, **data):
+    return {**AO, "quant_type": {"default": {"_type": kind, "_data": data}}}
+
+
+def quark(**weight):
+    return {**QUARK, "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"} | weight}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (hqq(nbits=6), "nbits is 6; supported are 1, 2, 3, 4, 8"),
+        (hqq(axis=2), "axis is 2; supported are 0 and 1"),
+        (hqq(group_size=None), "group_size is None; it must be a whole number above 0"),
+        (ao("Int4WeightOnlyConfig"), "'Int4WeightOnlyConfig'; its tensors have the layout of a GPU kernel; supported"),
+        (ao("Float8WeightOnlyConfig", granularity={"_type": "PerBlock"}), "granularity is 'PerBlock'; supported are"),
+        (ao("IntxWeightOnlyConfig", weight_dtype={"_data": "int1"}), "weight_dtype is 'int1'; supported are int2"),
+        ({**AO, "quant_type": "int4_weight_only"}, "quant_type is 'int4_weight_only'; supported are the settings of"),
+        (quark(dtype="int4"), "weight.dtype is 'int4'; supported are fp8_e4m3, fp8_e5m2"),
+        (quark(qscheme="per_group", group_size=16, scale_format="e8m0"), "weight.group_size is 16; supported is 32"),
+        (quark(qscheme="per_group", group_size=32), "scale_format is None; supported is e8m0"),
+        ({**quark(), "export": {"weight_format": "fake_quantized"}}, "weight_format is 'fake_quantized'"),
+        ({**QUARK, "global_quant_config": {"weight": [{}, {}]}}, "it must be an object with one dtype"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type is 'mx_fp'; supported is int"),
+        ({"quant_method": "auto-round", "bits": 3, "packing_format": "auto_round:auto_awq"}, "bits is 3; supported"),
+        ({"quant_method": "inc", "bits": 4, "packing_format": "auto_round:fp8"}, "packing_format is 'auto_round:fp8'"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "supported are nf4"),
+        ({"quant_method": "exl3"}, r"\(exl3\), .*: ExLlamaV3 has trellis codes, .*; use a checkpoint of the model in"),
+        ({"quant_method": "AQLM"}, r"\(AQLM\), .* indices of trained codebooks, .*; use a checkpoint of the model in"),
+        ({"quant_method": "quip"}, "indices of trained codebooks"),
+        ({"quant_method": "bitnet"}, "ternary weights .* use the model's GGUF file"),
+    ],
+)
+def test_formats_that_are_not_read_are_refused_with_a_reason(settings, words):
+    with pytest.raises(CheckpointError, match=words):
+        read(settings)
+
+
+def test_no_format_is_both_read_and_refused():
+    assert not {one.name for one in BUILT_IN} & set(UNREAD)
+    assert all("use " in text or "save " in text for text in UNREAD.values())
+
+
+def test_settings_by_layer_of_other_libraries():
+    params = {"nbits": 4, "group_size": 64}
+    found = read(
+        {**HQQ, "quant_config": {"self_attn.q_proj": {**params, "nbits": 8}, "mlp.up_proj": params, "o": None}}
+    )
+    assert {path.rpartition(".")[2]: one.bits for path, one in found.formats.items()} == {"q_proj": 8, "up_proj": 4}
+    by_name = {"model.layers.0.mlp.up_proj": {"_type": "Int8WeightOnlyConfig", "_data": {}}, "_default": None}
+    found = read(ao("FqnToConfig", fqn_to_config=by_name))
+    assert list(found.formats) == ["model.layers.0.mlp.up_proj"]
+    layers = {"*.mlp.*": {"weight": {"dtype": "int8", "qscheme": "per_channel"}}}
+    found = read({**quark(), "exclude": ["lm_head", "re:.*o_proj"], "layer_quant_config": layers})
+    assert str(found) == "quark (fp8 (e4m3), one scale per matrix; 8 bits, one scale per output)"
+    assert len(found.formats) == 12 * 6 and "model.layers.0.self_attn.o_proj" not in found.formats
+
+
+def test_projections_of_gptq_within_a_block():
+    names = [["self_attn.k_proj", "self_attn.v_proj"], ["mlp.up_proj"]]
+    assert len(read({**GPTQ, "modules_in_block_to_quantize": names}).formats) == 12 * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({**GPTQ, "dynamic": ["x"]}, "quantization_config.dynamic must be an object of patterns"),
+        ({**GPTQ, "dynamic": {"+:(": {}}}, "is not a regular expression"),
+        ({"quant_method": "auto-round", "extra_config": 3}, "extra_config must be an object of settings by layer"),
+        ({**HQQ, "quant_config": {"q_proj": 4}}, "quant_config must be an object of settings"),
+        (ao("FqnToConfig", fqn_to_config=3), "quant_type.default is damaged"),
+        ({**QUARK, "layer_quant_config": [1]}, "layer_quant_config must be an object"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers must be an object"),
+    ],
+)
+def test_damaged_settings_of_layers_are_named(settings, words):
     with pytest.raises(CheckpointError, match=words):
         read(settings)
