@@ -89,7 +89,7 @@ def unpacked(words: "Tensor", bits: int) -> "Tensor":
     """Unpack [rows, words] int32 to [rows, numbers] uint8: a stream of bits, the lowest bits of a word first."""
     import torch
 
-    octets = words.contiguous().view(torch.uint8)
+    octets = words.reshape(-1).view(torch.uint8).view(len(words), -1)  # a single column may have any stride
     if bits == MANY:
         return octets
     if bits in (2, FEW):
