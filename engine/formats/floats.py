@@ -30,7 +30,7 @@ NOT_A_NUMBER = 255  # e8m0 of NaN
 @dataclass(frozen=True)
 class Floats(Format):
     number: Number = "e4m3"
-    block: tuple[int | None, int | None] = (None, None)  # outputs and inputs that share a scale; None: all of them
+    block: tuple[int | None, int | None] = (None, None)  # outputs and inputs that share a scale, None for all
     scales: Scale = "float"
     names: tuple[str, str] = ("weight_scale", "")  # tensors of the scales and of the second scale; "": none
     divides: bool = False  # the second scale is a divisor

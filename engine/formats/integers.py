@@ -25,7 +25,7 @@ class Numbers(NamedTuple):
 
     values: "Tensor"  # [outputs, inputs] uint8
     scales: "Tensor"  # [outputs, groups]
-    zeros: "Tensor | None"  # [outputs, groups] int16; None: the middle of the range
+    zeros: "Tensor | None"  # [outputs, groups] int16, None for the middle of the range
 
 
 def product(stored: Groups) -> Groups | None:

@@ -35,7 +35,7 @@ class Marlin(Integers):
 
     @classmethod
     def checked(cls, stored: Groups) -> Self:
-        """Return the format. Raises UnsupportedFormat for other integers than those of the kernel."""
+        """Return the format. Raises UnsupportedFormat for integers that the kernel does not have."""
         if (stored.bits, stored.zeros, stored.ordered) != (4, False, False) or stored.group not in (128, None):
             refuse("checkpoint_format", "marlin", "it has 4 bits, sym, groups of 128 or -1, and no desc_act")
         return cls.of(stored)

@@ -145,7 +145,11 @@ METHOD = Method(
     format=_format,
     groups=_groups,
     table=(
-        ("torchao, integers of 2 to 8 bits", "safetensors, per output or group", "4 bits, from 5 bits on 8"),
+        (
+            "torchao, integers of 2 to 8 bits",
+            "safetensors, per output or group",
+            "4 bits, from 5 bits on 8; dequantized with zero points of 8",
+        ),
         ("torchao, float8", "safetensors, per output or matrix; activations unquantized", "dequantized"),
     ),
 )

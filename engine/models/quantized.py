@@ -60,8 +60,8 @@ class Quantization:
         return fuse(None if one is None else one.on(executor) for one in formats)
 
     def named(self, tensors: Container[str]) -> "Quantization | None":
-        """Return the same quantization with the names that the checkpoint's tensors have, without plain projections;
-        None if all are plain."""
+        """Return the same quantization with the names that the checkpoint's tensors have, without plain projections.
+        Return None if all are plain."""
         found = ((path, one.named(path, tensors)) for path, one in self.formats.items())
         formats = {path: one for path, one in found if one is not None}
         return replace(self, formats=formats) if formats else None

@@ -1,4 +1,4 @@
-"""Every type of GGUF: the integers of the kernels and the dequantized numbers equal those of the package gguf."""
+"""Every type of GGUF: integers and dequantized numbers are compared with the package gguf."""
 
 import gguf
 import numpy as np

@@ -71,7 +71,7 @@ def equal(got, want):
 
 
 def restored(made):
-    """Return the weights of quantized projections as they are read, and the checkpoint."""
+    """Return the dequantized weights of quantized projections, and the checkpoint."""
     read = read_checkpoint(made.path)
     check_tensors(read.model, read.tensors, read.quantization)
     weights = QuantizedWeights(Weights(read.tensors, lambda done: None), read.quantization, sources(read.model))
