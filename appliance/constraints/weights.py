@@ -40,7 +40,7 @@ RULES = (
         keys=("weights",),
         facts=("model.quantized", "model.quantizable", "model.restored"),
         holds=_roundable,
-        text="a quantized checkpoint is not quantized again, except GGUF weights of other types",
+        text="a quantized checkpoint is not quantized again, except weights in formats that no kernel multiplies by",
         because=lambda facts: (
             f"the checkpoint is already quantized ({facts.model.quantized}); quantize the original checkpoint instead"
         ),

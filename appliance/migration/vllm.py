@@ -30,7 +30,8 @@ KV_DTYPES = mapped(
 _STORED_METHODS = (
     *("awq", "awq_marlin", "gptq", "gptq_marlin", "gptq_marlin_24", "marlin", "compressed-tensors", "gguf", "mxfp4"),
     *("modelopt", "modelopt_fp4", "w8a8_int8", "w8a8_fp8", "auto-round", "quark", "fbgemm_fp8", "blockwise_int8"),
-    *("awq-marlin", "gptq-marlin", "exl2", "eetq", "hqq", "none"),
+    *("awq-marlin", "gptq-marlin", "exl2", "eetq", "hqq", "bitsandbytes", "torchao", "inc", "auto_round", "none"),
+    *("modelopt_mixed", "modelopt_mxfp8", "fp_quant", "aqlm", "bitblas", "gptq_bitblas"),
 )
 
 

@@ -1,8 +1,10 @@
 """compressed-tensors, by group of projections and format:
 
-pack-quantized                    q + 8 or q + 128 packed along the inputs, scales [outputs, groups or 1]
+pack-quantized                    q + 2^(bits - 1) packed along the inputs, scales [outputs, groups or 1]
 int-quantized, naive-quantized    plain int8
 float-quantized, naive-quantized  fp8 (fp8.py)
+nvfp4-pack-quantized              e2m1 with scales in e4m3 and a divisor of the matrix (floats.py)
+mxfp4-pack-quantized, mxfp8-quantized  e2m1 and e4m3 with scales in e8m0 (floats.py)
 
 A projection is quantized if it matches a `targets` entry of a group and no entry of `ignore`. An entry is a module's
 path, `re:` and a regular expression that matches from the start of the path, or a torch class. Source:
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from engine.api.errors import CheckpointError
+from engine.formats.floats import MX_GROUP, NV_GROUP, Floats
 from engine.formats.format import (
     SCALES,
     Format,
@@ -25,63 +28,70 @@ from engine.formats.format import (
     group_size,
     one_of,
     refuse,
+    whole_number,
     words,
 )
-from engine.formats.fp8 import Fp8, check_block
-from engine.formats.integers import signed, unpacked, unsigned
+from engine.formats.fp8 import Fp8, block_size
+from engine.formats.integers import Integers, Numbers, unpacked, words_of
 from engine.formats.layers import entries, pattern
-from engine.formats.native import E4M3, Groups
+from engine.formats.native import E4M3, FP8_BLOCK, Groups
 
 _CLASSES = ("Linear", "Module")
+_BITS = (2, 3, 4, 5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
-class Packed(Format):
-    native: Groups
-
+class Packed(Integers):
     matrix: ClassVar[str] = "weight_packed"
     scale: ClassVar[str] = "weight_scale"
+    index: ClassVar[str] = "weight_g_idx"
 
     def tensors(self, rows: int, inputs: int) -> dict[str, Stored]:
-        each, groups = 32 // self.native.bits, words(inputs, self.native.group or inputs)
+        bits, groups = self.stored.bits, words(inputs, self.stored.group or inputs)
         found = {
-            "weight_packed": Stored((rows, words(inputs, each)), ("I32",)),
+            "weight_packed": Stored((rows, words_of(inputs, bits)), ("I32",)),
             "weight_scale": Stored((rows, groups), SCALES),
             "weight_shape": Stored((2,), ("I64", "I32"), optional=True),
         }
-        if self.native.zeros:
-            found["weight_zero_point"] = Stored((words(rows, each), groups), ("I32",))
-        if self.native.ordered:
+        if self.stored.zeros:
+            found["weight_zero_point"] = Stored((words_of(rows, bits), groups), ("I32",))
+        if self.stored.ordered:
             found["weight_g_idx"] = Stored((inputs,), ("I32", "I64"))
         return found
 
-    def unpack(self, matrix: StoredMatrix) -> Any:
+    def numbers(self, matrix: StoredMatrix) -> Numbers:
         import torch
 
-        read, bits, declared = matrix.read, self.native.bits, [matrix.rows, matrix.inputs]
+        read, bits, declared = matrix.read, self.stored.bits, [matrix.rows, matrix.inputs]
         if matrix.has("weight_shape") and read("weight_shape").tolist() != declared:
             raise matrix.error(
                 f"{matrix.path}.weight_shape is {read('weight_shape').tolist()}, but config.json makes it {declared}"
             )
         values = unpacked(read("weight_packed"), bits)[:, : matrix.inputs]
         zeros = None
-        if self.native.zeros:
+        if self.stored.zeros:
             zeros = unpacked(read("weight_zero_point").T, bits)[:, : matrix.rows].T.to(torch.int16)
-        return unsigned(matrix, self.native, values, read("weight_scale"), zeros, "weight_g_idx")
+        return Numbers(values, read("weight_scale"), zeros)
 
 
 @dataclass(frozen=True)
-class Int8(Format):
-    native: Groups
-
+class Int8(Integers):
     scale: ClassVar[str] = "weight_scale"
 
     def tensors(self, rows: int, inputs: int) -> dict[str, Stored]:
-        groups = words(inputs, self.native.group or inputs)
-        return {"weight": Stored((rows, inputs), ("I8",)), "weight_scale": Stored((rows, groups), SCALES)}
+        groups = words(inputs, self.stored.group or inputs)
+        found = {"weight": Stored((rows, inputs), ("I8",)), "weight_scale": Stored((rows, groups), SCALES)}
+        if self.stored.zeros:
+            found["weight_zero_point"] = Stored((rows, groups), ("I8",))
+        unread = {"input_scale": SCALES, "input_zero_point": ("I8",)}  # of static activations
+        return found | {name: Stored((1,), types, optional=True) for name, types in unread.items()}
 
-    def unpack(self, matrix: StoredMatrix) -> Any:
-        return signed(matrix.read("weight"), matrix.read("weight_scale"), self.native.group)
+    def numbers(self, matrix: StoredMatrix) -> Numbers:
+        import torch
+
+        values = (matrix.read("weight").to(torch.int16) + 128).to(torch.uint8)
+        zeros = matrix.read("weight_zero_point").to(torch.int16) + 128 if self.stored.zeros else None
+        return Numbers(values, matrix.read("weight_scale"), zeros)
 
 
 def _format(settings: Settings, name: str) -> Format:
@@ -92,42 +102,80 @@ def _format(settings: Settings, name: str) -> Format:
             refuse(key, settings[key], "it must be left out")
     weights, inputs = group.get("weights"), group.get("input_activations")
     if isinstance(weights, dict) and weights.get("type") == "float":
-        return _fp8(group, form, name)
+        return _floats(group, form, name)
     if not isinstance(weights, dict) or weights.get("type", "int") != "int":
         refuse(f"{name}.weights", weights, "supported are whole numbers, and float of 8 bits")
-    if inputs is not None and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("dynamic")):
-        refuse(f"{name}.input_activations", inputs, "supported are none, and dynamic int8")
+    if inputs is not None and (inputs.get("num_bits") != 8 or inputs.get("type") != "int"):
+        refuse(f"{name}.input_activations", inputs, "supported are none, and int8")
     bits, symmetric, strategy = weights.get("num_bits"), weights.get("symmetric", True), weights.get("strategy")
     if strategy not in ("group", "channel"):
         refuse(f"{name}.weights.strategy", strategy, "supported are group and channel")
     size = None if strategy == "channel" else group_size(weights.get("group_size"), f"{name}.weights.group_size")
     ordered = str(weights.get("actorder")).lower() in ("group", "dynamic", "true")
-    if form == "pack-quantized" and (bits == 4 or (bits == 8 and symmetric)):
-        return Packed(Groups(bits, size, zeros=not symmetric, ordered=ordered))
-    if form in ("int-quantized", "naive-quantized") and bits == 8 and symmetric and not ordered:
-        return Int8(Groups(8, size))
-    which = "asymmetric " if not symmetric else ""
+    if form == "pack-quantized" and bits in _BITS:
+        return Packed.of(Groups(bits, size, zeros=not symmetric, ordered=ordered))
+    if form in ("int-quantized", "naive-quantized") and bits == 8 and not ordered:
+        return Int8.of(Groups(8, size, zeros=not symmetric))
     raise UnsupportedFormat(
-        f"config_groups.{name} is {which}{form} of {bits} bits; supported are pack-quantized of 4 bits, pack-quantized "
-        "and int-quantized of 8 where symmetric"
+        f"config_groups.{name} is {form} of {bits} bits; supported are pack-quantized of {_BITS[0]} to {_BITS[-1]} "
+        "bits, and int-quantized of 8"
     )
 
 
-def _fp8(group: Settings, form: Any, name: str) -> Fp8:
+@dataclass(frozen=True)
+class PackedFloats(Floats):
+    matrix: ClassVar[str] = "weight_packed"
+
+
+_INPUT_SCALES = ("input_scale", "input_global_scale")
+# Formats of floats with scales of groups, and the sizes of their groups.
+_GROUPED: Mapping[str, tuple[int, Floats]] = {
+    "nvfp4-pack-quantized": (
+        NV_GROUP,
+        PackedFloats(
+            None,
+            "e2m1",
+            (1, NV_GROUP),
+            "e4m3",
+            ("weight_scale", "weight_global_scale"),
+            divides=True,
+            unread=_INPUT_SCALES,
+        ),
+    ),
+    "mxfp4-pack-quantized": (
+        MX_GROUP,
+        PackedFloats(Groups(8, MX_GROUP), "e2m1", (1, MX_GROUP), "e8m0", unread=_INPUT_SCALES),
+    ),
+    "mxfp8-quantized": (MX_GROUP, Floats(None, "e4m3", (1, MX_GROUP), "e8m0", unread=_INPUT_SCALES)),
+}
+
+
+def _floats(group: Settings, form: Any, name: str) -> Format:
     weights, inputs = group["weights"], group.get("input_activations")
-    if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
-        raise UnsupportedFormat(
-            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; supported is float-quantized "
-            "of 8"
-        )
     if weights.get("symmetric", True) is not True or weights.get("dynamic"):
         refuse(f"{name}.weights", weights, "supported are symmetric ones that are stored")
-    scales = one_of(f"{name}.weights.strategy", weights.get("strategy"), ("tensor", "channel", "block"))
-    if scales == "block":
-        check_block(f"{name}.weights.block_structure", weights.get("block_structure"))
     if group.get("output_activations"):
         refuse(f"{name}.output_activations", group["output_activations"], "it must be left out")
-    return Fp8(E4M3(scales, None if inputs is None else _fp8_inputs(inputs, name)))
+    if form in _GROUPED:
+        size, format = _GROUPED[form]
+        if weights.get("group_size") != size:
+            refuse(f"{name}.weights.group_size", weights.get("group_size"), f"{form} has groups of {size}")
+        return format
+    if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
+        raise UnsupportedFormat(
+            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; supported are "
+            f"float-quantized of 8, {', '.join(_GROUPED)}"
+        )
+    scales = one_of(f"{name}.weights.strategy", weights.get("strategy"), ("tensor", "channel", "group", "block"))
+    if scales == "group":
+        size = whole_number(weights.get("group_size"), f"{name}.weights.group_size")
+        return Floats(None, "e4m3", (1, size), unread=_INPUT_SCALES)
+    rounded = None if inputs is None else _fp8_inputs(inputs, name)
+    if scales == "block":
+        block = block_size(f"{name}.weights.block_structure", weights.get("block_structure"))
+        if block != (FP8_BLOCK, FP8_BLOCK):
+            return Floats(None, "e4m3", block, unread=_INPUT_SCALES)
+    return Fp8(E4M3(scales, rounded))
 
 
 def _fp8_inputs(inputs: Settings, name: str) -> Literal["static", "dynamic"]:
@@ -165,16 +213,27 @@ METHOD = Method(
     groups=_groups,
     advice="compressed-tensors (pack-quantized, int-quantized or float-quantized)",
     table=(
-        ("compressed-tensors, pack-quantized", "4 bits, and 8 if symmetric; also `actorder`", "4 bits; 8 bits"),
+        (
+            "compressed-tensors, pack-quantized",
+            "2 to 8 bits; also `actorder`",
+            "4 bits, from 5 bits on 8; dequantized with zero points of 8 bits",
+        ),
         (
             "compressed-tensors, int-quantized",
-            "8 bits, symmetric; activations unquantized or dynamic int8",
-            "8 bits",
+            "8 bits; activations unquantized or int8",
+            "8 bits; dequantized with zero points",
         ),
         (
             "compressed-tensors, float-quantized",
             "scales per matrix, output or block; activations plain, dynamic or static",
             "fp8",
+        ),
+        ("compressed-tensors, float-quantized", "scales per group; blocks of other sizes", "dequantized"),
+        ("compressed-tensors, nvfp4-pack-quantized, mxfp8-quantized", "activations unquantized", "dequantized"),
+        (
+            "compressed-tensors, mxfp4-pack-quantized",
+            "activations unquantized",
+            "8 bits in groups of 32, the same numbers",
         ),
     ),
 )

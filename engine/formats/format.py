@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PLAIN = ("F32", "BF16", "F16", "F64")
 SCALES = ("F16", "BF16", "F32")
-GROUP_MULTIPLE = 32
+GROUP_MULTIPLE = 32  # inputs of a group that kernels multiply by
 Settings = Mapping[str, Any]
 
 
@@ -33,8 +33,14 @@ class Stored:
     shape: tuple[int, ...]  # (1,) also accepts a scalar tensor
     types: tuple[str, ...] = PLAIN  # as in safetensors headers; empty: any ggml type
     optional: bool = False  # a checkpoint may lack it
+    flat: bool = False  # dimensions of 1 may be missing or added
+    any_shape: bool = False  # the format compares the shape as it reads the tensor
 
     def fits(self, shape: tuple[int, ...]) -> bool:
+        if self.any_shape:
+            return True
+        if self.flat:
+            return [size for size in shape if size != 1] == [size for size in self.shape if size != 1]
         return shape == self.shape or (self.shape == (1,) and shape == ())
 
 
@@ -64,7 +70,6 @@ class Format:
     scale: ClassVar[str] = ""  # tensor with the scales of groups; "": within the numbers, in float16
     scale_type: ClassVar[str] = ""  # type of the scales in memory, as in headers; "": that of the tensor
     is_quantized: ClassVar[bool] = True  # False: plain numbers in another order
-    quantizable: ClassVar[bool] = False  # `quantization.weights` may quantize the dequantized weights
     float16_pages: ClassVar[bool] = False  # a KV cache on a CPU is float16 by default, as the scales are
     requires: ClassVar[str] = ""  # package that dequantizes it
 
@@ -72,12 +77,18 @@ class Format:
         """Return a short description such as `4 bits, groups of 128`."""
         return str(self.native)
 
+    @property
+    def quantizable(self) -> bool:
+        """True if `quantization.weights` may quantize the dequantized weights."""
+        return self.native is None
+
     def on(self, executor: Executor) -> Native | None:
         """Return the product of this executor, or None if it needs the weights dequantized."""
         return self.native if self.native is not None and self.native.executor == executor else None
 
-    def named(self, path: str, tensors: Container[str]) -> "Format":
-        """Return the format with the names that this checkpoint's tensors have. path: of the matrix."""
+    def named(self, path: str, tensors: Container[str]) -> "Format | None":
+        """Return the format with the names that this checkpoint's tensors have, or None if they are plain. path: of the
+        matrix."""
         return self
 
     def tensors(self, rows: int, inputs: int) -> dict[str, Stored]:
@@ -136,6 +147,13 @@ def group_size(size: Any, key: str) -> int | None:
     """Return the number of inputs per group, or None for -1 (all inputs)."""
     if size == -1:
         return None
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % GROUP_MULTIPLE:
-        refuse(key, size, f"supported are multiples of {GROUP_MULTIPLE}, and -1")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        refuse(key, size, "supported are whole numbers above 0, and -1")
     return size
+
+
+def whole_number(value: Any, key: str) -> int:
+    """Return a whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        refuse(key, value, "it must be a whole number above 0")
+    return value

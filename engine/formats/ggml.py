@@ -1,8 +1,11 @@
 """Types of ggml, as in GGUF files: blocks of numbers, each with its scale. Source: gguf 0.19.
 
-Q4_0, Q8_0      blocks of 32 with a float16 scale, kept as integers
-other types     dequantized by the package gguf
-F32, F16, BF16  plain numbers; a format only if their rows are permuted
+Q4_0                  blocks of 32 with a float16 scale, kept as integers of 4 bits
+Q8_0, Q5_0, IQ4_NL    the same, kept as integers of 8 bits; IQ4_NL has indices of a table of 16 integers
+IQ4_XS, Q8_K          blocks of 256, kept as integers of 8 bits with float32 scales of 32 and 256 numbers
+MXFP4                 blocks of 32 with a power of two, kept as integers of 8 bits (floats.py)
+Q2_K … Q6_K, others   dequantized by the package gguf: their groups of 16, or offsets of groups, have no kernel
+F32, F16, BF16        plain numbers; a format only if their rows are permuted
 
 llama.cpp's converter permutes the rows of Llama's q and k from halves to interleaved pairs in each head; `heads` is the
 number of heads of such a matrix.
@@ -11,6 +14,7 @@ number of heads of such a matrix.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from engine.formats.floats import DOUBLED
 from engine.formats.format import PLAIN, Format, StoredMatrix
 from engine.formats.native import Groups
 
@@ -46,12 +50,15 @@ class Blocks(Permuted):
     """Blocks of a type that the package gguf dequantizes."""
 
     is_quantized: ClassVar[bool] = True
-    quantizable: ClassVar[bool] = True
     float16_pages: ClassVar[bool] = True
     requires: ClassVar[str] = "gguf"
 
     def __str__(self) -> str:
         return "other types"
+
+    @property
+    def quantizable(self) -> bool:
+        return True
 
     def dequantize(self, matrix: StoredMatrix) -> "Tensor":
         import torch
@@ -68,38 +75,138 @@ class Blocks(Permuted):
 
 @dataclass(frozen=True)
 class IntegerBlocks(Blocks):
-    """A float16 scale and the integers of each block. Q4_0 has the first half of them in the low four bits of its bytes
-    and the second half in the high ones; Q8_0 has int8."""
+    """Blocks of `size` numbers in `bytes` bytes, whose integers and scales kernels multiply by."""
 
-    native: Groups = Groups(4, BLOCK)
+    native: Groups = Groups(8, BLOCK)
 
+    size: ClassVar[int] = BLOCK
     requires: ClassVar[str] = ""
 
     def __str__(self) -> str:
         return str(self.native)
 
-    def unpack(self, matrix: StoredMatrix) -> Any:
-        import torch
+    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Return the integers, [outputs, blocks, size], and the scales, [outputs, blocks, groups of a block]. raw:
+        [outputs, blocks, bytes]."""
+        raise NotImplementedError
 
+    def unpack(self, matrix: StoredMatrix) -> Any:
         from kernels.quantisation import Int4Weight, Int8Weight
 
-        raw = matrix.read("weight").view(matrix.rows, matrix.inputs // BLOCK, -1)
-        scales, body = raw[:, :, :2].contiguous().view(torch.float16)[:, :, 0], raw[:, :, 2:]
-        scales = self.rows(scales)
-        if self.native.bits == 8:
-            return Int8Weight(self.rows(body.contiguous().view(torch.int8).flatten(1)), scales, BLOCK)
-        values = torch.cat((body & 15, body >> 4), 2).flatten(1)
-        return Int4Weight(self.rows(values), scales, None, BLOCK)
+        raw = matrix.read("weight").view(matrix.rows, matrix.inputs // self.size, -1)
+        values, scales = (self.rows(part.flatten(1)) for part in self.blocks(raw))
+        assert self.native.group is not None, "blocks have scales of their own"
+        if self.native.bits == 4:
+            return Int4Weight(values, scales, None, self.native.group)
+        return Int8Weight(values, scales, self.native.group)
 
     def dequantize(self, matrix: StoredMatrix) -> "Tensor":
         return Format.dequantize(self, matrix)
 
 
-INTEGERS = {"Q4_0": Groups(4, BLOCK), "Q8_0": Groups(8, BLOCK)}
+class Q4_0(IntegerBlocks):
+    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+        return _halves(raw[:, :, 2:]), _half_float(raw)
+
+
+class Q8_0(IntegerBlocks):
+    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+        import torch
+
+        return raw[:, :, 2:].contiguous().view(torch.int8), _half_float(raw)
+
+
+class Q5_0(IntegerBlocks):
+    """The fifth bit of each number is a bit of a word before the halves. The zero point is 16."""
+
+    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+        import torch
+
+        bits = torch.stack([raw[:, :, 2:6] >> at & 1 for at in range(8)], 3).flatten(2)
+        return (_halves(raw[:, :, 6:]) | bits << 4).to(torch.int8) - 16, _half_float(raw)
+
+
+class Iq4Nl(IntegerBlocks):
+    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+        return _looked_up(_halves(raw[:, :, 2:]), NONLINEAR), _half_float(raw)
+
+
+class Iq4Xs(IntegerBlocks):
+    """A float16 scale, and an integer of 6 bits for each 32 numbers: 2 high bits of all of them, then 4 low bits."""
+
+    size: ClassVar[int] = 256
+    scale_type: ClassVar[str] = "F32"
+
+    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+        import torch
+
+        high = torch.stack([raw[:, :, 2:4] >> at & 3 for at in range(0, 8, 2)], 3).flatten(2)
+        low = torch.stack((raw[:, :, 4:8] & 15, raw[:, :, 4:8] >> 4), 3).flatten(2)
+        factors = (low | high << 4).float() - 32
+        halves = _halves(raw[:, :, 8:].view(*raw.shape[:2], -1, BLOCK // 2)).flatten(2)
+        return _looked_up(halves, NONLINEAR), _half_float(raw).float() * factors
+
+
+class Q8K(IntegerBlocks):
+    """A float32 scale, 256 integers, and their sums, which are not needed."""
+
+    size: ClassVar[int] = 256
+    scale_type: ClassVar[str] = "F32"
+
+    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+        import torch
+
+        return raw[:, :, 4:260].contiguous().view(torch.int8), raw[:, :, :4].contiguous().view(torch.float32)
+
+
+class Mxfp4Blocks(IntegerBlocks):
+    scale_type: ClassVar[str] = "BF16"
+
+    def blocks(self, raw: "Tensor") -> "tuple[Tensor, Tensor]":
+        import torch
+
+        scales = raw[:, :, :1].contiguous().view(torch.float8_e8m0fnu).to(torch.bfloat16) / 2
+        return _looked_up(_halves(raw[:, :, 1:]), DOUBLED), scales
+
+
+def _half_float(raw: "Tensor") -> "Tensor":
+    """Return the float16 at the beginning of each block."""
+    import torch
+
+    return raw[:, :, :2].contiguous().view(torch.float16)
+
+
+def _halves(raw: "Tensor") -> "Tensor":
+    """Return the codes of bytes: the first half of a block in the low four bits, the second half in the high ones."""
+    import torch
+
+    return torch.cat((raw & 15, raw >> 4), -1)
+
+
+def _looked_up(codes: "Tensor", table: tuple[int, ...]) -> "Tensor":
+    import torch
+
+    return torch.tensor(table, dtype=torch.int8)[codes.int()]
+
+
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # kvalues_iq4nl of ggml
+INTEGERS: dict[str, tuple[type[IntegerBlocks], Groups]] = {
+    "Q4_0": (Q4_0, Groups(4, BLOCK)),
+    "Q5_0": (Q5_0, Groups(8, BLOCK)),
+    "Q8_0": (Q8_0, Groups(8, BLOCK)),
+    "Q8_K": (Q8K, Groups(8, 256)),
+    "IQ4_NL": (Iq4Nl, Groups(8, BLOCK)),
+    "IQ4_XS": (Iq4Xs, Groups(8, BLOCK)),
+    "MXFP4": (Mxfp4Blocks, Groups(8, BLOCK)),
+}
+UNREAD = ("Q8_1", "Q1_0", "I8", "I16", "I32", "I64")  # types of matrices that neither kernels nor the package read
 
 
 def format_of(kind: str, heads: int) -> Format | None:
     """Return the format of a matrix of a ggml type, or None for plain numbers in their own order."""
     if kind in PLAIN:
         return Permuted(heads=heads) if heads else None
-    return IntegerBlocks(INTEGERS[kind], heads) if kind in INTEGERS else Blocks(heads=heads)
+    if kind in INTEGERS:
+        made, native = INTEGERS[kind]
+        return made(native, heads)
+    return Blocks(heads=heads)

@@ -1,8 +1,14 @@
-"""Integers as kernels take them, from the tensors of a checkpoint: w = scale · (q - zero)."""
+"""Integers of 2 to 8 bits with a scale for each output and group of inputs: w = scale · (q - zero).
 
-from typing import TYPE_CHECKING
+Compiled kernels multiply by 4 and 8 bits (`product`). Fewer bits are kept in 4, without zero points as q + 8 - middle.
+5 to 7 bits are kept as q - zero in 8. Zero points of 8 bits and groups that are not multiples of 32 inputs have no
+kernel, so these weights are dequantized.
+"""
 
-from engine.formats.format import StoredMatrix
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+from engine.formats.format import GROUP_MULTIPLE, Format, StoredMatrix
 from engine.formats.native import CHANNEL_GROUP, Groups
 
 if TYPE_CHECKING:
@@ -10,43 +16,126 @@ if TYPE_CHECKING:
 
     from kernels.quantisation import Int4Weight, Int8Weight
 
-MIDDLE = {4: 8, 8: 128}  # zero point of unsigned integers without stored zero points
+FEW, MANY = 4, 8  # bits of the kernels
+WORD = 32  # bits
+
+
+class Numbers(NamedTuple):
+    """The integers of a matrix as a checkpoint stores them."""
+
+    values: "Tensor"  # [outputs, inputs] uint8
+    scales: "Tensor"  # [outputs, groups]
+    zeros: "Tensor | None"  # [outputs, groups] int16, None for the middle of the range
+
+
+def product(stored: Groups) -> Groups | None:
+    """Return the product that multiplies by these integers exactly, or None."""
+    if stored.group is not None and stored.group % GROUP_MULTIPLE:
+        return None
+    if stored.bits <= FEW:
+        return replace(stored, bits=FEW)
+    if stored.bits == MANY and stored.zeros:
+        return None
+    return replace(stored, bits=MANY, zeros=False)
+
+
+@dataclass(frozen=True)
+class Integers(Format):
+    """A format of integers. Subclasses read `numbers`."""
+
+    stored: Groups = Groups(FEW, None)
+
+    index: ClassVar[str] = ""  # optional tensor with the group of each input
+
+    @classmethod
+    def of(cls, stored: Groups, **more: Any) -> Self:
+        """Return the format with the product for these integers."""
+        return cls(native=product(stored), stored=stored, **more)
+
+    def __str__(self) -> str:
+        return str(self.stored)
+
+    def numbers(self, matrix: StoredMatrix) -> Numbers:
+        """Return the integers, scales and zero points of a matrix."""
+        raise NotImplementedError
+
+    def unpack(self, matrix: StoredMatrix) -> Any:
+        return unsigned(matrix, self.stored, self.numbers(matrix), self.index)
+
+    def dequantize(self, matrix: StoredMatrix) -> "Tensor":
+        if self.native is not None:
+            return super().dequantize(matrix)
+        values, scales, zeros = self.numbers(matrix)
+        groups = _groups_of(matrix, self.stored, self.index)
+        middle = 1 << (self.stored.bits - 1)
+        shifted = values.float() - (middle if zeros is None else zeros.float()[:, groups])
+        return shifted.mul_(scales.float()[:, groups])
+
+
+def _groups_of(matrix: StoredMatrix, stored: Groups, index: str) -> "Tensor":
+    """Return the group of each input, [inputs] int64."""
+    import torch
+
+    count = -(-matrix.inputs // (stored.group or matrix.inputs))
+    if stored.group is None or not index or not matrix.has(index):
+        return torch.arange(matrix.inputs) // (stored.group or matrix.inputs)
+    groups = matrix.read(index).long()
+    if not bool(((groups >= 0) & (groups < count)).all()):
+        raise matrix.error(f"{matrix.path}.{index} has groups outside of 0 to {count - 1}")
+    return groups
 
 
 def unpacked(words: "Tensor", bits: int) -> "Tensor":
-    """Unpack [rows, words] int32 to [rows, 32 / bits numbers per word, lowest bits first] uint8."""
+    """Unpack [rows, words] int32 to [rows, numbers] uint8: a stream of bits, the lowest bits of a word first."""
     import torch
 
-    octets = words.contiguous().view(torch.uint8)
-    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), 2).flatten(1)
+    octets = words.reshape(-1).view(torch.uint8).view(len(words), -1)  # a single column may have any stride
+    if bits == MANY:
+        return octets
+    if bits in (2, FEW):
+        return torch.stack([octets >> at & ((1 << bits) - 1) for at in range(0, 8, bits)], 2).flatten(1)
+    # 32 numbers in `bits` words. A number may begin in one word and end in the next.
+    padded = torch.nn.functional.pad(words, (0, -words.shape[1] % bits)).long() & (2**WORD - 1)
+    parts = padded.unflatten(1, (-1, bits))
+    parts = torch.nn.functional.pad(parts, (0, 1))
+    starts = [(bits * number // WORD, bits * number % WORD) for number in range(WORD)]
+    numbers = [(parts[:, :, at] >> low) | (parts[:, :, at + 1] << (WORD - low)) for at, low in starts]
+    return (torch.stack(numbers, 2) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)
 
 
-def unsigned(
-    matrix: StoredMatrix, native: Groups, values: "Tensor", scales: "Tensor", zeros: "Tensor | None", index: str
-) -> "Int4Weight | Int8Weight":
-    """Return the integers of a matrix. values: [outputs, inputs] unsigned. scales, zeros: [outputs, groups]. index:
-    optional tensor with the group of each input; "": none."""
+def words_of(count: int, bits: int) -> int:
+    """Return the words for `count` numbers."""
+    return -(-count * bits // WORD)
+
+
+def unsigned(matrix: StoredMatrix, stored: Groups, numbers: Numbers, index: str) -> "Int4Weight | Int8Weight":
+    """Return the integers for the product of `stored`. index: optional tensor with the group of each input."""
     import torch
 
     from kernels.quantisation import Int4Weight
 
-    middle = MIDDLE[native.bits]
-    if zeros is not None and not native.zeros and bool((zeros == middle).all()):
+    (values, scales, zeros), bits = numbers, stored.bits
+    middle = 1 << (bits - 1)
+    if zeros is not None and not stored.zeros and bool((zeros == middle).all()):
         zeros = None
-    order = _order(matrix, native, index) if index else None
+    order = _order(matrix, stored, index) if index else None
     values = values if order is None else values[:, order.long()]
-    if native.bits == 8:
-        if zeros is not None:
+    if bits > FEW:
+        if zeros is not None and bits == MANY:
             raise matrix.error(
                 f"{matrix.path} has zero points other than {middle}, though its settings say that it is symmetric; "
-                "8 bits are supported without"
+                "set that to false if the file is right"
             )
-        return signed((values.to(torch.int16) - middle).to(torch.int8), scales, native.group, order)
-    group = native.group
+        shift = middle if zeros is None else zeros.repeat_interleave(stored.group or values.shape[1], 1)
+        shift = shift if isinstance(shift, int) else shift[:, : values.shape[1]]
+        return signed((values.to(torch.int16) - shift).to(torch.int8), scales, stored.group, order)
+    group = stored.group
     if group is None:
         group, groups = CHANNEL_GROUP, -(-values.shape[1] // CHANNEL_GROUP)
         scales = scales.expand(-1, groups)
         zeros = None if zeros is None else zeros.expand(-1, groups)
+    if zeros is None and bits < FEW:
+        values = values + ((1 << (FEW - 1)) - middle)
     kept = None if zeros is None else zeros.to(torch.uint8).contiguous()
     return Int4Weight(values.contiguous(), scales.contiguous(), kept, group, order)
 

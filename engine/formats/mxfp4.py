@@ -1,4 +1,4 @@
-"""mxfp4: 4 bits (e2m1), two per byte, the low half first, with a power of two (e8m0) for each output and 32 inputs.
+"""mxfp4 of gpt-oss: e2m1 in blocks of 16 bytes, with a power of two (e8m0) for each output and 32 inputs (floats.py).
 
 A number is one of 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with a sign, so its double is an integer:
 w = integer · 2^(e - 128) exactly, where e is the byte of the scale. Source: OCP Microscaling Formats (MX) 1.0;
@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from engine.formats.floats import MX_GROUP, doubled, power_of_two
 from engine.formats.format import Format, Method, Settings, Stored, StoredMatrix, words
 from engine.formats.integers import signed
 from engine.formats.layers import all_but_skipped
 from engine.formats.native import Groups
 
-GROUP = 32
-DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the number of each code
+GROUP = MX_GROUP
 EXPERTS = ".experts."
-NOT_A_NUMBER = 255  # e8m0 of NaN
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,8 @@ class Mxfp4(Format):
     def unpack(self, matrix: StoredMatrix) -> Any:
         import torch
 
-        blocks, exponents = matrix.read("blocks").flatten(1), matrix.read("scales")
-        if bool((exponents == NOT_A_NUMBER).any()):
-            raise matrix.error(f"{matrix.path}.scales has the byte {NOT_A_NUMBER}, which is not a number")
-        codes = torch.stack((blocks & 15, blocks >> 4), 2).flatten(1)[:, : matrix.inputs]
-        values = torch.tensor(DOUBLED, dtype=torch.int8)[codes.int()]
-        scales = exponents.view(torch.float8_e8m0fnu).to(torch.bfloat16) / 2
+        values = doubled(matrix.read("blocks").flatten(1))[:, : matrix.inputs]
+        scales = power_of_two(matrix, "scales").to(torch.bfloat16) / 2
         return signed(values, scales, GROUP)
 
 

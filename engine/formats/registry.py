@@ -11,11 +11,38 @@ Its module is imported only for a checkpoint that names this method. A built-in 
 from importlib.metadata import entry_points
 
 from engine.api.errors import CheckpointError
-from engine.formats import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from engine.formats import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fbgemm,
+    fp8,
+    gptq,
+    hqq,
+    modelopt,
+    mxfp4,
+    quark,
+    torchao,
+)
 from engine.formats.format import Method
 
 GROUP = "slipway.formats"
-BUILT_IN = (gptq.METHOD, awq.METHOD, fp8.METHOD, modelopt.METHOD, compressed_tensors.METHOD, mxfp4.METHOD)
+BUILT_IN = (
+    gptq.METHOD,
+    awq.METHOD,
+    fp8.METHOD,
+    modelopt.METHOD,
+    compressed_tensors.METHOD,
+    mxfp4.METHOD,
+    bitsandbytes.METHOD,
+    auto_round.METHOD,
+    *auto_round.ALIASES,
+    hqq.METHOD,
+    torchao.METHOD,
+    quark.METHOD,
+    fbgemm.METHOD,
+)
 
 
 def find_method(name: str) -> Method | None:

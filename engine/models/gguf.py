@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.formats.format import Format
-from engine.formats.ggml import format_of
+from engine.formats.ggml import UNREAD, format_of
 from engine.gguf.file import GgufFile, GgufTensor, read_gguf
 from engine.models.headers import TensorInfo
 from engine.models.parts import Attention, Model, attentions
@@ -79,6 +79,11 @@ def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str,
         format = None if info is None else format_of(info.dtype, heads.get(path.rsplit(".", 1)[-1], 0))
         if info is None or format is None:
             continue
+        if info.dtype in UNREAD:
+            raise CheckpointError(
+                f"{file}: {path}.weight is of type {info.dtype}, which is not supported; quantize the model again, to "
+                "Q4_K_M, Q8_0 or another type of llama-quantize"
+            )
         if format.requires and importlib.util.find_spec(format.requires) is None:
             raise CheckpointError(
                 f"{file}: tensors of type {info.dtype} are dequantized by the package {format.requires}, which is not "

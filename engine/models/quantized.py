@@ -12,6 +12,7 @@ from engine.formats.format import Format, UnsupportedFormat
 from engine.formats.layers import all_but_skipped
 from engine.formats.native import Executor, Native, fuse
 from engine.formats.registry import BUILT_IN, find_method, method_names
+from engine.formats.unread import UNREAD
 from engine.models.parts import Model
 from engine.models.sources import linear_paths
 
@@ -58,9 +59,12 @@ class Quantization:
         formats = (self.formats.get(path) for path in paths)
         return fuse(None if one is None else one.on(executor) for one in formats)
 
-    def named(self, tensors: Container[str]) -> "Quantization":
-        """Return the same quantization with the names that the checkpoint's tensors have."""
-        return replace(self, formats={path: one.named(path, tensors) for path, one in self.formats.items()})
+    def named(self, tensors: Container[str]) -> "Quantization | None":
+        """Return the same quantization with the names that the checkpoint's tensors have, without plain projections.
+        Return None if all are plain."""
+        found = ((path, one.named(path, tensors)) for path, one in self.formats.items())
+        formats = {path: one for path, one in found if one is not None}
+        return replace(self, formats=formats) if formats else None
 
     def __str__(self) -> str:
         """Return a short description such as `4 bits (gptq, groups of 128)`."""
@@ -89,7 +93,7 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
     try:
         method = find_method(name)
         if method is None:
-            raise UnsupportedFormat(f"supported are {', '.join(method_names())}")
+            raise UnsupportedFormat(UNREAD.get(name.lower(), f"supported are {', '.join(method_names())}"))
         known = {group: method.format(settings, group) for group in dict.fromkeys(groups.values())}
         return Quantization(name, {path: known[group] for path, group in groups.items()})
     except UnsupportedFormat as reason:

@@ -128,8 +128,8 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bits": 3}, "is quantized (gptq, 3 bits), which is not supported: bits is 3; gptq is supported with 4 bits"),
-        ({"quant_method": "hqq"}, "is quantized (hqq, 4 bits), which is not supported: supported are gptq, awq"),
+        ({"bits": 9}, "is quantized (gptq, 9 bits), which is not supported: bits is 9; gptq is supported with 2 to 8"),
+        ({"quant_method": "exl3"}, "is quantized (exl3, 4 bits), which is not supported: ExLlamaV3 has trellis codes"),
     ],
 )
 def test_unserved_models_are_refused_with_an_alternative(

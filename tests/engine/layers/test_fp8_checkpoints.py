@@ -441,7 +441,7 @@ def test_a_missing_scale_is_named(kind, missing, own):
     ("change", "message"),
     [
         ({"weight_scale_inv": torch.ones(1, 1)}, r"has shape \[1, 1\], but config.json implies \[2, 1\]"),
-        ({"weight_scale_inv": torch.ones(2, 1).to(torch.float8_e8m0fnu)}, "is of type F8_E8M0; supported are F16"),
+        ({"weight_scale_inv": torch.ones(2, 1).to(torch.float8_e5m2)}, "is of type F8_E5M2; supported are F16"),
         ({"weight": torch.ones(256, 128).to(torch.float8_e5m2)}, "weight is of type F8_E5M2; supported are F8_E4M3"),
         ({"weight": torch.ones(256, 128)}, "weight is of type F32; supported are F8_E4M3"),
         ({"input_scale": torch.ones(1)}, "has model.layers.1.mlp.up_proj.input_scale, which the declared model"),

@@ -148,7 +148,7 @@ def test_compiled_kernels_multiply_by_the_numbers_of_the_format(
     assert all((got - want).norm() / want.norm() < 0.04 for got in by_ranks)
 
 
-SUPPORTED = "gptq, awq, fp8, modelopt, compressed-tensors, mxfp4"
+SUPPORTED = ", ".join(one.name for one in BUILT_IN)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from engine.formats.compressed_tensors import Int8, Packed
 from engine.formats.fp8 import INVERSES, NAMES, Fp8
 from engine.formats.gptq import Gptq
 from engine.formats.native import E4M3, Groups
+from engine.formats.registry import BUILT_IN
+from engine.formats.unread import UNREAD
 from engine.models.llama import declare
 from engine.models.quantized import quantized_paths, read_quantization
 from engine.models.sources import linear_paths
@@ -133,11 +135,12 @@ def test_the_refusal_names_method_count_and_both_kinds_of_layers():
         read_quantization({"quantization_config": settings}, MODEL, "/m/config.json")
     assert str(caught.value) == (
         "/m/config.json: the checkpoint is quantized (compressed-tensors), which is not supported: "
-        "a.weights.strategy is None; supported are tensor, channel, block; 81 of 85 projections "
+        "a.weights.strategy is None; supported are tensor, channel, group, block; 81 of 85 projections "
         "are quantized, such as model.layers.0.self_attn.q_proj, but not model.layers.0.mlp.gate_proj, "
         "model.layers.0.mlp.up_proj, model.layers.0.mlp.down_proj and 1 more; "
-        "use a checkpoint in gptq or awq of 4 bits, fp8, compressed-tensors (pack-quantized, int-quantized or "
-        "float-quantized) or GGUF, or the unquantized checkpoint (float32, bfloat16, float16)"
+        "use a checkpoint in gptq or awq of 4 bits, fp8, ModelOpt's FP8 or NVFP4, compressed-tensors (pack-quantized, "
+        "int-quantized or float-quantized), bitsandbytes or GGUF, or the unquantized checkpoint (float32, bfloat16, "
+        "float16)"
     )
 
 
@@ -163,26 +166,26 @@ def read(settings):
 @pytest.mark.parametrize(
     ("settings", "scheme", "words"),
     [
-        (GPTQ, Gptq(Groups(4, 128), zero_offset=1), "4 bits (gptq, groups of 128)"),
+        (GPTQ, Gptq.of(Groups(4, 128), zero_offset=1), "4 bits (gptq, groups of 128)"),
         (
             {**GPTQ, "group_size": -1, "sym": False, "desc_act": True, "checkpoint_format": "gptq_v2"},
-            Gptq(Groups(4, None, zeros=True, ordered=True)),
+            Gptq.of(Groups(4, None, zeros=True, ordered=True)),
             "4 bits (gptq, one scale per output)",
         ),
-        ({**GPTQ, "bits": 8, "group_size": 32}, Gptq(Groups(8, 32), zero_offset=1), "8 bits (gptq, groups of 32)"),
-        (AWQ, Awq(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
-        ({**AWQ, "version": "GEMM"}, Awq(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
-        (packed(), Packed(Groups(4, 128)), "4 bits (compressed-tensors, groups of 128)"),
-        (packed({"symmetric": False, "actorder": "group"}), Packed(Groups(4, 128, zeros=True, ordered=True)), None),
-        (packed({"actorder": "weight"}), Packed(Groups(4, 128)), None),
-        (packed({"num_bits": 8, "strategy": "channel", "group_size": None}), Packed(Groups(8, None)), None),
+        ({**GPTQ, "bits": 8, "group_size": 32}, Gptq.of(Groups(8, 32), zero_offset=1), "8 bits (gptq, groups of 32)"),
+        (AWQ, Awq.of(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
+        ({**AWQ, "version": "GEMM"}, Awq.of(Groups(4, 64, zeros=True)), "4 bits (awq, groups of 64)"),
+        (packed(), Packed.of(Groups(4, 128)), "4 bits (compressed-tensors, groups of 128)"),
+        (packed({"symmetric": False, "actorder": "group"}), Packed.of(Groups(4, 128, zeros=True, ordered=True)), None),
+        (packed({"actorder": "weight"}), Packed.of(Groups(4, 128)), None),
+        (packed({"num_bits": 8, "strategy": "channel", "group_size": None}), Packed.of(Groups(8, None)), None),
         (
             packed(
                 {"num_bits": 8, "strategy": "channel"},
                 {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
                 format="int-quantized",
             ),
-            Int8(Groups(8, None)),
+            Int8.of(Groups(8, None)),
             "8 bits (compressed-tensors, one scale per output)",
         ),
     ],
@@ -239,18 +242,24 @@ def test_scheme_of_fp8_settings(settings, scheme, words):
     ("settings", "words"),
     [
         (
-            {**FP8, "weight_block_size": [64, 128]},
-            r"weight_block_size is \[64, 128\]; supported is \[128, 128\]; 84 of 85",
+            {**FP8, "weight_block_size": [64]},
+            r"weight_block_size is \[64\]; it must be a list of two whole numbers above 0, .*; 84 of 85",
         ),
-        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; supported are e4m3, float8_e4m3fn"),
+        ({**FP8, "fmt": "e4m3fnuz"}, "fmt is 'e4m3fnuz'; supported are e4m3, float8_e4m3fn, e5m2, float8_e5m2"),
         ({**FP8, "activation_scheme": "none"}, "activation_scheme is 'none'; supported are dynamic, static"),
         ({**FP8, "expert_dtype": "fp4"}, "expert_dtype is 'fp4'; supported is fp8"),
         ({**FP8, "modules_to_convert": ["embed"]}, r"modules_to_convert is \['embed'\]; it must be left out"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'; supported for modelopt is FP8"),
-        (floats({"num_bits": 4}), "float-quantized of 4 bits in floats; supported is float-quantized of 8"),
-        (floats(format="mxfp8-quantized"), "g is mxfp8-quantized of 8 bits in floats"),
-        (floats({"strategy": "group", "group_size": 128}), "strategy is 'group'; supported are tensor, channel, block"),
-        (floats({"strategy": "block", "block_structure": [64, 64]}), r"block_structure is \[64, 64\]"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}, "quant_algo is 'NVFP4_SVD'; supported are FP8, "),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32},
+            "group_size is 32; supported with NVFP4 is 16",
+        ),
+        (floats({"num_bits": 4}), "float-quantized of 4 bits in floats; supported are float-quantized of 8, nvfp4"),
+        (floats(format="mxfp6-pack-quantized"), "g is mxfp6-pack-quantized of 8 bits in floats"),
+        (floats({"group_size": 16}, format="mxfp8-quantized"), "group_size is 16; mxfp8-quantized has groups of 32"),
+        (floats({"strategy": "group", "group_size": 0}), "group_size is 0; it must be a whole number above 0"),
+        (floats({"strategy": "token"}), "strategy is 'token'; supported are tensor, channel, group, block"),
+        (floats({"strategy": "block", "block_structure": 64}), "block_structure is 64; it must be a list of two"),
         (floats({"symmetric": False}), "supported are symmetric ones"),
         (floats({}, {**STATIC, "strategy": "token"}), "supported are dynamic ones, and static ones of strategy tensor"),
         (floats({}, {**TOKEN, "dynamic": "local"}), "supported are dynamic ones, and static ones"),
@@ -282,8 +291,8 @@ def test_groups_of_several_kinds_and_a_quantized_head():
     first = {"targets": [r"re:.*mlp.*"], "weights": eight, "format": "int-quantized"}
     settings["config_groups"] = {"a": first, **settings["config_groups"]}
     found = read(settings)
-    assert found.formats["model.layers.3.mlp.up_proj"] == Int8(Groups(8, None))
-    assert found.formats["model.layers.3.self_attn.q_proj"] == Packed(Groups(4, 128))
+    assert found.formats["model.layers.3.mlp.up_proj"] == Int8.of(Groups(8, None))
+    assert found.formats["model.layers.3.self_attn.q_proj"] == Packed.of(Groups(4, 128))
     assert str(found) == "compressed-tensors (4 bits, groups of 128; 8 bits, one scale per output)"
     assert "lm_head" in read({**GPTQ, "lm_head": True}).formats
 
@@ -291,35 +300,127 @@ def test_groups_of_several_kinds_and_a_quantized_head():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({**GPTQ, "bits": 3}, r"\(gptq, 3 bits\), which is not supported: bits is 3; gptq is supported with 4 bits"),
-        ({**GPTQ, "bits": 8, "sym": False}, "bits is 8; gptq is supported with 4 bits, and with 8 if sym is true"),
-        ({**GPTQ, "group_size": 48}, "group_size is 48; supported are multiples of 32, and -1"),
-        ({**GPTQ, "group_size": "128"}, "group_size is '128'; supported are multiples of 32"),
-        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported are gptq and gptq_v2"),
-        ({**GPTQ, "is_marlin_format": True}, "is_marlin_format is True; it must be left out"),
-        ({**GPTQ, "dynamic": {"-:.*down.*": {}}}, "dynamic is .*; it must be left out"),
+        (
+            {**GPTQ, "bits": 9},
+            r"\(gptq, 9 bits\), which is not supported: bits is 9; gptq is supported with 2 to 8 bits",
+        ),
+        ({**GPTQ, "group_size": 0}, "group_size is 0; supported are whole numbers above 0, and -1"),
+        ({**GPTQ, "group_size": "128"}, "group_size is '128'; supported are whole numbers above 0, and -1"),
+        ({**GPTQ, "checkpoint_format": "bitblas"}, "format is 'bitblas'; supported are gptq, gptq_v2 and marlin"),
+        ({**GPTQ, "checkpoint_format": "marlin", "desc_act": True}, "is 'marlin'; it has 4 bits, sym, groups of 128"),
+        ({**GPTQ, "is_marlin_format": True, "group_size": 64}, "is 'marlin'; it has 4 bits, sym, groups of 128 or -1"),
+        ({**GPTQ, "pack_dtype": "int64"}, "pack_dtype is 'int64'; supported is int32"),
+        ({**GPTQ, "dynamic": {".*down.*": {"bits": 1}}}, r"dynamic\.\.\*down\.\*\.bits is 1; gptq is supported"),
         ({"quant_method": "gptq"}, "bits is None"),
         ({**AWQ, "bits": 8}, r"\(awq, 8 bits\), which is not supported: bits is 8; awq is supported with 4 bits"),
-        ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported is gemm"),
+        ({**AWQ, "version": "gemv_fast"}, "version is 'gemv_fast'; supported are gemm and gemv"),
         ({**AWQ, "zero_point": False}, "zero_point is False; it must be true"),
         (
-            {"quant_method": "bitsandbytes"},
-            r"\(bitsandbytes\), which is not supported: "
-            r"supported are gptq, awq, fp8, modelopt, compressed-tensors, mxfp4; 84 of 85",
+            {"quant_method": "other"},
+            r"\(other\), which is not supported: "
+            r"supported are gptq, awq, fp8, modelopt, compressed-tensors, mxfp4, bitsandbytes, auto-round, ",
         ),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit is None; it or load_in_8bit must be true"),
         ({}, r"\(unknown\), which is not supported"),
-        (packed({"num_bits": 3}), "pack-quantized of 3 bits; supported are pack-quantized of 4 bits"),
-        (packed({"num_bits": 8, "symmetric": False}), "asymmetric pack-quantized of 8 bits"),
+        (packed({"num_bits": 1}), "pack-quantized of 1 bits; supported are pack-quantized of 2 to 8 bits, and int-"),
         (packed({"strategy": "block"}), "strategy is 'block'; supported are group and channel"),
-        (packed({"group_size": 16}), r"g\.weights\.group_size is 16; supported are multiples of 32"),
-        (packed({"type": "float"}), "g is pack-quantized of 4 bits in floats; supported is float-quantized of 8"),
+        (packed({"group_size": -2}), r"g\.weights\.group_size is -2; supported are whole numbers above 0"),
+        (packed({"type": "float"}), "g is pack-quantized of 4 bits in floats; supported are float-quantized of 8"),
         (packed({"type": "other"}), "supported are whole numbers, and float of 8 bits"),
         (packed(format="marlin-24"), "marlin-24 of 4 bits"),
-        (packed({}, {"num_bits": 8, "type": "float", "dynamic": True}), "supported are none, and dynamic int8"),
-        (packed({}, {"num_bits": 8, "type": "int", "dynamic": False}), "supported are none, and dynamic int8"),
+        (packed({}, {"num_bits": 8, "type": "float", "dynamic": True}), "supported are none, and int8"),
         (packed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config is .*; it must be left out"),
     ],
 )
 def test_unsupported_settings_give_a_reason(settings, words):
+    with pytest.raises(CheckpointError, match=words):
+        read(settings)
+
+
+HQQ = {"quant_method": "hqq", "skip_modules": ["lm_head"]}
+AO = {"quant_method": "torchao", "modules_to_not_convert": ["lm_head"]}
+QUARK = {"quant_method": "quark", "exclude": ["lm_head"]}
+
+
+def hqq(**params):
+    return {**HQQ, "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1} | params}}
+
+
+def ao(kind, **data):
+    return {**AO, "quant_type": {"default": {"_type": kind, "_data": data}}}
+
+
+def quark(**weight):
+    return {**QUARK, "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"} | weight}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (hqq(nbits=6), "nbits is 6; supported are 1, 2, 3, 4, 8"),
+        (hqq(axis=2), "axis is 2; supported are 0 and 1"),
+        (hqq(group_size=None), "group_size is None; it must be a whole number above 0"),
+        (ao("Int4WeightOnlyConfig"), "'Int4WeightOnlyConfig'; its tensors have the layout of a GPU kernel; supported"),
+        (ao("Float8WeightOnlyConfig", granularity={"_type": "PerBlock"}), "granularity is 'PerBlock'; supported are"),
+        (ao("IntxWeightOnlyConfig", weight_dtype={"_data": "int1"}), "weight_dtype is 'int1'; supported are int2"),
+        ({**AO, "quant_type": "int4_weight_only"}, "quant_type is 'int4_weight_only'; supported are the settings of"),
+        (quark(dtype="int4"), "weight.dtype is 'int4'; supported are fp8_e4m3, fp8_e5m2"),
+        (quark(qscheme="per_group", group_size=16, scale_format="e8m0"), "weight.group_size is 16; supported is 32"),
+        (quark(qscheme="per_group", group_size=32), "scale_format is None; supported is e8m0"),
+        ({**quark(), "export": {"weight_format": "fake_quantized"}}, "weight_format is 'fake_quantized'"),
+        ({**QUARK, "global_quant_config": {"weight": [{}, {}]}}, "it must be an object with one dtype"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type is 'mx_fp'; supported is int"),
+        ({"quant_method": "auto-round", "bits": 3, "packing_format": "auto_round:auto_awq"}, "bits is 3; supported"),
+        ({"quant_method": "inc", "bits": 4, "packing_format": "auto_round:fp8"}, "packing_format is 'auto_round:fp8'"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "supported are nf4"),
+        ({"quant_method": "exl3"}, r"\(exl3\), .*: ExLlamaV3 has trellis codes, .*; use a checkpoint of the model in"),
+        ({"quant_method": "AQLM"}, r"\(AQLM\), .* indices of trained codebooks, .*; use a checkpoint of the model in"),
+        ({"quant_method": "quip"}, "indices of trained codebooks"),
+        ({"quant_method": "bitnet"}, "ternary weights .* use the model's GGUF file"),
+    ],
+)
+def test_formats_that_are_not_read_are_refused_with_a_reason(settings, words):
+    with pytest.raises(CheckpointError, match=words):
+        read(settings)
+
+
+def test_no_format_is_both_read_and_refused():
+    assert not {one.name for one in BUILT_IN} & set(UNREAD)
+    assert all("use " in text or "save " in text for text in UNREAD.values())
+
+
+def test_settings_by_layer_of_other_libraries():
+    params = {"nbits": 4, "group_size": 64}
+    found = read(
+        {**HQQ, "quant_config": {"self_attn.q_proj": {**params, "nbits": 8}, "mlp.up_proj": params, "o": None}}
+    )
+    assert {path.rpartition(".")[2]: one.bits for path, one in found.formats.items()} == {"q_proj": 8, "up_proj": 4}
+    by_name = {"model.layers.0.mlp.up_proj": {"_type": "Int8WeightOnlyConfig", "_data": {}}, "_default": None}
+    found = read(ao("FqnToConfig", fqn_to_config=by_name))
+    assert list(found.formats) == ["model.layers.0.mlp.up_proj"]
+    layers = {"*.mlp.*": {"weight": {"dtype": "int8", "qscheme": "per_channel"}}}
+    found = read({**quark(), "exclude": ["lm_head", "re:.*o_proj"], "layer_quant_config": layers})
+    assert str(found) == "quark (fp8 (e4m3), one scale per matrix; 8 bits, one scale per output)"
+    assert len(found.formats) == 12 * 6 and "model.layers.0.self_attn.o_proj" not in found.formats
+
+
+def test_projections_of_gptq_within_a_block():
+    names = [["self_attn.k_proj", "self_attn.v_proj"], ["mlp.up_proj"]]
+    assert len(read({**GPTQ, "modules_in_block_to_quantize": names}).formats) == 12 * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({**GPTQ, "dynamic": ["x"]}, "quantization_config.dynamic must be an object of patterns"),
+        ({**GPTQ, "dynamic": {"+:(": {}}}, "is not a regular expression"),
+        ({"quant_method": "auto-round", "extra_config": 3}, "extra_config must be an object of settings by layer"),
+        ({**HQQ, "quant_config": {"q_proj": 4}}, "quant_config must be an object of settings"),
+        (ao("FqnToConfig", fqn_to_config=3), "quant_type.default is damaged"),
+        ({**QUARK, "layer_quant_config": [1]}, "layer_quant_config must be an object"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers must be an object"),
+    ],
+)
+def test_damaged_settings_of_layers_are_named(settings, words):
     with pytest.raises(CheckpointError, match=words):
         read(settings)

@@ -1,0 +1,130 @@
+"""Every type of GGUF: integers and dequantized numbers are compared with the package gguf."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Type
+
+from engine.api.errors import CheckpointError
+from engine.formats.ggml import INTEGERS, format_of
+from engine.models.checkpoint import read_checkpoint
+from kernels.cpu.library import best
+from tests.engine.layers import test_gguf
+from tests.engine.layers.test_footprint import compare
+
+ROWS, INPUTS = 12, 512
+READ = sorted({kind.name for kind in gguf.quants._type_traits} - {"BF16", "F16", "F32"})
+FLOATS = {"Q8_K": (0, np.float32)}  # places of scales that are not float16
+
+
+class Matrix:
+    """One matrix of drawn bytes, with scales that are numbers."""
+
+    path, rows, inputs = "m", ROWS, INPUTS
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        size, count = GGML_QUANT_SIZES[Type[kind]]
+        self.blocks = np.random.default_rng(5).integers(0, 256, (ROWS, INPUTS // size, count), dtype=np.uint8)
+        scale = np.linspace(-0.01, 0.02, ROWS * INPUTS // size, dtype=np.float32).reshape(ROWS, -1, 1)
+        if kind == "Q8_K":
+            self.blocks[:, :, :4] = scale.view(np.uint8)
+        elif kind == "MXFP4":
+            self.blocks[:, :, 0] = np.arange(ROWS * INPUTS // size, dtype=np.uint8).reshape(ROWS, -1) % 254
+        elif kind != "NVFP4":
+            places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)}
+            places |= dict.fromkeys(("Q4_K", "Q5_K", "Q4_1", "Q5_1"), (0, 2))
+            for at in places.get(kind, (0,)):
+                self.blocks[:, :, at : at + 2] = scale.astype(np.float16).view(np.uint8).reshape(ROWS, -1, 2)
+
+    def read(self, suffix):
+        return torch.from_numpy(self.blocks).flatten()
+
+    def has(self, suffix):
+        return suffix == "weight"
+
+    def type(self, suffix):
+        return self.kind
+
+    def error(self, text):
+        return CheckpointError(text)
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_numbers_are_those_of_the_package(kind):
+    matrix = Matrix(kind)
+    want = gguf.quants.dequantize(matrix.blocks.reshape(ROWS, -1), Type[kind])
+    format = format_of(kind, 0)
+    got = format.dequantize(matrix)
+    np.testing.assert_array_equal(got.numpy(), want)
+    if kind in INTEGERS:
+        unpacked = format.unpack(matrix)
+        np.testing.assert_array_equal(unpacked.restored().numpy(), want)
+        assert unpacked.group == format.native.group
+
+
+def test_numbers_of_q8_k_follow_its_definition():
+    """The package does not read them: block_q8_K of ggml has a float32, 256 int8, and 16 sums."""
+    matrix = Matrix("Q8_K")
+    scales = matrix.blocks[:, :, :4].copy().view(np.float32)
+    want = matrix.blocks[:, :, 4:260].view(np.int8).astype(np.float32) * scales
+    np.testing.assert_array_equal(format_of("Q8_K", 0).dequantize(matrix).numpy(), want.reshape(ROWS, -1))
+
+
+def test_rows_of_heads_are_permuted_with_their_scales():
+    for kind in INTEGERS:
+        matrix = Matrix(kind)
+        plain, turned = format_of(kind, 0).dequantize(matrix), format_of(kind, 3)
+        want = plain.reshape(3, 2, 2, INPUTS).transpose(1, 2).reshape(ROWS, INPUTS)
+        assert torch.equal(turned.dequantize(matrix), want)
+
+
+def file(folder, kind, monkeypatch, **more):
+    """A Llama whose matrices have drawn bytes of a type that the package does not write."""
+    sizes = GGML_QUANT_SIZES[Type[kind]]
+    scale = {"MXFP4": np.array([115], np.uint8)}.get(kind, np.array([3e-4], np.float16).view(np.uint8))
+
+    def drawn(values, _):
+        shape = values.shape
+        draw = np.random.default_rng(shape[0])
+        blocks = draw.integers(0, 256, (shape[0], shape[1] // sizes[0], sizes[1]), dtype=np.uint8)
+        blocks[:, :, : len(scale)] = scale
+        return blocks.reshape(shape[0], -1)
+
+    monkeypatch.setattr(test_gguf, "quantize", drawn)
+    return test_gguf.write(folder, {"proj": Type[kind]}, **more)
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "IQ4_NL", "IQ4_XS", "MXFP4"])
+def test_compiled_kernels_multiply_by_integers_of_8_bits(kind, tmp_path, monkeypatch, driver, ids, on_ranks):
+    folder, prompt = file(tmp_path / "m", kind, monkeypatch, **WIDE), ids(9, 1)
+    want = driver(folder).run(prompt, 5)
+    wanted = test_gguf.want(folder, prompt, "Llama", WIDE)
+    assert (want - wanted).abs().max() <= 2e-6 * wanted.abs().max()
+    engine = driver(folder, kernels=best())
+    assert test_gguf.near(engine.run(prompt, 5), want)
+    assert {layer.weight.form for layer in test_gguf.linears(engine)} == {"tiles_int8"}
+    compare(read_checkpoint(folder), best())
+    for got in on_ranks(2, lambda world: driver(folder, world=world).run(prompt, 5)):
+        assert (got - wanted).abs().max() <= 2e-6 * wanted.abs().max()
+
+
+def test_types_of_several_scales_are_multiplied_together(tmp_path, monkeypatch, driver, ids):
+    """IQ4_XS has float32 scales and Q8_0 float16; the fused matrix has float32."""
+    folder = file(tmp_path / "m", "IQ4_XS", monkeypatch, **WIDE)
+    monkeypatch.undo()
+    other = test_gguf.write(tmp_path / "n", {"q_proj": Type.Q8_0, "up_proj": Type.Q8_0, "proj": Type.Q5_0}, **WIDE)
+    for path in (folder, other):
+        compare(read_checkpoint(path), best())
+    assert test_gguf.near(driver(other, kernels=best()).run(ids(9, 1), 5), driver(other).run(ids(9, 1), 5))
+
+
+def test_types_without_a_reader_are_refused_before_weights_are_read(tmp_path, monkeypatch):
+    folder = file(tmp_path / "m", "Q8_1", monkeypatch, **WIDE)
+    with pytest.raises(CheckpointError, match=r"weight is of type Q8_1, which is not supported; quantize the model"):
+        read_checkpoint(folder)
