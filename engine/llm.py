@@ -197,7 +197,8 @@ class LLM:
     """A loaded checkpoint. Use it as a context manager, or call `close`. `generate` is not thread-safe across calls:
     calls from several threads run one after another.
 
-    `overrides`: the arguments in engine/arguments.py; `adapters` is {name: folder}. Defaults follow from the checkpoint and the machine."""
+    `overrides`: the arguments in engine/arguments.py; `adapters` is {name: folder}. Defaults follow from the checkpoint
+    and the machine."""
 
     def __init__(self, path: str | Path, **overrides: Any) -> None:
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()

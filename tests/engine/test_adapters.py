@@ -114,7 +114,7 @@ def save(folder: Path, family: Family) -> transformers.PreTrainedModel:
 
 def expected(model: transformers.PreTrainedModel, pairs: Pairs, ids: Sequence[int], **scale: Any) -> torch.Tensor:
     """Return log probabilities [positions, vocab] of the model with merged weights."""
-    merged = copy.deepcopy(model).double()
+    merged = copy.deepcopy(model)
     merge(merged, pairs, **scale)
     with torch.no_grad():
         return merged(torch.tensor([ids])).logits.double().log_softmax(-1)[0]
@@ -200,8 +200,8 @@ def test_adapters_may_be_stored_in_16_bits(dtype: torch.dtype, tmp_path: Path):
     torch.testing.assert_close(found(generation), expected(model, pairs, PROMPTS[0])[:-1], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_adapters_are_added_to_quantized_products(weights: str, tmp_path: Path):
+@pytest.mark.parametrize(("weights", "tolerance"), [("int8", 0.01), ("int4", 0.04)])
+def test_adapters_are_added_to_quantized_products(weights: str, tolerance: float, tmp_path: Path):
     """The reference is the base model as this engine rounds it, plus the change that the adapter makes in transformers.
     Both effects are small here, so their product is below the tolerance."""
     family = Family(sized("Llama", num_key_value_heads=2, hidden_size=64, intermediate_size=128), (*ATTENTION, *MLP))
@@ -212,8 +212,8 @@ def test_adapters_are_added_to_quantized_products(weights: str, tmp_path: Path):
     with LLM(tmp_path / "base", **options, adapters={"a": folder}) as llm:
         base, adapted = llm.generate([PROMPTS[0]] * 2, [scored(""), scored("a")])
     right = expected(model, small, PROMPTS[0]) - expected(model, {}, PROMPTS[0])
-    assert right.abs().max() > 0.05
-    torch.testing.assert_close(found(adapted) - found(base), right[:-1], atol=0.01, rtol=0)
+    assert right.abs().max() > 4 * tolerance
+    torch.testing.assert_close(found(adapted) - found(base), right[:-1], atol=tolerance, rtol=0)
 
 
 # A batch
