@@ -24,7 +24,7 @@ from appliance.constraints.unused_keys import problems as idle_keys
 from appliance.constraints.weights import ON_CPU
 from appliance.hardware.machine import Machine
 from appliance.planning.capacity import size_cache
-from appliance.planning.choice import Choice
+from appliance.planning.choice import Choice, refuse
 from appliance.planning.encoder_input import encoder_limits
 from appliance.planning.estimate import Estimate, estimate
 from appliance.planning.gateway import gateway_config, sampling_defaults
@@ -123,6 +123,8 @@ def plan(
     drain, linger = shutdown_timing(settings)
     origin = origin or Facts(checkpoint.path, checkpoint.path, "")
     names = manifest.model.names or (origin.name or checkpoint.path.name.removesuffix(".gguf"),)
+    if (taken := next((one.name for one in manifest.adapters if one.name in names), None)) is not None:
+        refuse(settings, "adapters", f"{taken} is the name of the model; give the adapter another name")
     choices: dict[str, Choice[Any]] = {
         **_source(manifest, origin),
         **_adapters(settings),

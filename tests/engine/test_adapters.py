@@ -200,7 +200,7 @@ def test_adapters_may_be_stored_in_16_bits(dtype: torch.dtype, tmp_path: Path):
     torch.testing.assert_close(found(generation), expected(model, pairs, PROMPTS[0])[:-1], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("weights", "tolerance"), [("int8", 0.01), ("int4", 0.04)])
+@pytest.mark.parametrize(("weights", "tolerance"), [("int8", 0.01), ("int4", 0.035)])
 def test_adapters_are_added_to_quantized_products(weights: str, tolerance: float, tmp_path: Path):
     """The reference is the base model as this engine rounds it, plus the change that the adapter makes in transformers.
     Both effects are small here, so their product is below the tolerance."""
