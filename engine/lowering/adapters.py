@@ -59,10 +59,14 @@ def fitted_adapters(model: Model, adapters: Sequence[Adapter]) -> tuple[FittedAd
     problem = adapters_problem(model)
     if problem is not None:
         raise ConfigError(f"adapters: {problem}")
-    program, shapes = lower(model), sources(model)
-    allowed = {path: shapes[f"{path}.weight"] for path in _paths(program)}
-    refused = dict(_refused(program))
+    allowed, refused = adapted_shapes(model), dict(_refused(lower(model)))
     return tuple(_fitted(model, adapter, allowed, refused) for adapter in adapters)
+
+
+def adapted_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Return the projections that adapters can change, by their paths in the checkpoint: [outputs, inputs]."""
+    shapes = sources(model)
+    return {path: shapes[f"{path}.weight"] for path in _paths(lower(model))}
 
 
 def adapters_problem(model: Model) -> str | None:
