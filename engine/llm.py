@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.api.config import MAX_RUNNING, EngineConfig, TaskConfig, with_values
+from engine.api.config import MAX_RUNNING, AdapterConfig, EngineConfig, TaskConfig, with_values
 from engine.api.errors import ConfigError, EngineGone, RequestError
 from engine.api.messages import (
     Abort,
@@ -85,6 +85,7 @@ class Params(Sampling, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
     thinking: Thinking | None = None
+    adapter: str = ""  # name of a LoRA adapter; empty: the base model
 
     def __post_init__(self) -> None:
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -196,7 +197,8 @@ class LLM:
     """A loaded checkpoint. Use it as a context manager, or call `close`. `generate` is not thread-safe across calls:
     calls from several threads run one after another.
 
-    `overrides`: the arguments in engine/arguments.py. Defaults follow from the checkpoint and the machine."""
+    `overrides`: the arguments in engine/arguments.py; `adapters` is {name: folder}. Defaults follow from the checkpoint
+    and the machine."""
 
     def __init__(self, path: str | Path, **overrides: Any) -> None:
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
@@ -249,6 +251,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         pooling: Pooling,
         segments: Sequence[tuple[int, ...]] | None = None,
+        adapter: str = "",
     ) -> list[np.ndarray]:
         """Return the vectors of each prompt, in order: float32 of [size], or of [tokens, size] for per-token tasks.
 
@@ -260,7 +263,7 @@ class LLM:
         with self._busy:
             submits = []
             for prompt, cut in zip(each, cuts, strict=True):
-                submit, reply = self._submit(prompt, Params(temperature=0.0, seed=0))
+                submit, reply = self._submit(prompt, Params(temperature=0.0, seed=0, adapter=adapter))
                 submit = msgspec.structs.replace(submit, max_tokens=0, pooling=pooling, segments=cut, eos_token_ids=())
                 submits.append(submit)
                 replies[submit.id] = reply
@@ -305,6 +308,7 @@ class LLM:
             grammar=params.grammar,
             thinking=params.thinking,
             source=len(ids) if self._begins else 0,
+            adapter=params.adapter,
         )
         return submit, _Reply(submit, params, self.tokenizer)
 
@@ -401,12 +405,18 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
         "kernels": kernels,
         "max_step_tokens": _step_tokens(checkpoint.model, overrides),
     }
-    config = engine_config(**{**defaults, **overrides})
+    config = engine_config(**{**defaults, **overrides, "adapters": _adapters(overrides.get("adapters", {}))})
     if "kv_bytes" not in overrides:
         config = with_values(config, {"memory.kv_cache": _cache_bytes(config, checkpoint)})
     if "max_context" not in overrides:
         config = with_values(config, {"model.max_context": _longest(config, checkpoint)})
     return config
+
+
+def _adapters(folders: Mapping[str, str | Path]) -> tuple[AdapterConfig, ...]:
+    if not isinstance(folders, Mapping):
+        raise ConfigError(f"adapters={folders!r}: must be a mapping of names to folders")
+    return tuple(AdapterConfig(name=name, path=str(folder)) for name, folder in folders.items())
 
 
 def _kernels(device: str, dtype: str, model: Model) -> str:

@@ -52,6 +52,10 @@ CODES: dict[str, tuple[str, str]] = {
         "A text names an environment variable that is not set, and has no default for it.",
         "Set the variable, or write a default, as in ${NAME:-8000}.",
     ),
+    "other-base": (
+        "A LoRA adapter names another base model than the served one.",
+        "Check that it was trained for this model: the shapes of other models of the family may agree.",
+    ),
     "deprecated": ("The key has a new name.", "Rename it before the version that removes the old name."),
     "no-effect": (
         "A key of an extended file has no effect for the model that is served.",

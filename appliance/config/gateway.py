@@ -100,6 +100,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     observability: Observability = Observability()
     names: tuple[str, ...]  # served names, canonical first
     model: str
+    adapters: tuple[str, ...] = ()  # names of the LoRA adapters, which requests use as `model`
     engines: tuple[str, ...]  # Unix sockets of the engine processes
     max_context: int
     vocab_size: int  # size of the model's logits

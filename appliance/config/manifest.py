@@ -10,7 +10,8 @@ from typing import Literal
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from appliance.config.key import NO_EFFECT, declare
+from appliance.config.key import NO_EFFECT, Note, declare
+from appliance.config.sections.adapters import ADAPTERS, Adapter
 from appliance.config.sections.endpoints import Endpoints
 from appliance.config.sections.engine import Engine
 from appliance.config.sections.hardware import Hardware, Parallelism
@@ -34,6 +35,16 @@ class Manifest(Section):
     """Version of the manifest format."""
     model: Model
     """The served checkpoint and its names."""
+    adapters: tuple[Adapter, ...] = declare(
+        (),
+        effect=ADAPTERS,
+        affects=("engine.adapters", "gateway.adapters"),
+        aliases={"vLLM": "lora_modules", "SGLang": "lora_paths", "TGI": "lora_adapters", "synonyms": "lora"},
+        clients=Note("requests can select other adapters"),
+        example=[{"name": "support", "path": "adapters/support"}],
+        strict=False,
+    )
+    """LoRA adapters of the model, which requests select by name (docs/adapters.md)."""
     quantization: Quantization = Quantization()
     """Number formats of weights and KV cache."""
     parallelism: Parallelism = Parallelism()
@@ -64,4 +75,14 @@ class Manifest(Section):
             if name is not None and name not in self.secrets:
                 text = "names a secret that `secrets` does not have"
                 raise PydanticCustomError("unknown_secret", text, {"name": name, "key": key})
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_names_differ(self) -> "Manifest":
+        names = [adapter.name for adapter in self.adapters]
+        for name in names:
+            if names.count(name) > 1 or name in self.model.names:
+                what = "another adapter" if names.count(name) > 1 else "model.names"
+                text = "adapters: the name {name} is also that of {what}; requests select adapters by name"
+                raise PydanticCustomError("adapter_name", text, {"name": name, "what": what})
         return self

@@ -90,10 +90,16 @@ class Settings:
         written = str(at(self.tree, path))
         return written if File(written).is_absolute() else os.path.relpath(self.file(path), real_path(self.path).parent)
 
-    def paths(self) -> dict[tuple[str, ...], str]:
+    def paths(self) -> dict[Path, str]:
         """Return every value that names a file or folder, in the form of from_manifest."""
-        named = (("secrets", name, "file") for name in self.manifest.secrets)
+        named = _named_paths(self.manifest)
         return {path: self.from_manifest(path) for path in (*path_keys(), *named) if at(self.tree, path) is not None}
+
+
+def _named_paths(manifest: Manifest) -> Iterator[Path]:
+    """Yield the paths of values that name files below chosen names and in lists."""
+    yield from (("secrets", name, "file") for name in manifest.secrets)
+    yield from (("adapters", number, "path") for number in range(len(manifest.adapters)))
 
 
 def environment() -> dict[str, str]:
@@ -169,7 +175,7 @@ def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
 
 def _no_paths(manifest: Manifest | None, tree: Tree, file: File) -> Iterator[Problem]:
     """Yield a problem for each path that no file system accepts."""
-    named = [("secrets", name, "file") for name in manifest.secrets] if manifest else []
+    named = _named_paths(manifest) if manifest else ()
     for path in (*path_keys(), *named):
         text = at(tree, path)
         if isinstance(text, str) and not is_path(real_path(file).parent / text):

@@ -60,6 +60,7 @@ class ModelFacts:
     acausal_alibi: bool = False  # True: bidirectional attention or cross-attention has ALiBi
     wrong_chunks: bool = False  # True: chunks or scaled queries where no executor supports them
     pages: tuple[tuple[int, int], ...] = ((8, 64),)  # distinct pairs of KV head count and head size
+    adapters: int = 0  # number of LoRA adapters
     latent: int = 0  # elements of the latents of multi-head latent attention; 0 without it
 
 
@@ -98,6 +99,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         wrong_chunks=any(not part.supported_limits for part in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
         pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in parts)),
+        adapters=len(checkpoint.adapters),
         latent=max((part.kv_lora_rank for part in parts if isinstance(part, LatentAttention)), default=0),
     )
 

@@ -56,6 +56,18 @@ RULES = (
         because=lambda facts: "Triton is not installed: install the release that this torch requires",
     ),
     Rule(
+        name="triton-adapters",
+        keys=("kernels",),
+        facts=("model.adapters",),
+        holds=lambda view: view.kernels != TRITON or not view.facts.model.adapters,
+        text="Triton kernels do not support LoRA adapters",
+        because=lambda facts: (
+            f"the manifest has {facts.model.adapters} LoRA adapters, which Triton kernels do not support: set "
+            "hardware.kernels to torch, or hardware.device to cpu"
+        ),
+        chosen=True,
+    ),
+    Rule(
         name="triton-capability",
         keys=("kernels",),
         facts=("machine.gpus",),

@@ -88,6 +88,9 @@ def deployment(settings: Settings, plan: Plan, *, name: str, image: str, layout:
     manifest = settings.manifest
     if manifest.endpoints.port == 0:
         refuse(settings, "endpoints.port", "0 selects a free port; a deployment needs a fixed one", instead="8000")
+    if manifest.adapters:
+        what = "a rendered deployment has no volume for the folders of adapters"
+        refuse(settings, "adapters", f"{what}; merge them into the checkpoint, or write the deployment by hand")
     local = manifest.model.source.kind == "path"
     model_path = settings.file(("model", "source", "path")) if local else Path()
     secret_files, secret_variables = _secrets(settings, layout)

@@ -1,6 +1,7 @@
 """Creation of lock files, and comparison of a checkpoint with its lock."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from appliance.planning.plan import Plan, resolved_values
 from engine.api.files import TEXT_BYTES, read_file, read_text
 from engine.api.golden import Recorded
 from engine.gguf.file import root_of
+from engine.models.adapters import FILES
 
 KEY = ("model", "lock")
 
@@ -52,6 +54,7 @@ def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) ->
             revision=revision(folder),
             files=_hashed(root_of(folder), read_names(folder), settings.cache),
         ),
+        adapters=_named(_adapter_files(settings), settings.cache),
         template=_template(plan, settings, folder),
         plan=planned_values(plan),
         golden=golden,
@@ -69,10 +72,22 @@ def _source(settings: Settings) -> str:
     return str(value) if key[2] not in ("sagemaker", "vertex") else key[2]
 
 
+def _adapter_files(settings: Settings) -> dict[str, Path]:
+    """Return the files of the LoRA adapters, by their names in the lock."""
+    folders = {one.name: settings.file(("adapters", at, "path")) for at, one in enumerate(settings.manifest.adapters)}
+    return {f"{name}/{file}": folder / file for name, folder in folders.items() for file in FILES}
+
+
 def _hashed(folder: Path, names: Iterable[str], cache: Path | None) -> dict[str, Digest]:
-    paths = {name: folder / name for name in names}
+    return _named({name: folder / name for name in names}, cache)
+
+
+def _named(paths: Mapping[str, Path], cache: Path | None) -> dict[str, Digest]:
+    if not paths:
+        return {}
     present = [path for path in paths.values() if path.is_file()]
-    progress = HashProgress(sum(path.stat().st_size for path in present), str(folder))
+    where = os.path.commonpath([path.parent for path in paths.values()])
+    progress = HashProgress(sum(path.stat().st_size for path in present), where)
     try:
         found = digests(present, progress)
     finally:
@@ -159,22 +174,31 @@ def differences(
     names = {*read_names(folder)}
     folder = root_of(folder)
     names |= {name for name in lock.model.files if (folder / name).is_file()}
+    files, skipped = _compared(settings, lock.model.files, {name: folder / name for name in names}, hash_contents)
+    adapters, more = _compared(settings, lock.adapters, _adapter_files(settings), hash_contents)
+    return [*files, *adapters, *_template_difference(settings, lock)], sorted(skipped + more)
+
+
+def _compared(
+    settings: Settings, locked: Mapping[str, Digest], paths: Mapping[str, Path], hash_contents: bool
+) -> tuple[list[Difference], list[str]]:
+    """Return `differences` of these files, by their names in the lock."""
     if hash_contents:
-        known: Mapping[str, Digest] = _hashed(folder, names, settings.cache)
+        known: Mapping[str, Digest] = _named(paths, settings.cache)
     else:
-        seen = cached_digests(settings.cache, [folder / name for name in names])
-        known = {name: seen[folder / name] for name in names if folder / name in seen}
-    found: dict[str, Digest | None] = dict.fromkeys(names)
+        seen = cached_digests(settings.cache, list(paths.values()))
+        known = {name: seen[path] for name, path in paths.items() if path in seen}
+    found: dict[str, Digest | None] = dict.fromkeys(paths)
     skipped = []
-    for name in names:
+    for name, path in paths.items():
         if name in known:
             found[name] = known[name]
-        elif (folder / name).is_file():
-            old, size = lock.model.files.get(name), (folder / name).stat().st_size
+        elif path.is_file():
+            old, size = locked.get(name), path.stat().st_size
             same = old is not None and old.size == size
             found[name] = old if same else Digest(size, "(not hashed)")
             skipped += [name] if same else []
-    return [*compare(lock.model.files, found), *_template_difference(settings, lock)], sorted(skipped)
+    return list(compare(locked, found)), skipped
 
 
 def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:

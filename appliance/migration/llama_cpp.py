@@ -1,8 +1,8 @@
 """Options of llama.cpp's server: `llama-server`. Source: the reference of its server."""
 
 from appliance.migration.rules import Key, Keys, Missing, NoEquivalent, NothingToSet, Rule, Server, Unneeded, Values
-from appliance.migration.values import gguf_repository, key_file, mapped, source, template
-from appliance.migration.vllm import API_KEY, NO_LORA, NO_SPECULATION
+from appliance.migration.values import NO_GGUF_ADAPTER, gguf_repository, key_file, mapped, source, template
+from appliance.migration.vllm import API_KEY, NO_SPECULATION
 
 _KV = mapped(
     {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8"},
@@ -115,7 +115,7 @@ _RULES: dict[str, Rule] = {
     "verbose": Key("observability.log_level", flag=True, value="debug"),
     "log-disable": Missing("set observability.log_level: error", flag=True),
     "log-file": Missing("the log is written to standard output"),
-    "lora": Missing(NO_LORA),
+    "lora": Missing(NO_GGUF_ADAPTER),
     "mmproj": Missing("requests contain text"),
     "model-draft": Missing(NO_SPECULATION),
     "draft-max": Missing(NO_SPECULATION),

@@ -1,8 +1,7 @@
 """Instructions of an Ollama Modelfile. Source: Ollama's Modelfile reference."""
 
 from appliance.migration.rules import Key, Keys, Missing, Rule, Server, Unneeded, Values
-from appliance.migration.values import gguf_repository, source
-from appliance.migration.vllm import NO_LORA
+from appliance.migration.values import NO_GGUF_ADAPTER, gguf_repository, source
 
 _CLIENTS = "clients send it"
 
@@ -23,7 +22,7 @@ _RULES: dict[str, Rule] = {
     "FROM": Keys(("model.source",), _from),
     "TEMPLATE": Missing("the chat template of the file is used; model.chat_template takes a Jinja template"),
     "SYSTEM": Missing("clients send the system message"),
-    "ADAPTER": Missing(NO_LORA),
+    "ADAPTER": Missing(NO_GGUF_ADAPTER),
     "LICENSE": Unneeded("the license has no effect"),
     "MESSAGE": Missing("clients send the messages"),
     "REQUIRES": Unneeded("the version of Ollama has no effect"),

@@ -1,8 +1,9 @@
 """Options of SGLang: `python -m sglang.launch_server`. Source: SGLang's server arguments."""
 
 from appliance.migration.rules import Key, Keys, Missing, Rule, Server, Unneeded
-from appliance.migration.values import calls, mapped, reasoning, source, template
+from appliance.migration.values import adapters, calls, mapped, reasoning, source, template
 from appliance.migration.vllm import (
+    ALL_LOADED,
     API_KEY,
     CUDA_GRAPHS,
     DTYPES,
@@ -10,7 +11,6 @@ from appliance.migration.vllm import (
     MEMORY,
     NO_CODE,
     NO_KERNEL,
-    NO_LORA,
     NO_NODES,
     NO_OFFLOAD,
     NO_PIPELINE,
@@ -106,9 +106,9 @@ _RULES: dict[str, Rule] = {
     "download-dir": Key("model.download.cache"),
     "json-model-override-args": Missing("edit config.json of the checkpoint"),
     "preferred-sampling-params": Missing("set engine.sampling"),
-    "enable-lora": Missing(NO_LORA, flag=True),
-    "lora-paths": Missing(NO_LORA, many=True),
-    "max-loras-per-batch": Missing(NO_LORA),
+    "enable-lora": Unneeded("adapters of the manifest are served", flag=True),
+    "lora-paths": Keys(("adapters",), adapters, many=True),
+    "max-loras-per-batch": Unneeded(ALL_LOADED),
     "speculative-algorithm": Missing(NO_SPECULATION),
     "speculative-draft-model-path": Missing(NO_SPECULATION),
     "speculative-num-steps": Missing(NO_SPECULATION),

@@ -2,14 +2,13 @@
 launcher's reference."""
 
 from appliance.migration.rules import Key, Keys, Missing, NoEquivalent, Rule, Server, Unneeded
-from appliance.migration.values import source
+from appliance.migration.values import adapters, source
 from appliance.migration.vllm import (
     API_KEY,
     CUDA_GRAPHS,
     DTYPES,
     KV_DTYPES,
     NO_CODE,
-    NO_LORA,
     NO_SPECULATION,
     QUANTIZE,
     REVISION,
@@ -72,7 +71,7 @@ _RULES: dict[str, Rule] = {
     "disable-grammar-support": Missing("structured output is always available", flag=True),
     "enable-prefill-logprobs": Unneeded("a request selects prompt_logprobs", flag=True),
     "max-client-batch-size": Key("limits.max_prompts"),
-    "lora-adapters": Missing(NO_LORA),
+    "lora-adapters": Keys(("adapters",), adapters),
     "usage-stats": Unneeded("no usage data is sent"),
     "payload-limit": Key("limits.max_body"),
     "disable-usage-stats": Unneeded("no usage data is sent", flag=True),

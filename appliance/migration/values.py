@@ -205,6 +205,28 @@ def sampling(text: str) -> Values:
     return found
 
 
+NO_GGUF_ADAPTER = "adapters in GGUF files are not read; name a folder that PEFT has saved in `adapters`"
+
+
+def adapters(text: str) -> Values:
+    """Return the adapters of NAME=PATH, of a path, or of an object with name and path; several are divided by line
+    breaks or commas."""
+    texts = text.splitlines() if text.lstrip().startswith("{") else re.split(r"[\n,]", text)
+    return {"adapters": [_adapter(one.strip()) for one in texts if one.strip()]}
+
+
+def _adapter(text: str) -> dict[str, str]:
+    if text.startswith("{"):
+        try:
+            given = json.loads(text)
+            name, path = str(given["name"]), str(given["path"])
+        except (ValueError, KeyError, TypeError):
+            raise NoEquivalent("write the adapter as NAME=PATH") from None
+    else:
+        name, _, path = text.partition("=") if "=" in text else ("", "", text)
+    return {"name": name or PurePosixPath(path).name, "path": path}
+
+
 def secret(variable: str) -> Callable[[str], Values]:
     """Return a conversion of an API key: the manifest names the environment variable that contains it."""
 

@@ -2,6 +2,7 @@
 
 from appliance.migration.rules import Key, Keys, Missing, NoEquivalent, NothingToSet, Rule, Server, Unneeded
 from appliance.migration.values import (
+    adapters,
     calls,
     mapped,
     reasoning,
@@ -47,7 +48,7 @@ QUANTIZE = Key("quantization.weights", _quantization, note="remove the line if t
 MEMORY = Key("hardware.memory_share", note="a share of the free memory")
 API_KEY = Keys(("endpoints.api_keys", "secrets"), secret("API_KEYS"), many=True, secret=True)
 CUDA_GRAPHS = Key("hardware.graphs", flag=True, value=False)
-NO_LORA = "LoRA adapters are not served; merge the adapter into the checkpoint"
+ALL_LOADED = "all adapters are loaded at the start, with the rank that each of them has"
 NO_SPECULATION = "speculative decoding is not implemented"
 NO_PIPELINE = "models are divided by parallelism.tensor only"
 NO_OFFLOAD = "weights and KV cache stay in the memory of the device"
@@ -119,11 +120,11 @@ _RULES: dict[str, Rule] = {
     "device": Key(
         "hardware.device", mapped({"auto": "auto", "cuda": "cuda", "cpu": "cpu"}, "devices are cpu and cuda")
     ),
-    "enable-lora": Missing(NO_LORA, flag=True),
-    "lora-modules": Missing(NO_LORA, many=True),
-    "max-loras": Missing(NO_LORA),
-    "max-lora-rank": Missing(NO_LORA),
-    "max-cpu-loras": Missing(NO_LORA),
+    "enable-lora": Unneeded("adapters of the manifest are served", flag=True),
+    "lora-modules": Keys(("adapters",), adapters, many=True),
+    "max-loras": Unneeded(ALL_LOADED),
+    "max-lora-rank": Unneeded(ALL_LOADED),
+    "max-cpu-loras": Unneeded(ALL_LOADED),
     "speculative-config": Missing(NO_SPECULATION),
     "speculative-model": Missing(NO_SPECULATION),
     "num-speculative-tokens": Missing(NO_SPECULATION),

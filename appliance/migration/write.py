@@ -75,8 +75,15 @@ def _rank(name: str, order: list[str]) -> int:
 def _spelled(name: str, value: Any) -> str:
     key = find(tuple(name.split(".")))
     if isinstance(value, list):
-        return f"[{', '.join(_text(str(one)) for one in value)}]"
+        return f"[{', '.join(_item(one) for one in value)}]"
     return _text(value) if isinstance(value, str) else spell(value, key.form if key else "")
+
+
+def _item(item: Any) -> str:
+    """Return an item of a list: a text, or a mapping of texts."""
+    if isinstance(item, dict):
+        return f"{{{', '.join(f'{key}: {_text(str(value))}' for key, value in item.items())}}}"
+    return _text(str(item))
 
 
 def _text(text: str) -> str:

@@ -139,6 +139,10 @@ def counters() -> tuple[Family, ...]:
             ("finished_reason",),
             FINISHES,
         ),
+        Family("counter", "adapter_requests", "Finished sequences of a LoRA adapter.", labels=("adapter",), start=()),
+        Family(
+            "counter", "adapter_generation_tokens", "Generated tokens of a LoRA adapter.", labels=("adapter",), start=()
+        ),
         counter("preemptions", "Preemptions of running requests, which released their KV blocks.", "num_preemptions"),
         counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
         counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),

@@ -64,6 +64,7 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
         for family in self.families:
             self._start(family)
+        self._start_adapters()
         for engine in self._engines:
             self.set("self_test_last_result", -1, engine)
 
@@ -74,6 +75,13 @@ class Metrics(Collector):
             self._histograms[family.name] = {key: Buckets(family.buckets) for key in keys}
         else:
             self._numbers[family.name] = dict.fromkeys(keys, 0.0)
+
+    def _start_adapters(self) -> None:
+        """Create the series of adapters, starting at 0."""
+        for engine in self._engines:
+            for adapter in self._config.adapters:
+                self._numbers["adapter_requests"][engine, adapter] = 0.0
+                self._numbers["adapter_generation_tokens"][engine, adapter] = 0.0
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Keep the values, with the names of another configuration."""
@@ -116,8 +124,11 @@ class Metrics(Collector):
         self.observe("request_prompt_tokens", tokens, engine)
         self.observe("request_prefill_kv_computed_tokens", tokens - cached, engine)
 
-    def finished(self, engine: str, reason: Finish, generated: int, max_tokens: int) -> None:
+    def finished(self, engine: str, reason: Finish, generated: int, max_tokens: int, adapter: str = "") -> None:
         """Record the end of a sequence. Each child of one request counts (ME-03)."""
+        if adapter:
+            self.add("adapter_requests", 1, engine, adapter)
+            self.add("adapter_generation_tokens", generated, engine, adapter)
         self.add("requests", 1, engine, reason)
         self.observe("request_generation_tokens", generated, engine)
         self.observe("request_params_max_tokens", max_tokens, engine)

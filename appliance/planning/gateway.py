@@ -82,6 +82,7 @@ def gateway_config(
         **{name: getattr(manifest, name) for name in SECTIONS},
         **passed_on(manifest, "gateway", choices),
         names=names,
+        adapters=tuple(adapter.name for adapter in manifest.adapters),
         model=str(checkpoint.path),
         engines=(),
         vocab_size=checkpoint.model.embed.vocab,

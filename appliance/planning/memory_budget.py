@@ -19,6 +19,7 @@ from appliance.planning.workspace import (
     attention_scores,
     graphs,
     logits_bytes,
+    low_rank_buffer,
     pinned_bytes,
     tables,
     workspace,
@@ -27,6 +28,7 @@ from engine.api.config import MAX_RUNNING, Device, graph_ladder
 from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.kv.states import StateLayout, num_snapshots, state_layout
+from engine.lowering.adapters import adapter_holdings, adapter_stacks, fitted_adapters, widest_columns
 from engine.lowering.footprint import (
     Holder,
     Holding,
@@ -36,6 +38,7 @@ from engine.lowering.footprint import (
     part_bytes,
     temporary_bytes,
 )
+from engine.lowering.lower import lower
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import Model, is_bidirectional
 from engine.models.ranks import rows_of
@@ -171,6 +174,10 @@ def measure(
         fixed = (*fixed, product(STATES, slots, state_layout(model, view.tensor).slot_bytes))
     if mapped := max(map(mapped_bytes, ranks)):
         fixed = (*fixed, Step("weights mapped from the checkpoint file", number(mapped), mapped))
+    if compiled and checkpoint.adapters:
+        fitted = fitted_adapters(model, checkpoint.adapters)
+        columns = widest_columns(adapter_stacks(lower(model, view.tensor), fitted, view.tensor))
+        fixed = (*fixed, low_rank_buffer(size, columns))
     if compiled:
         context = _table_context(manifest, checkpoint)
         kv_tokens = min(pages.block_tokens * pages.blocks(usable.bytes), size.slots * context)
@@ -294,7 +301,9 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
         ranks=view.tensor,
         fp8=view.kernels == TRITON,
     )
-    return footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
+    fitted = fitted_adapters(checkpoint.model, checkpoint.adapters)
+    adapters = adapter_holdings(checkpoint.model, fitted, view.tensor, view.activations)
+    return (*adapters, *footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder))
 
 
 def _pages(checkpoint: Checkpoint, view: View) -> Layout:

@@ -24,7 +24,7 @@ from appliance.constraints.unused_keys import problems as idle_keys
 from appliance.constraints.weights import ON_CPU
 from appliance.hardware.machine import Machine
 from appliance.planning.capacity import size_cache
-from appliance.planning.choice import Choice
+from appliance.planning.choice import Choice, refuse
 from appliance.planning.encoder_input import encoder_limits
 from appliance.planning.estimate import Estimate, estimate
 from appliance.planning.gateway import gateway_config, sampling_defaults
@@ -41,6 +41,7 @@ from appliance.planning.targets import passed_on
 from appliance.planning.weight_format import other_than_auto, weight_format
 from engine.api import config as engine_config
 from engine.api.config import (
+    AdapterConfig,
     CacheConfig,
     EngineConfig,
     HardwareConfig,
@@ -122,8 +123,11 @@ def plan(
     drain, linger = shutdown_timing(settings)
     origin = origin or Facts(checkpoint.path, checkpoint.path, "")
     names = manifest.model.names or (origin.name or checkpoint.path.name.removesuffix(".gguf"),)
+    if (taken := next((one.name for one in manifest.adapters if one.name in names), None)) is not None:
+        refuse(settings, "adapters", f"{taken} is the name of the model; give the adapter another name")
     choices: dict[str, Choice[Any]] = {
         **_source(manifest, origin),
+        **_adapters(settings),
         "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),
         "model.lock": _lock(manifest, locked),
         **pooled_choices(manifest, checkpoint),
@@ -205,6 +209,7 @@ def _engine_config(
             dtype=view.activations,
             task=resolved_task(manifest, checkpoint),
         ),
+        adapters=tuple(AdapterConfig(name=one.name, path=str(one.path)) for one in checkpoint.adapters),
         quantization=QuantizationConfig(
             **passed("engine.quantization"),
             weights=view.weights,
@@ -260,11 +265,18 @@ def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
     return {f"model.source.{kind}": Choice(origin.shown or str(origin.path), origin.version or origin.note)}
 
 
+def _adapters(settings: Settings) -> dict[str, Choice[Any]]:
+    """Return the adapters with paths relative to the manifest's folder."""
+    each = enumerate(settings.manifest.adapters)
+    found = [{"name": one.name, "path": settings.from_manifest(("adapters", at, "path"))} for at, one in each]
+    return {"adapters": Choice(found)} if found else {}
+
+
 def fingerprint(settings: Settings) -> str:
     """Return the SHA-256 of the effective manifest, independent of its spelling and of its division into files."""
     value = settings.manifest.model_dump(mode="json")
     for (*above, name), path in settings.paths().items():
-        section = value
+        section: Any = value
         for part in above:
             section = section[part]
         section[name] = path
@@ -348,7 +360,8 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         if choice and choice.reason:
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
         else:
-            found.append(Effective(key.name, value, settings.origin(key), paths.get(key.path, value)))
+            resolved = choice.value if key.name == "adapters" and choice else paths.get(key.path, value)
+            found.append(Effective(key.name, value, settings.origin(key), resolved))
     for name in PLATFORMS:
         if choice := choices.get(name):
             place = settings.origin(tuple(name.split(".")))

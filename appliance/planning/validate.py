@@ -29,6 +29,7 @@ from appliance.config.settings import Given, Settings, load, unvalidated
 from appliance.config.suggest import suggest_name
 from appliance.config.versions import in_older_words
 from appliance.hardware.machine import Machine, read_machine
+from appliance.planning.adapters import other_bases, read_adapters
 from appliance.planning.answerable import check_answerable
 from appliance.planning.endpoint import check_endpoint, check_host_here
 from appliance.planning.output_format import check_format
@@ -130,6 +131,7 @@ def _validated(
         with facts(found, policy(settings, environ), environ) as known:
             verify(settings, known.folder if known.job is None else None)
             checkpoint = _checkpoint(settings, known, assume)
+            adapters = read_adapters(settings, checkpoint)
             tokenizer = "" if _lacks_tokenizer(checkpoint) else tokenizer_name(known.folder)
             unanswerable = list(check_answerable(settings, checkpoint, known.folder))
     except NotDownloaded as error:
@@ -145,13 +147,17 @@ def _validated(
         raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
     if problems or unanswerable:
         raise Refused([*problems, *unanswerable], exits.MANIFEST if problems else exits.CHECKPOINT)
+    checkpoint = replace(checkpoint, adapters=adapters)
     planned = _planned(settings, checkpoint, machine, looked_at, known)
     _check_scales(settings, checkpoint, planned)
     assumed = checkpoint.assumed
     if assumed and not tokenizer:
         assumed = (*assumed, "a tokenizer for the model's vocabulary (there is no tokenizer file)")
     return replace(
-        planned, tokenizer=tokenizer, assumed=assumed, notices=(*planned.notices, *check_host_here(settings))
+        planned,
+        tokenizer=tokenizer,
+        assumed=assumed,
+        notices=(*planned.notices, *check_host_here(settings), *other_bases(settings, checkpoint, known)),
     )
 
 

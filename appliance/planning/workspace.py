@@ -56,7 +56,7 @@ VECTOR = 16  # floats of the widest vector register
 ALIGNED = 32  # alignment of device tables, in words (engine/worker/device_table.py)
 MEETING_ROWS = 64  # rows of logits that ranks gather at once (engine/worker/build.py)
 MEETING_ROOMS = 2  # buffers used in turns (kernels/cpu/shm_collective.h)
-COLUMN_BYTES = 80  # host bytes per slot: sampling parameters, rotation and encoder input (engine/sampling/columns.py)
+COLUMN_BYTES = 84  # host bytes per slot: sampling parameters, rotation, encoder input, adapter (engine/worker/table.py)
 DEVICE_FIELDS = 12  # device fields per slot (kernels/sampling/columns.py)
 ROUTE_WORDS = 7  # per token and expert: expert id, weight, order, pair, and a tile of three words (kernels/experts)
 
@@ -108,6 +108,11 @@ def workspace(
     found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
     found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
     return tuple(found)
+
+
+def low_rank_buffer(size: StepSize, columns: int) -> Step:
+    """Return the buffer of the products with the first matrices of LoRA adapters. columns: of the widest one."""
+    return product(f"{BUFFER} low_rank_of_adapters (tokens × width)", max(size.tokens, LEAST_TOKENS), columns, 4)
 
 
 def _foreign(model: Model) -> tuple[Step, ...]:

@@ -59,6 +59,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _check_positive("model", self, "max_context")
 
 
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A LoRA adapter."""
+
+    name: str
+    """Name by which requests select it."""
+    path: str
+    """Folder with adapter_config.json and adapter_model.safetensors."""
+
+
 class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Number formats of weights and KV cache."""
 
@@ -207,6 +216,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `engine` are at the top."""
 
     model: ModelConfig
+    adapters: tuple[AdapterConfig, ...] = ()
+    """LoRA adapters that requests may select."""
     quantization: QuantizationConfig = QuantizationConfig()
     parallelism: ParallelismConfig = ParallelismConfig()
     hardware: HardwareConfig = HardwareConfig()

@@ -93,6 +93,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     pooling: Pooling | None = None
     segments: tuple[int, ...] = ()  # lengths of the prompt's segments, with token types 0, 1, …; empty: one segment
     source: int = 0  # leading prompt tokens that the encoder reads (encoder-decoder); the others begin the reply
+    adapter: str = ""  # name of the LoRA adapter; empty: the base model
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

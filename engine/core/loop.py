@@ -422,6 +422,7 @@ def build_loop(
         whole=is_bidirectional(worker.model),
         sources=encoder_limits(worker.model),
         snapshots=worker.snapshots,
+        adapters=tuple(adapter.name for adapter in config.adapters),
     )
     grammars, events, on_idle = Grammars(open_compiler), list[TimedEvent](), None
 

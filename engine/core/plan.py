@@ -36,6 +36,7 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     pooling: Pooling | None = None  # pool the prompt once it is computed
     segments: tuple[int, ...] = ()  # lengths of the prompt's segments
     source: int = 0  # leading tokens that the encoder reads; the first row computes all of them
+    adapter: int = -1  # number of the LoRA adapter; -1: none
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -352,6 +352,7 @@ class Scheduler:
                 sequence.submit.pooling,
                 sequence.submit.segments,
                 source,
+                self.config.adapter_number(sequence.submit),
             )
         )
         self._add_row(draft, sequence, end - hit.tokens, tuple(map(tuple, sequence.tables.blocks)))
@@ -440,7 +441,9 @@ class Scheduler:
         """Set the length whose rotary scaling the known tokens use. Cached blocks depend on it."""
         sequence.rope_length = length
         sequence.rope_limit = self.config.rope_limit(length)
-        root = root_hash(sequence.submit.salt.encode(), *self.config.variants(length))
+        submit = sequence.submit
+        adapter = (submit.adapter.encode(),) if submit.adapter else ()
+        root = root_hash(submit.salt.encode(), *self.config.variants(length), *adapter)
         before, prompt = sequence.tables, sequence.prompt_tokens // self.cache.block_tokens
         sequence.tables = Tables(root, len(self.cache.groups), prompt)
         sequence.tables.written, sequence.tables.settled = before.written, before.settled

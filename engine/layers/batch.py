@@ -37,6 +37,7 @@ class Batch:
     segments: Tensor | None = None  # [tokens] int64, segment number of the token, for models with segments
     decoder_starts: tuple[int, ...] | None = None  # encoder-decoder: positions at which the decoder's tokens begin
     encoder_inputs: EncoderInputs | None = None  # encoder inputs that the step reads
+    adapters: Tensor | None = None  # [tokens] int32, adapter of each token, -1 for none; None: no token has one
 
     @property
     def rows(self) -> int:

@@ -16,6 +16,7 @@ from engine.layers.batch import Batch
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
+from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
@@ -67,6 +68,7 @@ from kernels.experts.routes import sparsemixer_weights
 MIN_TOKENS = 64
 LATENT_HEADS = 16  # heads that read the latents of a piece of work together, at most
 ALIGNED = 16  # numbers of a cache line
+LOW_RANK = "low_rank_of_adapters"  # buffer of x A
 WHOLE_BLOCK = 16  # tokens per block: a multiple of the vector width of every variant
 
 
@@ -116,13 +118,15 @@ class CompiledModel:
         layout: Layout,
         team: Team,
         collective: ShmCollective | None = None,
+        adapters: LoadedAdapters = NO_ADAPTERS,
     ) -> None:
         """collective: shared memory of the ranks, if there are several."""
-        self.collective, self.team = collective, team
+        self.collective, self.team, self.adapters = collective, team, adapters
         self.program, self.weights, self.vocabulary = program, weights, vocabulary
         self.ops, self._kv_layers = compiled_ops(program), kv_layers(layout)
         self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
-        self.buffers = Buffers(buffer_widths(self.ops))
+        widths = buffer_widths(self.ops)
+        self.buffers = Buffers(widths | {LOW_RANK: adapters.columns} if adapters.columns else widths)
         # torch adds the rows of positions and segments, which are small tables.
         self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
         self.whole = _bidirectional_kv(self.ops)
@@ -150,6 +154,7 @@ class CompiledModel:
             first=torch.tensor(batch.first),
             count=torch.tensor(batch.count),
             slots=batch.slots,
+            adapters=batch.adapters,
             angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
             tables=tables,
             slot_mapping=slot_mapping,
@@ -236,7 +241,7 @@ class CompiledModel:
                 yield from self._normalize_parts(op)
             case Linear():
                 x = self._columns(op.x) if isinstance(op.x, Columns) else values[op.x]
-                yield _linear(weights.matrix(op.weight), x, values[op.y])
+                yield from self._linear(op, x, values[op.y])
             case Activation():
                 yield _activation(op, values[op.x], values[op.y], weights.activation(op.numbers))
             case Add():
@@ -299,6 +304,16 @@ class CompiledModel:
                 yield _torch_gate(op, self._columns(op.x), self._columns(op.gate), values[op.y])
             case _:
                 raise NotImplementedError(f"compiled kernels have no {type(op).__name__}")
+
+    def _linear(self, op: Linear, x: Tensor, y: Tensor) -> Iterator[cpu.Op]:
+        """Yield the product, between the two operations of its adapters."""
+        product, lora = _linear(self.weights.matrix(op.weight), x, y), self.adapters.layer(op.weight.name)
+        if lora is None:
+            yield product
+            return
+        u = self.buffers[Value(name=LOW_RANK, width=self.adapters.columns)]
+        before, after = cpu.lora(lora.a, lora.b, lora.ranks, lora.pieces, x, y, u)
+        yield from (before, product, after)
 
     def _normalize_parts(self, op: NormalizeParts) -> Iterator[cpu.Norm]:
         at = 0

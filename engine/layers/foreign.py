@@ -19,6 +19,7 @@ from engine.kv.states import state_layout
 from engine.layers.batch import Batch
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.linear import Target
+from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.memory_usage import MemoryUsage
 from engine.layers.states import LayerStates
 from engine.lowering.lower import lower
@@ -67,6 +68,7 @@ class ForeignModel:
     pooler: None = None
     compiled: None = None
     buffer_bytes: int = 0
+    adapters: LoadedAdapters = NO_ADAPTERS
 
     def __post_init__(self) -> None:
         self.program = lower(self.model)

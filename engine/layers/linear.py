@@ -198,10 +198,13 @@ class LinearLayer:
             return None
         return self.target.fp8.rounding(self.weight)
 
-    def __call__(self, x: Tensor | Rounded) -> Tensor:
+    def __call__(self, x: Tensor | Rounded, added: Tensor | None = None) -> Tensor:
+        """added: this rank's share of a further summand, [rows, outputs]."""
         if not self._reduce:
-            return self.target.multiply(x, self._multiplied, self.bias)
-        y = self.world.all_reduce(self.product(x))
+            y = self.target.multiply(x, self._multiplied, self.bias)
+            return y if added is None else y + added
+        product = self.product(x)
+        y = self.world.all_reduce(product if added is None else product + added)
         return y if self.bias is None else y + self.bias
 
     def product(self, x: Tensor | Rounded) -> Tensor:

@@ -23,6 +23,7 @@ from engine.layers.loaded import (
     Sinks,
     Slopes,
 )
+from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
 from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
@@ -46,12 +47,17 @@ class MemoryUsage:
         return sum(self.parts.values())
 
 
-def memory_usage(program: Program, weights: LoadedWeights, pooler: PoolerLayer | None = None) -> MemoryUsage:
+def memory_usage(
+    program: Program,
+    weights: LoadedWeights,
+    pooler: PoolerLayer | None = None,
+    adapters: LoadedAdapters = NO_ADAPTERS,
+) -> MemoryUsage:
     files = _Files()
     parts: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     mapped = 0
-    for part, tensor in _tensors(program, weights, pooler):
+    for part, tensor in _tensors(program, weights, pooler, adapters):
         parts.setdefault(part, 0)
         place = tensor.data_ptr(), tensor.nbytes
         if place in seen or not tensor.nbytes:
@@ -64,12 +70,16 @@ def memory_usage(program: Program, weights: LoadedWeights, pooler: PoolerLayer |
     return MemoryUsage(parts, mapped)
 
 
-def _tensors(program: Program, weights: LoadedWeights, pooler: PoolerLayer | None) -> Iterator[tuple[str, Tensor]]:
+def _tensors(
+    program: Program, weights: LoadedWeights, pooler: PoolerLayer | None, adapters: LoadedAdapters
+) -> Iterator[tuple[str, Tensor]]:
     for weight in program.weights:
         part = weight.part if isinstance(weight, Matrix) else "norms"
         yield from _loaded(part, weights.by_name[weight.name])
     if pooler is not None:
         yield from (("head", tensor) for tensor in pooler.tensors)
+    for layer in adapters.layers.values():
+        yield from (("adapters", tensor) for tensor in layer.tensors)
 
 
 def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:

@@ -1,13 +1,14 @@
 """A runnable model: token ids and pages in, hidden states and logits out."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from engine.api.config import HeadBits, WeightBits
+from engine.api.errors import ConfigError
 from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.formats.load_time import LOAD_FORMATS
@@ -17,13 +18,16 @@ from engine.layers.batch import Batch
 from engine.layers.compiled import CompiledModel
 from engine.layers.linear import Target
 from engine.layers.loaded import unloaded
+from engine.layers.lora import NO_ADAPTERS, load_adapters
 from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.pooler import PoolerLayer
 from engine.layers.reference import ReferenceExecutor
 from engine.layers.states import LayerStates
 from engine.layers.vocabulary import Vocabulary
+from engine.lowering.adapters import adapter_stacks, fitted_adapters
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.lowering.lower import lower
+from engine.models.adapters import Adapter
 from engine.models.checkpoint import Checkpoint, check_tensors
 from engine.models.parts import Model
 from engine.models.sources import sources
@@ -107,12 +111,25 @@ class TextModel:
         self.vocabulary = Vocabulary(model, world)
         self.weights = unloaded(self.program, self.vocabulary, world)
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
+        self._world = world
+        self.adapters = NO_ADAPTERS
         self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype)
 
     @property
     def weight_bytes(self) -> int:
         """Size of all allocated weights."""
         return self.memory_usage.total
+
+    @torch.inference_mode()
+    def load_adapters(self, adapters: Sequence[Adapter]) -> None:
+        """Load LoRA adapters, before the weights. Rows select them by number. Raises CheckpointError for an adapter of
+        another model, ConfigError for a model or kernels without adapters."""
+        if adapters and self.target.executor == "triton":
+            raise ConfigError("adapters: Triton kernels do not support LoRA adapters; set hardware.kernels to torch")
+        fitted = fitted_adapters(self.model, adapters)
+        stacks = adapter_stacks(self.program, fitted, self._world.size)
+        self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device)
+        self._reference.adapters = self.adapters
 
     @torch.inference_mode()
     def load(
@@ -142,12 +159,13 @@ class TextModel:
             weights.release()
             if known is not None:
                 known.release()
-        self.memory_usage = memory_usage(self.program, self.weights, self.pooler)
+        self.memory_usage = memory_usage(self.program, self.weights, self.pooler, self.adapters)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"
         if self.target.team is not None:
             self.compiled = CompiledModel(
-                self.program, self.weights, self.vocabulary, self.layout, self.target.team, self._collective
+                *(self.program, self.weights, self.vocabulary, self.layout, self.target.team, self._collective),
+                self.adapters,
             )
 
     def reserve(self, tokens: int, rows: int) -> None:

@@ -13,6 +13,7 @@ from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.loaded import LoadedWeights, routing
+from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import normed
 from engine.layers.query_scale import query_factors
 from engine.layers.states import LayerStates
@@ -76,6 +77,8 @@ class Run:
     ids: Tensor  # [tokens] integers, as are positions and segments
     positions: Tensor
     segments: Tensor | None = None
+    adapters: Tensor | None = None  # [tokens] int32
+    loaded: LoadedAdapters = NO_ADAPTERS
     values: dict[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, value: Value) -> Tensor:
@@ -93,6 +96,7 @@ class ReferenceExecutor:
         self._unused = last_uses(program.ops, program.out)
         self._encoder_unused = last_uses(program.encoder, program.encoder_out or program.out)
         self._parts = weights, world, kv_layers(layout), dtype
+        self.adapters = NO_ADAPTERS
 
     def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
         """Return the hidden states after the final norm, [tokens, hidden]. Writes keys and values to the pages, and
@@ -103,7 +107,7 @@ class ReferenceExecutor:
             inputs = batch.encoder_inputs
             alone = Step(pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
             execute(program.encoder, Run(*self._parts, alone, inputs.ids, inputs.positions), self._encoder_unused)
-        run = Run(*self._parts, step, batch.ids, batch.positions, batch.segments)
+        run = Run(*self._parts, step, batch.ids, batch.positions, batch.segments, batch.adapters, self.adapters)
         execute(program.ops, run, self._unused)
         return run[program.out]
 
@@ -135,10 +139,14 @@ def _linear(op: Linear, run: Run) -> None:
     x = _columns(op.x, run) if isinstance(op.x, Columns) else run[op.x]
     if op.fp32:
         run[op.y] = layer.in_fp32(x)
-    elif op.partial:
-        run[op.y] = layer.partial_sum(x)
+        return
+    lora = None if run.adapters is None else run.loaded.layer(op.weight.name)
+    added = None if lora is None or run.adapters is None else lora.delta(x, run.adapters)
+    if op.partial:
+        y = layer.partial_sum(x)
+        run[op.y] = y if added is None else y + added
     else:
-        run[op.y] = layer(x)
+        run[op.y] = layer(x, added)
 
 
 def _activation(op: Activation, run: Run) -> None:

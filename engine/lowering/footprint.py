@@ -49,7 +49,17 @@ from engine.models.quantized import Quantization
 from engine.models.ranks import row_runs, rows_of, share_of
 from engine.models.sources import XIELU_NUMBERS, join, qk_norms
 
-PARTS: tuple[Part, ...] = ("embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model")
+PARTS: tuple[Part, ...] = (
+    "embedding",
+    "attention",
+    "recurrent",
+    "mlp",
+    "experts",
+    "norms",
+    "head",
+    "model",
+    "adapters",
+)
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Numbers of inputs that share a scale in weights quantized at load time.

@@ -18,6 +18,7 @@ from engine.api.files import INDEX_BYTES, read_json_object
 from engine.formats.registry import settings_files
 from engine.gguf.file import find_gguf
 from engine.models.activations import check_parts
+from engine.models.adapters import Adapter
 from engine.models.assumed import UNSAID, assumed_tensors, assumptions
 from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
@@ -58,6 +59,7 @@ class Checkpoint:
     quantization: Quantization | None = None
     modules: Modules | None = None  # sentence-transformers modules of a pooling model
     begin_ids: tuple[int, ...] = ()  # tokens that a reply of an encoder-decoder begins with by default
+    adapters: tuple[Adapter, ...] = ()  # LoRA adapters that are served with it
     assumed: tuple[str, ...] = ()  # assumptions of a plan for a folder without weights, one statement each
 
 

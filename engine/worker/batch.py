@@ -23,12 +23,14 @@ def build_batch(
     block_tokens: int,
     segments: Integers | None = None,
     sources: Integers | None = None,
+    adapters: Integers | None = None,
     device: torch.device | str = "cpu",
 ) -> Batch:
     """Row i computes positions [first[i], first[i] + count[i]) of the request in table slot slots[i]; count ≥ 1.
 
     tokens: [table slots, positions], known ids. segments: [tokens] of the step. rope_lengths: [table slots]. tables:
     per group [table slots, blocks]. sources: [table slots], length of the encoder input; None without an encoder.
+    adapters: [table slots], adapter of the request or -1; None without adapters.
     """
     count = np.asarray(count, np.int64)
     first = np.asarray(first, np.int64)
@@ -68,7 +70,14 @@ def build_batch(
         segments=None if segments is None else tensor(segments),
         decoder_starts=None if sources is None else tuple(decoder_starts.tolist()),
         encoder_inputs=encoder_inputs,
+        adapters=None if adapters is None else _adapters(adapters[slot], device),
     )
+
+
+def _adapters(adapters: Integers, device: torch.device | str) -> Tensor | None:
+    if not (adapters >= 0).any():
+        return None
+    return torch.from_numpy(np.ascontiguousarray(adapters, np.int32)).to(device)
 
 
 def _encoder_inputs(

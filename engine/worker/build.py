@@ -25,8 +25,10 @@ from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.kv.states import num_snapshots
 from engine.layers.foreign import ForeignModel
 from engine.layers.model import TextModel, make_pages
+from engine.lowering.adapters import adapters_problem
 from engine.lowering.lower import lower
 from engine.lowering.measures import widest_sum
+from engine.models.adapters import read_adapter
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model
 from engine.weights.packed import PackedFile
@@ -383,6 +385,8 @@ def _check_foreign(config: EngineConfig, checkpoint: Checkpoint) -> None:
             f"kernels={kernels}, tensor={tensor}, weights={weights}: {foreign.architecture} is computed by "
             "transformers' code, with torch kernels, one rank and weights as stored"
         )
+    if foreign is not None and config.adapters:
+        raise ConfigError(f"adapters: {adapters_problem(checkpoint.model)}")
 
 
 def _fp8_products(config: EngineConfig, device: torch.device) -> Fp8Products | None:
@@ -426,6 +430,7 @@ def _loaded(
         group=config.quantization.group_size,
         head=config.quantization.head,
     )
+    text_model.load_adapters([read_adapter(one.name, Path(one.path)) for one in config.adapters])
     _load(config, checkpoint, text_model, world, progress)
     return text_model
 

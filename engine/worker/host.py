@@ -76,6 +76,7 @@ class HostRunner:
             rope_lengths=table.rope_lengths,
             tables=table.tables,
             block_tokens=self._layout.block_tokens,
+            adapters=table.adapters if self._text_model.adapters.layers else None,
             sources=table.sources if self._text_model.program.encoder else None,
             device=self._pages.device,
         )

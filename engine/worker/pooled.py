@@ -78,6 +78,7 @@ class PooledRunner:
             rope_lengths=table.rope_lengths,
             tables=table.tables,
             block_tokens=self._layout.block_tokens,
+            adapters=table.adapters if self._text_model.adapters.layers else None,
             segments=self._segments(rows) if self._has_segments else None,
             device=self._text_model.device,
         )

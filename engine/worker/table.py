@@ -16,6 +16,7 @@ class RequestTable:
         self.tokens = np.zeros((slots, width), np.int32)
         self.rope_lengths = np.zeros(slots, np.int64)
         self.sources = np.zeros(slots, np.int64)  # length of the encoder input
+        self.adapters = np.full(slots, -1, np.int32)  # number of the adapter; -1: none
         blocks = blocks_of(width, layout.block_tokens)
         self.tables = tuple(np.full((slots, blocks), NULL_BLOCK, np.int32) for _ in layout.groups)
         self._filled = np.zeros((slots, len(layout.groups)), np.int64)
@@ -24,7 +25,15 @@ class RequestTable:
     @property
     def nbytes(self) -> int:
         """Size of all columns."""
-        arrays = (self.tokens, self.rope_lengths, self.sources, *self.tables, self._filled, *self.columns.arrays)
+        arrays = (
+            self.tokens,
+            self.rope_lengths,
+            self.sources,
+            self.adapters,
+            *self.tables,
+            self._filled,
+            *self.columns.arrays,
+        )
         return sum(array.nbytes for array in arrays)
 
     def apply(self, plan: StepPlan) -> None:
@@ -49,6 +58,7 @@ class RequestTable:
         self.tokens[new.slot, : len(new.ids)] = new.ids
         self.rope_lengths[new.slot] = new.rope_length
         self.sources[new.slot] = new.source
+        self.adapters[new.slot] = new.adapter
         self._filled[new.slot] = 0
         for table in self.tables:
             table[new.slot] = NULL_BLOCK

@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "linears.h"
+#include "lora.h"
 #include "recurrent.h"
 #include "shm_collective.h"
 #include "pool.h"
@@ -134,6 +135,8 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
         case ALL_REDUCE: return reduce_row(*static_cast<const AllReduce*>(op.params), token);
         case COMBINE: return combine_row(*static_cast<const Combine*>(op.params), token, order);
         case GATED_NORM: return gated_norm_row(*static_cast<const GatedNorm*>(op.params), token);
+        case LORA_SHRINK: return lora_shrink_row(*static_cast<const LoraShrink*>(op.params), token, step);
+        case LORA_EXPAND: return lora_expand_row(*static_cast<const LoraExpand*>(op.params), token, step);
         default: return;
     }
 }
@@ -292,7 +295,8 @@ int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     const int64_t found[] = {sizeof(Embed), sizeof(Norm), sizeof(Add), sizeof(Activate), sizeof(RopeKV), sizeof(Linear),
                              sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(AllReduce),
                              sizeof(CausalConv), sizeof(DeltaRule), sizeof(SelectiveScan), sizeof(GatedNorm),
-                             sizeof(LatentKV), sizeof(Heads), sizeof(ScaleQueries), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
+                             sizeof(LatentKV), sizeof(Heads), sizeof(ScaleQueries),
+                             sizeof(LoraShrink), sizeof(LoraExpand), sizeof(LoraPiece), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];
     return count;

@@ -8,7 +8,7 @@
 
 enum Kind : int32_t {
     EMBED, NORM, ADD, ACTIVATE, ROPE_KV, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, ALL_REDUCE, CAUSAL_CONV,
-    DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, SCALE_QUERIES, KINDS
+    DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, SCALE_QUERIES, LORA_SHRINK, LORA_EXPAND, KINDS
 };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
@@ -189,6 +189,25 @@ struct GatedNorm {
     int32_t gate_first, silu;  // the gate is silu, else sigmoid
 };
 
+// u = x A of the token's adapter, before the linear of x. Tokens without an adapter are skipped, see lora.h.
+struct LoraShrink {
+    const float *x, *a;  // a: [adapters][inputs][columns], a multiple of 16 columns
+    float* u;
+    int64_t x_stride, u_stride, inputs, columns;
+};
+
+// Outputs [at, at + rows) come from one source of a fused linear.
+struct LoraPiece { int64_t at, rows, source; };
+
+// y += u B of the token's adapter, after the linear. A source has `rank` columns of u, of which an adapter uses `ranks`.
+struct LoraExpand {
+    const float *u, *b;     // b: [adapters][rank][outputs]
+    const int32_t* ranks;   // [adapters][sources]
+    const LoraPiece* pieces;
+    float* y;
+    int64_t u_stride, y_stride, rank, outputs, sources, count;  // count: of pieces
+};
+
 struct Op {
     int32_t kind;
     const void* params;
@@ -206,6 +225,7 @@ struct Step {
     int64_t tokens, rows, table_width;
     const int64_t *ids, *first, *count;  // [tokens]; [rows] first position; [rows] positions
     const int64_t* slots;                // [rows] slot of the state of recurrent layers
+    const int32_t* adapters;             // [tokens] adapter of each token, or -1; null: no token has one
     const Angles* angles;
     const Group* groups;
     void* pages;  // [blocks, layers, planes, kv_heads] parts of a page, see pages.h

@@ -255,6 +255,58 @@ class ScaleQueries(Structure):
     _fields_ = [("qkv", c_void_p), *_fields(c_int64, "stride size length offset"), ("scale", c_float)]
 
 
+class LoraShrink(Structure):
+    kind: ClassVar[int] = 19
+    _fields_ = [*_fields(c_void_p, "x a u"), *_fields(c_int64, "x_stride u_stride inputs columns")]
+
+
+class LoraExpand(Structure):
+    kind: ClassVar[int] = 20
+    _fields_ = [
+        *_fields(c_void_p, "u b ranks pieces y"),
+        *_fields(c_int64, "u_stride y_stride rank outputs sources count"),
+    ]
+    keep_alive: Any  # what `pieces` points to
+
+
+class _LoraPiece(Structure):
+    _fields_ = [*_fields(c_int64, "at rows source")]
+
+
+def lora(
+    a: Tensor, b: Tensor, ranks: Tensor, pieces: Sequence[tuple[int, int, int]], x: Tensor, y: Tensor, u: Tensor
+) -> tuple[LoraShrink, LoraExpand]:
+    """Return the operations before and after a linear: y += (x A) B of the token's adapter.
+
+    a: [adapters, inputs, columns]; b: [adapters, rank, outputs]; ranks: [adapters, sources] int32, those in use;
+    pieces: (first output, number of outputs, source); x: [rows, inputs]; y: [rows, outputs]; u: [rows, columns]."""
+    array = (_LoraPiece * len(pieces))(*(_LoraPiece(*piece) for piece in pieces))
+    shrink = LoraShrink(
+        x=x.data_ptr(),
+        a=_at(a),
+        u=u.data_ptr(),
+        x_stride=x.stride(0),
+        u_stride=u.stride(0),
+        inputs=a.shape[1],
+        columns=a.shape[2],
+    )
+    expand = LoraExpand(
+        u=u.data_ptr(),
+        b=_at(b),
+        ranks=_at(ranks),
+        pieces=ctypes.addressof(array),
+        y=y.data_ptr(),
+        u_stride=u.stride(0),
+        y_stride=y.stride(0),
+        rank=b.shape[1],
+        outputs=b.shape[2],
+        sources=ranks.shape[1],
+        count=len(pieces),
+    )
+    expand.keep_alive = array
+    return shrink, expand
+
+
 class _Op(Structure):
     _fields_ = [("kind", c_int32), ("params", c_void_p)]
 
@@ -270,7 +322,7 @@ class _Group(Structure):
 class _Step(Structure):
     _fields_ = [
         *_fields(c_int64, "tokens rows table_width"),
-        *_fields(c_void_p, "ids first count slots angles groups pages"),
+        *_fields(c_void_p, "ids first count slots adapters angles groups pages"),
         *_fields(c_int64, "layers planes block_tokens page_kv_heads page_dim"),
         ("page_type", c_int32),
     ]
@@ -296,6 +348,8 @@ Op = (
     | LatentKV
     | Heads
     | ScaleQueries
+    | LoraShrink
+    | LoraExpand
 )
 MIRRORED = (
     Embed,
@@ -317,6 +371,9 @@ MIRRORED = (
     LatentKV,
     Heads,
     ScaleQueries,
+    LoraShrink,
+    LoraExpand,
+    _LoraPiece,
     _Op,
     _Angles,
     _Group,
@@ -333,7 +390,8 @@ class Program:
 
 
 class StepData:
-    """Tensors of one step, contiguous and on the CPU. Counts, positions and slots are int64; pages: see pages.py."""
+    """Tensors of one step, contiguous and on the CPU. Counts, positions and slots are int64; adapters:
+    [tokens] int32, -1 for none; pages: see pages.py."""
 
     def __init__(
         self,
@@ -343,12 +401,13 @@ class StepData:
         first: Tensor | None = None,
         count: Tensor | None = None,
         slots: Tensor | None = None,
+        adapters: Tensor | None = None,
         angles: Sequence[tuple[Tensor, Tensor]] = (),
         tables: Sequence[Tensor] = (),
         slot_mapping: Sequence[Tensor] = (),
         pages: Tensor | None = None,
     ) -> None:
-        self.keep_alive = (ids, first, count, slots, *angles, *tables, *slot_mapping, pages)
+        self.keep_alive = (ids, first, count, slots, adapters, *angles, *tables, *slot_mapping, pages)
         self._angles = (_Angles * len(angles))(*(_Angles(_at(cos), _at(sin)) for cos, sin in angles))
         self._groups = (_Group * len(tables))(
             *(_Group(_at(table), _at(own)) for table, own in zip(tables, slot_mapping, strict=True))
@@ -362,6 +421,7 @@ class StepData:
             first=_at(first),
             count=_at(count),
             slots=_at(slots),
+            adapters=_at(adapters),
             angles=ctypes.addressof(self._angles),
             groups=ctypes.addressof(self._groups),
             pages=_at(pages),

@@ -135,7 +135,7 @@ class MessageReply(Reply[list[dict[str, Any]]]):
 
     def _message(self, content: list[dict[str, Any]], ending: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
         name = f"msg_{self.identity.request_id}"
-        head = {"id": name, "type": "message", "role": "assistant", "model": self.service.config.names[0]}
+        head = {"id": name, "type": "message", "role": "assistant", "model": self.service.reply_name(self.body.model)}
         return {**head, "content": content, **ending, "usage": usage | {"service_tier": "standard"}}
 
     def opening(self, event_id: str) -> Iterable[bytes]:

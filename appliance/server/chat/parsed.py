@@ -28,6 +28,7 @@ class Served:
     arrived_s: float = 0.0  # monotonic time from which deadlines count
     may_hurry: bool = True
     """The API key may use a priority below 0."""
+    adapter: str = ""  # LoRA adapter that the request names as its model
 
     def resolved_priority(self, given: int) -> int:
         """Return the priority of the body or of the headers. Raise RequestError if the API key may not use it."""

@@ -128,6 +128,7 @@ def _submit(
         ttft_deadline=ttft_deadline,
         deadline=deadline,
         source=len(ids) if served.config.encoder is not None else 0,
+        adapter=served.adapter,
     )
 
 

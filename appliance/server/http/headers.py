@@ -16,7 +16,7 @@ from appliance.server.http.sessions import NEW
 from appliance.server.routing.placement import Placement
 from engine.api.errors import RequestError
 
-_ONE_MODEL = "this server does not load LoRA adapters."
+_ONE_MODEL = "name the adapter in the field model; GET /v1/models lists the adapters."
 _SAGEMAKER = {
     "X-Amzn-SageMaker-Adapter-Identifier": _ONE_MODEL,
     "X-Amzn-SageMaker-Adapter-Alias": _ONE_MODEL,
@@ -24,8 +24,8 @@ _SAGEMAKER = {
 _INTEGER = re.compile(r"-?[0-9]{1,100}")
 
 
-def served(service: Service, request: Request, request_id: str) -> Served:
-    """Return the context in which a request is parsed.
+def served(service: Service, request: Request, request_id: str, model: str | None) -> Served:
+    """Return the context in which a request for this model is parsed.
 
     Headers can set options for gateways that cannot change bodies.
     """
@@ -45,6 +45,7 @@ def served(service: Service, request: Request, request_id: str) -> Served:
         ),
         now(),
         request.state.key is None or request.state.key.priority,
+        service.adapter_of(model),
     )
 
 

@@ -59,15 +59,15 @@ def new_identity(request: Request) -> Identity:
     return Identity(request.state.request_id, int(time.time()), uuid.uuid4().hex)
 
 
-def new_call(service: Service, request: Request, kind: str, identity: Identity) -> Call:
-    """Parse the headers of a request that has been given an identity."""
-    return Call(service, request, kind, identity, served(service, request, identity.request_id))
+def new_call(service: Service, request: Request, model: str | None, kind: str, identity: Identity) -> Call:
+    """Parse the headers of a request for this model that has been given an identity."""
+    return Call(service, request, kind, identity, served(service, request, identity.request_id, model))
 
 
 def receive(service: Service, request: Request, model: str | None, kind: str) -> Call:
     """Parse the headers of a request. Raise NotFound for another model."""
     service.model_name(model)
-    return new_call(service, request, kind, new_identity(request))
+    return new_call(service, request, model, kind, new_identity(request))
 
 
 def receive_durable(service: Service, request: Request, body: Streamed, model: str | None, kind: str) -> Call:
@@ -76,10 +76,10 @@ def receive_durable(service: Service, request: Request, body: Streamed, model: s
     store = service.reply_store
     options = None if store is None else read_idempotency_options(request, body, kind)
     if store is None or options is None:
-        return new_call(service, request, kind, new_identity(request))
+        return new_call(service, request, model, kind, new_identity(request))
     entry = find_entry(store, options)
     identity = new_identity(request) if entry is None else entry.opened.identity
-    call = new_call(service, request, kind, identity)
+    call = new_call(service, request, model, kind, identity)
     return replace(call, store=store, options=options, joins=entry is not None)
 
 

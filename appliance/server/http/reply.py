@@ -24,8 +24,9 @@ LEAST_LOGPROB = -9999.0  # JSON cannot represent -inf
 class CompletionLog:
     """Writes the log line at the end of a generation."""
 
-    def __init__(self, service: Service, subject: Subject, prompt_tokens: int) -> None:
-        self._service, self._subject, self._prompt_tokens = service, subject, prompt_tokens
+    def __init__(self, service: Service, subject: Subject, prompt_tokens: int, model: str | None) -> None:
+        """model: as the request names it."""
+        self._service, self._subject, self._prompt_tokens, self._model = service, subject, prompt_tokens, model
         self._began_s = subject.arrived_s or now()
         self._first_s: float | None = None
 
@@ -42,7 +43,7 @@ class CompletionLog:
             unfinished = "deadline" if isinstance(error, DeadlineExceeded) else "error"
         first_s = self._first_s
         outcome = Outcome(
-            model=self._service.config.names[0],
+            model=self._service.reply_name(self._model),
             prompt_tokens=self._prompt_tokens,
             completion_tokens=sum(choice.tokens for choice in choices),
             finish_reason=",".join(choice.finish or unfinished for choice in choices),
@@ -68,7 +69,7 @@ class Formatter(ABC, Generic[Piece]):
         self.service = service
         self.subject = subject
         self.choices = choices
-        self.completion_log = CompletionLog(service, subject, prompt_tokens)
+        self.completion_log = CompletionLog(service, subject, prompt_tokens, body.model)
         self._streamed = bool(body.stream)
 
     @abstractmethod

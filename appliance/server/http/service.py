@@ -131,15 +131,23 @@ class Service:
         return self.has_text and self.router.answers
 
     def model_name(self, requested: str | None) -> str:
-        """Return the canonical name of the requested model, by default of the served one.
+        """Return the name of the requested adapter, or the canonical name of the served model, which is the default.
 
         Raise NotFound (ER-04, ER-05).
         """
         names = self.config.names
-        if requested and requested not in names:
-            aliases = ", ".join(names)
+        if requested and requested not in names and requested not in self.config.adapters:
+            aliases = ", ".join((*names, *self.config.adapters))
             raise NotFound(f"The model `{requested}` does not exist. Valid aliases: {aliases}.", "model")
-        return names[0]
+        return self.reply_name(requested)
+
+    def adapter_of(self, requested: str | None) -> str:
+        """Return the LoRA adapter that a request names as its model, or "" for the model itself."""
+        return requested if requested and requested in self.config.adapters else ""
+
+    def reply_name(self, requested: str | None) -> str:
+        """Return the name in replies to a request for this model, which may have been renamed since."""
+        return self.adapter_of(requested) or self.config.names[0]
 
 
 def service_of(request: Request) -> Service:

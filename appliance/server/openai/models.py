@@ -1,4 +1,4 @@
-"""/v1/models and /v1/models/{id}: the served names, the canonical one first.
+"""/v1/models and /v1/models/{id}: the served names, the canonical one first, then the LoRA adapters.
 
 Requests with an anthropic-version header get the fields of both APIs.
 """
@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
-from appliance.server.errors.api import NotFound
 from appliance.server.http.service import Service, service_of
 
 router = APIRouter(tags=["models"])
@@ -22,8 +21,8 @@ def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
         "object": "model",
         "created": int(service.started_s),
         "owned_by": "slipway",
-        "root": canonical,
-        "parent": None,
+        "root": name if name in service.config.adapters else canonical,
+        "parent": canonical if name in service.config.adapters else None,
         "max_model_len": service.config.max_context,
         "permission": [],
     }
@@ -48,7 +47,7 @@ def _wants_both(request: Request) -> bool:
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
     service, both = service_of(request), _wants_both(request)
-    names = service.config.names
+    names = (*service.config.names, *service.config.adapters)
     listing: dict[str, Any] = {"object": "list", "data": [_card(service, name, both) for name in names]}
     if both:
         listing |= {"has_more": False, "first_id": names[0], "last_id": names[-1]}
@@ -59,7 +58,5 @@ async def list_models(request: Request) -> JSONResponse:
 async def retrieve_model(request: Request, name: str) -> JSONResponse:
     """Return one model. Slashes in the name may be URL-encoded."""
     service = service_of(request)
-    if name not in service.config.names:
-        aliases = ", ".join(service.config.names)
-        raise NotFound(f"The model `{name}` does not exist. Valid aliases: {aliases}.", "model")
+    service.model_name(name)
     return JSONResponse(_card(service, name, _wants_both(request)))

@@ -130,6 +130,7 @@ def submits(prompts: Sequence[Pooled], pooling: Pooling, conditions: Terms, serv
             deadline=deadline,
             pooling=pooling,
             segments=prompt.segments,
+            adapter=served.adapter,
         )
         for index, prompt in enumerate(prompts)
     )

@@ -32,9 +32,10 @@ class Outcome(Generic[PlanT]):
     usage: Usage
     request_id: str
     created: int
+    adapter: str = ""
 
     def head(self, prefix: str, service: Service, kind: str = "list") -> dict[str, Any]:
-        model = service.config.names[0]
+        model = service.reply_name(self.adapter)
         return {"id": f"{prefix}-{self.request_id}", "object": kind, "created": self.created, "model": model}
 
     def mapped(self, change: Callable[[Pooled], Pooled]) -> "Outcome[PlanT]":
@@ -68,7 +69,7 @@ async def pool(call: Call, body: BaseModel, plan: PlanT) -> Outcome[PlanT]:
         cached=sum(timing.cached_tokens for timing in timings),
         written=sum(timing.written_tokens for timing in timings),
     )
-    return Outcome(plan, plan.joined(results), usage, name, created)
+    return Outcome(plan, plan.joined(results), usage, name, created, call.context.adapter)
 
 
 async def _gathered(stream: ChoiceStream, count: int) -> tuple[tuple[Pooled, ...], list[Timing]]:

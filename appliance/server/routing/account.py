@@ -55,7 +55,7 @@ class Account:
         """Count the sequence as queued, while `num_open` other sequences run."""
         self._counters.drain.enter(now())
         self._counters.timelines.begin(self._key)
-        self.record(Arrived(len(self._submit.prompt), len(self.emitted), num_open))
+        self.record(Arrived(len(self._submit.prompt), len(self.emitted), num_open, self._submit.adapter))
 
     def record(self, event: TimelineEvent) -> None:
         self._counters.timelines.add(self._key, now(), event)
@@ -129,7 +129,7 @@ class Account:
     def count_end(self, reason: Finish) -> None:
         """Count a sequence that no other one will resume."""
         metrics, label = self._counters.metrics, self.label
-        metrics.finished(label, reason, len(self.emitted), self._submit.max_tokens)
+        metrics.finished(label, reason, len(self.emitted), self._submit.max_tokens, self._submit.adapter)
         if reason != "error" and (self.emitted or self._is_pooled):
             self._observe_times(metrics, label)
 

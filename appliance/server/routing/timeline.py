@@ -22,11 +22,13 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
     prompt: int
     emitted: int  # tokens that it already had
     open: int  # other sequences that were running
+    adapter: str = ""  # LoRA adapter
 
     def __str__(self) -> str:
         others = f"; {counted(self.open, 'other')} in progress" if self.open else ""
+        own = f" for adapter {self.adapter}" if self.adapter else ""
         again = f", resumed after token {self.emitted:,}" if self.emitted else ""
-        return f"arrives with {counted(self.prompt, 'prompt token')}{again}{others}"
+        return f"arrives with {counted(self.prompt, 'prompt token')}{own}{again}{others}"
 
 
 class Pending(msgspec.Struct, frozen=True, tag="held"):

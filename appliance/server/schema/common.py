@@ -30,10 +30,12 @@ JsonSchema = Annotated[dict[str, Any], BeforeValidator(_json_schema)]
 
 
 class Streamed(Protocol):
-    """A body with a `stream` field."""
+    """A body with the fields `stream` and `model`."""
 
     @property
     def stream(self) -> bool | None: ...
+    @property
+    def model(self) -> str | None: ...
     def model_dump(self, *, mode: str, exclude: set[str], exclude_unset: bool) -> dict[str, Any]: ...
 
 

@@ -344,6 +344,7 @@ def test_a_flag_has_the_precedence_of_set_and_a_plan_names_it(
 
 # A value of each key that is not its default.
 PARTICULAR: dict[str, Any] = {
+    "adapters": [{"name": "a", "path": "b/c"}],
     "endpoints.routes.health": ["/a", "/b/c"],
     "endpoints.routes.predict": ["/d"],
     "model.format": "qwen3_coder",

@@ -104,6 +104,7 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         wrong_chunks=True,
         recurrent=((5, "groups of a mixer's heads"),),
         latent=520,
+        adapters=2,
     )
     foreign = replace(PLAIN, foreign="OtherForCausalLM")
     for facts in (*FACTS.values(), *(replace(FACTS["four GPUs"], model=model) for model in (more, foreign))):

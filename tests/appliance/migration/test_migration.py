@@ -317,3 +317,17 @@ def test_check_accepts_the_manifest_of_an_existing_model(
     assert main(["check", str(target)]) == 0, capsys.readouterr().err
     assert main(["init", str(DEMO), "--from", "vllm serve org/absent", "-o", str(target), "--force"]) == 0
     assert main(["check", str(target)]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve /m/base --enable-lora --lora-modules sql=/m/sql chat=/m/chat --max-loras 2 --max-lora-rank 32",
+        """vllm serve /m/base --lora-modules '{"name": "sql", "path": "/m/sql"}' chat=/m/chat""",
+        "python -m sglang.launch_server --model-path /m/base --lora-paths sql=/m/sql /m/chat",
+        "text-generation-launcher --model-id /m/base --lora-adapters sql=/m/sql,/m/chat",
+    ],
+)
+def test_adapters_of_other_servers_become_adapters_of_the_manifest(command: str) -> None:
+    found = load(Given(Path("m.yaml"), (), {}, text=manifest(made(command), None))).manifest
+    assert [(one.name, one.path) for one in found.adapters] == [("sql", "/m/sql"), ("chat", "/m/chat")]

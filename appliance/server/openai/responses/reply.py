@@ -178,7 +178,7 @@ class ResponseReply(Formatter[list[Fields]]):
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls,
-            "model": self.service.model_name(None),
+            "model": self.service.reply_name(body.model),
             "output": self._output.items(),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,

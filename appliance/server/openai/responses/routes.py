@@ -138,7 +138,7 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
     items = (*before, *own_items(store, owner, body, identity.salt, before))
     stored = store is not None and body.store is not False
     parsed = ParsedResponse(body, identity, items, len(before), owner, stored)
-    call = new_call(service, request, "responses", identity)
+    call = new_call(service, request, body.model, "responses", identity)
     plan = await _planned(call, parsed)
     if options is not None and store is not None and (joined := _joined(store, owner, options)) is not None:
         # another request with this key arrived in the meantime
@@ -282,7 +282,7 @@ async def input_tokens(request: Request) -> dict[str, Any]:
     items = (*before, *own_items(_store_if_any(request), request.state.owner, body, "", before))
     fields = body.model_dump(by_alias=True, exclude_unset=True) | {"input": []}
     parsed = ParsedResponse(ResponsesRequest.model_validate(fields), identity, items, 0, request.state.owner, False)
-    plan = await _planned(new_call(service, request, "responses", identity), parsed)
+    plan = await _planned(new_call(service, request, body.model, "responses", identity), parsed)
     return {"object": "response.input_tokens", "input_tokens": len(plan.prompts[0].ids)}
 
 

@@ -82,7 +82,7 @@ STRUCTURED: Final[Table] = {
 }
 
 ADAPTERS: Final[Table] = {
-    name: refused("this server does not load LoRA adapters.", "", [])
+    name: refused("name the adapter in `model`; GET /v1/models lists the adapters.", "", [])
     for name in ("lora_path", "lora_name", "lora_request", "adapter_id", "adapter_name", "lora")
 }
 

@@ -1,0 +1,61 @@
+// LoRA of rows that have an adapter: y += (x A) B, before and after the linear whose rows they are. A lane is one column
+// of A or one output, and the order of its sum depends on the sizes alone.
+#pragma once
+
+#include "program.h"
+#include "simd.h"
+
+// Adapter of a token, or -1.
+static inline int64_t adapter_of(const Step& step, int64_t token) { return step.adapters ? step.adapters[token] : -1; }
+
+// u[c] = Σ_i x[i] · a[i][c] for N vectors of columns. Four sums of every fourth input hide the latency of an addition.
+template <int N> static void lora_columns(const float* x, const float* a, int64_t inputs, int64_t columns, float* u) {
+    vf sums[4][N] = {};
+    int64_t i = 0;
+    for (; i + 4 <= inputs; i += 4)
+        UNROLL for (int j = 0; j < 4; j++)
+            UNROLL for (int n = 0; n < N; n++) sums[j][n] += splat(x[i + j]) * load(a + (i + j) * columns + n * W);
+    for (int j = 0; i < inputs; i++, j++)
+        UNROLL for (int n = 0; n < N; n++) sums[j][n] += splat(x[i]) * load(a + i * columns + n * W);
+    UNROLL for (int n = 0; n < N; n++) store(u + n * W, (sums[0][n] + sums[1][n]) + (sums[2][n] + sums[3][n]));
+}
+
+static void lora_shrink_row(const LoraShrink& op, int64_t token, const Step& step) {
+    const int64_t adapter = adapter_of(step, token);
+    if (adapter < 0) return;
+    const float *x = op.x + token * op.x_stride, *a = op.a + adapter * op.inputs * op.columns;
+    float* u = op.u + token * op.u_stride;
+    int64_t c = 0;
+    for (; c + 2 * W <= op.columns; c += 2 * W) lora_columns<2>(x, a + c, op.inputs, op.columns, u + c);
+    for (; c < op.columns; c += W) lora_columns<1>(x, a + c, op.inputs, op.columns, u + c);
+}
+
+// y[o] += Σ_r u[r] · b[r][o] for N vectors of outputs.
+template <int N> static void lora_outputs(const float* u, const float* b, int64_t rank, int64_t stride, float* y) {
+    vf sums[N] = {};
+    for (int64_t r = 0; r < rank; r++)
+        UNROLL for (int n = 0; n < N; n++) sums[n] += splat(u[r]) * load(b + r * stride + n * W);
+    UNROLL for (int n = 0; n < N; n++) store(y + n * W, load(y + n * W) + sums[n]);
+}
+
+static void lora_expand_row(const LoraExpand& op, int64_t token, const Step& step) {
+    const int64_t adapter = adapter_of(step, token);
+    if (adapter < 0) return;
+    const float *u = op.u + token * op.u_stride, *b = op.b + adapter * op.rank * op.outputs;
+    const int32_t* ranks = op.ranks + adapter * op.sources;
+    float* y = op.y + token * op.y_stride;
+    for (int64_t p = 0; p < op.count; p++) {
+        const LoraPiece& piece = op.pieces[p];
+        const float* own = u + piece.source * op.rank;
+        const int64_t rank = ranks[piece.source], end = piece.at + piece.rows;
+        if (!rank) continue;
+        int64_t o = piece.at;
+        for (; o + 8 * W <= end; o += 8 * W) lora_outputs<8>(own, b + o, rank, op.outputs, y + o);
+        for (; o + W <= end; o += W) lora_outputs<1>(own, b + o, rank, op.outputs, y + o);
+        for (; o < end; o++) {
+            float sum = 0;
+            for (int64_t r = 0; r < rank; r++) sum += own[r] * b[r * op.outputs + o];
+            y[o] += sum;
+        }
+    }
+}
