@@ -24,7 +24,7 @@ NESTED_ROOTS = ("", "model", "transformer", "model.language_model", "language_mo
 
 @dataclass(frozen=True)
 class FittedAdapter:
-    """An adapter whose modules are those of the model."""
+    """An adapter with the modules by their paths in the checkpoint."""
 
     adapter: Adapter
     modules: Mapping[str, LowRank]  # by the projection's path in the checkpoint

@@ -171,7 +171,7 @@ def _low_rank(module: str, sides: Mapping[str, TensorInfo], config: Mapping[str,
 
 
 def _number(config: Mapping[str, Any], key: str, pattern_key: str, module: str, file: Path) -> float:
-    """Return the value of a module: that of the first pattern that matches its name, else the common one."""
+    """Return the value of a module: of the first pattern that matches its name, or else the common value."""
     value = config.get(key, 8)
     patterns = config.get(pattern_key) or {}
     if not isinstance(patterns, dict):

@@ -199,7 +199,7 @@ struct LoraShrink {
 // Outputs [at, at + rows) come from one source of a fused linear.
 struct LoraPiece { int64_t at, rows, source; };
 
-// y += u B of the token's adapter, after the linear. A source has `rank` columns of u, of which an adapter uses `ranks`.
+// y += u B of the token's adapter, after the linear. A source has `rank` columns of u; an adapter uses the first `ranks`.
 struct LoraExpand {
     const float *u, *b;     // b: [adapters][rank][outputs]
     const int32_t* ranks;   // [adapters][sources]

@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -278,6 +278,7 @@ def fields(model: type[BaseModel], above: str = "--") -> list[str]:
         kinds = (field.annotation, *get_args(field.annotation))
         inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         word = above + name.replace("_", "-")
+        inner = None if get_origin(field.annotation) is tuple else inner  # a list is one value
         found += [word] if inner is None else fields(inner, f"{word}.")
     return found
 
@@ -344,7 +345,7 @@ def test_a_flag_has_the_precedence_of_set_and_a_plan_names_it(
 
 # A value of each key that is not its default.
 PARTICULAR: dict[str, Any] = {
-    "adapters": [{"name": "a", "path": "b/c"}],
+    "adapters": [{"name": "support", "path": "b/c"}],
     "endpoints.routes.health": ["/a", "/b/c"],
     "endpoints.routes.predict": ["/d"],
     "model.format": "qwen3_coder",

@@ -120,3 +120,9 @@ def test_missing_and_damaged_files_are_refused(tmp_path: Path):
     assert "has no tensors" in refused(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps([]))
     assert "adapter_config.json" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(("a", "b"), [(3, 4), (4, 3)])
+def test_both_matrices_must_have_the_rank_of_the_configuration(a: int, b: int, tmp_path: Path):
+    folder = write_adapter(tmp_path, {MODULE: (torch.zeros(a, 6), torch.zeros(5, b))})
+    assert "implies rank 4" in refused(folder)
