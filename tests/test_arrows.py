@@ -84,6 +84,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "appliance.runtime",
     ),
     "appliance.bench": (),
+    "appliance.evaluation": ("appliance.bench", "appliance.config.sections"),
     "appliance.deployment": (
         *("appliance.planning", "appliance.config", "appliance.checkpoints", "appliance.hardware"),
         *("appliance.observability.alerts", "appliance.observability.families", "appliance.observability.rules"),
@@ -159,6 +160,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(
             "appliance.bench",
             "appliance.deployment",
+            "appliance.evaluation",
             "appliance.observability.alerts",
             "appliance.observability.rules",
             "appliance.migration",

@@ -42,6 +42,7 @@ NOT_UNIT = (
         "appliance/chat_templates",
         "appliance/checkpoints",
         "appliance/constraints",
+        "appliance/evaluation",
         "appliance/lockfile",
     ),
     *("appliance/runtime", "appliance/server", "appliance/server/http", "appliance/server/reply_store"),

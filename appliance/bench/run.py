@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import httpx
 
@@ -19,6 +20,7 @@ from appliance.bench.workload import Message, Session, count_requests, words
 
 _SAMPLE_TOKENS = 1000  # length of the text with which the tokens of a word are measured
 
+Item = TypeVar("Item")
 Progress = Callable[[str], None]
 RunSession = Callable[[Session], Awaitable[None]]
 
@@ -99,7 +101,7 @@ async def run_round(
             report(f"{endpoint.url}: {len(outcomes)} of {total} requests")
 
     if loop.arrivals is None:
-        await _closed(run_session, sessions, loop.concurrency)
+        await run_closed(run_session, sessions, loop.concurrency)
     else:
         starts = [began_s + time_s for time_s in start_times(len(sessions), loop.arrivals, work.seed)]
         await _open(run_session, sessions, starts, loop.concurrency)
@@ -127,12 +129,13 @@ async def _turns(
         yield outcome
 
 
-async def _closed(run_session: RunSession, sessions: Sequence[Session], clients: int) -> None:
-    pending = iter(sessions)
+async def run_closed(run: Callable[[Item], Awaitable[None]], work: Sequence[Item], clients: int) -> None:
+    """Run each item of the work, in order, with this number of clients. Each starts its next item after its last."""
+    pending = iter(work)
 
     async def one_client() -> None:
-        for session in pending:
-            await run_session(session)
+        for item in pending:
+            await run(item)
 
     await asyncio.gather(*(one_client() for _ in range(clients)))
 

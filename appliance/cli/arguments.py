@@ -258,3 +258,56 @@ def _bench_result(group: argparse._ArgumentGroup) -> None:
     group.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help="write the result as JSON")
     group.add_argument("--details", action="store_true", help="with each request in the file")
     group.add_argument("--html", metavar="FILE", type=Path, default=None, help="write a report with plots")
+
+
+def evaluation(command: argparse.ArgumentParser) -> None:
+    text = f"URL of an endpoint, or a manifest, whose tasks are run against its running service; default {DEFAULT_URL}"
+    command.add_argument("which", metavar="URL|MANIFEST", nargs="?", default=None, help=text)
+    command.add_argument("--url", metavar="URL", default=None, help="endpoint for the tasks of a manifest")
+    text = "name of the model; default: the first one that the endpoint lists"
+    command.add_argument("-m", "--model", metavar="NAME", default=None, help=text)
+    _evaluation_tasks(command.add_argument_group("tasks"))
+    _evaluation_requests(command.add_argument_group("requests"))
+    _evaluation_result(command.add_argument_group("result"))
+    command.epilog = (
+        "Exits with 1 if a request failed, an accuracy is below its minimum, a perplexity is above its maximum or a "
+        "comparison is significantly worse, with 2 for wrong options or files, or an endpoint that does not answer."
+    )
+
+
+def _evaluation_tasks(group: argparse._ArgumentGroup) -> None:
+    text = (
+        "gsm8k, multiple_choice, multiple_choice_logprobs, continuation_logprobs, exact_match or perplexity with a "
+        "file, or the name of a task of the manifest; repeatable; default: all tasks of the manifest"
+    )
+    group.add_argument("--task", metavar="KIND:FILE|NAME", action="append", default=[], help=text)
+    group.add_argument("-n", "--limit", metavar="N", type=int, default=None, help="samples of each task, drawn (all)")
+    group.add_argument("--shots", metavar="N", type=int, default=None, help="solved examples before each question (0)")
+    text = "file of the examples; default: the first lines of the task's file, which are then not measured"
+    group.add_argument("--shots-file", metavar="FILE", default=None, help=text)
+    text = "exact_match: regular expression whose last match, or its first group, is the answer"
+    group.add_argument("--extract", metavar="REGEX", default=None, help=text)
+    group.add_argument("--minimum", metavar="X", type=float, default=None, help="minimum accuracy, from 0 to 1")
+    group.add_argument("--maximum", metavar="X", type=float, default=None, help="maximum perplexity")
+
+
+def _evaluation_requests(group: argparse._ArgumentGroup) -> None:
+    text = "route of generated answers (chat)"
+    group.add_argument("--api", choices=("chat", "completions"), default=None, help=text)
+    group.add_argument("--max-tokens", metavar="N", type=int, default=None, help="longest generated answer (512)")
+    group.add_argument("-C", "--concurrency", metavar="N", type=int, default=8, help="requests at the same time (8)")
+    text = "seed of the drawn samples, of requests and of bootstrap intervals (0)"
+    group.add_argument("--seed", metavar="N", type=int, default=0, help=text)
+    text = "JSON object with fields that are added to each request"
+    group.add_argument("--body", metavar="JSON", default="{}", help=text)
+    group.add_argument("--timeout", metavar="S", type=float, default=600.0, help="longest wait for a reply (600)")
+
+
+def _evaluation_result(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help="write the result as JSON")
+    text = "write prompt, reply and decision of each sample, as JSON lines"
+    group.add_argument("--samples", metavar="FILE", type=Path, default=None, help=text)
+    text = "earlier result with which each task is compared, sample by sample"
+    group.add_argument("--compare", metavar="FILE", type=Path, default=None, help=text)
+    text = "p-value below which a difference is significant (0.05)"
+    group.add_argument("--significance", metavar="P", type=float, default=0.05, help=text)

@@ -72,7 +72,7 @@ def read_options(options: argparse.Namespace, default_url: str, api_key: str | N
         options.rounds,
         options.warmup,
         dict(parse_objective(text) for text in options.slo),
-        _extra(options.body),
+        json_object("--body", options.body),
         api_key,
         options.timeout,
     )
@@ -112,13 +112,14 @@ def _loop(options: argparse.Namespace) -> Loop:
     return Loop(options.max_concurrency or 0, Arrivals(*rates, options.burstiness))
 
 
-def _extra(text: str) -> dict[str, Any]:
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """Return the fields of a JSON object. Raises ValueError, which names the option."""
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"--body: not JSON: {error}") from error
+        raise ValueError(f"{option}: not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError("--body: use a JSON object, such as '{\"temperature\": 0.7}'")
+        raise ValueError(option + ": use a JSON object, such as '{\"temperature\": 0.7}'")
     return value
 
 
@@ -134,9 +135,9 @@ def _write(options: argparse.Namespace, result: Result) -> None:
         values = dict(result.values)
         if options.details:
             values["outcomes"] = {label: _details(each) for label, each in result.outcomes.items()}
-        _write_file(options.output, json.dumps(values, indent=1) + "\n")
+        write_file(options.output, json.dumps(values, indent=1) + "\n")
     if options.html is not None:
-        _write_file(options.html, as_html(result.values, result.outcomes))
+        write_file(options.html, as_html(result.values, result.outcomes))
 
 
 def _details(outcomes: Sequence[Any]) -> list[dict[str, Any]]:
@@ -144,6 +145,7 @@ def _details(outcomes: Sequence[Any]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "text"} for row in rows]
 
 
-def _write_file(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
+    """Write a file and make its folder. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

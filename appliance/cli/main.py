@@ -376,6 +376,13 @@ def bench(options: argparse.Namespace) -> int:
     return run(options, arguments.DEFAULT_URL, _key(options))
 
 
+@_refusing
+def evaluate(options: argparse.Namespace) -> int:
+    from appliance.cli.evaluation import run
+
+    return run(options, arguments.DEFAULT_URL, _key(options))
+
+
 def why(options: argparse.Namespace) -> int:
     from appliance.cli.chat import ChatError
     from appliance.cli.why import why as lines
@@ -519,6 +526,11 @@ COMMANDS: dict[str, Command] = {
         bench,
         "Measure throughput and latency of an endpoint, or of several in alternation.",
         (arguments.bench, arguments.json, arguments.api_key),
+    ),
+    "eval": (
+        evaluate,
+        "Measure accuracy of an endpoint on local files, and compare it with another result.",
+        (arguments.evaluation, arguments.json, arguments.api_key),
     ),
     "why": (
         why,

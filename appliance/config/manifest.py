@@ -14,6 +14,7 @@ from appliance.config.key import NO_EFFECT, Note, declare
 from appliance.config.sections.adapters import ADAPTERS, Adapter
 from appliance.config.sections.endpoints import Endpoints
 from appliance.config.sections.engine import Engine
+from appliance.config.sections.evaluation import EvaluationTask, TaskName
 from appliance.config.sections.hardware import Hardware, Parallelism
 from appliance.config.sections.lifecycle import Health, Lifecycle
 from appliance.config.sections.limits import Limits
@@ -63,6 +64,8 @@ class Manifest(Section):
     """Start, restart and shutdown."""
     observability: Observability = Observability()
     """Logs and metrics."""
+    evaluation: dict[TaskName, EvaluationTask] = {}
+    """Accuracy measurements of `slipway eval` by name, with their thresholds; serving does not read them."""
     secrets: dict[SecretName, SecretFile | SecretEnv] = {}
     """Secrets by name: references to a file or an environment variable, never values."""
 

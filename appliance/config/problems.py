@@ -176,6 +176,11 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
             return _said(place, path, unknown_key(path), hint, given(path, _at(path, tree)), code="unknown-key")
         case "unknown_secret":
             return _unknown_secret(tuple(detail["ctx"]["key"].split(".")), tree)
+        case "unsuitable_key":
+            inner = (*path, str(detail["ctx"]["key"]))
+            return Problem(
+                tree.keys.get(inner, _above(inner, tree)), dotted(inner), detail["ctx"]["instead"], code="wrong-value"
+            )
         case "one_kind":
             return _not_one_kind(str(detail["msg"]), path, tree)
     key, value = find(path), _at(path, tree)

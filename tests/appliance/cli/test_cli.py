@@ -365,6 +365,7 @@ def test_a_manifest_survives_the_way_to_flags_and_back_to_a_dict(tmp_path: Path)
     path = tmp_path / "m.yaml"
     path.write_text("{}")
     want: dict[str, Any] = {"apiVersion": "slipway/v2", "secrets": {"k": {"env": "KEY"}}}
+    want["evaluation"] = {"sums": {"file": "sums.jsonl", "kind": "gsm8k", "minimum": 0.5}}
     for key in leaves():
         if "*" in key.path or key.name == "apiVersion":
             continue
@@ -384,7 +385,7 @@ def test_a_manifest_survives_the_way_to_flags_and_back_to_a_dict(tmp_path: Path)
     manifest = load(Given(path, options(*words))).manifest
     assert manifest == Manifest.model_validate(want)
     assert Manifest.model_validate(manifest.model_dump(mode="json")) == manifest
-    names = [flag.removeprefix("--").replace("-", "_") for flag in given if flag != "--secrets"]
+    names = [flag.removeprefix("--").replace("-", "_") for flag in given if flag not in ("--secrets", "--evaluation")]
     unset = [key.name for key in leaves() if key.name in names and at(manifest.model_dump(), key.name) == key.default]
     assert not unset
 
