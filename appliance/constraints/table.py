@@ -128,7 +128,7 @@ FEATURES = (
         model={"quantized": "fp8 (fp8, one scale per matrix)", "restored": 13, "fp8": 13},
     ),
     Line(
-        "GGUF in other types than Q4_0 and Q8_0",
+        "GGUF in types that are dequantized",
         model={"quantized": "gguf", "quantizable": True, "float16_pages": True, "restored": 1},
     ),
     Line(

@@ -148,7 +148,7 @@ METHOD = Method(
         (
             "torchao, integers of 2 to 8 bits",
             "safetensors, per output or group",
-            "4 bits, from 5 bits on 8; dequantized with zero points of 8",
+            "4 bits, from 5 bits on 8; dequantized with zero points of 8 bits",
         ),
         ("torchao, float8", "safetensors, per output or matrix; activations unquantized", "dequantized"),
     ),

@@ -218,7 +218,7 @@ def encoder_decoder(folder: Path) -> Saved:
 def gguf(folder: Path) -> Saved:
     from tests.engine.layers import test_gguf
 
-    path = test_gguf.write(folder, {"proj": test_gguf.Type.Q5_0})
+    path = test_gguf.write(folder, {"proj": test_gguf.Type.Q5_1})
     return Saved(path if path.is_dir() else path.parent)
 
 
@@ -260,7 +260,7 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
     "experts of one layer in several types": mixed_expert_formats,
     "gptq, awq or compressed-tensors": gptq,
     "fp8": fp8,
-    "GGUF in other types than Q4_0 and Q8_0": gguf,
+    "GGUF in types that are dequantized": gguf,
     "2 ranks of gptq, cut between groups": gptq,
     "2 ranks of gptq, cut within one": wide_groups,
     "2 ranks of fp8, cut between blocks": wide_blocks,
@@ -483,7 +483,7 @@ COMPUTED = (
     *("models: experts of one layer in several types, Triton, GPU", "models: fp8, Triton, GPU"),
     *("models: gptq, awq or compressed-tensors, Triton, GPU", "switches: `engine.cache.block_tokens: 7`, Triton, GPU"),
     *(
-        "models: GGUF in other types than Q4_0 and Q8_0, Triton, GPU",
+        "models: GGUF in types that are dequantized, Triton, GPU",
         "ranks: 2 ranks of gptq, cut within one, Triton, GPU",
     ),
 )

@@ -435,7 +435,7 @@ def shares(attention: Attention, intermediate_sizes: int, ranks: int, of: tuple[
 
 def test_whole_numbers_that_ranks_would_cut_within_a_group_are_restored_for_torch(tmp_path: Path) -> None:
     made = checkpoint()
-    scheme = dict.fromkeys(linear_paths(made.model), Gptq(Groups(4, 32)))
+    scheme = dict.fromkeys(linear_paths(made.model), Gptq.of(Groups(4, 32)))
     own = replace(made, quantization=Quantization("gptq", scheme))
     why = (
         "compiled kernels multiply by the checkpoint's 4 bits (gptq, groups of 32), which cannot be cut along inputs "

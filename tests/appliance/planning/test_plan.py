@@ -664,7 +664,7 @@ def test_the_plan_says_where_threads_run(tmp_path: Path) -> None:
     assert by_torch.other_cpus == (2, 3)
 
 
-FOUR_BITS = Gptq(Groups(4, 32, zeros=True))
+FOUR_BITS = Gptq.of(Groups(4, 32, zeros=True))
 
 
 def quantized(method: str = "gptq", form: Format = FOUR_BITS, few: bool = False) -> Checkpoint:
