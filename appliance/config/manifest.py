@@ -51,7 +51,7 @@ class Manifest(Section):
     lifecycle: Lifecycle = Lifecycle()
     """Start, restart and shutdown."""
     observability: Observability = Observability()
-    """Logs and metrics."""
+    """Logs, metrics and traces."""
     secrets: dict[SecretName, SecretFile | SecretEnv] = {}
     """Secrets by name: references to a file or an environment variable, never values."""
 
@@ -60,6 +60,7 @@ class Manifest(Section):
         for key, name in (
             ("model.credentials", self.model.credentials),
             ("endpoints.api_keys", self.endpoints.api_keys),
+            ("observability.traces.headers", self.observability.traces.headers),
         ):
             if name is not None and name not in self.secrets:
                 text = "names a secret that `secrets` does not have"

@@ -68,6 +68,10 @@ async def pool(call: Call, body: BaseModel, plan: PlanT) -> Outcome[PlanT]:
         cached=sum(timing.cached_tokens for timing in timings),
         written=sum(timing.written_tokens for timing in timings),
     )
+    if call.subject.span is not None:
+        call.subject.span.update(
+            {"gen_ai.response.model": call.service.config.names[0], "gen_ai.usage.input_tokens": plan.tokens}
+        )
     return Outcome(plan, plan.joined(results), usage, name, created)
 
 
