@@ -1,12 +1,19 @@
 """Traces as a collector receives them: real HTTP, messages parsed with OpenTelemetry's definitions."""
 
+import asyncio
+import json
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
+import orjson
 import pytest
 
+from appliance.observability.metrics import Metrics, now
+from appliance.observability.spans import SequenceTimes, Span, input_messages
 from appliance.observability.trace_settings import Sampler, TraceSettings
-from tests.appliance.observability.collector import Collector, attributes, collecting
+from appliance.observability.tracing import Tracing
+from tests.appliance.observability.collector import Collector, attributes, collecting, parse
 
 ID, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -137,3 +144,119 @@ def test_batch_is_sent_again_after_503_and_refused_after_400(start_gateway, engi
     gateway.generate(max_tokens=1)
     eventually("drops", lambda: gateway.metric("slipway_trace_spans_dropped_total", reason="rejected") == 4)
     assert gateway.metric("slipway_trace_spans_exported_total") == 4
+
+
+def test_partial_success_counts_rejected_spans(start_gateway, engine, collector, traces, eventually):
+    collector.body = b'{"partialSuccess":{"rejectedSpans":"3","errorMessage":"too large"}}'
+    gateway = start_gateway(engine, traces=traces)
+    gateway.generate(max_tokens=1)
+    eventually("a batch", lambda: gateway.metric("slipway_trace_spans_exported_total") == 1)
+    assert gateway.metric("slipway_trace_spans_dropped_total", reason="rejected") == 3
+
+
+def test_each_sequence_has_its_spans_up_to_a_limit(start_gateway, engine, collector, traces, eventually):
+    gateway = start_gateway(engine, traces=traces)
+    gateway.generate(max_tokens=1, n=70)
+    eventually("the spans", lambda: len(collector.spans) == 1 + 3 * 64)
+    (request,) = collector.named("POST /test/generate")
+    assert attributes(request.attributes)["slipway.sequences.omitted"] == 6
+    names = {attributes(each.attributes)["slipway.sequence.id"] for each in collector.named("queue")}
+    assert len(names) == 64
+
+
+def test_client_that_leaves_ends_the_spans(start_gateway, engine, collector, traces, eventually):
+    engine.holding = True
+    gateway = start_gateway(engine, traces=traces)
+    with gateway.client.stream("POST", "/test/generate", json={"max_tokens": 9, "stream": True}):
+        eventually("the request", lambda: gateway.metric("slipway_requests_waiting") == 1)
+    eventually("the spans", lambda: len(collector.spans) == 2)
+    (queue,) = collector.named("queue")
+    assert 0 < seconds(queue) < 60
+    assert not collector.named("prefill")
+
+
+@pytest.mark.parametrize(("pause_s", "sent", "lost"), [(0.0, 4, 0), (5.0, 0, 4)])
+def test_last_spans_are_sent_when_the_gateway_ends(collector, traces, new_config, pause_s, sent, lost):
+    collector.pause_s = pause_s
+    metrics = Metrics(new_config())
+
+    async def serve() -> float:
+        tracing = Tracing(replace(traces, delay_s=3600.0), metrics)
+        tracing.start()
+        _, span = tracing.begin(None, now())
+        span.add_sequence(SequenceTimes(1.0, 2.0, 3.0, 4.0), {"queue": {}, "prefill": {}, "decode": {}}, (), "")
+        span.end("POST /", now())
+        started_s = now()
+        await tracing.stop(0.5)
+        return now() - started_s
+
+    assert asyncio.run(serve()) < 3.0
+    assert len(collector.spans) == sent == metrics.total("trace_spans_exported")
+    assert metrics.total("trace_spans_dropped") == lost
+
+
+def test_compressed_batches_and_headers_reach_the_collector(start_gateway, engine, collector, traces, eventually):
+    headers = {"Authorization": "Bearer one"}
+    gateway = start_gateway(engine, traces=replace(traces, compresses=True, headers=headers))
+    gateway.generate(max_tokens=1)
+    eventually("the spans", lambda: len(collector.spans) == 4)
+    assert collector.requests[0][1]["Authorization"] == "Bearer one"
+    assert collector.requests[0][1]["Content-Encoding"] == "gzip"
+    gateway.service.tracing.set_headers({"Authorization": "Bearer two"})
+    gateway.generate(max_tokens=1)
+    eventually("the spans", lambda: len(collector.spans) == 8)
+    assert collector.requests[-1][1]["Authorization"] == "Bearer two"
+
+
+def test_log_lines_have_the_ids_of_the_span(start_gateway, engine, collector, traces, eventually, caplog):
+    caplog.set_level(logging.INFO)
+    gateway = start_gateway(engine, traces=traces)
+    gateway.generate(max_tokens=1)
+    eventually("the spans", lambda: len(collector.spans) == 4)
+    (request,) = collector.named("POST /test/generate")
+    (line,) = [each for each in caplog.records if getattr(each, "path", "") == "/test/generate"]
+    assert (line.trace_id, line.span_id) == (request.trace_id.hex(), request.span_id.hex())
+
+
+def test_resource_describes_the_process(start_gateway, engine, collector, traces, eventually):
+    gateway = start_gateway(engine, traces=replace(traces, resource={"service.name": "chat", "team": "ml"}))
+    gateway.generate(max_tokens=1)
+    eventually("the spans", lambda: len(collector.spans) == 4)
+    path, _, message = collector.requests[0]
+    assert path == "/v1/traces"
+    assert attributes(message.resource_spans[0].resource.attributes) == {"service.name": "chat", "team": "ml"}
+    scope = message.resource_spans[0].scope_spans[0].scope
+    assert (scope.name, scope.version) == ("slipway", "1.2.3")
+
+
+def test_messages_follow_the_conventions_for_generative_ai():
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    texts = {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": "x"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "5"},
+        ],
+        "system": "be brief",
+        "tools": [{"name": "not a message"}],
+    }
+    assert json.loads(input_messages(texts)) == [
+        {"role": "system", "parts": [{"type": "text", "content": "be brief"}]},
+        {
+            "role": "user",
+            "parts": [
+                {"type": "text", "content": "look"},
+                {"type": "generic", "content": {"type": "image_url", "image_url": "x"}},
+            ],
+        },
+        {"role": "assistant", "parts": [{"type": "tool_call", "id": "c1", "name": "f", "arguments": '{"a": 1}'}]},
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "5"}]},
+    ]
+    assert json.loads(input_messages({"prompt": ["a", "b"]}))[0]["parts"][1] == {"type": "text", "content": "b"}
+
+
+def test_texts_of_any_kind_can_be_encoded():
+    span = Span("x", "a" * 32, None, 0.0, 0, attributes={"lone": "\ud800", "long": "x" * 70_000, "empty": []})
+    found = parse(b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + orjson.dumps(span.encoded()) + b"]}]}]}")
+    pairs = attributes(found.resource_spans[0].scope_spans[0].spans[0].attributes)
+    assert pairs == {"lone": "?", "long": "x" * 65_536, "empty": []}
