@@ -109,7 +109,9 @@ class Formatter(ABC, Generic[Piece]):
 
     def log_output(self, index: int) -> None:
         """Log the last delta of a choice, and at its end the complete output, if outputs are logged."""
-        if self.service.config.observability.log_outputs == "off":
+        span = self.subject.span
+        is_traced = span is not None and span.has_content  # some formatters collect the text as it is logged
+        if self.service.config.observability.log_outputs == "off" and not is_traced:
             return
         for text, finish in self.logged(index):
             self.service.log.delta(self.subject, index, text)
