@@ -104,7 +104,7 @@ class Document:
         return spans
 
     def _is_secret(self, node: Node) -> bool:
-        if node.path[-2:] == ("endpoints", "api_keys"):
+        if node.path[-2:] in (("endpoints", "api_keys"), ("traces", "headers")):
             known = [str(path[-1]) for path in self.found if path[-2:-1] == ("secrets",)]
             return not names_secret(node.text, known)
         return is_secret(node.path)

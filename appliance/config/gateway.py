@@ -112,6 +112,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     format: str = "auto"  # format of tool calls and reasoning
     model_type: str = ""  # model type in config.json
     api_keys: SecretRef | None = None  # the secret that `endpoints.api_keys` names
+    trace_headers: SecretRef | None = None  # the secret that `observability.traces.headers` names
     tls: Tls | None = None  # `endpoints.tls` with complete paths; the listener uses TLS if set
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"  # order of requests in the engines
     sampling: SamplingDefaults = SamplingDefaults()

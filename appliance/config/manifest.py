@@ -63,7 +63,7 @@ class Manifest(Section):
     lifecycle: Lifecycle = Lifecycle()
     """Start, restart and shutdown."""
     observability: Observability = Observability()
-    """Logs and metrics."""
+    """Logs, metrics and traces."""
     evaluation: dict[TaskName, EvaluationTask] = {}
     """Accuracy measurements of `slipway eval` by name, with their thresholds; serving does not read them."""
     secrets: dict[SecretName, SecretFile | SecretEnv] = {}
@@ -74,6 +74,7 @@ class Manifest(Section):
         for key, name in (
             ("model.credentials", self.model.credentials),
             ("endpoints.api_keys", self.endpoints.api_keys),
+            ("observability.traces.headers", self.observability.traces.headers),
         ):
             if name is not None and name not in self.secrets:
                 text = "names a secret that `secrets` does not have"

@@ -60,7 +60,7 @@ _RULES: dict[str, Rule] = {
     "rope-scaling": Missing("edit rope_scaling in config.json of the checkpoint"),
     "rope-factor": Missing("edit rope_scaling in config.json of the checkpoint"),
     "json-output": Key("observability.log_format", flag=True, value="json"),
-    "otlp-endpoint": Unneeded("set the variable OTEL_EXPORTER_OTLP_ENDPOINT"),
+    "otlp-endpoint": Unneeded("set observability.traces.endpoint (OTLP/HTTP), or OTEL_EXPORTER_OTLP_ENDPOINT"),
     "otlp-service-name": Unneeded("set the variable OTEL_SERVICE_NAME"),
     "cors-allow-origin": Key("endpoints.cors_origins"),
     "api-key": API_KEY,

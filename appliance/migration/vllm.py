@@ -197,7 +197,7 @@ _RULES: dict[str, Rule] = {
     ),
     "disable-uvicorn-access-log": Unneeded("each reply is one log record", flag=True),
     "disable-fastapi-docs": Key("endpoints.docs", flag=True, value=False),
-    "otlp-traces-endpoint": Unneeded("set the variable OTEL_EXPORTER_OTLP_ENDPOINT"),
+    "otlp-traces-endpoint": Unneeded("set observability.traces.endpoint, or the variable OTEL_EXPORTER_OTLP_ENDPOINT"),
     "return-tokens-as-token-ids": Missing("log probabilities contain texts and bytes of tokens", flag=True),
     "enable-prompt-tokens-details": Unneeded("usage contains the cached tokens of the prompt", flag=True),
     "enable-server-load-tracking": Unneeded("the load is published at /metrics", flag=True),

@@ -216,6 +216,16 @@ def counters() -> tuple[Family, ...]:
             start=CLOSED_CONNECTIONS,
             per_engine=False,
         ),
+        Family("counter", "trace_spans_exported", "Spans that the collector of traces accepted.", per_engine=False),
+        Family(
+            "counter",
+            "trace_spans_dropped",
+            "Spans that were lost: the queue was full, the collector was unreachable or rejected them, or the gateway "
+            "ended first.",
+            labels=("reason",),
+            start=(("queue_full",), ("unreachable",), ("rejected",), ("shutdown",)),
+            per_engine=False,
+        ),
         Family(
             "counter",
             "key_tokens",

@@ -9,17 +9,18 @@ import logging
 import sys
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 from appliance.config.gateway import GatewayConfig
+from appliance.observability.spans import RequestSpan
 from appliance.observability.trace import Trace
 from appliance.security.keys import ApiKey
 from engine.api.printable import printable, printable_json
 
 PROGRAM = "gateway"
 _FIELDS = (
-    *("request_id", "trace_id", "parent_id", "tracestate"),
+    *("request_id", "trace_id", "span_id", "parent_id", "tracestate"),
     *("status", "method", "path", "seconds", "client", "key", "fields"),
     *("model", "prompt_tokens", "completion_tokens", "finish_reason", "ttft_s"),
 )
@@ -91,23 +92,27 @@ def set_level(config: GatewayConfig) -> None:
     root.setLevel(config.observability.log_level.upper())
     # uvicorn logs each start and stop; the gateway's own lines contain the same with the address.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
-    logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
+    for name in ("asyncio", "httpx", "httpcore"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The request of a log line, and the caller's trace to which it belongs."""
+    """The request of a log line, and the trace to which it belongs."""
 
     request_id: str
     trace: Trace | None = None
     arrived_s: float = 0.0
     """Arrival time on the monotonic clock."""
+    span: RequestSpan | None = field(default=None, compare=False)
+    """Span of the request, if it is traced."""
 
     def fields(self) -> dict[str, Any]:
         if self.trace is None:
             return {"request_id": self.request_id}
         ids = {"trace_id": self.trace.trace_id, "parent_id": self.trace.parent_id, "tracestate": self.trace.state}
-        return {"request_id": self.request_id, **ids}
+        own = {} if self.span is None else {"span_id": self.span.span_id}
+        return {"request_id": self.request_id, **ids, **own}
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_MEMBERS = 32
+SAMPLED = 0x01  # bit of the flags
 MAX_STATE = 512  # characters; the minimum that the standard requires everyone to propagate
 
 _PARENT = re.compile(
-    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})-[0-9a-f]{2}(?P<rest>-.*)?"
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<rest>-.*)?"
 )
 _KEY = r"[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}"
 _MEMBER = re.compile(rf"(?P<key>{_KEY})=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{{0,255}}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
@@ -20,11 +21,12 @@ _MEMBER = re.compile(rf"(?P<key>{_KEY})=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{{0,255}}[\
 
 @dataclass(frozen=True)
 class Trace:
-    """Ids in lower-case hexadecimal. `parent_id` is the caller's span. `state` is None if there is no `tracestate`."""
+    """Ids in lower-case hexadecimal."""
 
     trace_id: str
-    parent_id: str
-    state: str | None = None
+    parent_id: str | None  # the caller's span; None: the trace begins here
+    state: str | None = None  # None: there is no `tracestate`
+    sampled: bool = True  # the caller records its spans
 
 
 def read_trace(parents: Sequence[str], states: Sequence[str]) -> Trace | None:
@@ -34,7 +36,8 @@ def read_trace(parents: Sequence[str], states: Sequence[str]) -> Trace | None:
         return None
     if set(found["trace"]) == {"0"} or set(found["parent"]) == {"0"}:
         return None
-    return Trace(found["trace"], found["parent"], _state(states))
+    sampled = bool(int(found["flags"], 16) & SAMPLED)
+    return Trace(found["trace"], found["parent"], _state(states), sampled)
 
 
 def _state(headers: Sequence[str]) -> str | None:

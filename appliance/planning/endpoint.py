@@ -13,12 +13,14 @@ from appliance.config.gateway import Tls
 from appliance.config.problems import Problem, unread
 from appliance.config.sections.secrets import SecretFile
 from appliance.config.settings import Settings
+from appliance.security.headers import parse_headers
 from appliance.security.keys import parse_keys
 from engine.api.errors import ConfigError
 from engine.api.files import read_text
 
 _HOST = ("endpoints", "host")
 _KEYS = ("endpoints", "api_keys")
+_HEADERS = ("observability", "traces", "headers")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 _ADVICE = "use 0.0.0.0 or :: for all addresses of the machine, or 127.0.0.1 for local access only"
 
@@ -28,6 +30,7 @@ def check_endpoint(settings: Settings, environ: Mapping[str, str]) -> Iterator[P
     yield from _host(settings)
     yield from _tls(settings)
     yield from _api_keys(settings, environ)
+    yield from _trace_headers(settings, environ)
 
 
 def check_host_here(settings: Settings) -> Iterator[Problem]:
@@ -81,12 +84,12 @@ def _tls(settings: Settings) -> Iterator[Problem]:
         yield unread(settings.place(path), path, what)
 
 
-def _api_keys(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield problems in the list of API keys. An unreadable list is reported by the check of the secrets."""
-    name = settings.manifest.endpoints.api_keys
+def _secret_text(settings: Settings, environ: Mapping[str, str], name: str | None) -> tuple[str, str] | None:
+    """Return the place and the text of a secret. None: it is empty or unreadable, which the check of the secrets
+    reports."""
     secret = settings.manifest.secrets.get(name or "")
     if secret is None:
-        return
+        return None
     try:
         if isinstance(secret, SecretFile):
             path = settings.file(("secrets", str(name), "file"))
@@ -94,9 +97,28 @@ def _api_keys(settings: Settings, environ: Mapping[str, str]) -> Iterator[Proble
         else:
             place, text = f"environment variable {secret.env}", environ.get(secret.env, "")
     except (OSError, UnicodeDecodeError):
+        return None
+    return (place, text) if text.strip() else None
+
+
+def _trace_headers(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield the problem in the headers for the collector of traces."""
+    found = _secret_text(settings, environ, settings.manifest.observability.traces.headers)
+    if found is None:
         return
-    if not text.strip():
+    place, text = found
+    try:
+        parse_headers(text, place)
+    except ConfigError as error:
+        yield unread(settings.place(_HEADERS), _HEADERS, str(error))
+
+
+def _api_keys(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield problems in the list of API keys. An unreadable list is reported by the check of the secrets."""
+    found = _secret_text(settings, environ, settings.manifest.endpoints.api_keys)
+    if found is None:
         return
+    place, text = found
     try:
         keys = parse_keys(text.splitlines(), place)
     except ConfigError as error:

@@ -78,6 +78,7 @@ def gateway_config(
     _check_limits(settings)
     manifest = settings.manifest
     template, api_keys = manifest.model.chat_template, manifest.endpoints.api_keys
+    trace_headers = manifest.observability.traces.headers
     config = GatewayConfig(
         **{name: getattr(manifest, name) for name in SECTIONS},
         **passed_on(manifest, "gateway", choices),
@@ -94,6 +95,7 @@ def gateway_config(
         format=manifest.model.format,
         model_type=model_type(checkpoint),
         api_keys=None if api_keys is None else _secret(settings, api_keys),
+        trace_headers=None if trace_headers is None else _secret(settings, trace_headers),
         tls=_tls(settings),
         sampling=sampling,
         journal=_journal(settings),

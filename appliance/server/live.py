@@ -9,6 +9,7 @@ from appliance.config.gateway import GatewayConfig
 from appliance.config.live_keys import fixed_fields
 from appliance.observability.log import RequestLog, set_level
 from appliance.security.certificate import read_certificate
+from appliance.security.headers import read_headers
 from appliance.security.keys import read_keys
 from appliance.server.chat.text import load_text
 from appliance.server.http.service import Service
@@ -37,6 +38,7 @@ async def apply(service: Service, new: GatewayConfig) -> int:
             raise NotReloadable("the tokenizer is still being loaded; repeat the reload in a few seconds")
         text = await asyncio.to_thread(load_text, new)
     keys = read_keys(new.api_keys)
+    trace_headers = None if new.trace_headers is None else read_headers(new.trace_headers)
     if (new.tls is None) != (service.certificate is None):
         raise NotReloadable("endpoints.tls can only be added or removed by a restart")
     renewed = None if new.tls is None else read_certificate(new.tls)
@@ -63,5 +65,7 @@ async def apply(service: Service, new: GatewayConfig) -> int:
     service.log = RequestLog(new)
     service.metrics.reconfigure(new)
     service.router.reconfigure(new)
+    if trace_headers is not None:
+        service.tracing.set_headers(trace_headers)
     set_level(new)
     return len(keys)

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from appliance.chat_templates.template import TemplateError
 from appliance.observability.log import Subject
 from appliance.observability.metrics import now
+from appliance.observability.spans import RequestSpan
 from appliance.observability.trace import read_trace
 from appliance.security.keys import ApiKey
 from appliance.server.admin.docs import PATHS as DOCS
@@ -32,6 +33,7 @@ from appliance.server.errors.api import (
     is_unexpected,
 )
 from appliance.server.errors.formats import response_of
+from appliance.server.http.reply import record_failure
 from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from engine.api.errors import CheckpointError
 
@@ -90,7 +92,11 @@ class RequestFrame:
         trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
         state = scope.setdefault("state", {})
         started_s = now()
-        state["request_id"], state["subject"] = request_id, Subject(request_id, trace, started_s)
+        counted = scope["path"] not in UNCOUNTED and not _is_health(self.service, scope)
+        span = None
+        if counted:
+            trace, span = self.service.tracing.begin(trace, started_s)
+        state["request_id"], state["subject"] = request_id, Subject(request_id, trace, started_s, span)
         state["key"], state["owner"] = None, ""  # set by Auth
         shown = request_id if self.service.config.endpoints.compat == "openai" else None
         closes = self.service.draining or self.service.config.endpoints.keep_alive == 0
@@ -99,8 +105,10 @@ class RequestFrame:
         try:
             await self.app(scope, traffic.receive, traffic.send)
         finally:
-            if scope["path"] not in UNCOUNTED and not _is_health(self.service, scope):
+            if counted:
                 self._record(scope, traffic, now() - started_s)
+            if span is not None:
+                _end_span(span, scope, headers, traffic.status)
 
     def _record(self, scope: Scope, traffic: "_Traffic", seconds: float) -> None:
         method, client = scope["method"], scope.get("client")
@@ -116,6 +124,32 @@ class RequestFrame:
             client=client[0] if client else "-",
             key=scope["state"]["key"],
         )
+
+
+def _end_span(span: RequestSpan, scope: Scope, headers: Headers, status: int) -> None:
+    """Finish the span of a request with the attributes of the conventions for HTTP servers."""
+    method, route = scope["method"], getattr(scope.get("route"), "path", None)
+    client, server = scope.get("client"), scope.get("server")
+    key: ApiKey | None = scope["state"]["key"]
+    span.update(
+        {
+            "http.request.method": method,
+            "http.route": route,
+            "http.response.status_code": status,
+            "url.path": scope["path"],
+            "url.scheme": scope["scheme"],
+            "network.protocol.version": scope["http_version"],
+            "client.address": client[0] if client else None,
+            "server.address": server[0] if server else None,
+            "server.port": server[1] if server else None,
+            "user_agent.original": headers.get("user-agent"),
+            "slipway.request.id": subject_of(scope).request_id,
+            "slipway.api_key.name": None if key is None else key.shown,
+        }
+    )
+    if status >= 500:
+        span.fail(str(status))
+    span.end(f"{method} {route}" if route else method, now())
 
 
 class _Traffic:
@@ -199,6 +233,7 @@ class Errors:
         except BaseException as raised:  # panics of Rust libraries are not subclasses of Exception
             error = raised if isinstance(raised, Exception) else RuntimeError(type(raised).__name__)
             subject = subject_of(scope)
+            record_failure(subject.span, error)
             if is_unexpected(error):
                 self.service.log.unexpected(subject, error)
             elif isinstance(error, CheckpointError):

@@ -26,6 +26,8 @@ from appliance.config.stores import storage_line
 from appliance.observability.history import INTERVAL_S, sample
 from appliance.observability.log import RequestLog, set_up_logging
 from appliance.observability.metrics import Metrics, now
+from appliance.observability.trace_settings import TraceSettings, trace_settings
+from appliance.observability.tracing import Tracing
 from appliance.runtime.crash_exemption import send_exemption
 from appliance.runtime.halted import read_halted
 from appliance.runtime.inflight import write_inflight
@@ -53,6 +55,7 @@ log = logging.getLogger(__name__)
 HALTED_POLL_S = 0.25  # interval between checks for the halted state
 FLUSH_S = 0.5
 """Time after the drain for the last records to reach the sockets. The supervisor kills one second after drain_s."""
+TRACES_S = 0.4  # maximum time for the last batch of spans
 LAST_REQUESTS_S = 0.3
 """Maximum time after the drain for answering connections that were accepted or queued in the kernel but not read."""
 
@@ -68,7 +71,10 @@ class PortTaken(ConfigError):
 
 
 def build_service(
-    config: GatewayConfig, keys: Sequence[ApiKey] = (), certificate: Certificate | None = None
+    config: GatewayConfig,
+    keys: Sequence[ApiKey] = (),
+    certificate: Certificate | None = None,
+    traces: TraceSettings | None = None,
 ) -> Service:
     """Build the service. Raise JournalUnusable."""
     metrics, allowances = Metrics(config), Allowances()
@@ -92,7 +98,8 @@ def build_service(
         decoder_start_ids=() if config.encoder is None else config.encoder.decoder_start_ids,
     )
     reply_store = open_reply_store(config, metrics)
-    service = Service(config, router, metrics, RequestLog(config), reply_store, keys, allowances, certificate)
+    tracing = Tracing(traces, metrics, config.version)
+    service = Service(config, router, metrics, RequestLog(config), reply_store, keys, allowances, certificate, tracing)
     if stored := storage_line(config):
         log.info("storage: %s", stored)
     service.stored_responses = open_responses(config, metrics)
@@ -110,6 +117,7 @@ async def connected(
     """
     _read_halted(service)
     service.router.start()
+    service.tracing.start()
     work = [each(service) for each in (_watch_halted, _watch_connections, _record_history)]
     # The gateway of a halted appliance answers no request, so a damaged checkpoint must not make it exit again.
     if service.halted is None:
@@ -130,6 +138,7 @@ async def connected(
                 await reply_store.stop()
         service.grammars.close()
         await service.router.stop()
+        await service.tracing.stop(TRACES_S)
 
 
 async def _load_text(service: Service) -> None:
@@ -334,7 +343,8 @@ def main(arguments: list[str] | None = None) -> int:
         keys = read_keys(config.api_keys)
         certificate = None if config.tls is None else read_certificate(config.tls)
         listener = _listener(config)
-        service = build_service(config, keys, certificate)
+        traces = trace_settings(config, os.environ)
+        service = build_service(config, keys, certificate, traces)
     except (OSError, msgspec.DecodeError) as error:
         print(f"config: {given[0]}: {error}", file=sys.stderr)
         return EXIT_PERMANENT

@@ -29,6 +29,7 @@ from appliance.server.control import controlled
 from appliance.server.errors.api import error_object
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.disconnect import until_disconnect
+from appliance.server.http.headers import placement
 from appliance.server.http.service import Service, service_of
 from appliance.server.process import build_server, build_service, connected
 from engine.api.frames import FrameReader, encode, to_engine
@@ -274,7 +275,7 @@ async def generate(request: Request) -> Response:
     submits = [
         Submit(f"{request_id}-{n}", tuple(body.prompt), Sampling(), body.max_tokens, owner=owner) for n in range(body.n)
     ]
-    generations = service.router.generate_all(submits)
+    generations = service.router.generate_all(submits, placement(request))
 
     async def collect() -> list[dict[str, Any]]:
         choices = []
@@ -412,12 +413,16 @@ def start_gateway(
     with ExitStack() as stack:
 
         def start(
-            *engines: FakeEngine, keys: Iterable[str | ApiKey] = (), ready: bool = True, **values: Any
+            *engines: FakeEngine,
+            keys: Iterable[str | ApiKey] = (),
+            ready: bool = True,
+            traces: Any = None,
+            **values: Any,
         ) -> Gateway:
             config = new_config(*engines, **values)
             parsed = [key if isinstance(key, ApiKey) else parse_keys([key], "keys")[0] for key in keys]
             certificate = None if config.tls is None else read_certificate(config.tls)
-            service = build_service(config, parsed, certificate)
+            service = build_service(config, parsed, certificate, traces)
             app = build_app(service)
             app.include_router(test_routes)
             listener = socket.create_server(("127.0.0.1", 0))

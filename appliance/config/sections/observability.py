@@ -1,11 +1,38 @@
-"""Logs and metrics: `observability`."""
+"""Logs, metrics and traces: `observability`."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from appliance.config.key import LIVE, SERVICE, declare
-from appliance.config.sections.values import Section
+from appliance.config.key import GATEWAY, LIVE, SERVICE, declare
+from appliance.config.sections.values import SecretName, Section
+
+
+class Traces(Section):
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+[^\s?#]*$")] | None = declare(
+        None,
+        effect=GATEWAY,
+        aliases={"vLLM": "otlp_traces_endpoint", "TGI": "otlp_endpoint"},
+        example="http://otel-collector:4318",
+    )
+    """Address of an OpenTelemetry collector (OTLP/HTTP); default: OTEL_EXPORTER_OTLP_ENDPOINT. Without both, traces are
+    off."""
+    headers: SecretName | None = declare(None, effect=LIVE, affects="gateway.trace_headers", example="collector")
+    """Name in `secrets` of HTTP headers for the collector, as `name=value` pairs; default:
+    OTEL_EXPORTER_OTLP_HEADERS."""
+    sample: Annotated[float, Field(ge=0, le=1)] | None = declare(None, effect=GATEWAY, example=0.1)
+    """Share of requests to trace; a `traceparent` header decides for its request. Default: OTEL_TRACES_SAMPLER, or
+    all."""
+    service_name: str | None = declare(
+        None, effect=GATEWAY, aliases={"TGI": "otlp_service_name"}, example="chat-production"
+    )
+    """`service.name` of the traces; default: OTEL_SERVICE_NAME, or slipway."""
+    attributes: tuple[Annotated[str, Field(pattern=r"^[^\s=]+=.*$")], ...] = declare(
+        (), effect=GATEWAY, example=["deployment.environment.name=production"], strict=False
+    )
+    """Further resource attributes as `name=value`; they override OTEL_RESOURCE_ATTRIBUTES."""
+    content: bool = declare(False, effect=GATEWAY)
+    """Record prompts and replies in the spans."""
 
 
 class Observability(Section):
@@ -26,3 +53,5 @@ class Observability(Section):
     """Publish the metrics under vLLM's names too, for existing dashboards and autoscalers."""
     timelines: Annotated[int, Field(ge=0)] = declare(1000, effect=LIVE, example=1000)
     """Number of replies whose timeline is available to `slipway why ID`; 0 keeps none."""
+    traces: Traces = Traces()
+    """Traces of requests, exported to an OpenTelemetry collector."""

@@ -9,7 +9,9 @@ from appliance.config.sections.values import Section
 
 
 class SecretFile(Section):
-    file: str = declare(effect=LIVE, affects="gateway.api_keys", example="/run/secrets/api_keys")
+    file: str = declare(
+        effect=LIVE, affects=("gateway.api_keys", "gateway.trace_headers"), example="/run/secrets/api_keys"
+    )
     """File that contains the secret."""
 
 

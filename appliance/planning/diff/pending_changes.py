@@ -68,12 +68,19 @@ def step(running: ConfigSnapshot, gateway: GatewayConfig, wanted: ConfigSnapshot
 
 
 def _held_keys(wanted: ConfigSnapshot, kinds: dict[str, Effect]) -> set[str]:
-    """Return keys that stay pending because the gateway lacks the environment variable of the API keys."""
-    name = wanted.settings.manifest.endpoints.api_keys
-    fixed = name is not None and any(
-        key.startswith(f"secrets.{name}.") and not kind.live for key, kind in kinds.items()
-    )
-    return {"endpoints.api_keys", f"secrets.{name}.file"} if fixed else set()
+    """Return keys that stay pending because the gateway lacks the environment variable of a secret."""
+    manifest = wanted.settings.manifest
+    users = {
+        "endpoints.api_keys": manifest.endpoints.api_keys,
+        "observability.traces.headers": manifest.observability.traces.headers,
+    }
+    held: set[str] = set()
+    for user, name in users.items():
+        if name is not None and any(
+            key.startswith(f"secrets.{name}.") and not kind.live for key, kind in kinds.items()
+        ):
+            held |= {user, f"secrets.{name}.file"}
+    return held
 
 
 def _pattern(key: str) -> str:

@@ -60,10 +60,10 @@ def _check_sagemaker(service: Service, request: Request) -> None:
 
 
 def placement(request: Request) -> Placement:
-    """Return the engine placement that the request's headers ask for (RT-06)."""
+    """Return the engine placement that the request's headers ask for (RT-06), with the request's span."""
     rank = _integer(request, "X-data-parallel-rank", "X-data-parallel-rank")
     session = request.headers.get("x-session-id", "") or request.headers.get(SESSION, "")
-    return Placement(rank, "" if session == NEW else session)
+    return Placement(rank, "" if session == NEW else session, request.state.subject.span)
 
 
 def _integer(request: Request, name: str, param: str) -> int | None:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from appliance.observability.log import Subject
+from appliance.observability.spans import input_messages
 from appliance.server.chat.parsed import Plan, Served
 from appliance.server.http.choices import ChoiceStream
 from appliance.server.http.disconnect import until_disconnect
@@ -31,6 +32,13 @@ from appliance.server.reply_store.records import Identity
 from appliance.server.reply_store.store import ReplyStore
 from appliance.server.schema.common import Streamed
 from engine.api.messages import Submit
+
+OPERATIONS = {
+    **dict.fromkeys(("chat", "messages", "responses"), "chat"),
+    **dict.fromkeys(("completions", "generate"), "text_completion"),
+    **dict.fromkeys(("embeddings", "embed", "pooling"), "embeddings"),
+}
+"""Operation names of the conventions for generative AI by the name of a route in logs; other routes keep theirs."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,27 @@ def new_call(service: Service, request: Request, model: str | None, kind: str, i
 def receive(service: Service, request: Request, model: str | None, kind: str) -> Call:
     """Parse the headers of a request. Raise NotFound for another model."""
     service.model_name(model)
+    trace_call(service, request, model, kind)
     return new_call(service, request, model, kind, new_identity(request))
+
+
+def trace_call(service: Service, request: Request, model: str | None, kind: str) -> None:
+    """Record the operation and the model in the request's span."""
+    span = request.state.subject.span
+    if span is not None:
+        span.update(
+            {
+                "gen_ai.operation.name": OPERATIONS.get(kind, kind),
+                "gen_ai.provider.name": "slipway",
+                "gen_ai.request.model": model or service.config.names[0],
+            }
+        )
 
 
 def receive_durable(service: Service, request: Request, body: Streamed, model: str | None, kind: str) -> Call:
     """Parse the headers of a request whose reply can be resumed with an Idempotency-Key."""
     service.model_name(model)
+    trace_call(service, request, model, kind)
     store = service.reply_store
     options = None if store is None else read_idempotency_options(request, body, kind)
     if store is None or options is None:
@@ -102,7 +125,12 @@ async def route_durable(call: Call, submits: tuple[Submit, ...]) -> Routed:
 
 
 def log_request(call: Call, body: BaseModel, hidden: Set[str]) -> None:
-    """Log the fields that a request sets, if requests are logged, without those that contain texts."""
+    """Log the fields that a request sets, if requests are logged, without those that contain texts. Record the texts in
+    the request's span, if content is recorded."""
+    span = call.subject.span
+    if span is not None and span.has_content:
+        texts = body.model_dump(include=set(hidden), exclude_unset=True, mode="json")
+        span.update({"gen_ai.input.messages": input_messages(texts)})
     if call.service.config.observability.log_requests:
         shown = body.model_dump(exclude=set(hidden), exclude_unset=True, mode="json")
         call.service.log.request(call.subject, call.kind, shown)

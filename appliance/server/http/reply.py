@@ -10,8 +10,9 @@ import orjson
 
 from appliance.observability.log import Outcome, Subject
 from appliance.observability.metrics import now
+from appliance.observability.spans import RequestSpan, output_messages
 from appliance.server.chat.stream import Choice
-from appliance.server.errors.api import DeadlineExceeded, error_object, is_unexpected
+from appliance.server.errors.api import DeadlineExceeded, api_error, error_object, is_unexpected
 from appliance.server.http.service import Service
 from appliance.server.http.sse import KEEP_ALIVE, record
 from appliance.server.schema.common import Streamed
@@ -51,6 +52,16 @@ class CompletionLog:
             seconds=round(now() - self._began_s, 4),
         )
         self._service.log.completed(self._subject, outcome)
+        if self._subject.span is not None:
+            self._subject.span.update(
+                {
+                    "gen_ai.response.model": outcome.model,
+                    "gen_ai.usage.input_tokens": outcome.prompt_tokens,
+                    "gen_ai.usage.output_tokens": outcome.completion_tokens,
+                    "gen_ai.response.finish_reasons": [choice.finish or unfinished for choice in choices],
+                    "gen_ai.response.time_to_first_chunk": outcome.ttft_s,
+                }
+            )
 
 
 Piece = TypeVar("Piece")
@@ -93,9 +104,15 @@ class Formatter(ABC, Generic[Piece]):
     def logged_whole(self, index: int) -> str:
         """Return the text of the log line for the complete output of a choice."""
 
+    def message_parts(self, index: int) -> list[dict[str, Any]]:
+        """Return the complete output of a choice as the parts of a message in a span."""
+        return [{"type": "text", "content": self.logged_whole(index)}]
+
     def log_output(self, index: int) -> None:
         """Log the last delta of a choice, and at its end the complete output, if outputs are logged."""
-        if self.service.config.observability.log_outputs == "off":
+        span = self.subject.span
+        is_traced = span is not None and span.has_content  # some formatters collect the text as it is logged
+        if self.service.config.observability.log_outputs == "off" and not is_traced:
             return
         for text, finish in self.logged(index):
             self.service.log.delta(self.subject, index, text)
@@ -107,6 +124,10 @@ class Formatter(ABC, Generic[Piece]):
         metrics = self.service.metrics
         metrics.request_done(len(self.choices), max(choice.tokens for choice in self.choices))
         self.completion_log.log(self.choices)
+        span = self.subject.span
+        if span is not None and span.has_content:
+            finished = [(self.message_parts(index), choice.finish) for index, choice in enumerate(self.choices)]
+            span.update({"gen_ai.output.messages": output_messages(finished)})
         for found in self.calls_found():
             metrics.tool_calls(self._streamed, found)
 
@@ -213,8 +234,16 @@ def prompt_logprobs(
     return result
 
 
+def record_failure(span: RequestSpan | None, error: Exception) -> None:
+    """Record in a request's span that it failed, by the type of the error: messages may quote the prompt."""
+    if span is not None:
+        failure = api_error(error)
+        span.fail(type(failure).__name__, is_client_error=failure.status < 500)
+
+
 def error_fields(service: Service, subject: Subject, error: Exception) -> dict[str, Any]:
     """Return the error record of a stream, and log an unexpected error with its traceback."""
+    record_failure(subject.span, error)
     if is_unexpected(error):
         service.log.unexpected(subject, error)
     return error_object(error, subject.request_id)

@@ -12,6 +12,7 @@ from appliance.config.gateway import GatewayConfig
 from appliance.observability.history import History
 from appliance.observability.log import RequestLog
 from appliance.observability.metrics import Metrics, now
+from appliance.observability.tracing import Tracing
 from appliance.runtime.halted import HaltedState
 from appliance.security.allowance import Allowances
 from appliance.security.certificate import Certificate
@@ -48,11 +49,13 @@ class Service:
         keys: Sequence[ApiKey] = (),
         allowances: Allowances | None = None,
         certificate: Certificate | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.config = config
         self.router = router
         self.metrics = metrics
         self.log = log
+        self.tracing = tracing or Tracing(None, metrics)
         self.reply_store = reply_store  # store of durable replies, if enabled
         self.grammars = Grammars(metrics.grammar_checked)
         self.unknown_fields = UnknownFields(logging.getLogger(__name__).warning)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from appliance.observability.log import Subject
+from appliance.observability.spans import message_parts
 from appliance.output_formats.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText
 from appliance.server.chat.chat_prompt import plan_chat
 from appliance.server.chat.parsed import ChatPlan
@@ -218,6 +219,10 @@ class ChatReply(ChunkReply):
 
     def logged_whole(self, index: int) -> str:
         return orjson.dumps(self.builders[index].message.whole(self.plan.role, self.plan.tools.mode)).decode()
+
+    def message_parts(self, index: int) -> list[dict[str, Any]]:
+        builder = self.builders[index]
+        return message_parts(builder.message.whole(self.plan.role, self.plan.tools.mode))
 
     def calls_found(self) -> Sequence[bool]:
         if self.plan.tools.calls is None:

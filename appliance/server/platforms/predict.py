@@ -122,7 +122,7 @@ def _apart(request: Request, index: int) -> Request:
     state = dict(request.scope["state"])
     subject: Subject = state["subject"]
     state["request_id"] = f"{subject.request_id}-{index}"
-    state["subject"] = Subject(state["request_id"], subject.trace, subject.arrived_s)
+    state["subject"] = Subject(state["request_id"], subject.trace, subject.arrived_s, subject.span)
     headers = [(name, value) for name, value in request.scope["headers"] if name not in _OWN_HEADERS]
     return Request({**request.scope, "state": state, "headers": headers}, request.receive)
 

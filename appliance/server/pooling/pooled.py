@@ -69,7 +69,12 @@ async def pool(call: Call, body: BaseModel, plan: PlanT) -> Outcome[PlanT]:
         cached=sum(timing.cached_tokens for timing in timings),
         written=sum(timing.written_tokens for timing in timings),
     )
-    return Outcome(plan, plan.joined(results), usage, name, created, call.context.adapter)
+    adapter = call.context.adapter
+    if call.subject.span is not None:
+        call.subject.span.update(
+            {"gen_ai.response.model": call.service.reply_name(adapter), "gen_ai.usage.input_tokens": plan.tokens}
+        )
+    return Outcome(plan, plan.joined(results), usage, name, created, adapter)
 
 
 async def _gathered(stream: ChoiceStream, count: int) -> tuple[tuple[Pooled, ...], list[Timing]]:

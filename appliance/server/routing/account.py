@@ -6,8 +6,19 @@ from dataclasses import dataclass
 import msgspec
 
 from appliance.observability.metrics import Metrics, now
+from appliance.observability.spans import RequestSpan, SequenceTimes, SpanEvent, Value
 from appliance.server.routing.admission import DrainRate, LatencyEstimate
-from appliance.server.routing.timeline import Arrived, Finished, FirstToken, Placed, TimelineEvent, Timelines
+from appliance.server.routing.timeline import (
+    Arrived,
+    Finished,
+    FirstToken,
+    Interrupted,
+    Pending,
+    Placed,
+    Tested,
+    TimelineEvent,
+    Timelines,
+)
 from engine.api.messages import Delta, Finish, Submit, Timing
 
 
@@ -37,7 +48,14 @@ class Account:
     Calls nothing but the shared counters. `label` names the sequence's current or last engine in metrics.
     """
 
-    def __init__(self, counters: Counters, submit: Submit, key: str, earlier: EarlierOutput | None) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        submit: Submit,
+        key: str,
+        earlier: EarlierOutput | None,
+        span: RequestSpan | None = None,
+    ) -> None:
         self.emitted: list[int] = [] if earlier is None else list(earlier.emitted)
         self.timing: Timing | None = None if earlier is None else earlier.timing
         self.started = False
@@ -48,6 +66,9 @@ class Account:
         self._earlier_timing = self.timing  # timing of the engines before this one
         self._is_resumed = bool(self.emitted)  # so its prompt was already counted
         self._uncounted = 0 if self._is_resumed else len(submit.prompt)  # prompt tokens that no step has counted yet
+        self._span = span
+        self._span_events: list[SpanEvent] = []
+        self._num_earlier = len(self.emitted)
         self._is_pooled = False  # it has its pooled vector instead of tokens
         self._arrived_s = self._last_s = self._first_s = now()
 
@@ -59,6 +80,8 @@ class Account:
 
     def record(self, event: TimelineEvent) -> None:
         self._counters.timelines.add(self._key, now(), event)
+        if self._span is not None and type(event) in SPAN_EVENTS:
+            self._span_events.append(SpanEvent(now(), SPAN_EVENTS[type(event)], _event_attributes(event)))
 
     def place(self, label: str, tokens: int) -> None:
         """Record the engine that computes the sequence after `tokens` tokens."""
@@ -125,6 +148,34 @@ class Account:
         if self.timing is not None:
             counters.latency.record(len(self._submit.prompt), self.timing, len(self.emitted))
         self.record(Finished(reason, len(self.emitted)))
+        if self._span is not None:
+            self._trace(self._span, reason)
+
+    def _trace(self, span: RequestSpan, reason: Finish) -> None:
+        """Export the spans of the sequence."""
+        timing, submit = self.timing or Timing(), self._submit
+        _trace_request(span, submit)
+        # Times of an earlier gateway process precede this request.
+        scheduled = max(timing.scheduled, self._arrived_s) if timing.scheduled else 0.0
+        first = max(timing.first_token, scheduled) if timing.first_token else 0.0
+        sequence: dict[str, Value] = {"slipway.sequence.id": submit.id, "slipway.engine": self.label}
+        phases: dict[str, dict[str, Value]] = {
+            "queue": {**sequence, "slipway.priority": submit.priority},
+            "prefill": {
+                **sequence,
+                "gen_ai.usage.input_tokens": len(submit.prompt),
+                "gen_ai.usage.cache_read.input_tokens": timing.cached_tokens,
+            },
+            "decode": {
+                **sequence,
+                "gen_ai.usage.output_tokens": len(self.emitted) - self._num_earlier,
+                "gen_ai.response.finish_reasons": [reason],
+                "slipway.preemptions": timing.preemptions,
+            },
+        }
+        error = reason if reason in ("error", "deadline") else ""
+        times = SequenceTimes(self._arrived_s, scheduled, first, timing.last_token or now())
+        span.add_sequence(times, phases, self._span_events, error)
 
     def count_end(self, reason: Finish) -> None:
         """Count a sequence that no other one will resume."""
@@ -150,6 +201,42 @@ class Account:
         if len(self.emitted) > 1:
             pause_s = decode_s / (len(self.emitted) - 1)
             metrics.observe("request_time_per_output_token_seconds", pause_s, label)
+
+
+SPAN_EVENTS: dict[type, str] = {
+    Pending: "slipway.engine.wait",
+    Placed: "slipway.engine.assigned",
+    Interrupted: "slipway.engine.lost",
+    Tested: "slipway.quarantine.test",
+}
+"""Names of timeline events in spans. The others are the bounds of spans."""
+
+
+def _event_attributes(event: TimelineEvent) -> dict[str, Value]:
+    match event:
+        case Placed():
+            return {"slipway.engine": event.engine, "slipway.tokens": event.emitted}
+        case Interrupted():
+            return {"slipway.engine": event.engine, "slipway.reason": event.why, "slipway.tokens": event.emitted}
+    return {}
+
+
+def _trace_request(span: RequestSpan, submit: Submit) -> None:
+    """Record the parameters that the sequences of a request share."""
+    if submit.pooling is not None:
+        return
+    sampling = submit.sampling
+    span.update(
+        {
+            "gen_ai.request.max_tokens": submit.max_tokens,
+            "gen_ai.request.temperature": float(sampling.temperature),
+            "gen_ai.request.top_p": float(sampling.top_p),
+            "gen_ai.request.top_k": float(sampling.top_k) if sampling.top_k else None,
+            "gen_ai.request.seed": sampling.seed,
+            "gen_ai.request.frequency_penalty": float(sampling.frequency_penalty),
+            "gen_ai.request.presence_penalty": float(sampling.presence_penalty),
+        }
+    )
 
 
 def _joined(before: Timing | None, after: Timing) -> Timing:

@@ -2,20 +2,22 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from appliance.observability.spans import RequestSpan
 from appliance.server.routing.engine import Engine, Request
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement constraint of a request: an engine index, or a session.
+    """Placement constraint of a request: an engine index, or a session; and the span of the request, if it is traced.
 
-    Without either, the least loaded engine is used.
+    Without a constraint, the least loaded engine is used.
     """
 
     engine_index: int | None = None
     session: str = ""
+    span: RequestSpan | None = field(default=None, compare=False)
 
     def allows(self, index: int) -> bool:
         return self.engine_index in (None, index)

@@ -350,8 +350,11 @@ PARTICULAR: dict[str, Any] = {
     "endpoints.routes.predict": ["/d"],
     "model.format": "qwen3_coder",
     "model.pooling.dimensions": [64, 32],
+    "observability.traces.attributes": ["a=b", "c=d: e"],
+    "observability.traces.endpoint": "http://collector:4318",
     "model.pooling.score_tokens": ["ja", "nein"],
 }
+NAMES_OF_SECRETS = ("endpoints.api_keys", "model.credentials", "observability.traces.headers")
 OTHERS: dict[str, Any] = {
     "boolean": lambda default: not default,
     "integer": lambda default: 2 if default != 2 else 3,
@@ -379,7 +382,7 @@ def test_a_manifest_survives_the_way_to_flags_and_back_to_a_dict(tmp_path: Path)
         within = want
         for part in key.path[:-1]:
             within = within.setdefault(part, {})
-        within[key.path[-1]] = "k" if key.name in ("endpoints.api_keys", "model.credentials") else value
+        within[key.path[-1]] = "k" if key.name in NAMES_OF_SECRETS else value
     given = [flag for flag in fields(Manifest) if ".source." not in flag or flag.endswith(".path")]
     words = [word for flag in given for word in (flag, json.dumps(at(want, flag)))]
     manifest = load(Given(path, options(*words))).manifest

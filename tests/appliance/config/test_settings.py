@@ -89,6 +89,9 @@ def test_the_version_can_come_from_the_environment(tmp_path: Path) -> None:
     )
 
 
+SECRETS = ("endpoints.api_keys", "model.credentials", "observability.traces.headers")
+
+
 def test_every_key_can_be_set_by_a_variable_of_its_own(tmp_path: Path) -> None:
     values = {"boolean": "false", "integer": "2", "number": "1", "array": "[a]", "string": "x"}
     for key in leaves():
@@ -105,7 +108,9 @@ def test_every_key_can_be_set_by_a_variable_of_its_own(tmp_path: Path) -> None:
             value = "[a, b]"
         if key.path[:2] == ("model", "source") and (examples := EXAMPLES.get(key.path[2:])):
             value = examples
-        extra = {"SLIPWAY__SECRETS__X__FILE": "f"} if key.name in ("endpoints.api_keys", "model.credentials") else {}
+        if key.path[:2] == ("observability", "traces"):
+            value = {"endpoint": "http://collector", "attributes": "[a=b]"}.get(key.path[2], value)
+        extra = {"SLIPWAY__SECRETS__X__FILE": "f"} if key.name in SECRETS else {}
         extra |= {variable(path): EXAMPLES[path[2:]] for path in NEEDED.get(key.path[:3], ()) if path != key.path}
         found = settings(tmp_path, BASE, **{variable(key.path): value, **extra})
         assert found.origin(key) == variable(key.path), key.name

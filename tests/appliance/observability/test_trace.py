@@ -12,7 +12,15 @@ GOOD = f"00-{ID}-{SPAN}-01"
     "parent", [GOOD, f"00-{ID}-{SPAN}-00", f" {GOOD}\t", f"01-{ID}-{SPAN}-01", f"cc-{ID}-{SPAN}-01-new"]
 )
 def test_valid_parent_of_any_version_is_accepted(parent):
-    assert read_trace([parent], []) == Trace(ID, SPAN)
+    assert read_trace([parent], []) == Trace(ID, SPAN, sampled=not parent.endswith("-00"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sampled"), [("00", False), ("01", True), ("02", False), ("ff", True), ("fe", False)]
+)
+def test_sampled_flag_is_the_lowest_bit(flags, sampled):
+    trace = read_trace([f"00-{ID}-{SPAN}-{flags}"], [])
+    assert trace is not None and trace.sampled is sampled
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.durable import RETRY_AFTER_S
 from appliance.server.http.headers import load_header, placement
 from appliance.server.http.idempotency import KEY, LAST, REPLAYED, content_digest, digest, read_key
-from appliance.server.http.pipeline import Call, admit, log_request, new_call
+from appliance.server.http.pipeline import Call, admit, log_request, new_call, trace_call
 from appliance.server.http.service import Service, service_of
 from appliance.server.http.sse import EventStream
 from appliance.server.openai.responses.items import NO_STORE, context, own_items
@@ -138,6 +138,7 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
     items = (*before, *own_items(store, owner, body, identity.salt, before))
     stored = store is not None and body.store is not False
     parsed = ParsedResponse(body, identity, items, len(before), owner, stored)
+    trace_call(service, request, body.model, "responses")
     call = new_call(service, request, body.model, "responses", identity)
     plan = await _planned(call, parsed)
     if options is not None and store is not None and (joined := _joined(store, owner, options)) is not None:
