@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from engine.api.config import MAX_RUNNING, num_slots
+from engine.api.config import MAX_RUNNING, SpeculationConfig, num_slots
 from engine.api.errors import RequestError
 from engine.api.messages import PoolingTask, Submit
 from engine.kv.layout import Layout
@@ -91,6 +91,13 @@ class SchedulerConfig:
     whole: bool = False  # prompts are computed in one step, because attention is bidirectional
     sources: EncoderLimits | None = None  # encoder-decoder model; its prompts are not cached
     snapshots: int | None = None  # recurrent or hybrid model: number of snapshots of its state
+    speculation: SpeculationConfig = SpeculationConfig()
+
+    def speculates(self, submit: Submit) -> bool:
+        """Return whether this request may have drafts."""
+        constrained = submit.grammar is not None or submit.thinking is not None
+        method = self.speculation.method
+        return bool(submit.max_tokens) and (method == "ngram" or (method == "jump-ahead" and constrained))
 
     @property
     def slots(self) -> int:
