@@ -8,6 +8,7 @@ from appliance.migration.values import (
     sampling,
     secret,
     source,
+    speculation,
     template,
     words,
 )
@@ -47,7 +48,7 @@ MEMORY = Key("hardware.memory_share", note="a share of the free memory")
 API_KEY = Keys(("endpoints.api_keys", "secrets"), secret("API_KEYS"), many=True, secret=True)
 CUDA_GRAPHS = Key("hardware.graphs", flag=True, value=False)
 NO_LORA = "LoRA adapters are not served; merge the adapter into the checkpoint"
-NO_SPECULATION = "speculative decoding is not implemented"
+NO_DRAFT_MODEL = "there are no draft models (speculation.method)"
 NO_PIPELINE = "models are divided by parallelism.tensor only"
 NO_OFFLOAD = "weights and KV cache stay in the memory of the device"
 NO_KERNEL = "the plan selects kernels (hardware.kernels)"
@@ -123,9 +124,9 @@ _RULES: dict[str, Rule] = {
     "max-loras": Missing(NO_LORA),
     "max-lora-rank": Missing(NO_LORA),
     "max-cpu-loras": Missing(NO_LORA),
-    "speculative-config": Missing(NO_SPECULATION),
-    "speculative-model": Missing(NO_SPECULATION),
-    "num-speculative-tokens": Missing(NO_SPECULATION),
+    "speculative-config": Keys(("speculation",), speculation),
+    "speculative-model": Missing(NO_DRAFT_MODEL),
+    "num-speculative-tokens": Key("speculation.tokens"),
     "limit-mm-per-prompt": Missing("requests contain text (model.text_only)"),
     "mm-processor-kwargs": Missing("requests contain text"),
     "mm-processor-cache-gb": Missing("requests contain text", neutral=("0",)),

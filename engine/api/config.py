@@ -156,8 +156,6 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Maximum number of draft tokens of a request in one step."""
     ngram_min: int = 2
     """Minimum number of last tokens that must occur earlier."""
-    ngram_max: int = 8
-    """Number of last tokens that are compared, to choose the best of several occurrences."""
 
     @property
     def enabled(self) -> bool:
@@ -170,10 +168,6 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         _check_positive("speculation", self, "tokens", "ngram_min")
-        if self.ngram_max < self.ngram_min:
-            raise ConfigError(
-                f"speculation.ngram_max={self.ngram_max}: must be at least speculation.ngram_min={self.ngram_min}"
-            )
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,18 +6,19 @@ end of each n-gram of the minimum length, and an array links each end to the one
 
 from array import array
 
+MAX_MATCH = 16  # last tokens that are compared, to choose the best of several occurrences
 MAX_CANDIDATES = 32  # occurrences that are compared, latest first: bounds the time for highly repetitive texts
 
 
 class NgramIndex:
     """Index of one sequence, whose tokens are only appended.
 
-    shortest: minimum number of last tokens that must occur earlier. longest: number of tokens that are compared."""
+    shortest: minimum number of last tokens that must occur earlier."""
 
     __slots__ = ("_indexed", "_latest", "_longest", "_previous", "_shortest")
 
-    def __init__(self, shortest: int, longest: int) -> None:
-        self._shortest, self._longest = shortest, longest
+    def __init__(self, shortest: int) -> None:
+        self._shortest, self._longest = shortest, max(shortest, MAX_MATCH)
         self._latest: dict[tuple[int, ...], int] = {}  # n-gram of the minimum length: position after its latest end
         self._previous = array("q")  # by position: position after the preceding end of the same n-gram, or 0
         self._indexed = 0  # positions before it are indexed

@@ -280,7 +280,7 @@ class Scheduler:
             if total > sequence.rope_limit:
                 outgrown.append(sequence)
                 continue
-            blocks, drafts = nothing, ()
+            blocks, drafts = nothing, tuple[int, ...]()
             sample = total == first + 1 and total < sequence.limit
             if sample and draft.drafts and sequence.speculative:
                 drafts = self._drafts(draft, sequence)
@@ -341,7 +341,7 @@ class Scheduler:
         if speculation.method != "ngram":
             return ()
         if sequence.index is None:
-            sequence.index = NgramIndex(speculation.ngram_min, speculation.ngram_max)
+            sequence.index = NgramIndex(speculation.ngram_min)
         return sequence.index.propose(sequence.ids, min(count, speculation.tokens))
 
     def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
@@ -488,7 +488,9 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.become(State.ENDED)
         del self._by_id[sequence.id]
-        self._notify(sequence.id, self._now, Ended(finish, len(sequence.ids) - sequence.prompt_tokens))
+        drafted = sequence.accepted_tokens + sequence.rejected_tokens
+        reply = len(sequence.ids) - sequence.prompt_tokens
+        self._notify(sequence.id, self._now, Ended(finish, reply, drafted, sequence.accepted_tokens))
 
     # Requests
 

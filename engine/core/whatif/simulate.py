@@ -108,7 +108,7 @@ class _Run:
             self._scheduler.end(cancellation[1], self._open[cancellation[1]].finish or "abort")
 
     def _apply(self, planned: Planned) -> None:
-        sampled, further = [], dict[int, tuple[int, ...]]()
+        sampled, further = list[int](), dict[int, tuple[int, ...]]()
         for sequence, row in zip(planned.sequences, planned.plan.rows, strict=True):
             request = self._open[sequence.id]
             number = len(sequence.ids) - sequence.prompt_tokens - len(request.submit.emitted)
