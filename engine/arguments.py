@@ -27,6 +27,8 @@ OTHER_NAMES = {
     "memory.graphs": "graph_bytes",
     "memory.ranks": "planned",
     "cache.prefix": "prefix_cache",
+    "speculation.method": "speculation",
+    "speculation.tokens": "draft_tokens",
     "lifecycle.heartbeat": "pulse",
 }
 """Field of EngineConfig -> argument of `LLM`, unless that is the last part of the field's path."""
@@ -41,7 +43,15 @@ def _fields() -> Iterator[str]:
 ARGUMENTS = {OTHER_NAMES.get(field, field.rpartition(".")[2]): field for field in _fields()}
 """Argument of `LLM` and of `engine_config` -> field of EngineConfig."""
 
-SECTIONS = ("model", "quantization", "parallelism", "hardware", "memory", "lifecycle")  # all others are in `engine`
+SECTIONS = (
+    "model",
+    "quantization",
+    "parallelism",
+    "hardware",
+    "memory",
+    "speculation",
+    "lifecycle",
+)  # all others are in `engine`
 
 
 def _manifest_key(field: str) -> str:

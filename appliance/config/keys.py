@@ -209,7 +209,7 @@ def _named(inner: Json, path: tuple[str, ...]) -> Iterator[Key]:
         types = frozenset(kind for option in options for kind in _types(option))
         yield Key(path, "value", types, (), _allowed(inner), False, None, "One variable.", examples=(8192,))
         return
-    meaning = "One secret: {file: path} or {env: NAME}."
+    meaning = "One secret: {file: path} or {env: NAME}." if path[0] == "secrets" else "One of them, by its name."
     yield Key(path, "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
     for option in options:
         yield from _walk({**option, "required": ()}, path)

@@ -21,6 +21,7 @@ from appliance.config.sections.limits import Limits
 from appliance.config.sections.model import Model, Quantization
 from appliance.config.sections.observability import Observability
 from appliance.config.sections.secrets import SecretEnv, SecretFile
+from appliance.config.sections.speculation import Speculation
 from appliance.config.sections.values import SecretName, Section
 
 API_VERSION = (
@@ -52,6 +53,8 @@ class Manifest(Section):
     """Number of processes that share the work."""
     hardware: Hardware = Hardware()
     """Device, and the share of it that the service uses."""
+    speculation: Speculation = Speculation()
+    """Speculative decoding without a draft model."""
     engine: Engine = Engine()
     """Scheduling, cache and sampling defaults."""
     endpoints: Endpoints = Endpoints()

@@ -41,6 +41,7 @@ class ModelFacts:
     head_sizes: tuple[int, ...] = (64,)
     intermediate_sizes: tuple[int, ...] = (1024,)  # other sizes that tensor parallelism divides
     experts: bool = False  # True for mixture-of-experts models
+    stateful: int = 0  # number of layers with recurrent state
     pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
     encoder_decoder: bool = False  # True for encoder-decoder models
     foreign: str = ""  # architecture that only transformers' own code computes; "" for declared models
@@ -81,6 +82,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         head_sizes=tuple(sorted({part.head_dim for part in attending})),
         intermediate_sizes=tuple(sorted(set(_intermediate_sizes(model)))),
         experts=has_experts(model),
+        stateful=len(recurrents(model)),
         pools=model.pooler is not None,
         encoder_decoder=model.encoder is not None,
         foreign="" if model.foreign is None else model.foreign.architecture,

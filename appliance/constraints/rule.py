@@ -10,7 +10,7 @@ from typing import Any
 
 from appliance.constraints.facts import ModelFacts
 from appliance.hardware.machine import Machine
-from engine.api.config import Device, Dtype, HeadBits, KVDtype, MatmulPrecision, WeightBits
+from engine.api.config import Device, Dtype, HeadBits, KVDtype, MatmulPrecision, SpeculationMethod, WeightBits
 from kernels.cpu.library import BF16_VARIANTS
 
 TORCH, TRITON = "torch", "triton"
@@ -43,6 +43,7 @@ class View:
     kv_cache: KVDtype = "float32"
     block_tokens: int = 16
     max_context: int = 2
+    speculation: SpeculationMethod = "off"
     data: int = 1
     tensor: int = 1
 

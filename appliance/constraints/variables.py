@@ -215,6 +215,15 @@ VARIABLES = (
         limit=True,
     ),
     Variable(
+        key="speculation.method",
+        name="speculation",
+        values=_always("off", "jump-ahead", "ngram"),
+        auto=_always("off"),
+        why=lambda view: "not set",
+        prefers="`off`",
+        sole=True,
+    ),
+    Variable(
         key="parallelism.data",
         name="data",
         values=_always(1, 2),

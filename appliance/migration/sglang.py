@@ -10,11 +10,11 @@ from appliance.migration.vllm import (
     KV_DTYPES,
     MEMORY,
     NO_CODE,
+    NO_DRAFT_MODEL,
     NO_KERNEL,
     NO_NODES,
     NO_OFFLOAD,
     NO_PIPELINE,
-    NO_SPECULATION,
     QUANTIZE,
     REVISION,
 )
@@ -109,11 +109,13 @@ _RULES: dict[str, Rule] = {
     "enable-lora": Unneeded("adapters of the manifest are served", flag=True),
     "lora-paths": Keys(("adapters",), adapters, many=True),
     "max-loras-per-batch": Unneeded(ALL_LOADED),
-    "speculative-algorithm": Missing(NO_SPECULATION),
-    "speculative-draft-model-path": Missing(NO_SPECULATION),
-    "speculative-num-steps": Missing(NO_SPECULATION),
-    "speculative-eagle-topk": Missing(NO_SPECULATION),
-    "speculative-num-draft-tokens": Missing(NO_SPECULATION),
+    "speculative-algorithm": Key(
+        "speculation.method", mapped({"NGRAM": "ngram"}, "drafts come from the prompt and the reply, not from a model")
+    ),
+    "speculative-draft-model-path": Missing(NO_DRAFT_MODEL),
+    "speculative-num-steps": Missing(NO_DRAFT_MODEL),
+    "speculative-eagle-topk": Missing(NO_DRAFT_MODEL),
+    "speculative-num-draft-tokens": Key("speculation.tokens"),
     "enable-mixed-chunk": Unneeded("a step contains prompts and replies", flag=True),
     "collect-tokens-histogram": Unneeded("metrics are published at /metrics", flag=True),
 }

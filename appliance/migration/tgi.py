@@ -2,14 +2,13 @@
 launcher's reference."""
 
 from appliance.migration.rules import Key, Keys, Missing, NoEquivalent, Rule, Server, Unneeded
-from appliance.migration.values import adapters, source
+from appliance.migration.values import adapters, lookup_tokens, source
 from appliance.migration.vllm import (
     API_KEY,
     CUDA_GRAPHS,
     DTYPES,
     KV_DTYPES,
     NO_CODE,
-    NO_SPECULATION,
     QUANTIZE,
     REVISION,
 )
@@ -32,7 +31,7 @@ _RULES: dict[str, Rule] = {
     "quantize": QUANTIZE,
     "kv-cache-dtype": Key("quantization.kv_cache", KV_DTYPES),
     "dtype": Key("model.dtype", DTYPES),
-    "speculate": Missing(NO_SPECULATION, neutral=("0",)),
+    "speculate": Keys(("speculation",), lookup_tokens),
     "trust-remote-code": NO_CODE,
     "max-concurrent-requests": Key("limits.max_waiting", note="running requests are not counted"),
     "max-best-of": Key("limits.max_choices"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from appliance.config.files import HUB_ID
 from appliance.config.keys import Key, find, takes
-from appliance.migration.rules import NoEquivalent, Values
+from appliance.migration.rules import NoEquivalent, NothingToSet, Values
 from appliance.output_formats.formats import CALLS, REASONINGS, names
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]i?)?")
@@ -225,6 +225,32 @@ def _adapter(text: str) -> dict[str, str]:
     else:
         name, _, path = text.partition("=") if "=" in text else ("", "", text)
     return {"name": name or PurePosixPath(path).name, "path": path}
+
+
+def speculation(text: str) -> Values:
+    """Return the keys for a JSON object of vLLM's --speculative-config."""
+    given = _json(text)
+    if not isinstance(given, dict):
+        raise ValueError('must be a JSON object, such as {"method": "ngram", "num_speculative_tokens": 4}')
+    names = {"num_speculative_tokens": "speculation.tokens", "prompt_lookup_min": "speculation.ngram_min"}
+    method = given.get("method", "a draft model")
+    if method != "ngram":
+        raise NoEquivalent(f"{method} is not supported: drafts come from the prompt and the reply (method ngram)")
+    found: dict[str, Any] = {"speculation.method": "ngram"}
+    for name, value in given.items():
+        if name in names:
+            found[names[name]] = accepted(names[name], value)
+        elif name not in ("method", "prompt_lookup_max"):  # a longer match is preferred without a limit to set
+            raise NoEquivalent(f"{name} has no equivalent; remove it")
+    return found
+
+
+def lookup_tokens(text: str) -> Values:
+    """Return the keys for a number of draft tokens, of which 0 disables drafts."""
+    tokens = count(text)
+    if not tokens:
+        raise NothingToSet("speculative decoding is off by default")
+    return {"speculation.method": "ngram", "speculation.tokens": accepted("speculation.tokens", tokens)}
 
 
 def secret(variable: str) -> Callable[[str], Values]:

@@ -9,6 +9,7 @@ from appliance.migration.values import (
     sampling,
     secret,
     source,
+    speculation,
     template,
     words,
 )
@@ -49,7 +50,7 @@ MEMORY = Key("hardware.memory_share", note="a share of the free memory")
 API_KEY = Keys(("endpoints.api_keys", "secrets"), secret("API_KEYS"), many=True, secret=True)
 CUDA_GRAPHS = Key("hardware.graphs", flag=True, value=False)
 ALL_LOADED = "all adapters are loaded at the start, with the rank that each of them has"
-NO_SPECULATION = "speculative decoding is not implemented"
+NO_DRAFT_MODEL = "there are no draft models (speculation.method)"
 NO_PIPELINE = "models are divided by parallelism.tensor only"
 NO_OFFLOAD = "weights and KV cache stay in the memory of the device"
 NO_KERNEL = "the plan selects kernels (hardware.kernels)"
@@ -125,9 +126,9 @@ _RULES: dict[str, Rule] = {
     "max-loras": Unneeded(ALL_LOADED),
     "max-lora-rank": Unneeded(ALL_LOADED),
     "max-cpu-loras": Unneeded(ALL_LOADED),
-    "speculative-config": Missing(NO_SPECULATION),
-    "speculative-model": Missing(NO_SPECULATION),
-    "num-speculative-tokens": Missing(NO_SPECULATION),
+    "speculative-config": Keys(("speculation",), speculation),
+    "speculative-model": Missing(NO_DRAFT_MODEL),
+    "num-speculative-tokens": Key("speculation.tokens"),
     "limit-mm-per-prompt": Missing("requests contain text (model.text_only)"),
     "mm-processor-kwargs": Missing("requests contain text"),
     "mm-processor-cache-gb": Missing("requests contain text", neutral=("0",)),

@@ -22,6 +22,7 @@ class Family:
     """Label values, without model_name and engine, of the series that exist from the start."""
     buckets: tuple[float, ...] = ()
     per_engine: bool = True  # whether each engine has its own series
+    speculative: bool = False  # exists only with speculative decoding
 
 
 _FIRST_TOKEN_S = (
@@ -78,6 +79,12 @@ def gauges() -> tuple[Family, ...]:
             (("capacity",), ("deferred",)),
         ),
         Family("gauge", "kv_cache_usage_ratio", "Used share of the KV cache blocks, 0 to 1.", "kv_cache_usage_perc"),
+        Family(
+            "gauge",
+            "draft_acceptance_length",
+            "Mean number of tokens of a row with a draft since the start of the engine; 0 without drafts.",
+            speculative=True,
+        ),
         Family("gauge", "requests_held", "Sequences that wait for an engine to restart.", per_engine=False),
         Family("gauge", "journal_bytes", "Size of the journal of durable replies.", per_engine=False),
         Family(
@@ -104,6 +111,28 @@ def gauges() -> tuple[Family, ...]:
             per_engine=False,
         ),
         Family("gauge", "open_requests", "Open HTTP requests, including streams.", per_engine=False),
+    )
+
+
+def _drafts() -> tuple[Family, ...]:
+    """Return the counters of speculative decoding, with their names in vLLM."""
+
+    def counter(name: str, text: str, vllm: str) -> Family:
+        return Family("counter", name, text, vllm, speculative=True)
+
+    return (
+        counter("drafts", "Rows of steps with draft tokens of speculative decoding.", "spec_decode_num_drafts"),
+        counter("draft_tokens", "Draft tokens of speculative decoding.", "spec_decode_num_draft_tokens"),
+        counter("draft_accepted_tokens", "Draft tokens that became reply tokens.", "spec_decode_num_accepted_tokens"),
+        Family(
+            "counter",
+            "draft_accepted_tokens_by_position",
+            "Draft tokens that became reply tokens, by position in their draft, the first at 0.",
+            "spec_decode_num_accepted_tokens_per_pos",
+            ("position",),
+            (("0",),),
+            speculative=True,
+        ),
     )
 
 
@@ -146,6 +175,7 @@ def counters() -> tuple[Family, ...]:
         counter("preemptions", "Preemptions of running requests, which released their KV blocks.", "num_preemptions"),
         counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
         counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
+        *_drafts(),
         Family("counter", "recomputed_tokens", "Tokens computed again after a preemption."),
         Family(
             "counter",

@@ -48,7 +48,9 @@ class Metrics(Collector):
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self.families = (*gauges(), *counters(), *histograms(config.max_context))
+        self._speculates = config.speculation != "off"
+        families = (*gauges(), *counters(), *histograms(config.max_context))
+        self.families = tuple(one for one in families if self._speculates or not one.speculative)
         self._engines = tuple(str(index) for index in range(len(config.engines)))
         self._numbers: dict[str, dict[tuple[str, ...], float]] = {}
         self._histograms: dict[str, dict[tuple[str, ...], Buckets]] = {}
@@ -161,6 +163,8 @@ class Metrics(Collector):
         self.add("prefix_cache_query_tokens", max(0, stats.prefix_queries - last.prefix_queries), engine)
         self.add("prefix_cache_hit_tokens", max(0, stats.prefix_hits - last.prefix_hits), engine)
         self.add("recomputed_tokens", max(0, stats.recomputed_tokens - last.recomputed_tokens), engine)
+        if self._speculates:
+            self._drafts(engine, last, stats)
         self.add("self_test_yields", max(0, stats.self_test_yields - last.self_test_yields), engine)
         tested = max(0, stats.self_tests - last.self_tests)
         if tested:
@@ -173,6 +177,17 @@ class Metrics(Collector):
         self.add("masks", max(0, stats.masks - last.masks), engine)
         self.add("mask_seconds", max(0.0, stats.mask_seconds - last.mask_seconds), engine)
         self._last[index] = stats
+
+    def _drafts(self, engine: str, last: Stats, stats: Stats) -> None:
+        self.add("drafts", max(0, stats.drafts - last.drafts), engine)
+        self.add("draft_tokens", max(0, stats.draft_tokens - last.draft_tokens), engine)
+        self.add("draft_accepted_tokens", max(0, stats.accepted_tokens - last.accepted_tokens), engine)
+        for position, accepted in enumerate(stats.accepted_at):
+            before = last.accepted_at[position] if position < len(last.accepted_at) else 0
+            self._numbers["draft_accepted_tokens_by_position"].setdefault((engine, str(position)), 0.0)
+            self.add("draft_accepted_tokens_by_position", max(0, accepted - before), engine, str(position))
+        mean = 1 + stats.accepted_tokens / stats.drafts if stats.drafts else 0.0
+        self.set("draft_acceptance_length", mean, engine)
 
     def self_test_failed(self, index: int) -> None:
         """Record that an engine ended because of a failed self-test prompt, which its last Stats do not include."""

@@ -75,6 +75,7 @@ class MemoryBudget:
     running: Choice[int]  # most requests in a step
     step: Choice[int]  # most tokens in a step
     graph_sizes: tuple[int, ...]  # batch sizes of captured decode steps
+    draft_rows: int  # rows of logits for draft tokens
     view: View
     host: Host
     host_account: Account
@@ -85,7 +86,7 @@ class MemoryBudget:
 
     @property
     def size(self) -> StepSize:
-        return StepSize(self.step.value, self.running.value)
+        return StepSize(self.step.value, self.running.value, self.draft_rows)
 
     @property
     def states(self) -> StateLayout:
@@ -148,7 +149,8 @@ def measure(
     model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
     running = batch_limit(manifest, checkpoint, machine, view)
     step = _step_tokens(manifest, checkpoint, view.device, running.value)
-    size = StepSize(step.value, running.value)
+    speculation = manifest.speculation
+    size = StepSize(step.value, running.value, 0 if speculation.method == "off" else speculation.tokens)
     draws = model.pooler is None
     sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON and draws else ()
     host, host_account = host_memory(
@@ -192,6 +194,7 @@ def measure(
         running=running,
         step=step,
         graph_sizes=sizes,
+        draft_rows=size.draft_rows,
         view=view,
         host=host,
         host_account=host_account,

@@ -37,6 +37,7 @@ from appliance.planning.pooled import choices as pooled_choices
 from appliance.planning.precision import matmul_precision
 from appliance.planning.self_test import self_test, tolerance
 from appliance.planning.shutdown import shutdown_timing
+from appliance.planning.speculation import speculation
 from appliance.planning.targets import passed_on
 from appliance.planning.weight_format import other_than_auto, weight_format
 from engine.api import config as engine_config
@@ -51,6 +52,7 @@ from engine.api.config import (
     ParallelismConfig,
     QuantizationConfig,
     SchedulingConfig,
+    SpeculationConfig,
     with_values,
 )
 from engine.api.files import real_path
@@ -144,6 +146,7 @@ def plan(
         "hardware.capacity.tokens": _length(manifest, max_context.value),
         "engine.scheduling.max_running": budget.running,
         "engine.scheduling.max_step_tokens": budget.step,
+        "speculation.method": speculation(manifest, checkpoint, view, budget.size),
         "lifecycle.drain": drain,
         "lifecycle.linger": linger,
         **sampling_choices,
@@ -231,6 +234,7 @@ def _engine_config(
         ),
         scheduling=SchedulingConfig(**passed("engine.scheduling")),
         cache=CacheConfig(**passed("engine.cache")),
+        speculation=SpeculationConfig(**passed("engine.speculation")),
         lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None)),
     )
 

@@ -67,10 +67,15 @@ class StepSize:
 
     tokens: int  # most tokens in the step
     rows: int  # most running requests
+    draft_rows: int = 0  # rows of logits for draft tokens
 
     @property
     def slots(self) -> int:
         return num_slots(self.rows, self.tokens)
+
+    @property
+    def logit_rows(self) -> int:
+        return self.slots + self.draft_rows
 
 
 def workspace(
@@ -97,7 +102,7 @@ def workspace(
         found += _routes(model, size.tokens, ranks) if kernels == "triton" else ()
         if model.head is None:
             return tuple(found)
-        found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COPIES[kernels]))
+        found.append(product("logits (rows × vocab × copies)", size.logit_rows, model.embed.vocab, 4, COPIES[kernels]))
         return tuple(found)
     for name, width in buffer_widths(compiled_ops(lower(model, ranks))).items():
         found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
@@ -105,7 +110,7 @@ def workspace(
     found.append(product("packed rows (tokens × inputs)", size.tokens + VECTOR, *_packed(model, kernels, ranks), 4))
     if model.head is None:
         return tuple(found)
-    found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
+    found.append(product("logits (rows × vocab × copies)", size.logit_rows, model.embed.vocab, 4, COMPILED_COPIES))
     found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
     return tuple(found)
 
@@ -200,11 +205,11 @@ def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: in
         floats = max(sums, min(size.rows, MEETING_ROWS) * share)
         return (
             product("shared-memory all-reduce of a rank (slots × floats)", MEETING_ROOMS, floats, 4),
-            product("a rank's own logits (rows × vocab / ranks)", size.slots, share, 4),
+            product("a rank's own logits (rows × vocab / ranks)", size.logit_rows, share, 4),
         )
     found = (
         product("sums of the ranks, gathered (ranks + 1, tokens, width)", ranks + 1, sums, 4),
-        product("logits of the ranks, gathered (ranks + 1, rows, vocab / ranks)", ranks + 1, size.slots, share, 4),
+        product("logits of the ranks, gathered (ranks + 1, rows, vocab / ranks)", ranks + 1, size.logit_rows, share, 4),
     )
     return found if device == "cpu" else (*found, Step("buffers of nccl", number(NCCL_BYTES), NCCL_BYTES))
 

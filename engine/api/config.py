@@ -14,6 +14,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4", "fp8"]
 HeadBits = Literal["auto", "stored", "int8", "int4"]
+SpeculationMethod = Literal["off", "jump-ahead", "ngram"]
 MatmulPrecision = Literal["highest", "high", "medium", "bfloat16"]
 Config = TypeVar("Config")
 MAX_RUNNING = 256  # default of max_running, and the maximum that the manifest's `auto` selects
@@ -154,6 +155,30 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _check_positive("engine.scheduling", self, "max_running", "max_step_tokens")
 
 
+class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Speculative decoding without a draft model."""
+
+    method: SpeculationMethod = "off"
+    """"ngram": drafts are the tokens that followed an earlier occurrence of the last tokens, or the forced text of a
+    grammar. "jump-ahead": only the latter."""
+    tokens: int = 4
+    """Maximum number of draft tokens of a request in one step."""
+    ngram_min: int = 2
+    """Minimum number of last tokens that must occur earlier."""
+
+    @property
+    def enabled(self) -> bool:
+        return self.method != "off"
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits of a step in addition to one for each running request."""
+        return self.tokens if self.enabled else 0
+
+    def __post_init__(self) -> None:
+        _check_positive("speculation", self, "tokens", "ngram_min")
+
+
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Blocks of the KV cache."""
 
@@ -224,6 +249,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory: MemoryConfig
     scheduling: SchedulingConfig = SchedulingConfig()
     cache: CacheConfig = CacheConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     record: str | None = None
     """File of the flight recorder."""
     record_size: int = 256 * 2**20

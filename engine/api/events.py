@@ -90,12 +90,15 @@ class Expired(msgspec.Struct, frozen=True, tag="expired"):
         return f"{field} passed while the request was {'running' if self.running else 'queued'}"
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class Ended(msgspec.Struct, frozen=True, tag="ended", omit_defaults=True):
     finish: Finish
     tokens: int
+    drafted: int = 0  # draft tokens
+    accepted: int = 0  # draft tokens that became reply tokens
 
     def __str__(self) -> str:
-        return f"ends ({self.finish}) with {counted(self.tokens, 'token')}"
+        drafts = f"; {self.accepted:,} of {counted(self.drafted, 'draft token')} accepted" if self.drafted else ""
+        return f"ends ({self.finish}) with {counted(self.tokens, 'token')}{drafts}"
 
 
 Event = Queued | Blocked | Admitted | Preempted | Outgrown | Expired | Ended

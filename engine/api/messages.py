@@ -133,6 +133,8 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0  # prompt tokens from the prefix cache, when first scheduled
     preemptions: int = 0
     written_tokens: int = 0  # prompt tokens that it added to the prefix cache, in full blocks
+    accepted_tokens: int = 0  # draft tokens that became reply tokens
+    rejected_tokens: int = 0  # other draft tokens
 
 
 class Pooled(msgspec.Struct, frozen=True):
@@ -244,6 +246,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     prefix_hits: int = 0  # tokens
     preemptions: int = 0
     step_tokens: tuple[int, ...] = ()  # sizes of the steps since the last Stats
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # draft tokens that were accepted
+    accepted_at: tuple[int, ...] = ()  # accepted tokens by position in their draft
     self_tests: int = 0  # golden prompts that were run
     self_test_yields: int = 0  # golden prompts that were cancelled in favour of requests
     self_test_s: float = 0.0  # duration of the last golden prompt

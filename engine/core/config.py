@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from engine.api.config import MAX_RUNNING, num_slots
+from engine.api.config import MAX_RUNNING, SpeculationConfig, num_slots
 from engine.api.errors import RequestError
 from engine.api.messages import PoolingTask, Submit
 from engine.kv.layout import Layout
@@ -92,6 +92,13 @@ class SchedulerConfig:
     sources: EncoderLimits | None = None  # encoder-decoder model; its prompts are not cached
     snapshots: int | None = None  # recurrent or hybrid model: number of snapshots of its state
     adapters: tuple[str, ...] = ()  # names of the LoRA adapters, in the order of the worker
+    speculation: SpeculationConfig = SpeculationConfig()
+
+    def speculates(self, submit: Submit) -> bool:
+        """Return whether this request may have drafts."""
+        constrained = submit.grammar is not None or submit.thinking is not None
+        method = self.speculation.method
+        return bool(submit.max_tokens) and (method == "ngram" or (method == "jump-ahead" and constrained))
 
     @property
     def slots(self) -> int:

@@ -18,7 +18,20 @@ class Counters:
     prefix_queries: int = 0  # prompt tokens looked up in the cache
     prefix_hits: int = 0  # prompt tokens found in it
     preemptions: int = 0
+    drafts: int = 0  # rows with draft tokens
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # draft tokens that were accepted
+    accepted_at: list[int] = field(default_factory=list)  # accepted tokens by position in their draft
     steps: list[int] = field(default_factory=list)  # sizes of the steps since the last report
+
+    def draft(self, drafted: int, accepted: int) -> None:
+        """Count a verified draft."""
+        self.drafts += 1
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
+        self.accepted_at += [0] * (drafted - len(self.accepted_at))
+        for position in range(accepted):
+            self.accepted_at[position] += 1
 
     def prompt(self, tokens: int, hit: Hit, *, looked: bool) -> None:
         """Count a prompt that is scheduled for the first time. `looked`: it was looked up in the cache."""

@@ -6,7 +6,7 @@ All methods run in the loop's thread.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +26,14 @@ class Matcher(Protocol):
     @property
     def finished(self) -> bool: ...
 
+    def fork(self) -> "Matcher":
+        """Return an independent copy."""
+        ...
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the likely next tokens if the text that follows is determined."""
+        ...
+
     @property
     def free(self) -> int:
         """Number of first reply tokens that need no mask, whatever the pending tokens turn out to be. It never
@@ -39,6 +47,11 @@ class Compiler(Protocol):
     def start(
         self, grammar: Grammar | None, end_ids: Iterable[int], thinking: Thinking | None = None
     ) -> Future[Any]: ...
+
+    @property
+    def nothing(self) -> Mask:
+        """The mask that allows no token."""
+        ...
 
     def masks(self, matchers: list[Any]) -> list[Mask | RequestError | None]:
         """Return for each sequence the mask of the next token, None if all are allowed, or the error if none is."""
@@ -124,31 +137,65 @@ class Grammars:
 
     def limited(self, planned: Planned) -> list[int]:
         """Return the rows of a planned step that may need a mask, whatever the pending tokens turn out to be."""
-        return [row for row in planned.constrained if self._is_limited(planned.sequences[row])]
+        rows, sequences = planned.plan.rows, planned.sequences
+        return [row for row in planned.constrained if self._is_limited(sequences[row], len(rows[row].drafts))]
 
-    def _is_limited(self, sequence: Sequence) -> bool:
-        return sequence.total - sequence.prompt_tokens > self._matchers[sequence.id].free
+    def _is_limited(self, sequence: Sequence, drafts: int) -> bool:
+        return sequence.total + drafts - sequence.prompt_tokens > self._matchers[sequence.id].free
 
     def masks(
         self, planned: Planned, rows: Iterable[int], clock: Callable[[], float]
     ) -> tuple[dict[int, Mask], list[_Failed]]:
-        """Return masks by row, and the requests whose grammar allows no next token. Rows of requests that ended after
-        planning have no mask."""
+        """Return masks by sample, and the requests whose grammar allows no next token.
+
+        Rows of requests that ended after planning have no mask. Samples after a draft that the grammar does not allow
+        have none either, because the mask before rejects the draft. A sample after a draft that completes the reply is
+        not allowed any token, so that the row ends with the draft."""
         assert self._compiler is not None, "a constrained request is planned only after its compilation"
         began = clock()
-        rows = [row for row in rows if planned.sequences[row].state is not State.ENDED]
-        ids = [planned.sequences[index].id for index in rows]
-        found = self._compiler.masks([self._matchers[id] for id in ids])
+        samples = planned.plan.first_samples
         masks: dict[int, Mask] = {}
+        walks: list[tuple[int, str | None, Matcher]] = []  # (sample, id for the first one of a row, matcher)
+        for row in rows:
+            sequence, sample = planned.sequences[row], samples[row]
+            if sequence.state is State.ENDED:
+                continue
+            walks.append((sample, sequence.id, self._matchers[sequence.id]))
+            for number, matcher in enumerate(self._walk(sequence.id, planned.plan.rows[row].drafts)):
+                if matcher.finished:
+                    masks[sample + number + 1] = self._compiler.nothing
+                else:
+                    walks.append((sample + number + 1, None, matcher))
+        found = self._compiler.masks([matcher for _, _, matcher in walks])
         failed: list[_Failed] = []
-        for index, id, mask in zip(rows, ids, found, strict=True):
-            if isinstance(mask, RequestError):
+        for (sample, id, _), mask in zip(walks, found, strict=True):
+            if not isinstance(mask, RequestError):
+                if mask is not None:
+                    masks[sample] = mask
+            elif id is not None:
                 failed.append((id, mask))
-            elif mask is not None:
-                masks[index] = mask
+            else:  # the row ends before this token; if the request reaches it, the next step reports the error
+                masks[sample] = self._compiler.nothing
         self._counters.masks += len(masks)
         self._counters.mask_seconds += clock() - began
         return masks, failed
+
+    def _walk(self, id: str, drafts: tuple[int, ...]) -> Iterator[Matcher]:
+        """Yield the matchers after each draft that the grammar allows, up to one that completes the reply."""
+        matcher = self._matchers[id]
+        for draft in drafts:
+            matcher = matcher.fork()
+            try:
+                matcher.advance(draft)
+            except RequestError:
+                return
+            yield matcher
+            if matcher.finished:
+                return
+
+    def forced(self, id: str) -> tuple[int, ...]:
+        """Return the likely next tokens of a request if the text that follows is determined."""
+        return self._matchers[id].forced() if id in self._matchers else ()
 
     def counters(self) -> GrammarCounters:
         """Return the counters so far."""

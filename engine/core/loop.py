@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.api.config import EngineConfig
-from engine.api.errors import EngineError, EngineGone, RequestError
+from engine.api.errors import ConfigError, EngineError, EngineGone, RequestError
 from engine.api.events import Event, TimelineEvents
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
 from engine.api.heartbeat import State
@@ -122,6 +122,7 @@ class Loop:
         self._out: list[FromEngine] = []
         self._events = [] if events is None else events
         self._stopping = self._draining = False
+        self._jumps_ahead = scheduler.config.speculation.enabled
         self._stats_at, self._stats_stale = 0.0, True
         self._self_test, self._probing, self._idle_since = self_test, False, clock()
 
@@ -350,6 +351,11 @@ class Loop:
         now = self._clock()
         applied = self.scheduler.apply(result, now)
         deltas = [self._advance_matcher(delta) if delta.id in self._grammars else delta for delta in applied.deltas]
+        for delta in deltas:
+            if delta.finish is None and delta.id in self._grammars and self._jumps_ahead:
+                tokens = self._grammars.forced(delta.id)
+                if tokens:
+                    self.scheduler.propose(delta.id, tokens)
         self._out += applied.failed
         if deltas:
             self._out.append(Output(result.step, tuple(deltas)))
@@ -407,6 +413,11 @@ def build_loop(
     self_test: SelfTestRunner | None = None,
 ) -> Loop:
     """Build the loop for a worker of the same configuration."""
+    if config.speculation.enabled and worker.snapshots is not None:
+        raise ConfigError(
+            f"speculation.method={config.speculation.method}: this model has a recurrent state, which cannot be rolled "
+            "back to before a rejected draft; set it to off"
+        )
     ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
     settings = SchedulerConfig(
         layout=worker.layout,
@@ -423,6 +434,7 @@ def build_loop(
         sources=encoder_limits(worker.model),
         snapshots=worker.snapshots,
         adapters=tuple(adapter.name for adapter in config.adapters),
+        speculation=config.speculation,
     )
     grammars, events, on_idle = Grammars(open_compiler), list[TimedEvent](), None
 

@@ -6,11 +6,16 @@ step n+1 can be planned before the tokens of step n are known.
 
 The mask of a grammar depends on the preceding token. If that token is still being sampled, the step starts without its
 masks and waits for them only before sampling, so the model runs meanwhile.
+
+A row with drafts computes their positions too, and samples a token after each of them. Noise is keyed by position, so
+the sampled tokens are those of separate steps as long as the drafts equal them. The row's tokens are those up to the
+first one that differs from its draft. Keys and values of the rejected drafts are overwritten by the next row.
 """
 
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -20,7 +25,7 @@ from engine.api.golden import LogitFingerprint
 from engine.api.messages import Logprob, Pooled, Pooling, Sampling
 
 Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
-Masks = Mapping[int, Mask]  # by row; rows without an entry may sample any token
+Masks = Mapping[int, Mask]  # by number of the sample (see `Row.samples`); samples without an entry may be any token
 PendingMasks = Future[Masks]  # always set, possibly to an empty mapping, because the sampler waits for it
 
 
@@ -47,6 +52,12 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     count: int
     sample: bool  # sample the token after the last position, write it to the table and return it
     blocks: tuple[tuple[int, ...], ...]  # block ids to append to its block tables, one tuple per group
+    drafts: tuple[int, ...] = ()  # expected tokens at the last positions, which the row verifies
+
+    @property
+    def samples(self) -> int:
+        """Number of tokens that are sampled. Those of all rows of a step are numbered in order."""
+        return 1 + len(self.drafts) if self.sample else 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +78,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     saved: tuple[tuple[int, int], ...] = ()  # (slot, snapshot): copy this state after the rows have run
 
     @property
+    def first_samples(self) -> list[int]:
+        """Number of the first sample of each row."""
+        return list(accumulate((row.samples for row in self.rows), initial=0))[:-1]
+
+    @property
     def tokens(self) -> int:
         return sum(row.count for row in self.rows)
 
@@ -76,13 +92,18 @@ class StepResult:
     """Outputs of one step. Keys are indexes into the plan's rows."""
 
     step: int
-    sampled: tuple[int, ...]  # sampled token of each row, -1 for rows that do not sample
-    logprobs: dict[int, Logprob] = field(default_factory=dict)  # of the sampled token
+    sampled: tuple[int, ...]  # first sampled token of each row, -1 for rows that do not sample
+    further: dict[int, tuple[int, ...]] = field(default_factory=dict)  # tokens after it, if its draft was accepted
+    logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)  # of each token of the row
     prompt_logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
     """Of the prompt tokens at positions first + 1 … first + count that the row could score."""
     failed: dict[int, str] = field(default_factory=dict)  # reason why no token could be sampled; `sampled` is undefined
     fingerprints: dict[int, LogitFingerprint] = field(default_factory=dict)  # if the plan requests them
     pooled: dict[int, Pooled] = field(default_factory=dict)  # of prompts that the row completed
+
+    def tokens(self, row: int) -> tuple[int, ...]:
+        """Return the tokens of a row that samples."""
+        return (self.sampled[row], *self.further.get(row, ()))
 
 
 def wait(masks: Masks | PendingMasks) -> Masks:

@@ -26,6 +26,7 @@ from engine.core.records import (
     DeadlinesPassed,
     Ended,
     PlanMade,
+    Proposed,
     Record,
     Started,
     Submitted,
@@ -64,6 +65,10 @@ class Recorder(Scheduler):
         self._write(Submitted(submit, now))
         return super().submit(submit, now)
 
+    def propose(self, id: str, tokens: tuple[int, ...]) -> None:
+        self._write(Proposed(id, tokens))
+        super().propose(id, tokens)
+
     def end(self, id: str, finish: Finish) -> Delta | None:
         self._write(Ended(id, finish))
         return super().end(id, finish)
@@ -86,7 +91,7 @@ class Recorder(Scheduler):
         return planned
 
     def apply(self, result: StepResult, now: float) -> AppliedStep:
-        self._write(Applied(now, result.step, result.sampled, result.failed))
+        self._write(Applied(now, result.step, result.sampled, result.failed, result.further))
         flushing = len(self._pending) >= self._flush_bytes or now - self._flushed_at >= FLUSH_S
         if flushing:
             self._flushed_at = now

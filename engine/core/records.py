@@ -23,7 +23,7 @@ from engine.core.plan import StepPlan
 from engine.core.snapshot import SchedulerState
 from engine.models.parts import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, Rope, Scaling, YarnScaling
 
-FORMAT = 3
+FORMAT = 4
 LENGTH = struct.Struct("<I")
 MAX_BLOCKS = 1 << 24  # a scheduler with this many KV blocks takes about 1 GB of memory
 MAX_RUNNING = 1 << 20
@@ -65,6 +65,13 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     finish: Finish
 
 
+class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
+    """Draft of the next tokens of a request."""
+
+    id: str
+    tokens: tuple[int, ...]
+
+
 class AllEnded(msgspec.Struct, frozen=True, tag="all_ended"):
     pass
 
@@ -90,9 +97,10 @@ class Applied(msgspec.Struct, frozen=True, tag="applied"):
     step: int
     sampled: tuple[int, ...]
     failed: dict[int, str]
+    further: dict[int, tuple[int, ...]] = {}
 
 
-Record = Started | Submitted | Ended | DeadlinesPassed | AllEnded | CacheReset | PlanMade | Applied
+Record = Started | Submitted | Proposed | Ended | DeadlinesPassed | AllEnded | CacheReset | PlanMade | Applied
 
 
 def older(path: Path) -> Path:

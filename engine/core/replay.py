@@ -22,6 +22,7 @@ from engine.core.records import (
     DeadlinesPassed,
     Ended,
     PlanMade,
+    Proposed,
     Record,
     Started,
     Submitted,
@@ -108,6 +109,8 @@ def _do(scheduler: Scheduler, record: Record, note: Note | None) -> None:
         case Submitted(submit, now):
             with suppress(RequestError):  # it was refused when it was recorded, too
                 scheduler.submit(submit, now)
+        case Proposed(id, tokens):
+            scheduler.propose(id, tokens)
         case Ended(id, finish):
             scheduler.end(id, finish)
         case DeadlinesPassed(now):
@@ -116,8 +119,8 @@ def _do(scheduler: Scheduler, record: Record, note: Note | None) -> None:
             scheduler.end_all()
         case CacheReset():
             scheduler.reset_prefix_cache()
-        case Applied(now, step, sampled, failed):
-            settled = scheduler.apply(StepResult(step, sampled, failed=failed), now)
+        case Applied(now, step, sampled, failed, further):
+            settled = scheduler.apply(StepResult(step, sampled, further, failed=failed), now)
             for failure in settled.failed:
                 if note is not None and failure.id is not None:
                     note(failure.id, f"failed in step {step}: {failure.message}")

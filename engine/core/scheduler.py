@@ -7,10 +7,9 @@ token budget to partially computed prompts, then admits queued sequences in the 
 by the policy (engine/core/policies.py, engine/core/fair.py).
 
 Planning is optimistic: a token that a step in flight is sampling counts as known until its result says that it ended
-the
-request. Tokens sampled for a request that has ended meanwhile are dropped. Grammars do not change this, because only
-the
-mask waits for the token (engine/core/plan.py).
+the request. Tokens sampled for a request that has ended meanwhile are dropped. Grammars do not change this, because
+only the mask waits for the token (engine/core/plan.py). Drafts need the last token: no step is planned while a step in
+flight samples a token of a request with speculative decoding.
 
 If blocks are missing, the running sequence with the worst rank is preempted; it is queued and recomputed later. The
 sequence with the best rank is never preempted for another one, and it fits by itself (or was refused when submitted),
@@ -29,11 +28,13 @@ from engine.api.messages import Delta, Failed, Finish, Logprob, Pooled, Stats, S
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.deadlines import Deadlines
+from engine.core.drafts import NgramIndex
 from engine.core.fair import FairPolicy
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.core.policies import FirstComeFirstServed, PriorityPolicy, SchedulingPolicy
 from engine.core.sequence import Sequence, State
 from engine.kv.cache import MISS, Blocks, Cache, Tables
+from engine.kv.layout import blocks_of
 
 HOLDERS = 3  # number of requests that are listed as holders of blocks
 
@@ -67,6 +68,7 @@ class _Draft:
 
     step: int
     budget: int
+    drafts: int  # draft tokens that it has room for
     rows: list[Row] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     new: list[NewRow] = field(default_factory=list)
@@ -127,6 +129,10 @@ class Scheduler:
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
             preemptions=counters.preemptions,
+            drafts=counters.drafts,
+            draft_tokens=counters.draft_tokens,
+            accepted_tokens=counters.accepted_tokens,
+            accepted_at=tuple(counters.accepted_at),
             step_tokens=tuple(counters.steps),
         )
 
@@ -145,6 +151,7 @@ class Scheduler:
         self._now = max(self._now, now)
         self._arrivals += 1
         sequence = Sequence(submit, self._arrivals, now, self.config.longest(submit))
+        sequence.speculative = self.config.speculates(submit)
         finish, reason = sequence.finish() if submit.emitted else (None, None)
         if finish is not None:
             return Delta(submit.id, finish=finish, stop_reason=reason, timing=sequence.timing())
@@ -158,6 +165,12 @@ class Scheduler:
         self._waiting.add(sequence)
         self._notify(submit.id, now, Queued(sequence.prompt_tokens, len(submit.emitted), ahead))
         return None
+
+    def propose(self, id: str, tokens: tuple[int, ...]) -> None:
+        """Set the draft of the next tokens of a request, which its grammar or thinking budget forces."""
+        sequence = self._by_id.get(id)
+        if sequence is not None:
+            sequence.forced = tokens
 
     def end(self, id: str, finish: Finish) -> Delta | None:
         """End a request from outside (abort, or a finished grammar). Its blocks are free in the next plan. Returns None
@@ -193,7 +206,9 @@ class Scheduler:
     def plan(self, now: float) -> Planned | None:
         """Return the next step, or None if nothing can be computed until a result or a request arrives."""
         self._now = now
-        draft = _Draft(self.step + 1, self.config.max_step_tokens)
+        if self._waits_for_drafts:
+            return None
+        draft = _Draft(self.step + 1, self.config.max_step_tokens, self._room_for_drafts())
         if self.cache.snapshots is not None:
             for sequence in self._running:
                 self.cache.publish_states(sequence.tables, sequence.ids)
@@ -239,9 +254,7 @@ class Scheduler:
             if sequence.prompt_logprobs is not None:
                 _keep_prompt_logprobs(sequence, row, result.prompt_logprobs.get(index, ()))
             if row.sample:
-                sequence.ids.append(result.sampled[index])
-                self.counters.generated_tokens += 1
-                settled.deltas.append(self._delta(sequence, result, index, now))
+                settled.deltas.append(self._append_tokens(sequence, row, result, index, now))
             elif sequence.total == sequence.limit and row.first + row.count == sequence.limit:
                 sequence.first_token = sequence.last_token = now
                 pooled = sequence.submit.pooling is not None
@@ -267,18 +280,23 @@ class Scheduler:
             if total > sequence.rope_limit:
                 outgrown.append(sequence)
                 continue
-            blocks = nothing
-            if first >= sequence.tables.touch:
-                room = self._allocate(draft, sequence, first + 1)
+            blocks, drafts = nothing, tuple[int, ...]()
+            sample = total == first + 1 and total < sequence.limit
+            if sample and draft.drafts and sequence.speculative:
+                drafts = self._drafts(draft, sequence)
+            end = first + 1 + len(drafts)
+            if end > sequence.tables.touch:
+                room = self._allocate(draft, sequence, end)
                 if room is None:
                     continue
                 blocks = room
-            sample = total == first + 1 and total < sequence.limit
             sequence.computed = first + 1
             sequence.total = total + sample
             sequence.step = step
-            rows.append(Row(sequence.slot, first, 1, sample, blocks))
+            rows.append(Row(sequence.slot, first, 1 + len(drafts), sample, blocks, drafts))
             sequences.append(sequence)
+            draft.budget -= len(drafts)
+            draft.drafts -= len(drafts)
             if first + 1 >= sequence.tables.points.due:
                 self._save(draft, sequence)
         draft.budget -= len(rows)
@@ -287,6 +305,44 @@ class Scheduler:
                 self._preempt(sequence)
                 self._notify(sequence.id, self._now, Outgrown(sequence.rope_limit))
         return prompts
+
+    @property
+    def _waits_for_drafts(self) -> bool:
+        """Return whether a step in flight samples a token that a draft may follow."""
+        if not self.config.speculation.enabled:
+            return False
+        return any(
+            sequence.speculative and sequence.pending and sequence.state is not State.ENDED
+            for planned in self._in_flight
+            for sequence in planned.sequences
+        )
+
+    def _room_for_drafts(self) -> int:
+        """Return the number of draft tokens in a step: rows of logits, and half of the tokens, that requests leave."""
+        config = self.config
+        if not config.speculation.enabled:
+            return 0
+        rows = config.slots + config.speculation.rows - min(config.slots, len(self._running) + len(self._waiting))
+        return min(rows, (config.max_step_tokens - len(self._running)) // 2)
+
+    def _drafts(self, draft: _Draft, sequence: Sequence) -> tuple[int, ...]:
+        """Return the drafts of the next tokens. They end where another sequence would have to give up blocks."""
+        known, speculation = sequence.total, self.config.speculation
+        # The last token that the limit allows is only sampled.
+        count = min(draft.drafts, sequence.limit - 1 - known, sequence.rope_limit - known)
+        if known + count > sequence.tables.touch:
+            fresh = blocks_of(known + count, self.cache.block_tokens) - blocks_of(known, self.cache.block_tokens)
+            if fresh and fresh * len(self.cache.groups) > self.cache.spare(len(self._running)):
+                count = min(count, -known % self.cache.block_tokens)
+        if count < 1:
+            return ()
+        if sequence.forced:
+            return sequence.forced[:count]
+        if speculation.method != "ngram":
+            return ()
+        if sequence.index is None:
+            sequence.index = NgramIndex(speculation.ngram_min)
+        return sequence.index.propose(sequence.ids, min(count, speculation.tokens))
 
     def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
         """Add the next chunk of a running sequence that lacks several tokens."""
@@ -433,7 +489,9 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.become(State.ENDED)
         del self._by_id[sequence.id]
-        self._notify(sequence.id, self._now, Ended(finish, len(sequence.ids) - sequence.prompt_tokens))
+        drafted = sequence.accepted_tokens + sequence.rejected_tokens
+        reply = len(sequence.ids) - sequence.prompt_tokens
+        self._notify(sequence.id, self._now, Ended(finish, reply, drafted, sequence.accepted_tokens))
 
     # Requests
 
@@ -450,33 +508,50 @@ class Scheduler:
 
     # Results
 
-    def _delta(self, sequence: Sequence, result: StepResult, index: int, now: float) -> Delta:
-        """Return the delta for the token that was just appended."""
+    def _append_tokens(self, sequence: Sequence, row: Row, result: StepResult, index: int, now: float) -> Delta:
+        """Append the tokens of a row, up to one that ends the request. Return their delta."""
         ids = sequence.ids
-        token = ids[-1]
+        tokens = result.tokens(index)
+        sequence.forced = ()
+        if row.drafts:
+            self._count_draft(sequence, len(row.drafts), len(tokens) - 1)
         finish: Finish | None = None
         reason: int | None = None
-        if token in sequence.stops or len(ids) >= sequence.limit:
-            finish, reason = sequence.finish()
+        for number, token in enumerate(tokens):  # noqa: B007 - the number of the last token is used
+            ids.append(token)
+            if token in sequence.stops or len(ids) >= sequence.limit:
+                finish, reason = sequence.finish()
+                if finish is not None:
+                    break
+        tokens = tokens[: number + 1]
+        self.counters.generated_tokens += len(tokens)
+        if number:
+            sequence.total += number
+            if sequence.state is State.RUNNING:
+                sequence.computed += number
         sequence.last_token = now
         if finish is None and sequence.first_token is not None and not result.logprobs:
-            return Delta(sequence.id, (token,))
+            return Delta(sequence.id, tokens)
         timed = finish is not None or sequence.first_token is None
         if sequence.first_token is None:
             sequence.first_token = now
-        logprob = result.logprobs.get(index)
         prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
         if finish is not None:
             self._end(sequence, finish)
         return Delta(
             sequence.id,
-            (token,),
-            logprobs=() if logprob is None else (logprob,),
+            tokens,
+            logprobs=result.logprobs.get(index, ())[: len(tokens)],
             prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
             finish=finish,
             stop_reason=reason,
             timing=sequence.timing() if timed else None,
         )
+
+    def _count_draft(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        self.counters.draft(drafted, accepted)
+        sequence.accepted_tokens += accepted
+        sequence.rejected_tokens += drafted - accepted
 
     def _fail(self, sequence: Sequence, why: str, settled: AppliedStep) -> None:
         self._end(sequence, "error", forget=True)

@@ -5,6 +5,7 @@ from enum import Enum
 import msgspec
 
 from engine.api.messages import Finish, Logprob, Sampling, Submit, Timing
+from engine.core.drafts import NgramIndex
 from engine.kv.cache import Tables
 
 SchedulingKey = tuple[float, int]  # (policy key, arrival): smaller is scheduled first and preempted last
@@ -39,6 +40,11 @@ class Sequence:
         "charged",
         "computed",
         "constrained",
+        "accepted_tokens",
+        "forced",
+        "index",
+        "rejected_tokens",
+        "speculative",
         "first_token",
         "id",
         "ids",
@@ -84,6 +90,10 @@ class Sequence:
         if not submit.ignore_eos:
             self.stops.update(dict.fromkeys(submit.eos_token_ids))
         self.constrained = submit.grammar is not None or submit.thinking is not None
+        self.speculative = False  # may have drafts; set by the scheduler
+        self.index: NgramIndex | None = None  # of `ids`, for drafts by prompt lookup
+        self.forced: tuple[int, ...] = ()  # draft of the next tokens, from a grammar or a thinking budget
+        self.accepted_tokens = self.rejected_tokens = 0  # draft tokens
         self.slot = -1
         self.blocked = ""  # reported reason why it cannot run, as the first in the queue
         self.step = 0  # last step that has a row of it
@@ -132,4 +142,6 @@ class Sequence:
             cached_tokens=self.cached_tokens,
             written_tokens=self.tables.written,
             preemptions=self.preemptions,
+            accepted_tokens=self.accepted_tokens,
+            rejected_tokens=self.rejected_tokens,
         )

@@ -60,6 +60,10 @@ class SequenceState(msgspec.Struct, array_like=True):
     last_token: float | None
     cached_tokens: int
     preemptions: int
+    speculative: bool
+    forced: tuple[int, ...]
+    accepted_tokens: int
+    rejected_tokens: int
 
 
 class PlannedState(msgspec.Struct, array_like=True):

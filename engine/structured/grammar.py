@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
@@ -36,8 +37,16 @@ _WORD_BITS: Final = 32
 class Matcher:
     """State of one sequence in its language. Must be used by one thread at a time."""
 
-    def __init__(self, matcher: LLMatcher, vocab: int, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab: int,
+        end_ids: frozenset[int],
+        encode: Callable[[str], list[int]] = lambda text: [],
+    ) -> None:
+        """encode: tokenizes text that the language forces."""
         self.matcher = matcher
+        self._encode = encode
         self.vocab = vocab
         self._words = -(-vocab // _WORD_BITS)
         self._end_ids = end_ids
@@ -81,6 +90,19 @@ class Matcher:
         if not mask.any():
             return RequestError("no token of this model's vocabulary fits the grammar here", PARAM)
         return mask
+
+    def fork(self) -> "Matcher":
+        """Return an independent copy."""
+        copied = copy(self)
+        copied.matcher = self.matcher.deep_copy()
+        return copied
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the usual tokens of the text that must follow. Others with the same text are allowed as well."""
+        if self.finished:
+            return ()
+        text = self.matcher.compute_ff_bytes().decode("utf-8", "ignore")
+        return tuple(self._encode(text)) if text else ()
 
     def advance(self, token: int) -> None:
         """Consume the sampled token. Raises RequestError if the language does not allow it."""
@@ -126,6 +148,8 @@ class Compiler:
             self._pool.submit(_nothing)
         threading.stack_size(before)
         self._executor = LLExecutor(1)
+        self.nothing: Mask = np.zeros(-(-vocab // _WORD_BITS), np.uint32)
+        """The mask that allows no token."""
 
     def start(
         self, grammar: Grammar | None, end_ids: Iterable[int], thinking: Thinking | None = None
@@ -139,7 +163,7 @@ class Compiler:
             return self._pool.submit(self._limited, grammar, ends, thinking)
         self._tell(0.0)
         done = Future[Matcher | Budget[Matcher]]()
-        done.set_result(Matcher(known, self._vocab, ends))
+        done.set_result(Matcher(known, self._vocab, ends, self._encode))
         return done
 
     def compile(self, grammar: Grammar, end_ids: Iterable[int]) -> Matcher:
@@ -194,7 +218,10 @@ class Compiler:
             known = self._known(grammar)
         self._tell(seconds)
         assert known is not None, "the newest grammar is never evicted"
-        return Matcher(known, self._vocab, end_ids)
+        return Matcher(known, self._vocab, end_ids, self._encode)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._text.encode(text)
 
     def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
         with self._lock:

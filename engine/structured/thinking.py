@@ -8,7 +8,8 @@ sampled before they are known (`free`). After the reasoning, all tokens are free
 """
 
 from collections.abc import Callable
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from copy import copy
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,10 @@ class GrammarMatcher(Protocol):
     def mask(self) -> NDArray[np.uint32]: ...
 
     def advance(self, token: int) -> None: ...
+
+    def fork(self) -> Any: ...
+
+    def forced(self) -> tuple[int, ...]: ...
 
 
 MatcherT = TypeVar("MatcherT", bound=GrammarMatcher)
@@ -67,7 +72,19 @@ class Budget(Generic[MatcherT]):
             return self._seen + 1 + self._limit.budget
         return self._seen + max(0, self._limit.budget - self._count)
 
-    def forced(self) -> int | None:
+    def fork(self) -> "Budget[MatcherT]":
+        """Return an independent copy."""
+        copied = copy(self)
+        copied.inner = None if self.inner is None else self.inner.fork()
+        return copied
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the next tokens that are determined: the rest of the end marker, or text that the grammar forces."""
+        if self.forced_token() is not None:
+            return self._limit.close[self._closing :]
+        return () if self.inner is None else self.inner.forced()
+
+    def forced_token(self) -> int | None:
         """Return the token that must come next, if it is forced."""
         if self._state != "inside" or self._count < self._limit.budget:
             return None
@@ -78,7 +95,7 @@ class Budget(Generic[MatcherT]):
 
     def limited(self, inner: NDArray[np.uint32] | None) -> NDArray[np.uint32] | None:
         """Combine with the grammar's mask. Returns None if all tokens are allowed."""
-        token = self.forced()
+        token = self.forced_token()
         if token is None or token >= self._vocab:
             return inner
         if inner is not None and not inner[token // _WORD_BITS] >> np.uint32(token % _WORD_BITS) & 1:
@@ -114,7 +131,7 @@ class Budget(Generic[MatcherT]):
         self._state, self._text, self._count, self._closing = "inside", b"", 0, 0
 
     def _think(self, token: int) -> None:
-        self._may_start = self._may_start and self.forced() != token
+        self._may_start = self._may_start and self.forced_token() != token
         self._text += self._bytes_of(token)
         if self._may_start:
             bare = self._text.lstrip(_SPACE)

@@ -201,7 +201,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             config, checkpoint, form, world, device, team, lambda fraction: progress("loading", fraction)
         )
         trim_heap()
-        text_model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots)
+        text_model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots + config.speculation.rows)
     reserve = _reserve(config, form)
     snapshots = num_snapshots(text_model.states, config.scheduling.slots, prefix_cache=config.cache.prefix)
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner

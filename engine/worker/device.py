@@ -122,10 +122,11 @@ class DeviceRunner:
         if self._states is not None:
             self._states.save(plan)
         slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
-        if len(rows.sampling) < count or logits is None:
+        if not rows.one_each or logits is None:
             at = indexes(rows.sampling, self._pages.device)
-            slot, lengths = slot[at], lengths[at]
-            last = indexes(np.cumsum(rows.count)[rows.sampling] - 1, self._pages.device)
+            slot = slot[at]
+            lengths = indexes(rows.positions, self._pages.device).int()
+            last = indexes(rows.last, self._pages.device)
             logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
         logits = logits[: len(slot)]
         kept = (logits.float().clone(),) if plan.fingerprinted else ()  # sampling modifies logits in place
@@ -147,10 +148,10 @@ class DeviceRunner:
     def _sampled_rows(self, rows: PlanRows, masks: Masks) -> Rows:
         return Rows(
             rows.slots[rows.sampling],
-            rows.ends[rows.sampling],
+            rows.positions,
             self._host.columns,
             self._host.tokens,
-            {number: masks[row] for number, row in enumerate(rows.sampling.tolist()) if row in masks} if masks else {},
+            masks,
             self._pages.device,
         )
 

@@ -79,7 +79,9 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
 
     reserve: blocks in addition to the pool."""
     device = text_model.device
-    step = step_bytes(parts, config.scheduling.max_step_tokens, config.model.max_context, text_model.dtype)
+    step = step_bytes(
+        parts, config.scheduling.max_step_tokens, config.model.max_context, text_model.dtype, config.speculation.rows
+    )
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.memory.weights + config.memory.workspace + config.memory.kv_cache
@@ -89,10 +91,11 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
 
 
 @torch.inference_mode()
-def step_bytes(parts: DeviceParts, tokens: int, longest: int, dtype: torch.dtype) -> int:
+def step_bytes(parts: DeviceParts, tokens: int, longest: int, dtype: torch.dtype, extra_rows: int = 0) -> int:
     """Measure the memory of a step of this many tokens, with prompts of at most `longest`, besides weights and pages.
 
-    The step has logits for as many rows as possible, or the vectors of every token of a pooling model."""
+    The step has logits for as many rows as possible and `extra_rows` for drafts, or the vectors of every token of a
+    pooling model."""
     memory = parts.device_table.memory
     pages = make_pages(parts.layout, 1, dtype if parts.layout.element_bytes > 1 else torch.float8_e4m3fn, memory.device)
     torch.cuda.reset_peak_memory_stats(memory.device)
@@ -105,7 +108,7 @@ def step_bytes(parts: DeviceParts, tokens: int, longest: int, dtype: torch.dtype
         pooled = parts.pooler.finish(hidden.float(), Pooling("token_embed"))
         # The vectors of the previous step may still be in the process of being copied.
         return torch.cuda.max_memory_allocated(memory.device) - before + pooled.nbytes
-    rows = min(tokens, parts.device_table.tokens.shape[0])
+    rows = min(tokens, parts.device_table.tokens.shape[0] + extra_rows)
     logits = parts.model.logits(hidden[:rows])
     peak = torch.cuda.max_memory_allocated(memory.device) - before
     return peak + SAMPLING_COPIES * logits.nbytes

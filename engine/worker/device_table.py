@@ -90,6 +90,9 @@ class DeviceTable:
                 for slot, value in zip(slots.tolist(), values, strict=True):
                     yield field_start + field * self._line + slot, value.reshape(1)
         for row in plan.rows:
+            if row.drafts:
+                start = row.first + row.count - len(row.drafts)
+                yield token_start + row.slot * self._width + start, np.array(row.drafts, np.int32)
             for group, blocks in enumerate(row.blocks):
                 if blocks:
                     start = int(self._filled[row.slot, group])

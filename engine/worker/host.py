@@ -53,13 +53,13 @@ class HostRunner:
         hidden = self._text_model.forward(batch, self._pages, self._states.layers)
         self._states.save(plan)
         failed = rows_not_finite(hidden, batch)
-        at = torch.from_numpy(rows.sampling).to(hidden.device)
-        logits = self._text_model.logits(hidden[batch.last[at]])
+        last = torch.from_numpy(rows.last).to(hidden.device)
+        logits = self._text_model.logits(hidden[last])
         fingerprints = (
             [logit_fingerprint(row) for row in logits.cpu().numpy()] if plan.fingerprinted else []
         )  # before sampling, which modifies logits in place
         sampled = Prepared(self._sampled_rows(rows, wait(masks)), self._noise).finish(logits)
-        self._table.write(rows.slots[rows.sampling], rows.ends[rows.sampling], np.array(sampled.ids, np.int64))
+        self._table.write(rows.slots[rows.sampling], rows.positions, np.array(sampled.ids, np.int64))
         # At most as many positions as requests: logits for these are planned, and compiled kernels have buffers for
         # them.
         at_once = len(self._table.columns.seed)
@@ -84,10 +84,10 @@ class HostRunner:
     def _sampled_rows(self, rows: PlanRows, masks: Masks) -> Rows:
         return Rows(
             rows.slots[rows.sampling],
-            rows.ends[rows.sampling],
+            rows.positions,
             self._table.columns,
             self._table.tokens,
-            {number: masks[row] for number, row in enumerate(rows.sampling.tolist()) if row in masks} if masks else {},
+            masks,
             self._pages.device,
         )
 

@@ -31,7 +31,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin", rename={"rendezvous": "mee
     rendezvous: Rendezvous
 
 
-Packed = dict[int, bytes]  # masks by index of the plan's row; bit i % 32 of word i // 32 is token i
+Packed = dict[int, bytes]  # masks by number of the sample; bit i % 32 of word i // 32 is token i
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -108,4 +108,6 @@ def _packed(masks: Masks) -> Packed:
 def checksum(result: StepResult) -> int:
     """Return a checksum of the sampled tokens. Failed rows, whose tokens are undefined, count as -1."""
     kept = [-1 if row in result.failed else token for row, token in enumerate(result.sampled)]
+    for row, tokens in sorted(result.further.items()):
+        kept += (row, *tokens)
     return zlib.crc32(np.array(kept, np.int64).tobytes())

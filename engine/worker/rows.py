@@ -12,16 +12,27 @@ from engine.sampling.pipeline import Sampled
 
 @dataclass(frozen=True)
 class PlanRows:
-    """Columns with one entry per row."""
+    """Columns with one entry per row, and `sampling` and `positions` with one entry per sampled token."""
 
     slots: np.ndarray
     first: np.ndarray
     count: np.ndarray
-    sampling: np.ndarray  # indexes of the rows that sample a token
+    sampling: np.ndarray  # index of the row, several times for a row with drafts
+    positions: np.ndarray  # position of the token
+
+    @property
+    def last(self) -> np.ndarray:
+        """Index, among the tokens of the step, of the token before each sampled one."""
+        return (np.cumsum(self.count) - self.ends)[self.sampling] + self.positions - 1
+
+    @property
+    def one_each(self) -> bool:
+        """Whether every row has one token and samples one."""
+        return len(self.sampling) == len(self.slots) == int(self.count.sum())
 
     @property
     def ends(self) -> np.ndarray:
-        """Position after each row's last one, where its sampled token is written."""
+        """Position after each row's last one."""
         return self.first + self.count
 
 
@@ -41,13 +52,19 @@ def split_encoder_inputs(rows: PlanRows, sources: np.ndarray) -> tuple[PlanRows,
     enters = rows.first < own
     first = np.maximum(rows.first, own)
     encoder_inputs = EncoderInputs(np.flatnonzero(enters), rows.slots[enters], own[enters])
-    return PlanRows(rows.slots, first, rows.ends - first, rows.sampling), encoder_inputs
+    return PlanRows(rows.slots, first, rows.ends - first, rows.sampling, rows.positions), encoder_inputs
 
 
 def plan_rows(plan: StepPlan) -> PlanRows:
     fields = np.array([(row.slot, row.first, row.count, row.sample) for row in plan.rows], np.int64).reshape(-1, 4)
     slots, first, count, sample = np.ascontiguousarray(fields.T)
-    return PlanRows(slots, first, count, np.flatnonzero(sample))
+    if not any(row.drafts for row in plan.rows):
+        sampling = np.flatnonzero(sample)
+        return PlanRows(slots, first, count, sampling, (first + count)[sampling])
+    samples = np.array([row.samples for row in plan.rows], np.int64)
+    sampling = np.repeat(np.arange(len(samples)), samples)
+    number = np.arange(len(sampling)) - np.repeat(np.cumsum(samples) - samples, samples)
+    return PlanRows(slots, first, count, sampling, (first + count - samples + 1)[sampling] + number)
 
 
 def step_result(
@@ -59,6 +76,48 @@ def step_result(
     fingerprints: list[LogitFingerprint],
 ) -> StepResult:
     """Assemble the result. fingerprints: fingerprints of the rows that sample a token, or empty."""
+    if not any(row.drafts for row in plan.rows):
+        return _undrafted_result(plan, rows, sampled, scored, failed, fingerprints)
+    ids, further = [-1] * len(plan.rows), dict[int, tuple[int, ...]]()
+    logprobs, failures = dict[int, tuple[Logprob, ...]](), dict(failed)
+    start = 0
+    for number, row in enumerate(plan.rows):
+        if not row.sample:
+            continue
+        if row.drafts:
+            failures.pop(number, None)  # decided by the logits of each of its tokens
+        if start in sampled.failed:
+            failures[number] = sampled.failed[start]
+        end = start + _num_tokens(sampled, start, row.drafts)
+        ids[number] = sampled.ids[start]
+        if end > start + 1:
+            further[number] = tuple(sampled.ids[start + 1 : end])
+        if start in sampled.logprobs:
+            logprobs[number] = tuple(sampled.logprobs[at] for at in range(start, end))
+        start += row.samples
+    found = {int(rows.sampling[at]): one for at, one in enumerate(fingerprints)}
+    return StepResult(plan.step, tuple(ids), further, logprobs, scored, failures, found)
+
+
+def _num_tokens(sampled: Sampled, start: int, drafts: tuple[int, ...]) -> int:
+    """Return the number of tokens of a row: those up to the first that differs from its draft, or before the first that
+    could not be sampled, which the next step tries again. `start`: number of its first sample."""
+    count = 1
+    for at, draft in enumerate(drafts, start):
+        if sampled.ids[at] != draft or at + 1 in sampled.failed:
+            break
+        count += 1
+    return count
+
+
+def _undrafted_result(
+    plan: StepPlan,
+    rows: PlanRows,
+    sampled: Sampled,
+    scored: dict[int, tuple[Logprob, ...]],
+    failed: dict[int, str],
+    fingerprints: list[LogitFingerprint],
+) -> StepResult:
     where = rows.sampling.tolist()
     ids = [-1] * len(plan.rows)
     for row, token in zip(where, sampled.ids, strict=True):
@@ -66,7 +125,8 @@ def step_result(
     return StepResult(
         plan.step,
         tuple(ids),
-        {where[number]: found for number, found in sampled.logprobs.items()},
+        {},
+        {where[number]: (found,) for number, found in sampled.logprobs.items()},
         scored,
         {where[number]: reason for number, reason in sampled.failed.items()} | failed,
         dict(zip(where, fingerprints, strict=False)),

@@ -44,6 +44,9 @@ class RequestTable:
         for row in plan.rows:
             if any(row.blocks):
                 self._append(row.slot, row.blocks)
+            if row.drafts:
+                end = row.first + row.count
+                self.tokens[row.slot, end - len(row.drafts) : end] = row.drafts
 
     def write(self, slots: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> None:
         """Write sampled tokens of these slots."""

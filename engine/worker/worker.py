@@ -72,7 +72,7 @@ class Worker:
         self._thread = ThreadPoolExecutor(1, "worker", initializer=_begin, initargs=(threads, cpu, gpu))
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> StartedStep:
-        """Queue a step. masks: allowed tokens by index of the plan's row (see `engine.structured`)."""
+        """Queue a step. masks: allowed tokens by number of the sample (see `engine.structured`)."""
         return StartedStep(self._thread.submit(self._run, plan, masks))
 
     def close(self) -> None:

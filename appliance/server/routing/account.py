@@ -247,5 +247,9 @@ def _joined(before: Timing | None, after: Timing) -> Timing:
     if before is None or not before.first_token:
         return after
     return msgspec.structs.replace(
-        before, last_token=after.last_token, preemptions=before.preemptions + after.preemptions
+        before,
+        last_token=after.last_token,
+        preemptions=before.preemptions + after.preemptions,
+        accepted_tokens=before.accepted_tokens + after.accepted_tokens,
+        rejected_tokens=before.rejected_tokens + after.rejected_tokens,
     )

@@ -108,14 +108,26 @@ class _Run:
             self._scheduler.end(cancellation[1], self._open[cancellation[1]].finish or "abort")
 
     def _apply(self, planned: Planned) -> None:
-        sampled = []
+        sampled, further = list[int](), dict[int, tuple[int, ...]]()
         for sequence, row in zip(planned.sequences, planned.plan.rows, strict=True):
             request = self._open[sequence.id]
             number = len(sequence.ids) - sequence.prompt_tokens - len(request.submit.emitted)
-            known = 0 <= number < len(request.tokens)
-            sampled.append((request.tokens[number] if known else 0) if row.sample else -1)
-        for delta in self._scheduler.apply(StepResult(planned.plan.step, tuple(sampled)), self._now).deltas:
+            tokens = request.tokens[number : number + row.samples] if number >= 0 else []
+            accepted = _num_accepted(tokens, row.drafts)
+            if accepted:
+                further[len(sampled)] = tuple(tokens[1 : 1 + accepted])
+            sampled.append((tokens[0] if tokens else 0) if row.sample else -1)
+        result = StepResult(planned.plan.step, tuple(sampled), further)
+        for delta in self._scheduler.apply(result, self._now).deltas:
             reply, request = self._replies[delta.id], self._open[delta.id]
             reply.times += [self._now] * len(delta.ids)
             if delta.finish is None and request.finish is not None and len(reply.times) >= len(request.tokens):
                 self._scheduler.end(delta.id, request.finish)
+
+
+def _num_accepted(tokens: list[int], drafts: tuple[int, ...]) -> int:
+    """Return the number of drafts that equal the recorded tokens and are followed by another one."""
+    accepted = 0
+    while accepted + 1 < len(tokens) and tokens[accepted] == drafts[accepted]:
+        accepted += 1
+    return accepted

@@ -18,6 +18,7 @@ from engine.core.records import (
     DeadlinesPassed,
     Ended,
     PlanMade,
+    Proposed,
     Record,
     Started,
     Submitted,
@@ -108,6 +109,8 @@ class _Reader:
                     self._open[submit.id] = RecordedRequest(replace(submit, ttft_deadline=None, deadline=None), now)
                     self._arrived.append(self._open[submit.id])
                     self._add_deltas([] if ended is None else [ended])
+            case Proposed(id, tokens):
+                self._scheduler.propose(id, tokens)
             case Ended(id, finish):
                 self._scheduler.end(id, finish)
                 self._end(id, finish)
@@ -128,9 +131,9 @@ class _Reader:
                 if planned is not None:
                     self._in_flight.append((now, planned, self._scheduler.waiting, delay))
                     self._depth = max(self._depth, len(self._in_flight))
-            case Applied(now, step, sampled, failed):
+            case Applied(now, step, sampled, failed, further):
                 self._now = now
-                self._apply(StepResult(step, sampled, failed=failed))
+                self._apply(StepResult(step, sampled, further, failed=failed))
 
     def _apply(self, result: StepResult) -> None:
         if self._in_flight:  # otherwise the step was planned before the recording begins

@@ -103,12 +103,13 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         acausal_alibi=True,
         wrong_chunks=True,
         recurrent=((5, "groups of a mixer's heads"),),
+        stateful=3,
         latent=520,
         adapters=2,
     )
     foreign = replace(PLAIN, foreign="OtherForCausalLM")
     for facts in (*FACTS.values(), *(replace(FACTS["four GPUs"], model=model) for model in (more, foreign))):
-        for situation in situations(facts, seed=6, count=300):
+        for situation in situations(facts, seed=6, count=900):
             view = replace(View(facts), **situation.written)
             for rule in RULES:
                 held[rule.name].add(rule.holds(view))

@@ -1,0 +1,44 @@
+"""Speculative decoding: `speculation`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from appliance.config.key import Effect, declare
+from appliance.config.sections.values import Section
+
+_DRAFTS = Effect("engine", outputs="rounding", memory=True)
+_METHOD = Effect("service", outputs="rounding", memory=True)
+_SEARCH = Effect("engine", outputs="rounding")
+
+
+class Speculation(Section):
+    method: Literal["off", "jump-ahead", "ngram"] = declare(
+        "off",
+        effect=_METHOD,
+        target=("engine.speculation.method", "gateway.speculation"),
+        aliases={"vLLM": ("speculative_config", "spec_method"), "SGLang": "speculative_algorithm"},
+        example="ngram",
+    )
+    """Drafts that a step verifies: ngram takes tokens that followed an earlier occurrence of the last ones, and text
+    that a grammar forces; jump-ahead takes only the latter. Replies are the same with each value."""
+    tokens: Annotated[int, Field(ge=1, le=32)] = declare(
+        4,
+        effect=_DRAFTS,
+        target="engine.speculation.tokens",
+        aliases={
+            "vLLM": ("num_speculative_tokens", "spec_tokens"),
+            "SGLang": "speculative_num_draft_tokens",
+            "TGI": "speculate",
+        },
+        example=8,
+    )
+    """Maximum draft tokens of a request in one step, and rows of logits beside one for each running request."""
+    ngram_min: Annotated[int, Field(ge=1, le=32)] = declare(
+        2,
+        effect=_SEARCH,
+        target="engine.speculation.ngram_min",
+        aliases={"vLLM": "prompt_lookup_min", "SGLang": "speculative_ngram_min_match_window_size"},
+        example=3,
+    )
+    """Minimum number of last tokens that must occur earlier; among several occurrences, the longest match is used."""

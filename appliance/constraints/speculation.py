@@ -1,0 +1,31 @@
+"""Rules for speculative decoding."""
+
+from appliance.constraints.rule import Facts, Rule
+
+OFF = "off"
+
+
+def _why(facts: Facts) -> str:
+    return (
+        f"the model has {facts.model.stateful} layers with recurrent state, which cannot be rolled back to before a "
+        "rejected draft"
+    )
+
+
+RULES = (
+    Rule(
+        name="speculation-recurrent",
+        keys=("speculation",),
+        facts=("model.stateful",),
+        holds=lambda view: view.speculation == OFF or not view.facts.model.stateful,
+        text="models with recurrent layers have no speculative decoding, because their state cannot be rolled back",
+        because=_why,
+    ),
+    Rule(
+        name="speculation-pools",
+        keys=("speculation",),
+        facts=("model.pools",),
+        holds=lambda view: view.speculation == OFF or not view.facts.model.pools,
+        text="pooling models have no speculative decoding, because they generate no tokens",
+    ),
+)

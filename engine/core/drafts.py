@@ -1,0 +1,66 @@
+"""Drafts by prompt lookup: the tokens that followed an earlier occurrence of the last tokens of a sequence.
+
+Saxena, Prompt Lookup Decoding, 2023. Occurrences are found with a hash chain as in LZ77: a dictionary has the latest
+end of each n-gram of the minimum length, and an array links each end to the one before.
+"""
+
+from array import array
+
+MAX_MATCH = 16  # last tokens that are compared, to choose the best of several occurrences
+MAX_CANDIDATES = 32  # occurrences that are compared, latest first: bounds the time for highly repetitive texts
+
+
+class NgramIndex:
+    """Index of one sequence, whose tokens are only appended.
+
+    shortest: minimum number of last tokens that must occur earlier."""
+
+    __slots__ = ("_indexed", "_latest", "_longest", "_previous", "_shortest")
+
+    def __init__(self, shortest: int) -> None:
+        self._shortest, self._longest = shortest, max(shortest, MAX_MATCH)
+        self._latest: dict[tuple[int, ...], int] = {}  # n-gram of the minimum length: position after its latest end
+        self._previous = array("q")  # by position: position after the preceding end of the same n-gram, or 0
+        self._indexed = 0  # positions before it are indexed
+
+    def propose(self, ids: list[int], count: int) -> tuple[int, ...]:
+        """Return up to `count` tokens that may follow `ids`, which begins with the ids of the previous call.
+
+        The longest match is used, and the latest one of equally long ones. A match that overlaps the end is continued
+        periodically."""
+        self._extend(ids)
+        if count < 1 or len(ids) <= self._shortest:
+            return ()
+        best = best_length = 0
+        end = self._latest.get(tuple(ids[-self._shortest :]), 0)
+        for _ in range(MAX_CANDIDATES):
+            if not end or best_length == self._longest:
+                break
+            length = self._match_length(ids, end)
+            if length > best_length:
+                best, best_length = end, length
+            end = self._previous[end]
+        if not best:
+            return ()
+        period = len(ids) - best
+        return tuple(ids[best + at % period] for at in range(count))
+
+    def _extend(self, ids: list[int]) -> None:
+        """Index all n-grams that end before the last token."""
+        size, latest, previous = self._shortest, self._latest, self._previous
+        for end in range(self._indexed, len(ids)):
+            if end < size:
+                previous.append(0)
+                continue
+            key = tuple(ids[end - size : end])
+            previous.append(latest.get(key, 0))
+            latest[key] = end
+        self._indexed = max(self._indexed, len(ids))
+
+    def _match_length(self, ids: list[int], end: int) -> int:
+        """Return how many tokens before `end` equal the last tokens, at most `longest`."""
+        last, length = len(ids), self._shortest
+        limit = min(self._longest, end)
+        while length < limit and ids[end - 1 - length] == ids[last - 1 - length]:
+            length += 1
+        return length
