@@ -139,8 +139,8 @@ def _refused(program: Program) -> Iterator[tuple[str, str]]:
                 for matrix in matrices:
                     for row in matrix.linear.rows:
                         yield join(matrix.path, row.source), "adapters of routed experts are not supported"
-        for weight in (value for value in vars(op).values() if isinstance(value, HeadMatrices)):
-            yield weight.name, "it is multiplied in parts that cannot be adapted"
+        for parts in (value for value in vars(op).values() if isinstance(value, HeadMatrices)):
+            yield parts.name, "it is multiplied in parts that cannot be adapted"
 
 
 def _fitted(
