@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -275,7 +275,9 @@ def fields(model: type[BaseModel], above: str = "--") -> list[str]:
     """A flag for each field of a pydantic model that holds a value, by pydantic's own table."""
     found = []
     for name, field in model.model_fields.items():
-        kinds = (field.annotation, *get_args(field.annotation))
+        kinds: tuple[Any, ...] = (field.annotation, *get_args(field.annotation))
+        if get_origin(field.annotation) is dict:  # the operator chooses its names: one flag for the whole mapping
+            kinds = ()
         inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         word = above + name.replace("_", "-")
         found += [word] if inner is None else fields(inner, f"{word}.")
