@@ -281,7 +281,7 @@ def _evaluation_tasks(group: argparse._ArgumentGroup) -> None:
         "file, or the name of a task of the manifest; repeatable; default: all tasks of the manifest"
     )
     group.add_argument("--task", metavar="KIND:FILE|NAME", action="append", default=[], help=text)
-    group.add_argument("-n", "--limit", metavar="N", type=int, default=None, help="samples of each task, drawn (all)")
+    group.add_argument("--limit", metavar="N", type=int, default=None, help="samples of each task, drawn (all)")
     group.add_argument("--shots", metavar="N", type=int, default=None, help="solved examples before each question (0)")
     text = "file of the examples; default: the first lines of the task's file, which are then not measured"
     group.add_argument("--shots-file", metavar="FILE", default=None, help=text)

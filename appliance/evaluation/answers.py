@@ -34,7 +34,7 @@ def chosen_letter(text: str, count: int) -> str | None:
     """Return the letter of the chosen one of `count` choices, or None if the text names none or is ambiguous.
 
     In this order: a reply that begins with a letter alone (`B`, `(B)`, `B. Paris`), the last statement such as
-    `the answer is B`, the only capital letter that stands alone.
+    `the answer is B`, the only letter that is a word of its own.
     """
     letters = LETTERS[:count]
     one = rf"[(\[*_`\"'$]*(?:\\boxed\{{|\\text\{{)*([{letters}])(?![\w'’])"
@@ -53,7 +53,7 @@ def normalized(text: str) -> str:
 
 
 def extracted(text: str, pattern: re.Pattern[str]) -> str | None:
-    """Return the last match of the pattern, or its first group that took part; None without a match."""
+    """Return the last match of the pattern, or its first group that took part. Return None if nothing matches."""
     found = list(pattern.finditer(text))
     if not found:
         return None

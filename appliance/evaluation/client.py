@@ -47,7 +47,7 @@ class Reply:
 class Token:
     text: str
     logprob: float | None
-    """In nats; None for the first token of the prompt, which nothing precedes."""
+    """In nats. The first token of a prompt has None, because it has no context."""
 
 
 async def post(endpoint: Endpoint, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,9 @@ class Options:
     tasks: Mapping[str, EvaluationTask]
     """Tasks by name, with complete paths."""
     model: str | None = None
-    """Name of the model; None: the first one that the endpoint lists."""
+    """Name of the model. With None, the first name in the list of the endpoint is used."""
     limit: int | None = None
-    """Maximum samples of each task, besides its own limit."""
+    """Maximum samples of each task. The limit of the task applies too."""
     concurrency: int = 8
     seed: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)

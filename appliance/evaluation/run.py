@@ -37,7 +37,7 @@ class Record:
     expected: list[str]
     reply: str = ""
     answer: str | None = None
-    """Answer that was found in the reply; None without one."""
+    """Answer in the reply. It is None if the reply has no answer."""
     correct: bool = False
     error: str = ""
     finish: str = ""

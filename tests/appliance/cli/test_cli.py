@@ -275,7 +275,9 @@ def fields(model: type[BaseModel], above: str = "--") -> list[str]:
     """A flag for each field of a pydantic model that holds a value, by pydantic's own table."""
     found = []
     for name, field in model.model_fields.items():
-        kinds = (field.annotation, *get_args(field.annotation))
+        kinds: tuple[Any, ...] = (field.annotation, *get_args(field.annotation))
+        if get_origin(field.annotation) is dict:  # the operator chooses its names: one flag for the whole mapping
+            kinds = ()
         inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         word = above + name.replace("_", "-")
         inner = None if get_origin(field.annotation) is tuple else inner  # a list is one value

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """`reply`: text of the reply to a prompt. `logprob`: of a token (a word with the space before it) after a text.
+    """`reply`: text of the reply to a prompt. `logprob`: of a token (white space and a word) after a text.
     `forms`: served forms of prompt log probabilities. `failing`: number of next requests that get `status`."""
 
     def __init__(self) -> None:

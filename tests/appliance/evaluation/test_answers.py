@@ -12,6 +12,7 @@ from appliance.evaluation.answers import chosen_letter, extracted, final_number,
 from appliance.evaluation.client import Token, last_tokens
 from appliance.evaluation.samples import windows
 from appliance.evaluation.statistics import mcnemar, perplexity, perplexity_interval, wilson
+from appliance.evaluation.summary import compare
 
 
 @pytest.mark.parametrize(
@@ -158,3 +159,12 @@ def test_windows_join_to_the_text_and_divide_it_at_white_space(text, characters)
 def test_the_last_tokens_contain_the_text(text, last):
     tokens = [Token(each, -1.0) for each in ("Who?", "The Answer", ":", " B")]
     assert [token.text for token in last_tokens(tokens, text)] == last
+
+
+def test_a_comparison_counts_lost_and_gained_samples_of_both_results():
+    scores = {"a": 1, "b": 0, "c": 0, "d": 1, "new": 1}
+    before = {"a": 0, "b": 1, "c": 1, "d": 1, "old": 1}
+    tasks = [{"t": {"kind": "gsm8k", "scores": each}} for each in (scores, before)]
+    (found,) = compare(tasks[0], {"tasks": tasks[1]}, 0.05).values()
+    assert (found["samples"], found["lost"], found["gained"], found["p_value"]) == (4, 2, 1, 1.0)
+    assert (found["before"], found["after"]) == (0.75, 0.5)

@@ -48,7 +48,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 
 def adds(prompt: str) -> str:
-    """Add, except that 3 + 1 is 5 and nothing is said about 7 + 1."""
+    """Add, except that 3 + 1 is 5 and 7 + 1 has no answer."""
     number = int(prompt.split("\n")[-1].split()[0])
     return {3: "#### 5", 7: "I do not know."}.get(number, f"{number} and 1 make {number + 1}\n#### {number + 1}.00")
 
@@ -201,7 +201,8 @@ def test_a_busy_server_is_tried_again_and_a_failed_request_is_an_error(server, t
 def test_a_comparison_pairs_samples_and_fails_if_significantly_worse(server, tmp_path, capsys):
     task = ("--task", f"gsm8k:{sums(tmp_path / 'sums.jsonl', 20)}")
     server.reply = lambda prompt: f"#### {int(prompt.split(chr(10))[-1].split()[0]) + 1}"
-    evaluate(server, tmp_path / "good", *task) if (tmp_path / "good").mkdir() is None else None
+    (tmp_path / "good").mkdir()
+    evaluate(server, tmp_path / "good", *task)
     good = str(tmp_path / "good" / "deep" / "result.json")
     server.reply = lambda prompt: "#### 1" if int(prompt.split("\n")[-1].split()[0]) < 6 else "#### -1"
     result = evaluate(server, tmp_path, *task, "--compare", good, code=1)
