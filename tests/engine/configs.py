@@ -13,5 +13,6 @@ def with_arguments(config: EngineConfig, **arguments: Any) -> EngineConfig:
 
 
 def arguments_of(config: EngineConfig) -> dict[str, Any]:
-    """Return the value of every argument except the model."""
-    return {name: reduce(getattr, field.split("."), config) for name, field in ARGUMENTS.items() if name != "model"}
+    """Return the value of every argument of `LLM` except the model."""
+    found = {name: reduce(getattr, field.split("."), config) for name, field in ARGUMENTS.items() if name != "model"}
+    return {**found, "adapters": {adapter.name: adapter.path for adapter in config.adapters}}

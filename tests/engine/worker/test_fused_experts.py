@@ -140,7 +140,7 @@ def scores(worker: Any, others: int, steps: int) -> list[float]:
     requests = Requests(worker, [33] + [11] * others, GREEDY)
     requests.ids[0] = list(range(33))
     handles = [requests.prefill(), *(requests.decode() for _ in range(steps))]
-    return [handle.result().logprobs[0].logprob for handle in handles]
+    return [handle.result().logprobs[0][0].logprob for handle in handles]
 
 
 @pytest.mark.slow

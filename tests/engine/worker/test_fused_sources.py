@@ -137,7 +137,7 @@ def test_a_reply_that_begins_in_chunks_is_the_same(config, model):
         logits = model(input_ids=torch.tensor([ids[:20]]), decoder_input_ids=torch.tensor([ids[20:]])).logits[0, -1]
     token, logprob = int(logits.argmax()), float(logits.log_softmax(0).max())
     assert found[-1].sampled == at_once.sampled == (token,)
-    assert at_once.logprobs[0].logprob == found[-1].logprobs[0].logprob == pytest.approx(logprob, abs=1e-4)
+    assert at_once.logprobs[0][0].logprob == found[-1].logprobs[0][0].logprob == pytest.approx(logprob, abs=1e-4)
 
 
 @in_interpreter
@@ -170,7 +170,7 @@ def scores(worker: Any, others: int, steps: int, source: int = 37) -> list[float
     )
     requests.ids[0] = [*range(10, 10 + source), START]
     handles = [requests.prefill(), *(requests.decode() for _ in range(steps))]
-    return [handle.result().logprobs[0].logprob for handle in handles]
+    return [handle.result().logprobs[0][0].logprob for handle in handles]
 
 
 @in_interpreter

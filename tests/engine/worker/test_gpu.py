@@ -114,7 +114,7 @@ def test_an_invariant_request_is_the_same_in_any_batch_bit_for_bit(
         requests = Requests(made, [33] + [11] * others, GREEDY)
         requests.ids[0] = list(range(33))
         handles = [requests.prefill(), *(requests.decode() for _ in range(6))]
-        scores.append([handle.result().logprobs[0].logprob for handle in handles])
+        scores.append([handle.result().logprobs[0][0].logprob for handle in handles])
     assert all(score == scores[0] for score in scores)
     made.close()
 
@@ -126,7 +126,7 @@ def test_pages_of_8_bits_keep_most_tokens(config: EngineConfig) -> None:
     for kv_dtype in ("bfloat16", "fp8"):
         made = build_worker(with_arguments(config, dtype="bfloat16", kv_dtype=kv_dtype), silent)
         handle = Requests(made, [60], GREEDY).prefill()
-        found.append(handle.result().logprobs[0].logprob)
+        found.append(handle.result().logprobs[0][0].logprob)
         made.close()
     assert found[0] == pytest.approx(found[1], abs=0.05)
 
@@ -138,7 +138,7 @@ def test_weights_in_fp8_take_a_byte_a_number_and_cost_little(config: EngineConfi
     for weights in ("stored", "fp8"):
         asked = with_arguments(config, dtype=dtype, kv_dtype=dtype, weights=weights)
         made = build_worker(asked, silent)
-        found.append(Requests(made, [60], GREEDY).prefill().result().logprobs[0].logprob)
+        found.append(Requests(made, [60], GREEDY).prefill().result().logprobs[0][0].logprob)
         held.append(made.memory_usage["mlp"])
         made.close()
     assert found[0] == pytest.approx(found[1], abs=0.1)

@@ -85,7 +85,7 @@ def test_two_steps_may_be_queued_before_the_first_token_is_known(worker, best):
     for number, handle in enumerate(handles, start=1):
         result = handle.result()
         assert result.step == number and result.sampled == (best(ids),)
-        assert result.logprobs[0].token == result.sampled[0]
+        assert result.logprobs[0][0].token == result.sampled[0]
         ids += result.sampled
 
 
@@ -115,7 +115,8 @@ def test_a_mask_holds_for_its_row_alone(worker, best):
     mask[1] = 1 << (VOCAB - 1 - 32)
     rows = (Row(0, 0, 2, True, ((1,),)), Row(1, 0, 2, False, ((2,),)), Row(2, 0, 2, True, ((3,),)))
     plan = StepPlan(1, (new(0, (1, 2)), new(1, (3, 4)), new(2, (5, 6))), (), rows)
-    assert worker.start(plan, {2: mask}).result().sampled == (best((1, 2)), -1, VOCAB - 1)
+    second_sample = 1  # row 1 samples nothing
+    assert worker.start(plan, {second_sample: mask}).result().sampled == (best((1, 2)), -1, VOCAB - 1)
 
 
 def test_masks_that_come_after_the_start_hold_for_the_step_that_waits_for_them(worker, best):
