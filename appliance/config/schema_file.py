@@ -62,7 +62,7 @@ def _take_required(node: dict[str, Any], sections: dict[str, Any]) -> dict[str, 
 def _interpolated(name: str, node: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a key that also accepts a text with ${…}, unless it accepts any text already."""
     items = node.get("items", {})
-    if node.get("type") == "array" and items.get("type") in ("integer", "number"):
+    if node.get("type") == "array" and (items.get("type") in ("integer", "number") or "pattern" in items):
         return {**node, "items": {"anyOf": [items, INTERPOLATED]}}
     if name == "apiVersion" or "$ref" in node or node.get("type") in ("array", "object"):
         return node

@@ -56,13 +56,14 @@ LEAVE_OUT = "leave it out"
 def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
     """Return a hint for an unknown key, and the keys it may stand for.
 
-    The order is: the same word in this section, elsewhere and in other servers, then a similar word here and elsewhere.
+    The order is: the same word in this section, also in the plural, elsewhere and in other servers, then a similar word
+    here and elsewhere.
     """
     above, name = path[:-1], str(path[-1])
     here = children(above)
     word = flat(name.removeprefix("option."))  # DJL Serving writes option.NAME
     for known in here:
-        if flat(known) == word:
+        if flat(known) in (word, f"{word}s"):
             return f"did you mean {known}?", ((*above, known),)
     if above[: len(PROFILES)] == PROFILES:
         return _in_profile(above, name)

@@ -53,7 +53,9 @@ class HostRunner:
         hidden = self._text_model.forward(batch, self._pages, self._states.layers)
         self._states.save(plan)
         failed = rows_not_finite(hidden, batch)
-        last = torch.from_numpy(rows.last).to(hidden.device)
+        # The batch has only the decoder's tokens of a row, so tokens are counted back from its last one.
+        back = torch.from_numpy(rows.ends[rows.sampling] - rows.positions).to(hidden.device)
+        last = batch.last[torch.from_numpy(rows.sampling).to(hidden.device)] - back
         logits = self._text_model.logits(hidden[last])
         fingerprints = (
             [logit_fingerprint(row) for row in logits.cpu().numpy()] if plan.fingerprinted else []

@@ -109,7 +109,7 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
     )
     foreign = replace(PLAIN, foreign="OtherForCausalLM")
     for facts in (*FACTS.values(), *(replace(FACTS["four GPUs"], model=model) for model in (more, foreign))):
-        for situation in situations(facts, seed=6, count=900):
+        for situation in situations(facts, seed=6, count=2500):
             view = replace(View(facts), **situation.written)
             for rule in RULES:
                 held[rule.name].add(rule.holds(view))

@@ -247,8 +247,8 @@ def test_a_config_that_names_no_architecture_is_refused(folder, names):
 
 
 def test_a_quantized_checkpoint_is_refused_with_its_method(folder):
-    configured(folder, quantization_config={"quant_method": "gptq", "bits": 3})
-    with pytest.raises(CheckpointError, match=r"is quantized \(gptq, 3 bits\), which is not supported: bits is 3"):
+    configured(folder, quantization_config={"quant_method": "gptq", "bits": 9})
+    with pytest.raises(CheckpointError, match=r"is quantized \(gptq, 9 bits\), which is not supported: bits is 9"):
         read_checkpoint(folder)
 
 

@@ -54,8 +54,8 @@ def test_a_last_prompt_of_one_token_is_launched_as_such(config, tokens):
 def test_the_pool_makes_room_for_the_largest_step_that_there_can_be(config, monkeypatch):
     asked = []
 
-    def measured(parts, tokens, longest, dtype):
-        asked.append((tokens, longest))
+    def measured(parts, tokens, longest, dtype, extra_rows):
+        asked.append((tokens, longest, extra_rows))
         return 1000
 
     monkeypatch.setattr(device_parts, "step_bytes", measured)
@@ -64,4 +64,4 @@ def test_the_pool_makes_room_for_the_largest_step_that_there_can_be(config, monk
     model = SimpleNamespace(device=torch.device("cpu"), weight_bytes=10, encoder=None, dtype=torch.float32)
     parts = SimpleNamespace(table_bytes=5, layout=SimpleNamespace(block_bytes=7), states=SimpleNamespace(nbytes=3))
     assert measured_pool(config, model, parts) == (1 << 20) - 1000 - 18
-    assert asked == [(131, 40)]
+    assert asked == [(131, 40, 0)]
