@@ -118,7 +118,7 @@ class SchedulerConfig:
         return min(self.max_context, submit.source + self.sources.reply)
 
     def variants(self, length: int) -> tuple[bytes, ...]:
-        """Return the cache key of this rotary scaling, on which the keys of a sequence depend besides its tokens."""
+        """Return the cache key of this rotary scaling, on which the keys depend as on the tokens."""
         return tuple(str(rope.variant(length)).encode() for rope in self.ropes)
 
     def adapter_number(self, submit: Submit) -> int:

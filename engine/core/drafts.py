@@ -21,7 +21,7 @@ class NgramIndex:
         self._shortest, self._longest = shortest, max(shortest, MAX_MATCH)
         self._latest: dict[tuple[int, ...], int] = {}  # n-gram of the minimum length: position after its latest end
         self._previous = array("q")  # by position: position after the preceding end of the same n-gram, or 0
-        self._indexed = 0  # positions before it are indexed
+        self._indexed = 0  # number of indexed positions
 
     def propose(self, ids: list[int], count: int) -> tuple[int, ...]:
         """Return up to `count` tokens that may follow `ids`, which begins with the ids of the previous call.

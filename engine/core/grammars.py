@@ -181,7 +181,7 @@ class Grammars:
         return masks, failed
 
     def _walk(self, id: str, drafts: tuple[int, ...]) -> Iterator[Matcher]:
-        """Yield the matchers after each draft that the grammar allows, up to one that completes the reply."""
+        """Yield the matchers after each draft that the grammar allows, up to the draft that completes the reply."""
         matcher = self._matchers[id]
         for draft in drafts:
             matcher = matcher.fork()

@@ -8,8 +8,8 @@ The mask of a grammar depends on the preceding token. If that token is still bei
 masks and waits for them only before sampling, so the model runs meanwhile.
 
 A row with drafts computes their positions too, and samples a token after each of them. Noise is keyed by position, so
-the sampled tokens are those of separate steps as long as the drafts equal them. The row's tokens are those up to the
-first one that differs from its draft. Keys and values of the rejected drafts are overwritten by the next row.
+separate steps would sample the same tokens as long as the drafts equal them. The row's tokens end with the first token
+that differs from its draft. Keys and values of the rejected drafts are overwritten by the next row.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def samples(self) -> int:
-        """Number of tokens that are sampled. Those of all rows of a step are numbered in order."""
+        """Number of tokens that are sampled. Samples are numbered in the order of the rows of a step."""
         return 1 + len(self.drafts) if self.sample else 0
 
 
@@ -96,7 +96,7 @@ class StepResult:
     further: dict[int, tuple[int, ...]] = field(default_factory=dict)  # tokens after it, if its draft was accepted
     logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)  # of each token of the row
     prompt_logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
-    """Of the prompt tokens at positions first + 1 … first + count that the row could score."""
+    """Entries for the prompt tokens at positions first + 1 … first + count that the row could score."""
     failed: dict[int, str] = field(default_factory=dict)  # reason why no token could be sampled; `sampled` is undefined
     fingerprints: dict[int, LogitFingerprint] = field(default_factory=dict)  # if the plan requests them
     pooled: dict[int, Pooled] = field(default_factory=dict)  # of prompts that the row completed

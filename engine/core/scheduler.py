@@ -447,8 +447,8 @@ class Scheduler:
     # Blocks and slots
 
     def _allocate(self, draft: _Draft, sequence: Sequence, end: int) -> Blocks | None:
-        """Return new blocks up to position `end`, preempting sequences of worse rank. None if this sequence has to
-        wait or was preempted itself."""
+        """Return new blocks up to position `end`, preempting sequences of worse rank; return None if this sequence
+        has to wait or was preempted itself."""
         while True:
             blocks = self.cache.grow(sequence.tables, sequence.ids, sequence.computed, end)
             if blocks is not None:
@@ -509,7 +509,7 @@ class Scheduler:
     # Results
 
     def _append_tokens(self, sequence: Sequence, row: Row, result: StepResult, index: int, now: float) -> Delta:
-        """Append the tokens of a row, up to one that ends the request. Return their delta."""
+        """Append the tokens of a row, up to the token that ends the request. Return their delta."""
         ids = sequence.ids
         tokens = result.tokens(index)
         sequence.forced = ()

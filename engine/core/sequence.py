@@ -82,7 +82,7 @@ class Sequence:
         self.prompt_tokens = len(submit.prompt)
         self.total = len(self.ids)
         self.computed = 0
-        self.charged = 0  # positions before it were computed once, or found in the cache
+        self.charged = 0  # number of positions that were computed once, or found in the cache
         self.limit = min(self.prompt_tokens + submit.max_tokens, longest)
         self.last = self.limit - 1 if submit.max_tokens else self.limit  # without a reply, all prompt tokens are scored
         self.min_total = self.prompt_tokens + submit.sampling.min_tokens

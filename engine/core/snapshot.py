@@ -97,7 +97,7 @@ class SchedulerState(msgspec.Struct, frozen=True):
     free_slots: list[int]
     dropped: list[int]
     sequences: list[SequenceState]
-    """Open sequences in the scheduler's order, then ended ones that are part of a step in flight."""
+    """Open sequences in the scheduler's order, then ended sequences of steps in flight."""
     in_flight: list[PlannedState]
     deadlines: list[tuple[float, int, Literal["first token", "end"], str]]
     counters: Counters

@@ -20,7 +20,7 @@ from kernels.sampling.columns import FIELDS, DeviceColumns
 from kernels.step_inputs import STAGED_WRITES
 
 _ALIGNED = 32  # words: columns start at multiples of 128 bytes
-_IN_FLIGHT = 4  # number of host buffers, each of which is reused only after its upload has finished
+_IN_FLIGHT = 4  # number of host buffers; a buffer is reused only after its upload has finished
 _RUN = 3  # words that describe a run: offset in the table, length, offset of its words in the upload
 
 Run = tuple[int, np.ndarray]  # (offset in the table's memory, words)
@@ -73,7 +73,7 @@ class DeviceTable:
         return self.memory.nbytes
 
     def changes(self, plan: StepPlan, columns: Columns | None) -> Iterator[Run]:
-        """Yield the changes of a plan. `columns` has its new requests already; None for a pooling model."""
+        """Yield the changes of a plan. `columns` has its new requests already; pooling models have no columns."""
         token_start, table_start, rope_start, field_start, segment_start, source_start = self._starts[:6]
         begins = 0 if self.segments is None else self.segments.shape[1]
         for new in plan.new:

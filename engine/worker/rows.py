@@ -27,7 +27,7 @@ class PlanRows:
 
     @property
     def one_each(self) -> bool:
-        """Whether every row has one token and samples one."""
+        """True if every row has one token and samples one."""
         return len(self.sampling) == len(self.slots) == int(self.count.sum())
 
     @property

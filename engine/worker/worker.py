@@ -57,7 +57,7 @@ class Worker:
         """memory_usage: bytes by part (see RankMemory).
         mapped: bytes of weights used in the checkpoint file.
         threads: number of torch threads.
-        arithmetic: what the outputs depend on besides the weights.
+        arithmetic: parameters, in addition to the weights, on which the outputs depend.
         snapshots: number of snapshots of recurrent state; None if the model has no such state.
         reserved: blocks outside of the pool, for golden prompts.
         cpu: CPU of the worker's thread, which is the first of a pinned team.
