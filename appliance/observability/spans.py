@@ -148,7 +148,7 @@ class RequestSpan:
         return self._span.span_id
 
     def update(self, attributes: Mapping[str, Value | None]) -> None:
-        """Set attributes. None leaves an attribute as it is."""
+        """Set attributes, except those whose value is None."""
         self._span.attributes |= {name: value for name, value in attributes.items() if value is not None}
 
     def fail(self, kind: str, *, is_client_error: bool = False) -> None:

@@ -162,7 +162,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """"ngram": drafts are the tokens that followed an earlier occurrence of the last tokens, or the forced text of a
     grammar. "jump-ahead": only the latter."""
     tokens: int = 4
-    """Maximum number of draft tokens of a request in one step."""
+    """Maximum number of tokens of a draft by prompt lookup, and of rows of logits for drafts alone. Forced text also
+    uses the rows that other requests leave."""
     ngram_min: int = 2
     """Minimum number of last tokens that must occur earlier."""
 

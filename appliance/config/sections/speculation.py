@@ -20,8 +20,8 @@ class Speculation(Section):
         aliases={"vLLM": ("speculative_config", "spec_method"), "SGLang": "speculative_algorithm"},
         example="ngram",
     )
-    """Drafts that a step verifies: ngram takes tokens that followed an earlier occurrence of the last ones, and text
-    that a grammar forces; jump-ahead takes only the latter. Replies are the same with each value."""
+    """Drafts that a step verifies: ngram takes tokens that followed an earlier occurrence of the last tokens, and
+    text that a grammar forces; jump-ahead takes only forced text. Replies are the same with each value."""
     tokens: Annotated[int, Field(ge=1, le=32)] = declare(
         4,
         effect=_DRAFTS,
@@ -33,7 +33,8 @@ class Speculation(Section):
         },
         example=8,
     )
-    """Maximum draft tokens of a request in one step, and rows of logits beside one for each running request."""
+    """Maximum tokens of a draft by prompt lookup, and number of rows of logits that a step has for drafts alone. Text
+    that a grammar forces also uses the rows that other requests leave."""
     ngram_min: Annotated[int, Field(ge=1, le=32)] = declare(
         2,
         effect=_SEARCH,
