@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import transformers
@@ -148,10 +147,8 @@ def test_weights_in_fp8_take_a_byte_a_number_and_cost_little(config: EngineConfi
 
 def test_a_measured_pool_fits_beside_what_was_measured(config: EngineConfig) -> None:
     free, _ = torch.cuda.mem_get_info()
-    asked = msgspec.structs.replace(
-        config, kv_measured=True, kv_bytes=free, weight_bytes=1 << 28, workspace_bytes=1 << 29
-    )
-    made = build_worker(asked, silent)
+    sized = {"kv_measured": True, "kv_bytes": free, "weight_bytes": 1 << 28, "workspace_bytes": 1 << 29}
+    made = build_worker(with_arguments(config, **sized), silent)
     assert 0.5 * free < made.kv_bytes < free
     Requests(made, [200]).generate(3)
     made.close()

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import transformers
@@ -131,10 +130,8 @@ def test_an_invariant_prompt_is_the_same_in_any_step_bit_for_bit(config: EngineC
 
 def test_a_measured_pool_fits_beside_what_was_measured(config: EngineConfig) -> None:
     free, _ = torch.cuda.mem_get_info()
-    asked = msgspec.structs.replace(
-        config, kv_measured=True, kv_bytes=free, weight_bytes=1 << 28, workspace_bytes=1 << 29
-    )
-    made = build_worker(asked, silent)
+    sized = {"kv_measured": True, "kv_bytes": free, "weight_bytes": 1 << 28, "workspace_bytes": 1 << 29}
+    made = build_worker(with_arguments(config, **sized), silent)
     assert made.kv_bytes < free
     assert (made.kv_bytes > 0.5 * free) == bool(made.layout.groups)
     assert len(start(made, 1, prompts(200, 200), TOKENS).result().pooled) == 2
