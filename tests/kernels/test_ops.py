@@ -61,7 +61,11 @@ class Memory:
 
 @pytest.fixture
 def memory(monkeypatch):
-    return Memory(monkeypatch)
+    made = Memory(monkeypatch)
+    yield made
+    made.given.clear()
+    if ON_GPU:
+        torch.cuda.empty_cache()  # other test processes share the device's memory
 
 
 def runs():
