@@ -66,8 +66,8 @@ def experts(written, kind):
 
 
 def equal(got, want):
-    """Compare logits: only the order of float32 sums differs."""
-    return (got - want).abs().max() <= 2e-6 * want.abs().max()
+    """Compare logits: only the order of float32 sums differs, which depends on the CPU."""
+    return (got - want).abs().max() <= 1e-5 * want.abs().max()
 
 
 def restored(made):
