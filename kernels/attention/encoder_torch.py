@@ -14,21 +14,30 @@ from kernels.attention.common import attend
 
 
 def encoder_attention(
-    q: Tensor, k: Tensor, v: Tensor, count: Sequence[int], scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    count: Sequence[int],
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    biases: Tensor | None = None,
 ) -> Tensor:
-    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]; count: tokens of each row → [tokens, heads, dim]."""
+    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]; count: tokens of each row; biases: [heads, distances] →
+    [tokens, heads, dim]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     first = 0
     for tokens in count:
         own = slice(first, first + tokens)
         seen = _seen(tokens, window, q.device)
-        if softcap is None:
+        if softcap is None and biases is None:
             heads = (x[own].transpose(0, 1).unsqueeze(0) for x in (q, k, v))
             y = scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
             out[own] = y[0].transpose(0, 1)
         else:
             everything = torch.ones((tokens, tokens), dtype=torch.bool, device=q.device)
-            out[own] = attend(q[own], k[own], v[own], everything if seen is None else seen, scale, softcap, None)
+            seen = everything if seen is None else seen
+            out[own] = attend(q[own], k[own], v[own], seen, scale, softcap, None, None, biases)
         first += tokens
     return out
 
