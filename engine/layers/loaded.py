@@ -295,10 +295,13 @@ def routing(part: Experts) -> Routing:
 
 def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWeights:
     """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder. Raises ConfigError for
-    ALiBi, chunks and scaled queries outside of causal self-attention, which no executor supports."""
+    ALiBi, chunks and scaled queries outside of causal self-attention and relative biases outside of self-attention,
+    which no executor supports."""
     for op in (*program.encoder, *program.ops):
         if isinstance(op, Attend) and op.part.alibi is not None and (op.layer is None or op.cross):
             raise ConfigError("ALiBi requires causal self-attention; remove it from this model's declaration")
+        if isinstance(op, Attend) and op.part.relative is not None and (op.cross or op.part.alibi is not None):
+            raise ConfigError("relative biases require self-attention without ALiBi; change this model's declaration")
         if isinstance(op, Attend) and not op.part.supported_limits:
             raise ConfigError(
                 "chunks and scaled queries require causal self-attention, and chunks exclude a window; change this "
