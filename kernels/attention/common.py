@@ -289,6 +289,17 @@ def biased(scores, scale, slopes, key, query, SOFTCAP: tl.constexpr):
 
 
 @jit
+def with_biases(scores, scale, biases, heads, live, key, query, SOFTCAP: tl.constexpr, REACH: tl.constexpr):
+    """scale · scores + bias of the head for the distance key - query · log2(e); scores with SOFTCAP are scaled already.
+    biases: [heads, 2 · REACH + 1]; heads, live, query: one for each row; key: one for each column."""
+    if SOFTCAP:
+        scale = 1.0
+    distance = tl.maximum(tl.minimum(key[None, :] - query[:, None], REACH), -REACH) + REACH
+    bias = tl.load(biases + heads[:, None] * (2 * REACH + 1) + distance, live[:, None], 0.0)
+    return tl.fma(scores, scale, bias * 1.4426950408889634)
+
+
+@jit
 def softmax_weights(scores, top, scale, SCALED: tl.constexpr):
     """Scores of one more tile, -inf where masked → its weights, the new top and the factor for the previous sums. A
     tile with a mask that hides nothing gives the same result as one without a mask: each weight is one `fma`. SCALED:
