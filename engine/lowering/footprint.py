@@ -21,6 +21,7 @@ from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
     Correction,
+    DistanceBias,
     ForeignWeights,
     HeadMatrices,
     Matrix,
@@ -209,6 +210,8 @@ class _Footprint:
                     found = self._foreign(weight)
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
+                case DistanceBias(heads=heads, width=width):
+                    found = (Holding("attention", weight.name, "float32", (self._share(heads), width, 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
         if model.pooler is not None:
             yield from self._pooler(model.pooler)
