@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.api.errors import CheckpointError
 from engine.kv.layout import Layout, whole_blocks
-from engine.layers.batch import Batch
+from engine.layers.batch import Batch, MediaRows
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
@@ -20,12 +20,14 @@ from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
+from engine.layers.step import rope_positions
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.measures import buffer_widths
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
     Add,
+    AddMedia,
     AllReduce,
     Attend,
     AttendLatent,
@@ -38,6 +40,7 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    InsertMedia,
     Linear,
     Normalize,
     NormalizeParts,
@@ -107,6 +110,7 @@ class TorchOp:
     programs, on the first `tokens` rows of the buffers."""
 
     compute: Callable[[int], None]
+    media: bool = False  # only steps with media need it
 
 
 class CompiledModel:
@@ -132,6 +136,7 @@ class CompiledModel:
         self.whole = _bidirectional_kv(self.ops)
         self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
+        self.media: MediaRows | None = None  # of the running step
         self.states: LayerStates = ()  # of the last step; operations point to them
         self._fit(MIN_TOKENS)
 
@@ -148,6 +153,7 @@ class CompiledModel:
             assert isinstance(embed, Embed), "a program begins with its embedding"
             rows = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
             self.buffers[embed.y][: batch.tokens] = rows
+        self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
         data = StepData(
             batch.tokens,
             ids=batch.ids,
@@ -155,12 +161,13 @@ class CompiledModel:
             count=torch.tensor(batch.count),
             slots=batch.slots,
             adapters=batch.adapters,
-            angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
+            spans=batch.spans,
+            angles=[rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations],
             tables=tables,
             slot_mapping=slot_mapping,
             pages=pages,
         )
-        for part in self.regions:
+        for part in self.regions if self.media is None else self.media_regions:
             if isinstance(part, CompiledProgram):
                 self.team.run(part, data)
             else:
@@ -221,11 +228,15 @@ class CompiledModel:
         first."""
         self.tokens = tokens
         self.regions: list[CompiledProgram | TorchOp] = []
+        self.media_regions: list[CompiledProgram | TorchOp] = []  # of a step with media
         self.buffers.make(tokens)
         if self.is_recurrent and not self.states:
             return  # the first step brings the states
         ops = [made for op in self.ops for made in self._compiled(op)]
-        self.regions = _regions(ops, tuple(self.buffers.tensors.values()))
+        kept = tuple(self.buffers.tensors.values())
+        without_media = [op for op in ops if not (isinstance(op, TorchOp) and op.media)]
+        self.regions = _regions(without_media, kept)
+        self.media_regions = self.regions if len(without_media) == len(ops) else _regions(ops, kept)
 
     def _compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
         """Yield the structures of an operation."""
@@ -234,6 +245,8 @@ class CompiledModel:
             case Embed():
                 if not self.sums:
                     yield self._embed(values[op.y])
+            case InsertMedia() | AddMedia():
+                yield self._media(op)
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
@@ -304,6 +317,18 @@ class CompiledModel:
                 yield _torch_gate(op, self._columns(op.x), self._columns(op.gate), values[op.y])
             case _:
                 raise NotImplementedError(f"compiled kernels have no {type(op).__name__}")
+
+    def _media(self, op: InsertMedia | AddMedia) -> TorchOp:
+        x = self.buffers[op.x]
+
+        def compute(tokens: int) -> None:
+            assert self.media is not None, "a step without media has no such operation"
+            if isinstance(op, AddMedia):
+                self.media.add(x[:tokens], op.first)
+            else:
+                self.media.insert(x[:tokens])
+
+        return TorchOp(compute, media=True)
 
     def _linear(self, op: Linear, x: Tensor, y: Tensor) -> Iterator[cpu.Op]:
         """Yield the product, between the two operations of its adapters."""

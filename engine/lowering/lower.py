@@ -10,6 +10,7 @@ from engine.lowering.program import (
     Activation,
     ActivationNumbers,
     Add,
+    AddMedia,
     AlibiSlopes,
     Attend,
     AttendLatent,
@@ -26,6 +27,7 @@ from engine.lowering.program import (
     Gate,
     GatedNorm,
     HeadMatrices,
+    InsertMedia,
     Linear,
     Matrix,
     Normalize,
@@ -117,13 +119,30 @@ class _Lowering:
             for part in block:
                 ops += self._residual_block(part, path)
                 cross += self._cross_kv(part, path)
+            ops += self._deepstack(index)
         ops += self._final_norm(model.norm)
         out = self.x if model.norm is None else self.normed
         if encoder is None:
-            return Program(tuple(ops), out)
+            return Program(tuple(ops), out, rope_axes=self._rope_axes())
         states = self.x if encoder.norm is None else self.normed
         linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
         return Program(tuple(ops), out, (*before, *linked), states)
+
+    def _deepstack(self, index: int) -> Iterator[Op]:
+        media = self.model.media
+        if media is not None and index in media.deepstack:
+            yield AddMedia(x=self.x, first=self.x.width * (1 + media.deepstack.index(index)))
+
+    def _rope_axes(self) -> tuple[int, ...]:
+        """Return the axis of each rotated pair. Interleaved: pairs alternate between time, height and width, as long as
+        the sections of height and width last."""
+        positions = None if self.model.media is None else self.model.media.positions
+        if positions is None:
+            return ()
+        sections = positions.sections
+        if not positions.interleaved:
+            return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+        return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(sum(sections)))
 
     def _foreign(self) -> Iterator[Op]:
         """Yield the attention of a decoder that transformers computes."""
@@ -143,6 +162,8 @@ class _Lowering:
 
     def _embedding(self, tables: Tables) -> Iterator[Op]:
         yield Embed(y=self.x, weight=tables)
+        if self.model.media is not None:
+            yield InsertMedia(x=self.x)
         if tables.embed.norm is not None:
             yield self._norm(tables.embed.norm, self.model.root, self.x, self.x)
 

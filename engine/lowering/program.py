@@ -216,6 +216,21 @@ class Embed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InsertMedia:
+    """x = the first columns of the embeddings of media, for the tokens of media in a step."""
+
+    x: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddMedia:
+    """x += columns of the embeddings of media, from `first` on, for the tokens of media in a step."""
+
+    x: Value
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Normalize:
     """y = norm(x)."""
 
@@ -609,6 +624,8 @@ class Quantized:
 
 Op = (
     Embed
+    | InsertMedia
+    | AddMedia
     | Normalize
     | NormalizeParts
     | Linear
@@ -649,6 +666,7 @@ class Program:
     out: Value  # the hidden states
     encoder: tuple[Op, ...] = ()
     encoder_out: Value | None = None
+    rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -734,7 +752,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.x, op.y
         case Scale():
             return (op.x.value,)
-        case AllReduce():
+        case AllReduce() | InsertMedia() | AddMedia():
             return (op.x,)
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
@@ -774,7 +792,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q, op.y
         case ForeignDecoder():
             return (op.y,)
-        case Add() | AllReduce() | NormalizeParts():
+        case Add() | AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
             return (op.x,)
         case Scale():
             return (op.x.value,)
