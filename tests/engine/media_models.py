@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 REPLY = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Picture:
     """An image as the processor returns it, and the number of its tokens."""
 
@@ -103,6 +103,7 @@ def saved(model: Any, folder: Path) -> Any:
                 weight.add_(0.1 * torch.randn_like(weight))
             else:
                 weight.normal_(0, 0.1)
+        model.lm_head.weight[IMAGE] = 0  # transformers takes it for another image if it is in a reply
     model.float().eval().save_pretrained(folder)
     return model
 

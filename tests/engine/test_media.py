@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from media_models import REPLY, check, greedy, llava, llava_picture, opened
+from tests.engine.media_models import REPLY, check, greedy, llava, llava_picture, opened
 
 from engine.api.errors import RequestError
 from engine.llm import MediaPrompt
