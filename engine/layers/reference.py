@@ -37,6 +37,8 @@ from engine.lowering.program import (
     Gate,
     GatedNorm,
     InsertMedia,
+    Input,
+    Keep,
     Linear,
     Normalize,
     NormalizeParts,
@@ -122,6 +124,17 @@ def execute(ops: Sequence[Op], run: Run, unused: Sequence[Sequence[str]] = ()) -
         FUNCTIONS[type(op)](op, run)
         for name in names:
             run.values.pop(name, None)
+
+
+def _input(op: Input, run: Run) -> None:
+    assert op.y.name in run.values, "the caller gives the rows"
+
+
+def _keep(op: Keep, run: Run) -> None:
+    if op.y.value.name not in run.values:
+        x = run[op.x]
+        run[op.y.value] = x.new_empty(len(x), op.y.value.width)
+    _columns(op.y, run).copy_(run[op.x])
 
 
 def _embed(op: Embed, run: Run) -> None:
@@ -220,7 +233,8 @@ def _attend(op: Attend, run: Run) -> None:
     qkv = _heads(run[op.qkv], part.head_dim)
     q, k, v = qkv.split((op.heads, op.kv_heads, op.kv_heads), 1) if not op.cross else (qkv, None, None)
     if op.layer is None:
-        run[op.y] = encoder_attention(q, k, v, step.count, op.scale, part.window, part.softcap).flatten(1)
+        rows = step.windows if op.windowed else step.count
+        run[op.y] = encoder_attention(q, k, v, rows, op.scale, part.window, part.softcap).flatten(1)
         return
     place = run.kv_layers[op.layer]
     reads = (step.cross_reads if op.cross else step.reads)[place.group]
@@ -369,6 +383,8 @@ def _gated_norm(op: GatedNorm, run: Run) -> None:
 
 
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
+    Input: _input,
+    Keep: _keep,
     Embed: _embed,
     InsertMedia: _insert_media,
     AddMedia: _add_media,

@@ -27,6 +27,7 @@ class Step:
     cross_writes: tuple[Tensor, ...] = ()  # per group: [layers_per_block, 2, tokens of encoder inputs] int64
     states: LayerStates = ()
     state_rows: tuple[Tensor, ...] = ()  # query_start, slots and first of the rows (kernels/recurrent/common.py)
+    windows: tuple[int, ...] = ()  # patches of each window of a tower
 
 
 def rope_positions(batch: Batch, rope_axes: tuple[int, ...]) -> Tensor:

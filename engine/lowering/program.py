@@ -208,6 +208,13 @@ Weight = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Input:
+    """y = the rows that the caller gives, such as embedded patches of images."""
+
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True)
 class Embed:
     """y = scale · row of the token + row of its position + row of its segment."""
 
@@ -355,7 +362,8 @@ class PrepareKV:
 @dataclass(frozen=True, kw_only=True)
 class Attend:
     """y = attention of the queries in qkv over the pages of a layer, or over the keys and values of the same step
-    (layer None). cross: over an encoder input; qkv has only queries."""
+    (layer None). cross: over an encoder input; qkv has only queries. windowed: over the window of a patch, in place of
+    its row."""
 
     qkv: Value
     y: Value
@@ -366,6 +374,7 @@ class Attend:
     sinks: SinkLogits | None = None
     slopes: AlibiSlopes | None = None
     cross: bool = False
+    windowed: bool = False
 
     @property
     def scale(self) -> float:
@@ -504,6 +513,14 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Keep:
+    """y = x: a feature of a tower, which later operations on x do not change."""
+
+    x: Value
+    y: Columns
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     """x *= factor."""
 
@@ -623,7 +640,8 @@ class Quantized:
 
 
 Op = (
-    Embed
+    Input
+    | Embed
     | InsertMedia
     | AddMedia
     | Normalize
@@ -647,6 +665,7 @@ Op = (
     | ExpertLinear
     | Combine
     | Gate
+    | Keep
     | CausalConv
     | DeltaRule
     | SelectiveScan
@@ -677,6 +696,13 @@ class Program:
             for weight in weights_of(op):
                 found.setdefault(weight.name, weight)
         return tuple(found.values())
+
+    @property
+    def given(self) -> Value:
+        """The rows that the caller gives."""
+        (first, *_) = self.ops
+        assert isinstance(first, Input), "the program receives rows"
+        return first.y
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
@@ -736,7 +762,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Embed() | ForeignDecoder():
+        case Input() | Embed() | ForeignDecoder():
             return ()
         case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
@@ -750,6 +776,8 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.q, op.latent
         case Add():
             return op.x, op.y
+        case Keep():
+            return op.x, op.y.value  # its other columns are kept
         case Scale():
             return (op.x.value,)
         case AllReduce() | InsertMedia() | AddMedia():
@@ -782,8 +810,10 @@ def values_read(op: Op) -> tuple[Value, ...]:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+        case Input() | Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
+        case Keep():
+            return (op.y.value,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)
         case AbsorbQueries() | AttendLatent() | ExpandValues():
