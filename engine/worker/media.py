@@ -39,6 +39,12 @@ class OpenMedia:
     prompt_tokens: int
     begun: set[bytes] = field(default_factory=set)  # digests whose embeddings a step needed
 
+    def begin(self, digest: bytes) -> bool:
+        """Return whether this is the first step of the request that needs the embeddings of this item."""
+        is_first = digest not in self.begun
+        self.begun.add(digest)
+        return is_first
+
 
 @dataclass(frozen=True)
 class StepMedia:
@@ -128,14 +134,10 @@ class MediaStore:
             return None, {}, None
         items = {piece.item.digest: piece.item for piece in pieces}
         missing = [item for digest, item in items.items() if digest not in self._kept]
-        fresh = {
-            piece.item.digest for piece in pieces if piece.item.digest not in self._open[slots[piece.row]].begun
-        }
-        for piece in pieces:
-            self._open[slots[piece.row]].begun.add(piece.item.digest)
+        begun = sum(self._open[slots[piece.row]].begin(piece.item.digest) for piece in pieces)
         began = time.perf_counter()
         self._encode(missing)
-        counts = MediaCounts(len(missing), len(fresh - {item.digest for item in missing}), time.perf_counter() - began)
+        counts = MediaCounts(len(missing), max(0, begun - len(missing)), time.perf_counter() - began)
         failed: dict[int, str] = {}
         chosen, tokens = [], []
         for piece in pieces:

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from engine.api.media import MediaItem, MediaTensor
+from engine.api.messages import Control, Stats
 from engine.llm import LLM, MediaPrompt, Params
 
 VOCAB, IMAGE, EOS = 96, 95, 2
@@ -137,3 +138,12 @@ def check(generation: Any, expected: tuple[list[int], list[float]]) -> None:
     ids, logprobs = expected
     assert generation.ids == ids
     np.testing.assert_allclose([one.logprob for one in generation.logprobs], logprobs, rtol=0, atol=TOLERANCE)
+
+
+def counts(llm: LLM) -> tuple[int, int]:
+    """Return the number of items that the tower computed, and of those whose embeddings were kept."""
+    llm._loop.post([Control("stats")])
+    while True:
+        for message in llm._messages.get():
+            if isinstance(message, Stats) and not message.running:
+                return message.media_encoded, message.media_cached
