@@ -1,8 +1,8 @@
 """Positions of M-RoPE: three for each token of a prompt, in time, height and width.
 
 The three positions of a text token are equal. A token of an image has those of its place in the grid, counted from the
-text before it, and the text after it continues after the largest of them. All later positions, also of the reply, are
-therefore less than the index of the token by a constant. Source: transformers modeling_qwen2_vl.py,
+text before it, and the text after it continues after the longer side of the grid. The reply continues after the
+largest position of the prompt, so its positions differ from the indexes of its tokens by a constant. Source: transformers modeling_qwen2_vl.py,
 modeling_qwen2_5_vl.py and modeling_qwen3_vl.py (get_rope_index).
 """
 
@@ -46,10 +46,10 @@ def prompt_positions(tokens: int, items: tuple[MediaItem, ...], declared: GridPo
             places = grid[:count]
             found[first : first + len(places)] = following + places
             found[first + len(places) : first + count] = following
-            following += int(places.max(initial=-1)) + 1
+            following += int(places[:, 1:].max(initial=-1)) + 1
             at = first + count
     found[at:] = (following + np.arange(tokens - at))[:, None]
-    return PromptPositions(found, following - at)
+    return PromptPositions(found, int(found.max(initial=-1)) + 1 - tokens)
 
 
 def _grids(item: MediaItem, declared: GridPositions) -> list[np.ndarray]:
