@@ -72,9 +72,12 @@ class TowerModel:
         Raises ValueError for tensors that the tower does not read."""
         if not items:
             return []
-        rows, grids = zip(*(pixel_rows(self.media.tower, one, cropped=self.media.tiles is None) for one in items))
+        read = [pixel_rows(self.media.tower, one, cropped=self.media.tiles is None) for one in items]
+        grids = [of for _, of in read]
         every = tuple(grid for of in grids for grid in of)
-        features = self._features(torch.cat(rows).to(self.target.device, self.target.dtype), every)
+        features = self._features(
+            torch.cat([rows for rows, _ in read]).to(self.target.device, self.target.dtype), every
+        )
         parts = [self._projected(one, features, every) for one in self.program.projectors]
         embeddings, sizes = torch.cat([part for part, _ in parts], 1), parts[0][1]
         counts = iter(self._tokens(grid) for grid in sizes)
@@ -105,8 +108,10 @@ class TowerModel:
         order: Tensor | None = None
         counts: tuple[int, ...] = ()
         if tower.rope is not None:
-            places = torch.cat([grid_positions(one, tower.side) for one in grids]).to(device)
-            angles[tower.rope.rope] = grid_angles(tower.rope, places)
+            places = [grid_positions(one, tower.side) for one in grids]
+            if self.class_token is not None:
+                places = [place for one in places for place in self._with_origin(one, tower.rope.first)]
+            angles[tower.rope.rope] = grid_angles(tower.rope, torch.cat(places).to(device))
         if tower.window:
             order, counts = self._windows(grids)
             x = x[order]
@@ -134,6 +139,11 @@ class TowerModel:
         row = token.unsqueeze(0)
         ends = ((piece, row) if tower.class_last else (row, piece) for piece in torch.split(x, list(count)))
         return torch.cat([piece for both in ends for piece in both])
+
+    def _with_origin(self, places: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Return the places of an image's patches, and that of the class token, which does not rotate, in order."""
+        origin = torch.full((1, 2), -first)
+        return (places, origin) if self.media.tower.class_last else (origin, places)
 
     def _without_class(self, x: Tensor, count: Sequence[int]) -> Tensor:
         kept = slice(None, -1) if self.media.tower.class_last else slice(1, None)
