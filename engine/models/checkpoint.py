@@ -34,7 +34,7 @@ from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
-from engine.models.text_only import text_architecture, text_config, text_decoder
+from engine.models.text_only import has_prefix_attention, text_architecture, text_config, text_decoder
 from engine.models.values import check_values
 
 INDEX = "model.safetensors.index.json"
@@ -81,6 +81,11 @@ def read_checkpoint(
     place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
     written = _read_config(folder, blocks)
     media = "" if task.text_only or blocks is not None else media_architecture(written)
+    if task.text_only and has_prefix_attention(written):
+        raise TaskError(
+            f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, which "
+            "is supported only together with images; leave the key out"
+        )
     config = normalised(_text_config(written, folder) if task.text_only or media else written)
     generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, written, trust_remote_code)

@@ -64,6 +64,7 @@ FLAT = {
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
 }
 KEY = "model.text_only"
+PREFIX_FLAG = "use_bidirectional_attention"
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
@@ -86,7 +87,14 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(made.get(key), dict):
             made[key] = _plain_rope(made[key])
+    made.pop(PREFIX_FLAG, None)  # of the prompt alone, which `Media.attention` declares
     return made
+
+
+def has_prefix_attention(config: Mapping[str, Any]) -> bool:
+    """Return whether the tokens of a prompt attend to one another in both directions, but those of a reply do not
+    (PaliGemma)."""
+    return _name(config) == "PaliGemmaForConditionalGeneration"
 
 
 def text_decoder(model: Model, tensors: Mapping[str, object]) -> Model:

@@ -1,7 +1,7 @@
 """Tiny multimodal checkpoints of transformers, prompts with images for them, and the replies of transformers."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ class Family:
     model: Any
     folder: Path
     token: int = IMAGE
-    inputs: dict[str, Any] = field(default_factory=dict)
+    types: str = ""
+    """Argument of the model that tells tokens of images from text, or "prefix": the prompt from the reply."""
 
     def prompt(self, *parts: Picture | int) -> MediaPrompt:
         """Return a prompt of images, and of this many tokens of text."""
@@ -80,11 +81,11 @@ class Family:
 
     def forward(self, ids: torch.Tensor, prompt: int, given: dict[str, Any]) -> torch.Tensor:
         """Return the log probabilities of the next token."""
-        more = dict(self.inputs)
-        if "image_grid_thw" in given or "mm_token_type_ids" in more:
-            more["mm_token_type_ids"] = (ids == self.token).int()
-        if "token_type_ids" in more:
-            more["token_type_ids"] = (ids == self.token).int()
+        more = {}
+        if self.types == "prefix":
+            more["token_type_ids"] = (torch.arange(ids.shape[1]) >= prompt).long()[None]
+        elif self.types:
+            more[self.types] = (ids == self.token).long()
         return self.model(input_ids=ids, **given, **more).logits[0, -1].log_softmax(-1)
 
 
@@ -147,3 +148,86 @@ def counts(llm: LLM) -> tuple[int, int]:
         for message in llm._messages.get():
             if isinstance(message, Stats) and not message.running:
                 return message.media_encoded, message.media_cached
+
+
+QWEN_EYES = {"depth": 2, "num_heads": 2, "hidden_size": 16, "intermediate_size": 24, "patch_size": 4}
+QWEN_EYES |= {"out_hidden_size": 32}
+SECTIONS = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+
+
+def qwen(folder: Path, name: str, eyes: dict[str, Any], **text: Any) -> Family:
+    inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | {"rope_parameters": SECTIONS} | text
+    config = getattr(transformers, f"{name}Config")(text_config=inner, vision_config=eyes, image_token_id=IMAGE)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    return Family(saved(model, folder), folder, types="mm_token_type_ids")
+
+
+def qwen_picture(seed: int) -> Picture:
+    grid = {1: (1, 4, 6), 2: (1, 6, 2), 3: (1, 8, 4)}[seed]
+    patches = grid[1] * grid[2]
+    return picture((patches, 3 * 2 * 4 * 4), patches // 4, seed, image_grid_thw=torch.tensor([grid]))
+
+
+def gemma3(folder: Path) -> Family:
+    text = transformers.Gemma3TextConfig(**TEXT, sliding_window=10, query_pre_attn_scalar=8)
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config=transformers.SiglipVisionConfig(**eyes, patch_size=4, image_size=24, vision_use_head=False),
+        mm_tokens_per_image=9,
+        image_token_index=IMAGE,
+    )
+    return Family(saved(transformers.Gemma3ForConditionalGeneration(config), folder), folder, types="token_type_ids")
+
+
+def paligemma(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.PaliGemmaConfig(
+        text_config=transformers.GemmaConfig(**TEXT),
+        vision_config=transformers.SiglipVisionConfig(
+            **eyes, patch_size=4, image_size=12, vision_use_head=False, projection_dim=32
+        ),
+        projection_dim=32,
+        hidden_size=32,
+        image_token_index=IMAGE,
+    )
+    model = transformers.PaliGemmaForConditionalGeneration(config)
+    return Family(saved(model, folder), folder, types="prefix")
+
+
+FAMILIES = {
+    "llava": (llava, llava_picture),
+    "qwen2-vl": (
+        lambda folder: qwen(folder, "Qwen2VL", {**QWEN_EYES, "embed_dim": 16, "hidden_size": 32}),
+        qwen_picture,
+    ),
+    "qwen2.5-vl": (
+        lambda folder: qwen(folder, "Qwen2_5_VL", {**QWEN_EYES, "window_size": 16, "fullatt_block_indexes": [1]}),
+        qwen_picture,
+    ),
+    "qwen3-vl": (
+        lambda folder: qwen(
+            folder,
+            "Qwen3VL",
+            {**QWEN_EYES, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]},
+            head_dim=8,
+        ),
+        qwen_picture,
+    ),
+    "qwen3.5": (
+        lambda folder: qwen(
+            folder,
+            "Qwen3_5",
+            {**QWEN_EYES, "num_position_embeddings": 25},
+            **DELTA,
+            layer_types=["linear_attention", "full_attention"],
+            num_hidden_layers=2,
+            head_dim=16,
+            rope_parameters=SECTIONS | {"partial_rotary_factor": 0.5},
+        ),
+        qwen_picture,
+    ),
+    "gemma3": (gemma3, lambda seed: picture((1, 3, 24, 24), 9, seed)),
+    "paligemma": (paligemma, llava_picture),
+}
