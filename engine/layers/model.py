@@ -166,7 +166,7 @@ class TextModel:
         if self.tower is not None:
             self.tower.load(weights.read)
             weights.release()
-        self.memory_usage = memory_usage(self.program, self.weights, self.pooler, self.adapters)
+        self.memory_usage = memory_usage(self.program, self.weights, self.pooler, self.adapters, self.tower)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"
         if self.target.team is not None:

@@ -1,13 +1,13 @@
 """A runnable tower: tensors of images and videos in, embeddings for the text model out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.linear import Read, Target
-from engine.layers.loaded import LoadedWeights, unloaded
+from engine.layers.loaded import Loadable, LoadedWeights, unloaded
 from engine.layers.patches import Grid, grid_angles, grid_positions, joined, pixel_rows, position_rows, windows
 from engine.layers.reference import Run, execute
 from engine.layers.step import Step
@@ -37,6 +37,12 @@ class TowerModel:
         self.program = lower_tower(media, world.size)
         self.tensors = media_tensors(media)
         self._executors = {id(one): TorchExecutor(one, world, target) for one in self.program.programs}
+
+    @property
+    def layers(self) -> Iterator[Loadable]:
+        """Yield the loaded layers of all programs."""
+        for executor in self._executors.values():
+            yield from executor.weights.by_name.values()
 
     @torch.inference_mode()
     def load(self, read: Read) -> None:
