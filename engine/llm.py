@@ -18,6 +18,7 @@ import torch
 
 from engine.api.config import MAX_RUNNING, AdapterConfig, EngineConfig, TaskConfig, with_values
 from engine.api.errors import ConfigError, EngineGone, RequestError
+from engine.api.media import MediaItem
 from engine.api.messages import (
     Abort,
     Delta,
@@ -69,7 +70,17 @@ STEP_TOKENS = 512
 CACHE_SHARE = 0.5  # default KV cache size as a share of free memory
 CACHE_BYTES = 2 << 30  # upper limit of that default, unless one request of full length needs more; pages are zeroed
 
-Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class MediaPrompt:
+    """A prompt with images or videos, as the model's processor returns it."""
+
+    ids: tuple[int, ...]  # with a placeholder for each embedding
+    media: tuple[MediaItem, ...]
+
+
+Prompt = str | Sequence[int] | MediaPrompt
 
 
 class Params(Sampling, frozen=True, kw_only=True):
@@ -231,7 +242,8 @@ class LLM:
     ) -> list[Generation]:
         """Return one Generation per prompt, in order.
 
-        A prompt is text or token ids; with an encoder-decoder model it is the encoder input. `params` is one value for
+        A prompt is text or token ids, with media in a `MediaPrompt`; with an encoder-decoder model it is the encoder
+        input. `params` is one value for
         all prompts, or one each. Raises RequestError for an invalid request; the others are aborted then."""
         each = _each_prompt(prompts)
         wanted = _each_params(params, len(each))
@@ -290,6 +302,9 @@ class LLM:
             self._messages.put(error)
 
     def _submit(self, prompt: Prompt, params: Params) -> tuple[Submit, _Reply]:
+        media: tuple[MediaItem, ...] = ()
+        if isinstance(prompt, MediaPrompt):
+            prompt, media = prompt.ids, prompt.media
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError(f"{self.config.model.path} has no tokenizer; give prompts as token ids", "prompt")
@@ -309,6 +324,7 @@ class LLM:
             thinking=params.thinking,
             source=len(ids) if self._begins else 0,
             adapter=params.adapter,
+            media=media,
         )
         return submit, _Reply(submit, params, self.tokenizer)
 
@@ -358,7 +374,7 @@ def _array(reply: _Reply) -> np.ndarray:
 
 
 def _each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | MediaPrompt):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
         raise RequestError("prompts must be a text, a list of texts, or a list of lists of token ids", "prompt")

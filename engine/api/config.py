@@ -145,6 +145,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     overlap: bool = True
     """Plan the next step while the current one runs."""
+    max_media_tokens: int = 4096
+    """Embeddings of media that one step computes. A single item may have more."""
 
     @property
     def slots(self) -> int:
@@ -152,7 +154,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return num_slots(self.max_running, self.max_step_tokens)
 
     def __post_init__(self) -> None:
-        _check_positive("engine.scheduling", self, "max_running", "max_step_tokens")
+        _check_positive("engine.scheduling", self, "max_running", "max_step_tokens", "max_media_tokens")
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -204,6 +206,8 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Process and its steps, logged next to the measured value. 0: not planned."""
     graphs: int = 0
     """Limit of the captured graphs."""
+    media_cache: int = 256 * 2**20
+    """Embeddings of media that are kept for further requests with the same media."""
     ranks: tuple[dict[str, int], ...] = ()
     """Memory of each rank by part, with the part names of RankMemory.held."""
 

@@ -37,6 +37,7 @@ from engine.api.messages import (
 from engine.core.config import EncoderLimits, PooledTasks, SchedulerConfig
 from engine.core.golden import HealthCheck, Run, SelfTestRunner
 from engine.core.grammars import Grammars, OpenCompiler
+from engine.core.media import MediaLimits
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
@@ -435,6 +436,7 @@ def build_loop(
         snapshots=worker.snapshots,
         adapters=tuple(adapter.name for adapter in config.adapters),
         speculation=config.speculation,
+        media=media_limits(worker.model, config.scheduling.max_media_tokens),
     )
     grammars, events, on_idle = Grammars(open_compiler), list[TimedEvent](), None
 
@@ -511,6 +513,20 @@ def encoder_limits(model: Model) -> EncoderLimits | None:
     if model.encoder is None:
         return None
     return EncoderLimits(longest=model.max_encoder_input, reply=model.max_context - model.max_encoder_input)
+
+
+def media_limits(model: Model, step_tokens: int) -> MediaLimits | None:
+    """Return the media that a model reads, or None if it reads only text."""
+    media = model.media
+    if media is None:
+        return None
+    windows = [part.window for part in attentions(model) if part.window is not None]
+    return MediaLimits(
+        modalities=("image",) if media.video_token is None else ("image", "video"),
+        step_tokens=step_tokens,
+        attention=media.attention,
+        window=min(windows, default=None),
+    )
 
 
 def _tasks(pooler: Pooler) -> tuple[PoolingTask, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.api.errors import CheckpointError
 from engine.kv.layout import Layout, whole_blocks
-from engine.layers.batch import Batch, EncoderInputs
+from engine.layers.batch import Batch, EncoderInputs, MediaRows
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
@@ -20,12 +20,14 @@ from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
+from engine.layers.step import rope_positions
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.measures import buffer_widths
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
     Add,
+    AddMedia,
     AllReduce,
     Attend,
     AttendLatent,
@@ -38,6 +40,7 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    InsertMedia,
     Linear,
     Normalize,
     NormalizeParts,
@@ -108,6 +111,7 @@ class TorchOp:
     programs, on the first `tokens` rows of the buffers."""
 
     compute: Callable[[int], None]
+    media: bool = False  # only steps with media need it
 
 
 class CompiledModel:
@@ -133,6 +137,7 @@ class CompiledModel:
         self.whole = _bidirectional_kv(every)
         self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
+        self.media: MediaRows | None = None  # of the running step
         self.states: LayerStates = ()  # of the last step; operations point to them
         self._fit(MIN_TOKENS)
 
@@ -149,6 +154,7 @@ class CompiledModel:
         if self.whole is not None and not self.encoder_ops:
             tables, slot_mapping, pages = self.whole.placed(batch.count, batch.positions)
         self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
+        self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
         data = StepData(
             batch.tokens,
             ids=batch.ids,
@@ -157,12 +163,13 @@ class CompiledModel:
             slots=batch.slots,
             adapters=batch.adapters,
             starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
-            angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
+            spans=batch.spans,
+            angles=[rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations],
             tables=tables,
             slot_mapping=slot_mapping,
             pages=pages,
         )
-        self._run(self.regions, data, batch.tokens)
+        self._run(self.regions if self.media is None else self.media_regions, data, batch.tokens)
         return self.buffers[self.program.out][: batch.tokens]
 
     def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
@@ -264,13 +271,19 @@ class CompiledModel:
         self.regions: list[CompiledProgram | TorchOp] = []
         self.encoder_regions: list[CompiledProgram | TorchOp] = []
         self.cross_regions: list[CompiledProgram | TorchOp] = []
+        self.media_regions: list[CompiledProgram | TorchOp] = []  # of a step with media
         self.buffers.make(tokens)
         if self.is_recurrent and not self.states:
             return  # the first step brings the states
-        self.regions, self.encoder_regions, self.cross_regions = (
-            _regions([made for op in ops for made in self._compiled(op)], tuple(self.buffers.tensors.values()))
-            for ops in (self.ops, self.encoder_ops, self.cross_ops)
+        kept = tuple(self.buffers.tensors.values())
+        ops, encoder_ops, cross_ops = (
+            [made for op in group for made in self._compiled(op)]
+            for group in (self.ops, self.encoder_ops, self.cross_ops)
         )
+        without_media = [op for op in ops if not (isinstance(op, TorchOp) and op.media)]
+        self.regions = _regions(without_media, kept)
+        self.media_regions = self.regions if len(without_media) == len(ops) else _regions(ops, kept)
+        self.encoder_regions, self.cross_regions = _regions(encoder_ops, kept), _regions(cross_ops, kept)
 
     def _compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
         """Yield the structures of an operation."""
@@ -279,6 +292,8 @@ class CompiledModel:
             case Embed():
                 if not _is_sum(op):
                     yield self._embed(values[op.y])
+            case InsertMedia() | AddMedia():
+                yield self._media(op)
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
@@ -352,6 +367,18 @@ class CompiledModel:
                 yield _torch_gate(op, self._columns(op.x), self._columns(op.gate), values[op.y])
             case _:
                 raise NotImplementedError(f"compiled kernels have no {type(op).__name__}")
+
+    def _media(self, op: InsertMedia | AddMedia) -> TorchOp:
+        x = self.buffers[op.x]
+
+        def compute(tokens: int) -> None:
+            assert self.media is not None, "a step without media has no such operation"
+            if isinstance(op, AddMedia):
+                self.media.add(x[:tokens], op.first)
+            else:
+                self.media.insert(x[:tokens])
+
+        return TorchOp(compute, media=True)
 
     def _linear(self, op: Linear, x: Tensor, y: Tensor) -> Iterator[cpu.Op]:
         """Yield the product, between the two operations of its adapters."""

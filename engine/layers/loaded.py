@@ -293,10 +293,10 @@ def routing(part: Experts) -> Routing:
     )
 
 
-def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWeights:
-    """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder. Raises ConfigError for
-    ALiBi, chunks and scaled queries outside of causal self-attention and relative biases outside of self-attention,
-    which no executor supports."""
+def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> LoadedWeights:
+    """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder, if there is one. Raises
+    ConfigError for ALiBi, chunks and scaled queries outside of causal self-attention and relative biases outside of
+    self-attention, which no executor supports."""
     for op in (*program.encoder, *program.ops):
         if isinstance(op, Attend) and op.part.alibi is not None and (op.layer is None or op.cross):
             raise ConfigError("ALiBi requires causal self-attention; remove it from this model's declaration")
@@ -340,8 +340,10 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
             case ForeignWeights():
                 raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):
+                assert vocabulary is not None, "a program with tables has a vocabulary"
                 return vocabulary
             case Tables(embed=embed, root=root):
+                assert vocabulary is not None, "a program with tables has a vocabulary"
                 return EncoderEmbedding(embed, root, vocabulary)
 
     return LoadedWeights({weight.name: made(weight) for weight in program.weights}, stacks)

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.api.config import HeadBits, WeightBits
 from engine.api.errors import ConfigError
 from engine.distributed.shared import Shared
-from engine.distributed.world import World
+from engine.distributed.world import SINGLE, World
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import Layout
 from engine.kv.states import state_layout
@@ -23,6 +23,7 @@ from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.pooler import PoolerLayer
 from engine.layers.reference import ReferenceExecutor
 from engine.layers.states import LayerStates
+from engine.layers.tower import TowerModel
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.adapters import adapter_stacks, fitted_adapters
 from engine.lowering.footprint import head_bits, quantization_group
@@ -109,6 +110,9 @@ class TextModel:
         self.vocabulary = Vocabulary(model, world)
         self.weights = unloaded(self.program, self.vocabulary, world)
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
+        # Every rank computes the whole tower, with torch.
+        tower_target = Target(dtype, self.device)
+        self.tower = None if model.media is None else TowerModel(model.media, SINGLE, tower_target)
         self._world = world
         self.adapters = NO_ADAPTERS
         self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype)
@@ -157,7 +161,10 @@ class TextModel:
             weights.release()
             if known is not None:
                 known.release()
-        self.memory_usage = memory_usage(self.program, self.weights, self.pooler, self.adapters)
+        if self.tower is not None:
+            self.tower.load(weights.read)
+            weights.release()
+        self.memory_usage = memory_usage(self.program, self.weights, self.pooler, self.adapters, self.tower)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"
         if self.target.team is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.kv.layout import Layout
-from engine.layers.batch import Batch
+from engine.layers.batch import Batch, MediaRows
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.loaded import LoadedWeights, routing
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
@@ -22,6 +22,7 @@ from engine.lowering.program import (
     AbsorbQueries,
     Activation,
     Add,
+    AddMedia,
     AddNormalize,
     AllReduce,
     Attend,
@@ -35,6 +36,9 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    InsertMedia,
+    Input,
+    Keep,
     Linear,
     Normalize,
     NormalizeParts,
@@ -79,6 +83,7 @@ class Run:
     segments: Tensor | None = None
     adapters: Tensor | None = None  # [tokens] int32
     loaded: LoadedAdapters = NO_ADAPTERS
+    media: MediaRows | None = None
     values: dict[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, value: Value) -> Tensor:
@@ -102,12 +107,13 @@ class ReferenceExecutor:
         """Return the hidden states after the final norm, [tokens, hidden]. Writes keys and values to the pages, and
         updates the states of the rows. states: from `layer_states`."""
         program = self.program
-        step = plan_step(batch, pages, self.layout, program.ropes, states)
+        step = plan_step(batch, pages, self.layout, program.ropes, states, program.rope_axes)
         if program.encoder and batch.encoder_inputs is not None:
             inputs = batch.encoder_inputs
             alone = Step(pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
             execute(program.encoder, Run(*self._parts, alone, inputs.ids, inputs.positions), self._encoder_unused)
-        run = Run(*self._parts, step, batch.ids, batch.positions, batch.segments, batch.adapters, self.adapters)
+        inputs_of = batch.ids, batch.positions, batch.segments, batch.adapters
+        run = Run(*self._parts, step, *inputs_of, self.adapters, batch.media)
         execute(program.ops, run, self._unused)
         return run[program.out]
 
@@ -120,8 +126,29 @@ def execute(ops: Sequence[Op], run: Run, unused: Sequence[Sequence[str]] = ()) -
             run.values.pop(name, None)
 
 
+def _input(op: Input, run: Run) -> None:
+    assert op.y.name in run.values, "the caller gives the rows"
+
+
+def _keep(op: Keep, run: Run) -> None:
+    if op.y.value.name not in run.values:
+        x = run[op.x]
+        run[op.y.value] = x.new_empty(len(x), op.y.value.width)
+    _columns(op.y, run).copy_(run[op.x])
+
+
 def _embed(op: Embed, run: Run) -> None:
     run[op.y] = run.weights.tables(op.weight).summed(run.ids, run.positions, run.segments, run.dtype)
+
+
+def _insert_media(op: InsertMedia, run: Run) -> None:
+    if run.media is not None:
+        run.media.insert(run[op.x])
+
+
+def _add_media(op: AddMedia, run: Run) -> None:
+    if run.media is not None:
+        run.media.add(run[op.x], op.first)
 
 
 def _normalize(op: Normalize, run: Run) -> None:
@@ -206,8 +233,8 @@ def _attend(op: Attend, run: Run) -> None:
     qkv = _heads(run[op.qkv], part.head_dim)
     q, k, v = qkv.split((op.heads, op.kv_heads, op.kv_heads), 1) if not op.cross else (qkv, None, None)
     if op.layer is None:
-        biases = run.weights.bias(op.bias)
-        run[op.y] = encoder_attention(q, k, v, step.count, op.scale, part.window, part.softcap, biases).flatten(1)
+        biases, rows = run.weights.bias(op.bias), step.windows if op.windowed else step.count
+        run[op.y] = encoder_attention(q, k, v, rows, op.scale, part.window, part.softcap, biases).flatten(1)
         return
     place = run.kv_layers[op.layer]
     reads = (step.cross_reads if op.cross else step.reads)[place.group]
@@ -357,7 +384,11 @@ def _gated_norm(op: GatedNorm, run: Run) -> None:
 
 
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
+    Input: _input,
+    Keep: _keep,
     Embed: _embed,
+    InsertMedia: _insert_media,
+    AddMedia: _add_media,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
     Linear: _linear,

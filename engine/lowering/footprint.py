@@ -10,7 +10,7 @@ true), and whether the groups of an act-order checkpoint are contiguous (assumed
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, cast
 
 from engine.api.config import Dtype, HeadBits, WeightBits
@@ -32,7 +32,9 @@ from engine.lowering.program import (
     SinkLogits,
     Tables,
 )
+from engine.lowering.tower import lower_tower
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
+from engine.models.media import Media, media_tensors, unlowered_tensors
 from engine.models.parts import (
     Attention,
     Dense,
@@ -60,6 +62,7 @@ PARTS: tuple[Part, ...] = (
     "head",
     "model",
     "adapters",
+    "tower",
 )
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -215,8 +218,31 @@ class _Footprint:
             yield from (one._replace(weight=weight.name) for one in found)
         if model.pooler is not None:
             yield from self._pooler(model.pooler)
+        if model.media is not None:
+            yield from self._tower(model.media)
 
     # Parts
+
+    def _tower(self, media: Media) -> Iterator[Holding]:
+        """Yield the tower and the projectors, which every rank has completely and in the type of the activations."""
+        stored, to = media_tensors(media), self.to
+        infos = {name: self.tensors[one.name] for name, one in stored.items() if one.name in self.tensors}
+        alone = replace(to, tiling=None, bits="stored", rank=0, ranks=1, fp8=False)
+        inner = _Footprint(self.model, infos, None, alone)
+        for name in unlowered_tensors(media):
+            yield Holding("tower", name, to.dtype, (math.prod(stored[name].shape), to.element_bytes))
+        for program in lower_tower(media).programs:
+            for weight in program.weights:
+                match weight:
+                    case Matrix():
+                        found: Iterable[Holding] = inner._linear(weight)
+                    case NormVector(norm=norm, path=path):
+                        found = inner._norm(norm, path)
+                    case QKNormVectors(attention=part, path=path):
+                        found = inner._qk_norm(part, path)
+                    case _:
+                        raise ValueError(f"{weight.name}: no memory is planned for it in a tower")
+                yield from (one._replace(part="tower", weight=weight.name) for one in found)
 
     def _foreign(self, weight: ForeignWeights) -> Iterator[Holding]:
         """Yield the tensors of the checkpoint, which transformers loads in the type of the activations."""

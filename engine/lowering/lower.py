@@ -10,6 +10,7 @@ from engine.lowering.program import (
     Activation,
     ActivationNumbers,
     Add,
+    AddMedia,
     AlibiSlopes,
     Attend,
     AttendLatent,
@@ -27,6 +28,7 @@ from engine.lowering.program import (
     Gate,
     GatedNorm,
     HeadMatrices,
+    InsertMedia,
     Linear,
     Matrix,
     Normalize,
@@ -94,74 +96,28 @@ def lower(model: Model, ranks: int = 1) -> Program:
 Parameters = Mapping[str, RecurrentParameter]
 
 
-class _Lowering:
-    """`x` is the residual stream, `normed` the input of a residual block, `out` its output."""
+class PartLowering:
+    """Lowers the parts of blocks. `x` is the residual stream, `normed` the input of a residual block, `out` its
+    output."""
 
-    def __init__(self, model: Model, ranks: int) -> None:
-        self.model, self.ranks = model, ranks
-        hidden = model.embed.hidden
+    def __init__(self, hidden: int, ranks: int) -> None:
+        self.ranks = ranks
         self.x, self.normed, self.out = (Value(name=name, width=hidden) for name in ("x", "normed", "out"))
         self.layers = 0  # attention layers with a KV cache so far
         self.recurrent = 0  # recurrent layers so far
+        self.windowed = False  # bidirectional attention is among the patches of a window
 
-    def program(self) -> Program:
-        model, encoder = self.model, self.model.encoder
-        if model.foreign is not None:
-            return Program(
-                (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
-            )
-        before = () if encoder is None else tuple(self._encoder(encoder))
-        ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
-        cross: list[Op] = []
-        for index, block in enumerate(model.blocks):
-            path = join(model.root, model.layers, str(index))
-            for part in block:
-                ops += self._residual_block(part, path)
-                cross += self._cross_kv(part, path)
-        ops += self._final_norm(model.norm)
-        out = self.x if model.norm is None else self.normed
-        if encoder is None:
-            return Program(tuple(ops), out)
-        states = self.x if encoder.norm is None else self.normed
-        linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
-        return Program(tuple(ops), out, (*before, *linked), states)
-
-    def _foreign(self) -> Iterator[Op]:
-        """Yield the attention of a decoder that transformers computes."""
-        attentions = (body for body in all_bodies(self.model) if isinstance(body, Attention))
-        for layer, part in enumerate(attentions):
-            qkv = Value(name="qkv", width=(part.heads + 2 * part.kv_heads) * part.head_dim)
-            y = Value(name="attended", width=part.heads * part.head_dim)
-            yield Attend(qkv=qkv, y=y, part=part, layer=layer, heads=part.heads, kv_heads=part.kv_heads)
-
-    def _encoder(self, encoder: Encoder) -> Iterator[Op]:
-        root = self.model.root
-        yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
-        for index, block in enumerate(encoder.blocks):
-            for part in block:
-                yield from self._residual_block(part, join(root, encoder.layers, str(index)))
-        yield from self._final_norm(encoder.norm)
-
-    def _embedding(self, tables: Tables) -> Iterator[Op]:
-        yield Embed(y=self.x, weight=tables)
-        if tables.embed.norm is not None:
-            yield self._norm(tables.embed.norm, self.model.root, self.x, self.x)
-
-    def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
-        if norm is not None:
-            yield self._norm(norm, self.model.root, self.x, self.normed)
-
-    def _residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
+    def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         read, scales = self.x, body_scales(part)
         assert part.after is None or scales[0] == 1.0, "a norm would remove the scale"
         if part.before is not None:
             read = self.normed
-            yield self._norm(part.before, path, self.x, read)
+            yield self.norm(part.before, path, self.x, read)
         for number, body in enumerate(bodies(part)):
             y = self.out if number == 0 else Value(name="other", width=self.out.width)
             if norms := body_norms(part):
                 read = self.normed
-                yield self._norm(norms[number], path, self.x, read)
+                yield self.norm(norms[number], path, self.x, read)
             match body:
                 case Attention():
                     yield from self._attention(body, join(path, body.name), read, y)
@@ -170,16 +126,16 @@ class _Lowering:
                 case LatentAttention():
                     yield from self._latent_attention(body, join(path, body.name), read, y)
                 case MLP():
-                    yield from self._mlp(body, join(path, body.name), read, y, "mlp")
+                    yield from self.mlp(body, join(path, body.name), read, y, "mlp")
                 case Experts():
                     yield from self._experts(body, join(path, body.name), read, y)
             if number > 0:
                 yield Add(x=self.out, y=y, scale=scales[number] / scales[0])
         if part.after is not None:
-            yield self._norm(part.after, path, self.out, self.out)
+            yield self.norm(part.after, path, self.out, self.out)
         yield Add(x=self.x, y=self.out, scale=part.scale * scales[0])
         if part.last is not None:
-            yield self._norm(part.last, path, self.x, self.x)
+            yield self.norm(part.last, path, self.x, self.x)
 
     def _attention(self, part: Attention, path: str, x: Value, y: Value) -> Iterator[Op]:
         *into, out = (Matrix(linear=linear, path=path, part="attention") for linear in attention_linears(part))
@@ -224,6 +180,7 @@ class _Lowering:
                 sinks=sinks,
                 slopes=slopes,
                 bias=bias,
+                windowed=self.windowed and number is None,
             )
             if part.gated:
                 yield Gate(x=_whole(attended), gate=_whole(gate), y=attended, act="sigmoid")
@@ -411,7 +368,7 @@ class _Lowering:
             assert part.q_norm is not None, "queries of low rank have a norm"
             read = Value(name="q_latent", width=part.q_lora_rank)
             yield Linear(x=x, y=read, weight=queries[0])
-            yield self._norm(part.q_norm, path, read, read)
+            yield self.norm(part.q_norm, path, read, read)
         yield Linear(x=read, y=q, weight=queries[-1])
         yield Linear(x=x, y=latent, weight=down)
         norm, layer = NormVector(norm=part.latent_norm, path=path), self.layers
@@ -422,19 +379,7 @@ class _Lowering:
         yield ExpandValues(x=attended, y=values, weight=matrices, heads=heads)
         yield self._summed(values, y, out)
 
-    def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:
-        """Yield the operations that write the keys and values of encoder states for a cross-attention. Its layer is the
-        one lowered last."""
-        for part in bodies(block):
-            if isinstance(part, Attention) and part.source:
-                inside, kv_heads = join(path, part.name), self._share(part.kv_heads, "KV heads")
-                matrix = Matrix(linear=attention_linears(part)[1], path=inside, part="attention")
-                kv = Value(name="kv", width=2 * kv_heads * part.head_dim)
-                yield Linear(x=self.x, y=kv, weight=matrix)
-                sizes = {"heads": 0, "kv_heads": kv_heads, "head_dim": part.head_dim}
-                yield WriteKV(qkv=kv, layer=self.layers - 1, cross=True, **sizes)
-
-    def _mlp(self, part: MLP, path: str, x: Value, y: Value, kind: Part, *, partial: bool = False) -> Iterator[Op]:
+    def mlp(self, part: MLP, path: str, x: Value, y: Value, kind: Part, *, partial: bool = False) -> Iterator[Op]:
         """partial: this rank's share of a sum that another operation completes."""
         up, down = (Matrix(linear=linear, path=path, part=kind) for linear in mlp_linears(part))
         inner = self._share(part.intermediate_size, "inner values")
@@ -473,7 +418,7 @@ class _Lowering:
         if part.shared is not None:
             shared = Value(name="shared", width=self.out.width)
             inside = join(path, part.shared.name)
-            yield from self._mlp(part.shared, inside, x, shared, "experts", partial=True)
+            yield from self.mlp(part.shared, inside, x, shared, "experts", partial=True)
         yield Combine(
             x=pairs,
             chosen=chosen,
@@ -489,7 +434,7 @@ class _Lowering:
         """Return a projection whose inputs are divided among the ranks."""
         return Linear(x=x, y=y, weight=weight, reduce=self.ranks > 1)
 
-    def _norm(self, norm: parts.Norm, path: str, x: Value, y: Value) -> Normalize:
+    def norm(self, norm: parts.Norm, path: str, x: Value, y: Value) -> Normalize:
         return Normalize(x=x, y=y, weight=NormVector(norm=norm, path=path))
 
     def _rows(self, matrix: Matrix) -> int:
@@ -499,6 +444,92 @@ class _Lowering:
 
     def _share(self, units: int, what: str) -> int:
         return shared_units(units, 0, self.ranks, what)[1]
+
+
+class _Lowering(PartLowering):
+    """Lowers a model."""
+
+    def __init__(self, model: Model, ranks: int) -> None:
+        super().__init__(model.embed.hidden, ranks)
+        self.model = model
+
+    def program(self) -> Program:
+        model, encoder = self.model, self.model.encoder
+        if model.foreign is not None:
+            return Program(
+                (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
+            )
+        before = () if encoder is None else tuple(self._encoder(encoder))
+        ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
+        cross: list[Op] = []
+        for index, block in enumerate(model.blocks):
+            path = join(model.root, model.layers, str(index))
+            for part in block:
+                ops += self.residual_block(part, path)
+                cross += self._cross_kv(part, path)
+            ops += self._deepstack(index)
+        ops += self._final_norm(model.norm)
+        out = self.x if model.norm is None else self.normed
+        if encoder is None:
+            return Program(tuple(ops), out, rope_axes=self._rope_axes())
+        states = self.x if encoder.norm is None else self.normed
+        linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
+        return Program(tuple(ops), out, (*before, *linked), states)
+
+    def _deepstack(self, index: int) -> Iterator[Op]:
+        media = self.model.media
+        if media is not None and index in media.deepstack:
+            yield AddMedia(x=self.x, first=self.x.width * (1 + media.deepstack.index(index)))
+
+    def _rope_axes(self) -> tuple[int, ...]:
+        """Return the axis of each rotated pair. Interleaved: pairs alternate between time, height and width, as long as
+        the sections of height and width last."""
+        positions = None if self.model.media is None else self.model.media.positions
+        if positions is None:
+            return ()
+        sections = positions.sections
+        if not positions.interleaved:
+            return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+        return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(sum(sections)))
+
+    def _foreign(self) -> Iterator[Op]:
+        """Yield the attention of a decoder that transformers computes."""
+        attentions = (body for body in all_bodies(self.model) if isinstance(body, Attention))
+        for layer, part in enumerate(attentions):
+            qkv = Value(name="qkv", width=(part.heads + 2 * part.kv_heads) * part.head_dim)
+            y = Value(name="attended", width=part.heads * part.head_dim)
+            yield Attend(qkv=qkv, y=y, part=part, layer=layer, heads=part.heads, kv_heads=part.kv_heads)
+
+    def _encoder(self, encoder: Encoder) -> Iterator[Op]:
+        root = self.model.root
+        yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
+        for index, block in enumerate(encoder.blocks):
+            for part in block:
+                yield from self.residual_block(part, join(root, encoder.layers, str(index)))
+        yield from self._final_norm(encoder.norm)
+
+    def _embedding(self, tables: Tables) -> Iterator[Op]:
+        yield Embed(y=self.x, weight=tables)
+        if self.model.media is not None:
+            yield InsertMedia(x=self.x)
+        if tables.embed.norm is not None:
+            yield self.norm(tables.embed.norm, self.model.root, self.x, self.x)
+
+    def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
+        if norm is not None:
+            yield self.norm(norm, self.model.root, self.x, self.normed)
+
+    def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:
+        """Yield the operations that write the keys and values of encoder states for a cross-attention. Its layer is the
+        one lowered last."""
+        for part in bodies(block):
+            if isinstance(part, Attention) and part.source:
+                inside, kv_heads = join(path, part.name), self._share(part.kv_heads, "KV heads")
+                matrix = Matrix(linear=attention_linears(part)[1], path=inside, part="attention")
+                kv = Value(name="kv", width=2 * kv_heads * part.head_dim)
+                yield Linear(x=self.x, y=kv, weight=matrix)
+                sizes = {"heads": 0, "kv_heads": kv_heads, "head_dim": part.head_dim}
+                yield WriteKV(qkv=kv, layer=self.layers - 1, cross=True, **sizes)
 
 
 def _scaled(columns: Columns, factor: float) -> Iterator[Scale]:

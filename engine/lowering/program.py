@@ -30,7 +30,7 @@ from engine.models.parts import (
 )
 from engine.models.sources import ACT_FN, join, latent_linears
 
-Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters"]
+Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,11 +229,33 @@ Weight = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Input:
+    """y = the rows that the caller gives, such as embedded patches of images."""
+
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True)
 class Embed:
     """y = scale · row of the token + row of its position + row of its segment."""
 
     y: Value
     weight: Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsertMedia:
+    """x = the first columns of the embeddings of media, for the tokens of media in a step."""
+
+    x: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddMedia:
+    """x += columns of the embeddings of media, from `first` on, for the tokens of media in a step."""
+
+    x: Value
+    first: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +383,8 @@ class PrepareKV:
 @dataclass(frozen=True, kw_only=True)
 class Attend:
     """y = attention of the queries in qkv over the pages of a layer, or over the keys and values of the same step
-    (layer None). cross: over an encoder input; qkv has only queries."""
+    (layer None). cross: over an encoder input; qkv has only queries. windowed: over the window of a patch, in place of
+    its row."""
 
     qkv: Value
     y: Value
@@ -373,6 +396,7 @@ class Attend:
     slopes: AlibiSlopes | None = None
     bias: DistanceBias | None = None
     cross: bool = False
+    windowed: bool = False
 
     @property
     def scale(self) -> float:
@@ -511,6 +535,14 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Keep:
+    """y = x: a feature of a tower, which later operations on x do not change."""
+
+    x: Value
+    y: Columns
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     """x *= factor."""
 
@@ -630,7 +662,10 @@ class Quantized:
 
 
 Op = (
-    Embed
+    Input
+    | Embed
+    | InsertMedia
+    | AddMedia
     | Normalize
     | NormalizeParts
     | Linear
@@ -652,6 +687,7 @@ Op = (
     | ExpertLinear
     | Combine
     | Gate
+    | Keep
     | CausalConv
     | DeltaRule
     | SelectiveScan
@@ -671,6 +707,7 @@ class Program:
     out: Value  # the hidden states
     encoder: tuple[Op, ...] = ()
     encoder_out: Value | None = None
+    rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -681,6 +718,13 @@ class Program:
             for weight in weights_of(op):
                 found.setdefault(weight.name, weight)
         return tuple(found.values())
+
+    @property
+    def given(self) -> Value:
+        """The rows that the caller gives."""
+        (first, *_) = self.ops
+        assert isinstance(first, Input), "the program receives rows"
+        return first.y
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
@@ -740,7 +784,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Embed() | ForeignDecoder():
+        case Input() | Embed() | ForeignDecoder():
             return ()
         case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
@@ -754,9 +798,11 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.q, op.latent
         case Add():
             return op.x, op.y
+        case Keep():
+            return op.x, op.y.value  # its other columns are kept
         case Scale():
             return (op.x.value,)
-        case AllReduce():
+        case AllReduce() | InsertMedia() | AddMedia():
             return (op.x,)
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
@@ -786,8 +832,10 @@ def values_read(op: Op) -> tuple[Value, ...]:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+        case Input() | Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
+        case Keep():
+            return (op.y.value,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)
         case AbsorbQueries() | AttendLatent() | ExpandValues():
@@ -796,7 +844,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q, op.y
         case ForeignDecoder():
             return (op.y,)
-        case Add() | AllReduce() | NormalizeParts():
+        case Add() | AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
             return (op.x,)
         case Scale():
             return (op.x.value,)

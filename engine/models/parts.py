@@ -6,7 +6,10 @@ own load code or forward pass.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeGuard
+
+if TYPE_CHECKING:
+    from engine.models.media import Media
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -636,6 +639,7 @@ class Model:
     unread: tuple[str, ...] = ()  # prefixes of tensors that checkpoints may have and that are not used
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
     foreign: Foreign | None = None
+    media: "Media | None" = None  # tower and projectors of images and videos
 
     @property
     def max_encoder_input(self) -> int:

@@ -360,7 +360,7 @@ def sources(model: Model) -> Shapes:
             found |= norm_sources(model.encoder.norm, model.root, (model.encoder.norm.size,))
     for path, block in placed_blocks(model):
         for branch in block:
-            found |= _branch_sources(branch, path)
+            found |= branch_sources(branch, path)
             found |= _bias_sources(branch, model.root)
     if model.norm is not None:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
@@ -525,7 +525,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
                 yield from _linears(mlp, inside)
 
 
-def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
+def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
+    """Return the tensors of a residual block of the layer at `path`."""
     found: Shapes = {}
     for norm in block_norms(branch):
         found |= norm_sources(norm, path, (norm.size,))
@@ -577,6 +578,10 @@ def harmless(model: Model, name: str) -> bool:
         return True
     if name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread:
         return True
+    if model.media is not None:
+        tower = model.media.tower
+        if name.startswith(tuple(join(tower.root, one) for one in tower.unread)):
+            return True
     return model.head is not None and model.head.tied and name == f"{model.head.name}.weight"
 
 

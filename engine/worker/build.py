@@ -36,6 +36,7 @@ from engine.weights.quantized import random_weights
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
+from engine.worker.media import MediaStore
 from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
 from engine.worker.pooled import PooledRunner
 from engine.worker.pooled_device import PooledDeviceRunner
@@ -211,6 +212,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         layout=form,
         vocab=checkpoint.model.embed.vocab,
     )
+    media = _media_store(config, text_model)
     if config.hardware.kernels == "triton":
         assert isinstance(text_model, TextModel), "checked with the kernels"
         parts = device_parts(config, checkpoint, text_model, form, table)
@@ -233,7 +235,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             if isinstance(text_model, TextModel) and text_model.pooler is not None:
                 runner = PooledRunner(text_model, form, pages, table, states)
             else:
-                runner = HostRunner(text_model, form, pages, table, states)
+                runner = HostRunner(text_model, form, pages, table, states, media)
         table_bytes = table.nbytes
     memory_usage = {**text_model.memory_usage.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
     if reserve:
@@ -269,6 +271,13 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             progress("capturing", 0.0)
             runner.capture(config.memory.graphs, world, lambda fraction: progress("capturing", fraction))
     return worker
+
+
+def _media_store(config: EngineConfig, text_model: TextModel | ForeignModel) -> MediaStore | None:
+    media = text_model.model.media
+    if media is None or not isinstance(text_model, TextModel) or text_model.tower is None:
+        return None
+    return MediaStore(media, text_model.tower, text_model.dtype, text_model.device, config.memory.media_cache)
 
 
 def _reserve(config: EngineConfig, form: Layout) -> int:
