@@ -40,7 +40,9 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    Input,
     InsertMedia,
+    Keep,
     Linear,
     Normalize,
     NormalizeParts,
@@ -114,181 +116,40 @@ class TorchOp:
     media: bool = False  # only steps with media need it
 
 
-class CompiledModel:
+class CompiledOps:
+    """Operations as structures for the compiled kernels, which point to shared buffers."""
+
+    vocabulary: Vocabulary | None = None
+    states: LayerStates = ()  # of the last step; operations point to them
+    media: MediaRows | None = None  # of the running step
+
     def __init__(
         self,
         program: Program,
         weights: LoadedWeights,
-        vocabulary: Vocabulary,
-        layout: Layout,
+        kv_layers: Sequence[KVLayer],
         team: Team,
         collective: ShmCollective | None = None,
         adapters: LoadedAdapters = NO_ADAPTERS,
     ) -> None:
         """collective: shared memory of the ranks, if there are several."""
-        self.collective, self.team, self.adapters = collective, team, adapters
-        self.program, self.weights, self.vocabulary = program, weights, vocabulary
-        self.ops, self._kv_layers = compiled_ops(program), kv_layers(layout)
+        self.program, self.weights, self._kv_layers = program, weights, kv_layers
+        self.team, self.collective, self.adapters = team, collective, adapters
+        self.ops = compiled_ops(program)
         self.encoder_ops, self.cross_ops = compiled_encoder(program)
-        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
         every = (*self.encoder_ops, *self.cross_ops, *self.ops)
         widths = buffer_widths(every)
         self.buffers = Buffers(widths | {LOW_RANK: adapters.columns} if adapters.columns else widths)
         self.whole = _bidirectional_kv(every)
-        self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
-        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
-        self.media: MediaRows | None = None  # of the running step
-        self.states: LayerStates = ()  # of the last step; operations point to them
-        self._fit(MIN_TOKENS)
 
-    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
-        """Implement `TextModel.forward`."""
-        inputs = batch.encoder_inputs if self.encoder_ops else None
-        tokens = max(batch.tokens, 0 if inputs is None else len(inputs.ids))
-        if tokens > self.tokens or states is not self.states:
-            self.states = states
-            self._fit(max(tokens, 2 * self.tokens) if tokens > self.tokens else self.tokens)
-        if inputs is not None:
-            self._encode(inputs, pages)
-        tables, slot_mapping = batch.tables, batch.slot_mapping
-        if self.whole is not None and not self.encoder_ops:
-            tables, slot_mapping, pages = self.whole.placed(batch.count, batch.positions)
-        self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
-        self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
-        data = StepData(
-            batch.tokens,
-            ids=batch.ids,
-            first=torch.tensor(batch.first),
-            count=torch.tensor(batch.count),
-            slots=batch.slots,
-            adapters=batch.adapters,
-            starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
-            spans=batch.spans,
-            angles=[rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations],
-            tables=tables,
-            slot_mapping=slot_mapping,
-            pages=pages,
-        )
-        self._run(self.regions if self.media is None else self.media_regions, data, batch.tokens)
-        return self.buffers[self.program.out][: batch.tokens]
-
-    def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
-        """Compute encoder inputs, and write their keys and values for cross-attention to the pages."""
-        assert self.whole is not None, "an encoder has bidirectional attention"
-        tables, slot_mapping, own = self.whole.placed(inputs.count, inputs.positions)
-        self._embed_sums(self.encoder_ops[0], inputs.ids, inputs.positions, None)
-        count = torch.tensor(inputs.count)
-        data = StepData(
-            len(inputs.ids),
-            ids=inputs.ids,
-            first=torch.zeros_like(count),
-            count=count,
-            angles=[rotation.angles(inputs.positions, inputs.positions + 1) for rotation in self.rotations],
-            tables=tables,
-            slot_mapping=slot_mapping,
-            pages=own,
-        )
-        self._run(self.encoder_regions, data, len(inputs.ids))
-        # Nothing reads these pages now, so the step has no block tables.
-        unread = tuple(torch.zeros((len(count), 1), dtype=torch.int64) for _ in inputs.slot_mapping)
-        data = StepData(
-            len(inputs.ids),
-            first=torch.zeros_like(count),
-            count=count,
-            tables=unread,
-            slot_mapping=inputs.slot_mapping,
-            pages=pages,
-        )
-        self._run(self.cross_regions, data, len(inputs.ids))
-
-    def _run(self, regions: "Sequence[CompiledProgram | TorchOp]", data: StepData, tokens: int) -> None:
-        for part in regions:
-            if isinstance(part, CompiledProgram):
-                self.team.run(part, data)
-            else:
-                part.compute(tokens)
-
-    def _embed_sums(self, op: Op, ids: Tensor, positions: Tensor, segments: Tensor | None) -> None:
-        """Compute an embedding with positions or segments, whose small tables torch adds."""
-        assert isinstance(op, Embed), "a program begins with its embedding"
-        if _is_sum(op):
-            rows = self.weights.tables(op.weight).summed(ids, positions, segments, torch.float32)
-            self.buffers[op.y][: len(ids)] = rows
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Implement `TextModel.logits`. The result is valid until the next call."""
-        hidden = hidden.contiguous()
-        if len(hidden) > len(self.logit_rows):
-            # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
-            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
-        y = self.logit_rows[: len(hidden)]
-        head = self.vocabulary.head
-        assert isinstance(head, Packed), "a pooling model has no logits"
-        if self.collective is not None:
-            own = torch.empty(len(hidden), head.outputs)
-            self.team.run(
-                CompiledProgram([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)),
-                StepData(len(hidden)),
-            )
-            return self._gather_logits(own, y, self.collective)
-        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
-        self.team.run(CompiledProgram(ops, (hidden, y)), StepData(len(hidden)))
-        return y
-
-    def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
-        """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
-        rows = max(1, collective.floats // self.vocabulary.most)
-        for part, whole in zip(own.split(rows), y.split(rows), strict=True):
-            ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
-            self.team.run(CompiledProgram(ops, (part, whole)), StepData(len(part)))
-        return y
-
-    def _caps(self, y: Tensor) -> list[cpu.Op]:
-        part = self.vocabulary.out
-        assert part is not None, "only models with a head have logits"
-        if part.scale == 1.0 and part.softcap is None:
-            return []
-        cap = part.softcap or 0.0
-        return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
-
-    def reserve(self, tokens: int, rows: int) -> None:
-        """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
-        self._fit(max(tokens, self.tokens))
-        if self.vocabulary.head is not None:
-            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
-        if self.whole is not None:
-            self.whole.reserve(tokens, rows)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Size of the buffers of a step, without logits."""
-        return sum(room.nbytes for room in self.buffers.tensors.values()) + (self.whole.nbytes if self.whole else 0)
-
-    def _fit(self, tokens: int) -> None:
-        """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
-        first."""
-        self.tokens = tokens
-        self.regions: list[CompiledProgram | TorchOp] = []
-        self.encoder_regions: list[CompiledProgram | TorchOp] = []
-        self.cross_regions: list[CompiledProgram | TorchOp] = []
-        self.media_regions: list[CompiledProgram | TorchOp] = []  # of a step with media
-        self.buffers.make(tokens)
-        if self.is_recurrent and not self.states:
-            return  # the first step brings the states
-        kept = tuple(self.buffers.tensors.values())
-        ops, encoder_ops, cross_ops = (
-            [made for op in group for made in self._compiled(op)]
-            for group in (self.ops, self.encoder_ops, self.cross_ops)
-        )
-        without_media = [op for op in ops if not (isinstance(op, TorchOp) and op.media)]
-        self.regions = _regions(without_media, kept)
-        self.media_regions = self.regions if len(without_media) == len(ops) else _regions(ops, kept)
-        self.encoder_regions, self.cross_regions = _regions(encoder_ops, kept), _regions(cross_ops, kept)
-
-    def _compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
+    def compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
         """Yield the structures of an operation."""
         values, weights = self.buffers, self.weights
         match op:
+            case Input():
+                pass
+            case Keep():
+                yield _torch_keep(values[op.x], self._columns(op.y))
             case Embed():
                 if not _is_sum(op):
                     yield self._embed(values[op.y])
@@ -502,6 +363,7 @@ class CompiledModel:
         return self.buffers[columns.value][:, columns.first : columns.first + columns.width]
 
     def _embed(self, x: Tensor) -> cpu.Embed:
+        assert self.vocabulary is not None, "a program with an embedding has a vocabulary"
         table = self.vocabulary.table
         return cpu.Embed(
             table=table.data_ptr(),
@@ -647,6 +509,172 @@ class CompiledModel:
         return KVLayer(0, 0) if layer is None else self._kv_layers[layer]
 
 
+class CompiledModel(CompiledOps):
+    vocabulary: Vocabulary
+
+    def __init__(
+        self,
+        program: Program,
+        weights: LoadedWeights,
+        vocabulary: Vocabulary,
+        layout: Layout,
+        team: Team,
+        collective: ShmCollective | None = None,
+        adapters: LoadedAdapters = NO_ADAPTERS,
+    ) -> None:
+        """collective: shared memory of the ranks, if there are several."""
+        super().__init__(program, weights, kv_layers(layout), team, collective, adapters)
+        self.vocabulary = vocabulary
+        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
+        self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
+        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
+        self._fit(MIN_TOKENS)
+
+    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
+        """Implement `TextModel.forward`."""
+        inputs = batch.encoder_inputs if self.encoder_ops else None
+        tokens = max(batch.tokens, 0 if inputs is None else len(inputs.ids))
+        if tokens > self.tokens or states is not self.states:
+            self.states = states
+            self._fit(max(tokens, 2 * self.tokens) if tokens > self.tokens else self.tokens)
+        if inputs is not None:
+            self._encode(inputs, pages)
+        tables, slot_mapping = batch.tables, batch.slot_mapping
+        if self.whole is not None and not self.encoder_ops:
+            tables, slot_mapping, pages = self.whole.placed(torch.tensor(batch.count), batch.positions)
+        self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
+        self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
+        data = StepData(
+            batch.tokens,
+            ids=batch.ids,
+            first=torch.tensor(batch.first),
+            count=torch.tensor(batch.count),
+            slots=batch.slots,
+            adapters=batch.adapters,
+            starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
+            spans=batch.spans,
+            angles=[rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations],
+            tables=tables,
+            slot_mapping=slot_mapping,
+            pages=pages,
+        )
+        self._run(self.regions if self.media is None else self.media_regions, data, batch.tokens)
+        return self.buffers[self.program.out][: batch.tokens]
+
+    def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
+        """Compute encoder inputs, and write their keys and values for cross-attention to the pages."""
+        assert self.whole is not None, "an encoder has bidirectional attention"
+        count = torch.tensor(inputs.count)
+        tables, slot_mapping, own = self.whole.placed(count, inputs.positions)
+        self._embed_sums(self.encoder_ops[0], inputs.ids, inputs.positions, None)
+        data = StepData(
+            len(inputs.ids),
+            ids=inputs.ids,
+            first=torch.zeros_like(count),
+            count=count,
+            angles=[rotation.angles(inputs.positions, inputs.positions + 1) for rotation in self.rotations],
+            tables=tables,
+            slot_mapping=slot_mapping,
+            pages=own,
+        )
+        self._run(self.encoder_regions, data, len(inputs.ids))
+        # Nothing reads these pages now, so the step has no block tables.
+        unread = tuple(torch.zeros((len(count), 1), dtype=torch.int64) for _ in inputs.slot_mapping)
+        data = StepData(
+            len(inputs.ids),
+            first=torch.zeros_like(count),
+            count=count,
+            tables=unread,
+            slot_mapping=inputs.slot_mapping,
+            pages=pages,
+        )
+        self._run(self.cross_regions, data, len(inputs.ids))
+
+    def _run(self, regions: "Sequence[CompiledProgram | TorchOp]", data: StepData, tokens: int) -> None:
+        for part in regions:
+            if isinstance(part, CompiledProgram):
+                self.team.run(part, data)
+            else:
+                part.compute(tokens)
+
+    def _embed_sums(self, op: Op, ids: Tensor, positions: Tensor, segments: Tensor | None) -> None:
+        """Compute an embedding with positions or segments, whose small tables torch adds."""
+        assert isinstance(op, Embed), "a program begins with its embedding"
+        if _is_sum(op):
+            rows = self.weights.tables(op.weight).summed(ids, positions, segments, torch.float32)
+            self.buffers[op.y][: len(ids)] = rows
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Implement `TextModel.logits`. The result is valid until the next call."""
+        hidden = hidden.contiguous()
+        if len(hidden) > len(self.logit_rows):
+            # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
+            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
+        y = self.logit_rows[: len(hidden)]
+        head = self.vocabulary.head
+        assert isinstance(head, Packed), "a pooling model has no logits"
+        if self.collective is not None:
+            own = torch.empty(len(hidden), head.outputs)
+            self.team.run(
+                CompiledProgram([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)),
+                StepData(len(hidden)),
+            )
+            return self._gather_logits(own, y, self.collective)
+        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
+        self.team.run(CompiledProgram(ops, (hidden, y)), StepData(len(hidden)))
+        return y
+
+    def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
+        """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
+        rows = max(1, collective.floats // self.vocabulary.most)
+        for part, whole in zip(own.split(rows), y.split(rows), strict=True):
+            ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
+            self.team.run(CompiledProgram(ops, (part, whole)), StepData(len(part)))
+        return y
+
+    def _caps(self, y: Tensor) -> list[cpu.Op]:
+        part = self.vocabulary.out
+        assert part is not None, "only models with a head have logits"
+        if part.scale == 1.0 and part.softcap is None:
+            return []
+        cap = part.softcap or 0.0
+        return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
+
+    def reserve(self, tokens: int, rows: int) -> None:
+        """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
+        self._fit(max(tokens, self.tokens))
+        if self.vocabulary.head is not None:
+            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
+        if self.whole is not None:
+            self.whole.reserve(tokens, rows)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the buffers of a step, without logits."""
+        return sum(room.nbytes for room in self.buffers.tensors.values()) + (self.whole.nbytes if self.whole else 0)
+
+    def _fit(self, tokens: int) -> None:
+        """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
+        first."""
+        self.tokens = tokens
+        self.regions: list[CompiledProgram | TorchOp] = []
+        self.encoder_regions: list[CompiledProgram | TorchOp] = []
+        self.cross_regions: list[CompiledProgram | TorchOp] = []
+        self.media_regions: list[CompiledProgram | TorchOp] = []  # of a step with media
+        self.buffers.make(tokens)
+        if self.is_recurrent and not self.states:
+            return  # the first step brings the states
+        kept = tuple(self.buffers.tensors.values())
+        ops, encoder_ops, cross_ops = (
+            [made for op in group for made in self.compiled(op)]
+            for group in (self.ops, self.encoder_ops, self.cross_ops)
+        )
+        without_media = [op for op in ops if not (isinstance(op, TorchOp) and op.media)]
+        self.regions = regions(without_media, kept)
+        self.media_regions = self.regions if len(without_media) == len(ops) else regions(ops, kept)
+        self.encoder_regions, self.cross_regions = regions(encoder_ops, kept), regions(cross_ops, kept)
+
+
 def _heads(x: Tensor, heads: int) -> Tensor:
     """[tokens, heads · dim] → [tokens, heads, dim]."""
     return x.unflatten(1, (heads, -1))
@@ -699,9 +727,9 @@ class BidirectionalKV:
         """Allocate pages for steps of this many tokens and prompts."""
         self.pages = self._made(whole_blocks(tokens, rows))
 
-    def placed(self, counts: Sequence[int], positions: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
-        """Return block tables, write positions and pages of a step. counts: of tokens of each prompt."""
-        count = torch.tensor(counts)
+    def placed(self, count: Tensor, positions: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
+        """Return block tables, write positions and pages of a step. count: tokens of each row; positions: of the tokens
+        in their rows."""
         blocks = -(-count // WHOLE_BLOCK)
         begin = blocks.cumsum(0) - blocks
         if int(blocks.sum()) > len(self.pages):
@@ -744,7 +772,7 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     return weights
 
 
-def _regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[CompiledProgram | TorchOp]:
+def regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[CompiledProgram | TorchOp]:
     """Return programs that are as long as possible, with torch operations between them."""
     found: list[CompiledProgram | TorchOp] = []
     for is_torch, group in groupby(ops, lambda op: isinstance(op, TorchOp)):
@@ -832,6 +860,13 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
     def compute(tokens: int) -> None:
         own = logits[:tokens, : op.part.num_experts]
         weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
+
+    return TorchOp(compute)
+
+
+def _torch_keep(x: Tensor, y: Tensor) -> TorchOp:
+    def compute(tokens: int) -> None:
+        y[:tokens] = x[:tokens]
 
     return TorchOp(compute)
 

@@ -37,21 +37,28 @@ class ProjectorProgram:
 
 @dataclass(frozen=True)
 class TowerProgram:
+    patches: Program  # pixels of patches in, embedded patches out
     tower: Program  # embedded patches in, features out
     projectors: tuple[ProjectorProgram, ...]
 
     @property
     def programs(self) -> tuple[Program, ...]:
         """Return all programs, in the order of loading."""
-        return (self.tower, *(one for of in self.projectors for one in of.stages if isinstance(one, Program)))
+        return (
+            self.patches,
+            self.tower,
+            *(one for of in self.projectors for one in of.stages if isinstance(one, Program)),
+        )
 
 
 @lru_cache(maxsize=4)
 def lower_tower(media: Media, ranks: int = 1) -> TowerProgram:
     """Return the programs of each of `ranks` tensor-parallel ranks. Raises ConfigError if heads or rows cannot be
     divided among them."""
+    patches, root = media.tower.patches, media.tower.root
+    embed = _StepLowering(ranks).program([Project(linear=patches.linear)], root, patches.pixels)
     tower = _TowerLowering(media.tower, ranks).program()
-    return TowerProgram(tower, tuple(_projector(one, media.tower, ranks) for one in media.projectors))
+    return TowerProgram(embed, tower, tuple(_projector(one, media.tower, ranks) for one in media.projectors))
 
 
 class _TowerLowering(PartLowering):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.models.parts import MLP, Block, Linear, Norm, Rope
+from engine.models.parts import MLP, Block, Linear, Norm, Rope, Rows
 from engine.models.sources import Shapes, branch_sources, join, linear_sources, mlp_linears, norm_sources
 
 
@@ -30,6 +30,12 @@ class Patches:
     @property
     def pixels(self) -> int:
         return self.channels * self.frames * self.size**2
+
+    @property
+    def linear(self) -> Linear:
+        """The projection, which every rank has."""
+        rows = (Rows(source=self.source, units=self.hidden),)
+        return Linear(rows=rows, inputs=self.pixels, split=None, bias=self.bias)
 
     @property
     def stored(self) -> tuple[int, ...]:

@@ -555,9 +555,7 @@ DECODE_ATTENTION = Op(
     tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
     compiled=bodies.decode_attention,
-    compiled_lacks=(
-        *("fp8", "narrow-fp8", "alibi-fp8", "biases-fp8", "key-starts-fp8"),
-    ),
+    compiled_lacks=(*("fp8", "narrow-fp8", "alibi-fp8", "biases-fp8", "key-starts-fp8"),),
     native_layout=bodies.native_layout,
     single_row=_single_row,
     rows=lambda args: args[6].shape[0],

@@ -329,7 +329,19 @@ def _rows_of(
         key_starts = key_starts[chosen]
     start = torch.nn.functional.pad(count[chosen].cumsum(0), (1, 0))
     some = torch.empty((int(start[-1]), *q.shape[1:]))
-    attention(team, q[tokens].contiguous(), pages, layer, table, slot[chosen], start, lengths[chosen], some, *options, key_starts)
+    attention(
+        team,
+        q[tokens].contiguous(),
+        pages,
+        layer,
+        table,
+        slot[chosen],
+        start,
+        lengths[chosen],
+        some,
+        *options,
+        key_starts,
+    )
     out[tokens] = some
     return (out,)
 
