@@ -9,9 +9,9 @@ import warnings
 from dataclasses import dataclass
 from typing import Final
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from engine.media.processor import ImageError
+from engine.media.processed import ImageError
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF")
 """Formats that are decoded. Others of Pillow are rare, run external programs or contain several files."""
@@ -42,7 +42,7 @@ def decode(data: bytes, limits: Limits = Limits()) -> Image.Image:
                     raise ImageError("the image has no pixels")
                 image.load()
                 return to_rgb(_oriented(image))
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise ImageError("the file is not an image in a known format (PNG, JPEG, WebP, GIF, BMP, TIFF, …)") from None
     except Image.DecompressionBombError:
         raise ImageError(f"the image has more than {limits.max_pixels:,} pixels") from None

@@ -19,7 +19,8 @@ from engine.media.pixels import (
     read_square,
     resized,
 )
-from engine.media.processor import Array, Layout, Processor, Tokens
+from engine.media.processed import Tokens
+from engine.media.processor import Array, Layout, Processor
 from engine.media.settings import Files
 
 DEFAULTS = {

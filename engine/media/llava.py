@@ -24,7 +24,8 @@ from engine.media.pixels import (
     resized,
     shortest_edge,
 )
-from engine.media.processor import Array, Layout, Processor, Tokens
+from engine.media.processed import Tokens
+from engine.media.processor import Array, Layout, Processor
 from engine.media.settings import Files
 
 CLIP = {

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine.media.processor import MAX_PIXELS, Array, ImageError
+from engine.media.processed import ImageError
+from engine.media.processor import MAX_PIXELS, Array
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)

@@ -5,20 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 from PIL import Image
 
 from engine.api.media import MediaTensor
+from engine.media.processed import Processed, Tokens
 
 Array = np.ndarray[Any, Any]
 
 MAX_PIXELS = 1 << 26
 """Maximum pixels of an image after resizing. Settings of checkpoints stay far below; extreme aspect ratios do not."""
-
-
-class ImageError(Exception):
-    """The image cannot be decoded or processed. The message is meant for the client."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +31,6 @@ class Layout:
         return sum(self.runs)
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Texts of special tokens."""
-
-    placeholder: str
-    """Text that the chat template writes for an image."""
-    image: str
-    """Token that stands for one embedding of the tower in the expanded prompt."""
-
-
 class Processor(Protocol):
     """Image processor of a checkpoint."""
 
@@ -57,20 +43,6 @@ class Processor(Protocol):
     def tensors(self, image: Image.Image) -> Mapping[str, Array]:
         """Return the tower's input for an RGB image: float32 and int64 arrays, with the names and shapes that
         transformers' processor returns for this image alone. Raises ImageError."""
-
-
-class Processed(msgspec.Struct, frozen=True):
-    """One processed image."""
-
-    digest: bytes  # SHA-256 of the tensors with their names, types and shapes
-    text: str  # as in `Layout`
-    runs: tuple[int, ...]
-    tensors: dict[str, MediaTensor]
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return sum(len(tensor.data) for tensor in self.tensors.values())
 
 
 def process(processor: Processor, image: Image.Image) -> Processed:

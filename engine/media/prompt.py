@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.api.media import MediaItem
-from engine.media.processor import Processed, Tokens
+from engine.media.processed import Processed, Tokens
 
 
 class MediaPromptError(Exception):

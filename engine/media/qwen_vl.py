@@ -21,7 +21,8 @@ from engine.media.pixels import (
     read_normalisation,
     resized,
 )
-from engine.media.processor import Array, ImageError, Layout, Processor, Tokens
+from engine.media.processed import ImageError, Tokens
+from engine.media.processor import Array, Layout, Processor
 from engine.media.settings import Files
 
 MAX_RATIO = 200
@@ -41,7 +42,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     """Return multiples of `factor` near the given size, with a number of pixels in the range. Raises ImageError."""
     if max(height, width) / min(height, width) > MAX_RATIO:
         raise ImageError(
-            f"an image of {width} x {height} pixels has an aspect ratio above {MAX_RATIO}, which the model cannot process"
+            f"an image of {width} x {height} pixels has an aspect ratio above {MAX_RATIO}; the model cannot process it"
         )
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if rows * columns > max_pixels:

@@ -56,7 +56,7 @@ def read_files(folder: Path) -> Files | None:
     config = _read(folder / "config.json")
     processor, image = (_read(folder / name) for name in IMAGE_FILES)
     nested = processor.get("image_processor")
-    image = nested if isinstance(nested, Mapping) else image
+    image = dict(nested) if isinstance(nested, Mapping) else image
     if not image:
         return None
     return Files(config, image, processor, _read(folder / "tokenizer_config.json"))

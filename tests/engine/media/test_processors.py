@@ -11,7 +11,11 @@ from PIL import Image
 
 from engine.api.errors import CheckpointError
 from engine.api.media import MediaItem
-from engine.media import ImageError, MediaPromptError, Processed, Processor, decode, expand, process, read_processor
+from engine.media.decode import decode
+from engine.media.families import read_processor
+from engine.media.processed import ImageError, Processed
+from engine.media.processor import Processor, process
+from engine.media.prompt import MediaPromptError, expand
 from tests.engine.media.families import FAMILIES, own_tokenizer, reference, reference_ids, write
 
 SIZES = [(1, 1), (28, 28), (29, 57), (64, 17), (101, 20), (7, 90), (200, 200)]
