@@ -120,7 +120,12 @@ class Sources:
         host, port, parsed = self._checked(url)
         address = await self._address(host, port)
         target = parsed.copy_with(host=address)
-        headers = {"Host": host if port == 443 else f"{host}:{port}", "Accept": "image/*", "User-Agent": "slipway"}
+        headers = {
+            "Host": host if port == 443 else f"{host}:{port}",
+            "Accept": "image/*",
+            "Accept-Encoding": "identity",  # a compressed body can be a bomb
+            "User-Agent": "slipway",
+        }
         client = httpx.AsyncClient(
             verify=self._context or ssl.create_default_context(), trust_env=False, timeout=self._limits.time
         )
@@ -140,7 +145,7 @@ class Sources:
         declared = reply.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
             raise SourceError(message)
-        async for piece in reply.aiter_bytes():
+        async for piece in reply.aiter_raw():
             data += piece
             if len(data) > limit:
                 raise SourceError(message)
@@ -159,7 +164,10 @@ class Sources:
             raise SourceError("the URL must not contain a user name or password")
         if not any(_matches(host, allowed) for allowed in self._limits.hosts):
             raise SourceError(f"images of the host {host[:200]!r} are not fetched (limits.media.hosts)")
-        return host, parsed.port or 443, parsed
+        port = 443 if parsed.port is None else parsed.port
+        if not 0 < port < 65536:
+            raise SourceError("the URL is invalid: its port must be from 1 to 65535")
+        return host, port, parsed
 
     async def _address(self, host: str, port: int) -> str:
         try:
@@ -189,17 +197,15 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(parsed, ipaddress.IPv6Address):
-        for within in (parsed.ipv4_mapped, parsed.sixtofour, _nat64(parsed), *(parsed.teredo or ())):
-            if within is not None and not is_public(str(within)):
-                return False
-        if parsed.ipv4_mapped is not None:
-            return True
+        inner = parsed.ipv4_mapped or _nat64(parsed)
+        if inner is not None:
+            return is_public(str(inner))
+        if parsed.sixtofour is not None or parsed.teredo is not None:
+            return False  # tunnels to an address inside
     return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
 
 
 def _nat64(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address in one of the translation prefix 64:ff9b::/96, or in a deprecated compatible address."""
+    """Return the IPv4 address within the prefix of translators, 64:ff9b::/96."""
     number = int(address)
-    if number >> 32 in (0x0064_FF9B << 64, 0):
-        return ipaddress.IPv4Address(number & 0xFFFFFFFF)
-    return None
+    return ipaddress.IPv4Address(number & 0xFFFFFFFF) if number >> 32 == 0x0064_FF9B << 64 else None

@@ -45,7 +45,7 @@ def decode(data: bytes, limits: Limits = Limits()) -> Image.Image:
     except UnidentifiedImageError:
         raise ImageError("the file is not an image in a known format (PNG, JPEG, WebP, GIF, BMP, TIFF, …)") from None
     except Image.DecompressionBombError:
-        raise ImageError(f"the image has more than {limits.max_pixels:,} pixels") from None
+        raise ImageError(f"the image has too many pixels; the limit is {limits.max_pixels:,} pixels") from None
     except MemoryError:
         raise ImageError("decoding the image takes too much memory") from None
     except ImageError:
