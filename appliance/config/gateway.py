@@ -108,6 +108,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tasks: tuple[Task, ...] = ("generate",)  # tasks that requests may use
     pooled: PooledModel | None = None  # set unless the only task is generation
     encoder: EncoderLimits | None = None  # set for encoder-decoder models
+    images: bool = False  # the model accepts images and `limits.media.images` permits them
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning
     model_type: str = ""  # model type in config.json

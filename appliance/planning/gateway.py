@@ -24,6 +24,7 @@ from appliance.planning.choice import Choice, refuse
 from appliance.planning.output_format import model_type
 from appliance.planning.pooled import pooled_model, tasks_of
 from appliance.planning.targets import passed_on
+from engine.media.families import has_processor
 from engine.models.checkpoint import Checkpoint
 
 JOURNAL = "requests.journal"
@@ -91,6 +92,7 @@ def gateway_config(
         tasks=tasks_of(checkpoint),
         pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
         encoder=encoder,
+        images=_accepts_images(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,
         model_type=model_type(checkpoint),
@@ -105,6 +107,12 @@ def gateway_config(
         outputs_sha256=outputs_sha256,
     )
     return with_values(config, _unused(config))
+
+
+def _accepts_images(manifest: Manifest, checkpoint: Checkpoint) -> bool:
+    """Return True if the served model has a tower for images, whose processor is known, and images are not turned
+    off."""
+    return manifest.limits.media.images > 0 and not manifest.model.text_only and has_processor(checkpoint.path)
 
 
 def _unused(config: GatewayConfig) -> dict[str, Any]:

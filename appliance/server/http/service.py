@@ -27,6 +27,7 @@ from engine.api.messages import Grammar
 
 if TYPE_CHECKING:
     from appliance.chat_templates.template import ChatTemplate
+    from appliance.images.loader import ImageLoader
     from appliance.server.chat.text import Text
     from engine.text import Tokenizer
 
@@ -77,6 +78,7 @@ class Service:
         self.halted: HaltedState | None = None  # set once by the launcher, when the appliance halts
         self.started_s = time.time()
         self._text: Text | None = None
+        self.images = _image_loader(config)
 
     def set_keys(self, keys: Sequence[ApiKey]) -> None:
         """Set the accepted API keys and their limits from the configuration. Without keys, every client is accepted."""
@@ -151,6 +153,15 @@ class Service:
     def reply_name(self, requested: str | None) -> str:
         """Return the name in replies to a request for this model, which may have been renamed since."""
         return self.adapter_of(requested) or self.config.names[0]
+
+
+def _image_loader(config: GatewayConfig) -> "ImageLoader | None":
+    """Return the loader of images, or None for a model that accepts only text."""
+    if not config.images:
+        return None
+    from appliance.images.loader import ImageLoader  # needs httpx
+
+    return ImageLoader(config.model, config.limits.media)
 
 
 def service_of(request: Request) -> Service:
