@@ -129,8 +129,9 @@ class Metrics(Collector):
     def finished(self, engine: str, reason: Finish, generated: int, max_tokens: int, adapter: str = "") -> None:
         """Record the end of a sequence. Each child of one request counts (ME-03)."""
         if adapter:
-            self.add("adapter_requests", 1, engine, adapter)
-            self.add("adapter_generation_tokens", generated, engine, adapter)
+            for name, count in (("adapter_requests", 1), ("adapter_generation_tokens", generated)):
+                self._numbers[name].setdefault((engine, adapter), 0.0)  # the adapter may have been loaded since
+                self.add(name, count, engine, adapter)
         self.add("requests", 1, engine, reason)
         self.observe("request_generation_tokens", generated, engine)
         self.observe("request_params_max_tokens", max_tokens, engine)
