@@ -102,7 +102,8 @@ class Loop:
     self_test: golden prompts to run while idle.
     pooling: parameters of the health check, for a pooling model.
     encoder_decoder: the model is an encoder-decoder.
-    adapters: folders of the LoRA adapters at the start."""
+    adapters: folders of the LoRA adapters at the start.
+    adapter_store: reads adapters while the engine runs; None if they do not change."""
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class Loop:
         pooling: Pooling | None = None,
         encoder_decoder: bool = False,
         adapters: dict[str, str] | None = None,
+        adapter_store: AdapterStore | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._pooling, self._encoder_decoder = pooling, encoder_decoder
@@ -134,7 +136,7 @@ class Loop:
         self._events = [] if events is None else events
         self._adapters = AdapterLoads(
             scheduler,
-            worker.adapters,
+            adapter_store,
             adapters or {},
             call=self.call,
             send=lambda message: self._out.append(message),
@@ -502,6 +504,7 @@ def build_loop(
         pooling=None if pooled is None else Pooling(pooled.tasks[0]),
         encoder_decoder=settings.sources is not None,
         adapters={adapter.name: adapter.path for adapter in config.adapters},
+        adapter_store=worker.adapters,
     )
 
 
