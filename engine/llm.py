@@ -21,11 +21,13 @@ from engine.api.errors import ConfigError, EngineGone, RequestError
 from engine.api.media import MediaItem
 from engine.api.messages import (
     Abort,
+    AdapterChanged,
     Delta,
     Failed,
     Finish,
     FromEngine,
     Grammar,
+    LoadAdapter,
     Logprob,
     Output,
     Pooled,
@@ -35,6 +37,7 @@ from engine.api.messages import (
     Submit,
     Thinking,
     Timing,
+    UnloadAdapter,
 )
 from engine.api.ranges import (
     check_lengths,
@@ -282,6 +285,26 @@ class LLM:
             self._collect(replies)
         return [_array(reply) for reply in replies.values()]
 
+    def load_adapter(self, name: str, folder: str | Path, *, replace: bool = False) -> None:
+        """Load a LoRA adapter. It needs slots: `LLM(path, max_active=2)`. `replace`: read the files of a loaded adapter
+        again. Raises ConfigError for an adapter that cannot be loaded."""
+        self._change_adapter(LoadAdapter(name, str(folder), replace))
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove a LoRA adapter."""
+        self._change_adapter(UnloadAdapter(name))
+
+    def _change_adapter(self, message: LoadAdapter | UnloadAdapter) -> None:
+        with self._busy:
+            self._loop.post([message])
+            while True:
+                for one in self._received():
+                    if isinstance(one, AdapterChanged):
+                        if one.error:
+                            with python_names():
+                                raise ConfigError(one.error)
+                        return
+
     def close(self) -> None:
         self._loop.stop()
         self._thread.join()
@@ -332,10 +355,7 @@ class LLM:
         open_ids = set(replies)
         try:
             while open_ids:
-                got = self._messages.get()
-                if isinstance(got, Exception):
-                    self._messages.put(got)  # for the next call
-                    raise EngineGone(f"the engine is not running: {type(got).__name__}: {got}") from got
+                got = self._received()
                 failed = {message.id: message for message in got if isinstance(message, Failed)}
                 for message in got:
                     if isinstance(message, Stats):
@@ -348,6 +368,13 @@ class LLM:
         finally:
             if open_ids:
                 self._loop.post([Abort(tuple(open_ids))])
+
+    def _received(self) -> list[FromEngine]:
+        got = self._messages.get()
+        if isinstance(got, Exception):
+            self._messages.put(got)  # for the next call
+            raise EngineGone(f"the engine is not running: {type(got).__name__}: {got}") from got
+        return got
 
     def _take(self, output: Output, replies: dict[str, _Reply], failed: Mapping[str | None, Failed]) -> set[str]:
         """Distribute deltas. Return the ids of requests that ended. Deltas of aborted earlier requests are ignored."""

@@ -101,6 +101,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     names: tuple[str, ...]  # served names, canonical first
     model: str
     adapters: tuple[str, ...] = ()  # names of the LoRA adapters, which requests use as `model`
+    adapter_folders: tuple[str, ...] = ()  # folders from which adapters may be loaded; empty: none may be
+    adapters_on_request: bool = False  # load an adapter that a request names as its model
     engines: tuple[str, ...]  # Unix sockets of the engine processes
     max_context: int
     vocab_size: int  # size of the model's logits

@@ -85,6 +85,7 @@ def gateway_config(
         **passed_on(manifest, "gateway", choices),
         names=names,
         adapters=tuple(adapter.name for adapter in manifest.adapters),
+        adapter_folders=_adapter_folders(settings),
         model=str(checkpoint.path),
         engines=(),
         vocab_size=checkpoint.model.embed.vocab,
@@ -121,6 +122,16 @@ def _unused(config: GatewayConfig) -> dict[str, Any]:
     defaults = msgspec.structs.replace(config, **{name: type(getattr(config, name))() for name in SECTIONS})
     keys = [key for key, declared in metadata().items() if declared.effect.restart == "engine" or declared.is_path]
     return {key: value_at(defaults, key) for key in keys if key.partition(".")[0] in SECTIONS}
+
+
+def _adapter_folders(settings: Settings) -> tuple[str, ...]:
+    """Return the folders from which adapters may be loaded. Raise Refused without slots for them."""
+    loading = settings.manifest.adapter_loading
+    if loading.folders and loading.max_active is None:
+        refuse(settings, "adapter_loading.folders", "requires adapter_loading.max_active, the number of adapter slots")
+    if loading.on_request and not loading.folders:
+        refuse(settings, "adapter_loading.on_request", "requires adapter_loading.folders")
+    return tuple(str(settings.file(("adapter_loading", "folders", at))) for at in range(len(loading.folders)))
 
 
 def _tls(settings: Settings) -> Tls | None:

@@ -69,6 +69,22 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder with adapter_config.json and adapter_model.safetensors."""
 
 
+class AdapterLoadingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """LoRA adapters that enter and leave slots of the device while the engine runs."""
+
+    max_active: int | None = None
+    """Number of slots. None: the adapters of the configuration are loaded at the start, and there are no others."""
+    max_rank: int = 16
+    """Largest rank of an adapter."""
+    host_cache: int = 1 << 30
+    """Bytes of adapters that are kept ready in the host's memory, of each rank."""
+
+    def __post_init__(self) -> None:
+        _check_positive("adapter_loading", self, "max_rank")
+        if self.max_active is not None:
+            _check_positive("adapter_loading", self, "max_active")
+
+
 class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Number formats of weights and KV cache."""
 
@@ -248,6 +264,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: ModelConfig
     adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters that requests may select."""
+    adapter_loading: AdapterLoadingConfig = AdapterLoadingConfig()
     quantization: QuantizationConfig = QuantizationConfig()
     parallelism: ParallelismConfig = ParallelismConfig()
     hardware: HardwareConfig = HardwareConfig()

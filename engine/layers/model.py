@@ -18,14 +18,14 @@ from engine.layers.batch import Batch
 from engine.layers.compiled import CompiledModel
 from engine.layers.linear import Target
 from engine.layers.loaded import unloaded
-from engine.layers.lora import NO_ADAPTERS, load_adapters
+from engine.layers.lora import NO_ADAPTERS, AdapterSlots, empty_adapters, load_adapters
 from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.pooler import PoolerLayer
 from engine.layers.reference import ReferenceExecutor
 from engine.layers.states import LayerStates
 from engine.layers.tower import TowerModel
 from engine.layers.vocabulary import Vocabulary
-from engine.lowering.adapters import adapter_stacks, fitted_adapters
+from engine.lowering.adapters import adapter_stacks, adapters_problem, check_ranks, fitted_adapters, slot_stacks
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.lowering.lower import lower
 from engine.models.adapters import Adapter
@@ -132,6 +132,22 @@ class TextModel:
         stacks = adapter_stacks(self.program, fitted, self._world.size)
         self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device)
         self._reference.adapters = self.adapters
+
+    @torch.inference_mode()
+    def reserve_adapters(self, adapters: Sequence[Adapter], num_slots: int, max_rank: int) -> AdapterSlots:
+        """Allocate slots for LoRA adapters that are loaded later, before the weights. Check the first adapters. Raises
+        CheckpointError for an adapter of another model, ConfigError for a model or kernels without adapters."""
+        problem = adapters_problem(self.model)
+        if self.target.executor == "triton":
+            problem = "Triton kernels do not support LoRA adapters; set hardware.kernels to torch"
+        if problem is not None:
+            raise ConfigError(f"adapter_loading: {problem}")
+        for adapter in adapters:
+            check_ranks(adapter, max_rank)
+        fitted = fitted_adapters(self.model, adapters)
+        stacks = slot_stacks(self.program, num_slots, max_rank, self._world.size)
+        self.adapters = self._reference.adapters = empty_adapters(stacks, self._world, self.dtype, self.device)
+        return AdapterSlots(self.model, stacks, self.adapters, self._world, self.dtype, fitted)
 
     @torch.inference_mode()
     def load(

@@ -61,6 +61,7 @@ class Checkpoint:
     modules: Modules | None = None  # sentence-transformers modules of a pooling model
     begin_ids: tuple[int, ...] = ()  # tokens that a reply of an encoder-decoder begins with by default
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that are served with it
+    adapter_slots: tuple[int, int] | None = None  # (number, largest rank) of slots for LoRA adapters, if they move
     assumed: tuple[str, ...] = ()  # assumptions of a plan for a folder without weights, one statement each
 
 

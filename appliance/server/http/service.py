@@ -54,6 +54,7 @@ class Service:
     ) -> None:
         self.config = config
         self.router = router
+        self.adapters = router.adapters
         self.metrics = metrics
         self.log = log
         self.tracing = tracing or Tracing(None, metrics)
@@ -141,14 +142,14 @@ class Service:
         Raise NotFound (ER-04, ER-05).
         """
         names = self.config.names
-        if requested and requested not in names and requested not in self.config.adapters:
-            aliases = ", ".join((*names, *self.config.adapters))
+        if requested and requested not in names and requested not in self.adapters:
+            aliases = ", ".join((*names, *self.adapters.names))
             raise NotFound(f"The model `{requested}` does not exist. Valid aliases: {aliases}.", "model")
         return self.reply_name(requested)
 
     def adapter_of(self, requested: str | None) -> str:
         """Return the LoRA adapter that a request names as its model, or "" for the model itself."""
-        return requested if requested and requested in self.config.adapters else ""
+        return requested if requested and requested in self.adapters else ""
 
     def reply_name(self, requested: str | None) -> str:
         """Return the name in replies to a request for this model, which may have been renamed since."""
