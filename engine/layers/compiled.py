@@ -5,7 +5,6 @@ single call. Every operation reads and writes rows of a few buffers that all lay
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from engine.api.errors import CheckpointError
 from engine.kv.layout import Layout, whole_blocks
 from engine.layers.batch import Batch
-from engine.layers.kv import KVLayer, kv_layers
+from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
@@ -39,7 +38,10 @@ from engine.lowering.program import (
     Gate,
     GatedNorm,
     Linear,
+    LookUp,
+    Multiply,
     Normalize,
+    NormalizeGroups,
     NormalizeParts,
     Op,
     PrepareKV,
@@ -51,6 +53,7 @@ from engine.lowering.program import (
     Route,
     Scale,
     ScaleQueries,
+    ScaleRoutes,
     SelectiveScan,
     Value,
 )
@@ -102,6 +105,14 @@ class Buffers:
 
 
 @dataclass(frozen=True)
+class Region:
+    """Operations of one call. Those with keys and values have pages in the shape of this group."""
+
+    program: CompiledProgram
+    group: int
+
+
+@dataclass(frozen=True)
 class TorchOp:
     """An operation without a compiled kernel (`engine.lowering.measures.torch_parts`). torch computes it between two
     programs, on the first `tokens` rows of the buffers."""
@@ -123,7 +134,7 @@ class CompiledModel:
         """collective: shared memory of the ranks, if there are several."""
         self.collective, self.team, self.adapters = collective, team, adapters
         self.program, self.weights, self.vocabulary = program, weights, vocabulary
-        self.ops, self._kv_layers = compiled_ops(program), kv_layers(layout)
+        self.ops, self._kv_layers, self._layout = compiled_ops(program), kv_layers(layout), layout
         self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
         widths = buffer_widths(self.ops)
         self.buffers = Buffers(widths | {LOW_RANK: adapters.columns} if adapters.columns else widths)
@@ -148,21 +159,27 @@ class CompiledModel:
             assert isinstance(embed, Embed), "a program begins with its embedding"
             rows = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
             self.buffers[embed.y][: batch.tokens] = rows
-        data = StepData(
-            batch.tokens,
-            ids=batch.ids,
-            first=torch.tensor(batch.first),
-            count=torch.tensor(batch.count),
-            slots=batch.slots,
-            adapters=batch.adapters,
-            angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
-            tables=tables,
-            slot_mapping=slot_mapping,
-            pages=pages,
-        )
+        angles = [rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations]
+        first, count = torch.tensor(batch.first), torch.tensor(batch.count)
+        viewed = group_pages(self._layout, pages) if self.whole is None and self._layout.groups else (pages,)
+        data = {
+            group: StepData(
+                batch.tokens,
+                ids=batch.ids,
+                first=first,
+                count=count,
+                slots=batch.slots,
+                adapters=batch.adapters,
+                angles=angles,
+                tables=tables,
+                slot_mapping=slot_mapping,
+                pages=viewed[group],
+            )
+            for group in sorted({part.group for part in self.regions if isinstance(part, Region)})
+        }
         for part in self.regions:
-            if isinstance(part, CompiledProgram):
-                self.team.run(part, data)
+            if isinstance(part, Region):
+                self.team.run(part.program, data[part.group])
             else:
                 part.compute(batch.tokens)
         return self.buffers[self.program.out][: batch.tokens]
@@ -220,12 +237,12 @@ class CompiledModel:
         """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
         first."""
         self.tokens = tokens
-        self.regions: list[CompiledProgram | TorchOp] = []
+        self.regions: list[Region | TorchOp] = []
         self.buffers.make(tokens)
         if self.is_recurrent and not self.states:
             return  # the first step brings the states
         ops = [made for op in self.ops for made in self._compiled(op)]
-        self.regions = _regions(ops, tuple(self.buffers.tensors.values()))
+        self.regions = _regions(ops, self._layout, tuple(self.buffers.tensors.values()))
 
     def _compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
         """Yield the structures of an operation."""
@@ -237,8 +254,17 @@ class CompiledModel:
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
+            case LookUp():
+                table = weights.token_rows(op.weight).table
+                yield _rows(table, op.weight.part.scale, values[op.y])
             case NormalizeParts():
                 yield from self._normalize_parts(op)
+            case NormalizeGroups():
+                layer, x, size = weights.norm(op.weight), self._columns(op.x), op.weight.norm.size
+                yield _norm(layer.norm, layer.weight, None, x, x, groups=op.x.width // size, size=size, shared=True)
+            case Multiply():
+                x, factor = values[op.x], weights.multiplier(op.weight).item()
+                yield cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=factor, cap=0.0)
             case Linear():
                 x = self._columns(op.x) if isinstance(op.x, Columns) else values[op.x]
                 yield from self._linear(op, x, values[op.y])
@@ -284,6 +310,8 @@ class CompiledModel:
                 yield self._route(op, values)
                 if op.part.scores == "sparsemixer":
                     yield _sparsemixer(op, values)
+            case ScaleRoutes():
+                yield _scale_routes(op, values, weights.correction(op.scales))
             case ExpertLinear():
                 layers = [weights.matrix(matrix) for matrix in op.matrices]
                 biases = [layer.own_bias for layer in layers]
@@ -427,15 +455,7 @@ class CompiledModel:
         return self.buffers[columns.value][:, columns.first : columns.first + columns.width]
 
     def _embed(self, x: Tensor) -> cpu.Embed:
-        table = self.vocabulary.table
-        return cpu.Embed(
-            table=table.data_ptr(),
-            out=x.data_ptr(),
-            out_stride=x.stride(0),
-            size=x.shape[1],
-            type=cpu.TYPES[table.dtype],
-            scale=self.vocabulary.part.scale,
-        )
+        return _rows(self.vocabulary.table, self.vocabulary.part.scale, x)
 
     def _qk_norm(self, op: QKNorm, qkv: Tensor) -> Iterator[cpu.Op | TorchOp]:
         layer, dim = self.weights.qk_norm(op.weight), op.weight.attention.head_dim
@@ -568,6 +588,18 @@ class CompiledModel:
         return KVLayer(0, 0) if layer is None else self._kv_layers[layer]
 
 
+def _rows(table: Tensor, scale: float, y: Tensor) -> cpu.Embed:
+    """Write the row of each token, times `scale`."""
+    return cpu.Embed(
+        table=table.data_ptr(),
+        out=y.data_ptr(),
+        out_stride=y.stride(0),
+        size=y.shape[1],
+        type=cpu.TYPES[table.dtype],
+        scale=scale,
+    )
+
+
 def _heads(x: Tensor, heads: int) -> Tensor:
     """[tokens, heads · dim] → [tokens, heads, dim]."""
     return x.unflatten(1, (heads, -1))
@@ -661,14 +693,31 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     return weights
 
 
-def _regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[CompiledProgram | TorchOp]:
-    """Return programs that are as long as possible, with torch operations between them."""
-    found: list[CompiledProgram | TorchOp] = []
-    for is_torch, group in groupby(ops, lambda op: isinstance(op, TorchOp)):
-        if is_torch:
-            found += [op for op in group if isinstance(op, TorchOp)]
-        else:
-            found.append(CompiledProgram([op for op in group if not isinstance(op, TorchOp)], keep_alive))
+def _regions(ops: Sequence[cpu.Op | TorchOp], layout: Layout, keep_alive: Sequence[Tensor]) -> list[Region | TorchOp]:
+    """Return programs that are as long as possible, with torch operations between them. The operations of a program
+    have pages of one shape."""
+    found: list[Region | TorchOp] = []
+    some: list[cpu.Op] = []
+    group = 0  # of the pages of `some`
+
+    def finish() -> None:
+        if some:
+            found.append(Region(CompiledProgram(some, keep_alive), group))
+            some.clear()
+
+    for op in ops:
+        if isinstance(op, TorchOp):
+            finish()
+            found.append(op)
+            continue
+        paged = isinstance(op, cpu.Attend | cpu.LatentKV) or (isinstance(op, cpu.RopeKV) and op.kv_heads > 0)
+        if paged and layout.groups:
+            own = layout.shapes.index(layout.shapes[op.group])  # the first group with pages of this shape
+            if own != group:
+                finish()
+                group = own
+        some.append(op)
+    finish()
     return found
 
 
@@ -714,9 +763,17 @@ def _projection_norm(layer: ProjectionNorm, qkv: Tensor) -> Iterator[cpu.Norm]:
 
 
 def _norm(
-    norm: Norm, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, *, groups: int = 1, size: int = 0
+    norm: Norm,
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    *,
+    groups: int = 1,
+    size: int = 0,
+    shared: bool = False,
 ) -> cpu.Norm:
-    """size: of each group; the norm's own if 0."""
+    """size: of each group; the norm's own if 0. shared: all groups have the same weights."""
     return cpu.Norm(
         x=x.data_ptr(),
         weight=weight.data_ptr(),
@@ -726,7 +783,7 @@ def _norm(
         y_stride=y.stride(0),
         groups=groups,
         size=size or norm.size,
-        weight_stride=size or norm.size,
+        weight_stride=0 if shared else size or norm.size,
         norm=cpu.LAYER if isinstance(norm, LayerNorm) else cpu.RMS,
         eps=norm.eps,
     )
@@ -749,6 +806,16 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
     def compute(tokens: int) -> None:
         own = logits[:tokens, : op.part.num_experts]
         weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
+
+    return TorchOp(compute)
+
+
+def _scale_routes(op: ScaleRoutes, values: Buffers, scales: Tensor | None) -> TorchOp:
+    chosen, weights = values[op.chosen].view(torch.int32), values[op.weights]
+    assert scales is not None, "a program that scales routes has numbers of the experts"
+
+    def compute(tokens: int) -> None:
+        weights[:tokens].mul_(scales[chosen[:tokens].long()])
 
     return TorchOp(compute)
 

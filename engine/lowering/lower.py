@@ -21,14 +21,19 @@ from engine.lowering.program import (
     Embed,
     ExpandValues,
     ExpertLinear,
+    ExpertScales,
     ForeignDecoder,
     ForeignWeights,
     Gate,
     GatedNorm,
     HeadMatrices,
     Linear,
+    LookUp,
     Matrix,
+    Multiplier,
+    Multiply,
     Normalize,
+    NormalizeGroups,
     NormalizeParts,
     NormVector,
     Op,
@@ -42,9 +47,11 @@ from engine.lowering.program import (
     Route,
     Scale,
     ScaleQueries,
+    ScaleRoutes,
     SelectiveScan,
     SinkLogits,
     Tables,
+    TokenTable,
     Value,
     WriteKV,
 )
@@ -57,6 +64,8 @@ from engine.models.parts import (
     Experts,
     KimiDelta,
     LatentAttention,
+    LayerInput,
+    LayerInputs,
     Mamba,
     Mamba2,
     Model,
@@ -67,6 +76,7 @@ from engine.models.parts import (
     bodies,
     body_norms,
     body_scales,
+    output_norms,
 )
 from engine.models.ranks import divided_units, shared_units
 from engine.models.sources import (
@@ -74,6 +84,8 @@ from engine.models.sources import (
     exact_linears,
     join,
     latent_linears,
+    layer_input_linears,
+    layer_inputs_linear,
     mlp_linears,
     parameters,
     query_linears,
@@ -101,6 +113,7 @@ class _Lowering:
         hidden = model.embed.hidden
         self.x, self.normed, self.out = (Value(name=name, width=hidden) for name in ("x", "normed", "out"))
         self.layers = 0  # attention layers with a KV cache so far
+        self.last_of: dict[int | None, int] = {}  # window -> the last of them with this window
         self.recurrent = 0  # recurrent layers so far
 
     def program(self) -> Program:
@@ -111,6 +124,8 @@ class _Lowering:
             )
         before = () if encoder is None else tuple(self._encoder(encoder))
         ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
+        if model.layer_inputs is not None:
+            ops += self._layer_inputs(model.layer_inputs)
         cross: list[Op] = []
         for index, block in enumerate(model.blocks):
             path = join(model.root, model.layers, str(index))
@@ -146,13 +161,38 @@ class _Lowering:
         if tables.embed.norm is not None:
             yield self._norm(tables.embed.norm, self.model.root, self.x, self.x)
 
+    def _layer_inputs(self, part: LayerInputs) -> Iterator[Op]:
+        root = self.model.root
+        inputs, rows = self._inputs_of(part), Value(name="layer_rows", width=part.layers * part.width)
+        matrix = Matrix(linear=layer_inputs_linear(part, self.model.embed.hidden), path=root, part="embedding")
+        yield Linear(x=self.x, y=inputs, weight=matrix)
+        yield NormalizeGroups(x=_whole(inputs), weight=NormVector(norm=part.norm, path=root))
+        yield LookUp(y=rows, weight=TokenTable(part=part, root=root))
+        yield Add(x=inputs, y=rows)
+        yield from _scaled(_whole(inputs), part.factor)
+
+    @staticmethod
+    def _inputs_of(part: LayerInputs) -> Value:
+        return Value(name="layer_inputs", width=part.layers * part.width)
+
+    def _layer_input(self, part: LayerInput, path: str, x: Value, y: Value) -> Iterator[Op]:
+        gate, up = (Matrix(linear=linear, path=path, part="mlp") for linear in layer_input_linears(part))
+        assert self.model.layer_inputs is not None, "a layer that reads its input belongs to a model that has them"
+        inputs = self._inputs_of(self.model.layer_inputs)
+        own = Columns(value=inputs, first=part.layer * part.width, width=part.width)
+        wide, gated = Value(name="up", width=part.width), Value(name="activated", width=part.width)
+        yield Linear(x=x, y=wide, weight=gate)
+        yield Activation(x=wide, y=gated, act=part.act, gated=False)
+        yield Gate(x=_whole(gated), gate=own, y=gated, act="none")
+        yield Linear(x=gated, y=y, weight=up)
+
     def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
         if norm is not None:
             yield self._norm(norm, self.model.root, self.x, self.normed)
 
     def _residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         read, scales = self.x, body_scales(part)
-        assert part.after is None or scales[0] == 1.0, "a norm would remove the scale"
+        assert (part.after is None and not output_norms(part)) or scales[0] == 1.0, "a norm would remove the scale"
         if part.before is not None:
             read = self.normed
             yield self._norm(part.before, path, self.x, read)
@@ -172,6 +212,10 @@ class _Lowering:
                     yield from self._mlp(body, join(path, body.name), read, y, "mlp")
                 case Experts():
                     yield from self._experts(body, join(path, body.name), read, y)
+                case LayerInput():
+                    yield from self._layer_input(body, join(path, body.name), read, y)
+            if afters := output_norms(part):
+                yield self._norm(afters[number], path, y, y)
             if number > 0:
                 yield Add(x=self.out, y=y, scale=scales[number] / scales[0])
         if part.after is not None:
@@ -179,6 +223,8 @@ class _Lowering:
         yield Add(x=self.x, y=self.out, scale=part.scale * scales[0])
         if part.last is not None:
             yield self._norm(part.last, path, self.x, self.x)
+        if part.multiplier:
+            yield Multiply(x=self.x, weight=Multiplier(name=join(path, part.multiplier)))
 
     def _attention(self, part: Attention, path: str, x: Value, y: Value) -> Iterator[Op]:
         *into, out = (Matrix(linear=linear, path=path, part="attention") for linear in attention_linears(part))
@@ -192,21 +238,26 @@ class _Lowering:
             layer = self.layers - 1
             yield Attend(qkv=q, y=attended, part=part, layer=layer, heads=heads, kv_heads=kv_heads, cross=True)
         else:
-            qkv = Value(name="qkv", width=(heads + 2 * kv_heads) * dim)
+            keys = 0 if part.shared_kv else kv_heads  # in qkv
+            qkv = Value(name="qkv", width=(heads + 2 * keys) * dim)
             gate = Value(name="gate", width=heads * dim)
             if part.gated:
                 yield Linear(x=x, y=gate, weight=into[0])
             yield Linear(x=x, y=qkv, weight=into[-1])
+            if part.v_norm is not None and not part.shared_kv:
+                values = Columns(value=qkv, first=(heads + keys) * dim, width=keys * dim)
+                yield NormalizeGroups(x=values, weight=NormVector(norm=part.v_norm, path=path))
             prepare: list[Op] = []
             if part.qk_norm is not None:
                 vectors = QKNormVectors(attention=part, path=path)
-                prepare.append(QKNorm(qkv=qkv, weight=vectors, heads=heads + kv_heads, queries=heads))
+                prepare.append(QKNorm(qkv=qkv, weight=vectors, heads=heads + keys, queries=heads))
             if part.rope is not None:
-                prepare.append(Rotate(qkv=qkv, rope=part.rope, heads=heads + kv_heads, head_dim=dim))
+                prepare.append(Rotate(qkv=qkv, rope=part.rope, heads=heads + keys, head_dim=dim))
             yield from reversed(prepare) if part.qk_norm_last else prepare
-            number = self.layers if part.causal else None
-            if number is not None:
+            number = self.last_of[part.window] if part.shared_kv else self.layers if part.causal else None
+            if number is not None and not part.shared_kv:
                 self.layers += 1
+                self.last_of[part.window] = number
                 yield WriteKV(qkv=qkv, layer=number, heads=heads, kv_heads=kv_heads, head_dim=dim)
             if part.query_scale is not None:
                 yield ScaleQueries(qkv=qkv, factor=part.query_scale, heads=heads, head_dim=dim)
@@ -456,9 +507,16 @@ class _Lowering:
         wide = Value(name="pairs_up", width=self._rows(ups[0]), rows=k)
         activated = Value(name="pairs_activated", width=inner, rows=k)
         pairs = Value(name="pairs", width=self.out.width, rows=k)
-        yield Linear(x=x, y=logits, weight=router, fp32=True)
+        read = x
+        if part.router_norm is not None:
+            read = Value(name="router_input", width=x.width)
+            yield self._norm(part.router_norm, path, self.x, read)
+        yield Linear(x=read, y=logits, weight=router, fp32=True)
+        yield from _scaled(_whole(logits), part.logits_scale)
         correction = Correction(experts=part, path=path) if part.correction else None
         yield Route(logits=logits, chosen=chosen, weights=weights, part=part, correction=correction)
+        if part.expert_scales:
+            yield ScaleRoutes(chosen=chosen, weights=weights, scales=ExpertScales(experts=part, path=path))
         of_inputs, of_outputs = (weights, None) if part.scales_inputs else (None, weights)
         gated = part.gate is not None
         yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True, weights=of_inputs)

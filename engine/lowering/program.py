@@ -22,6 +22,7 @@ from engine.models.parts import (
     Foreign,
     Head,
     LatentAttention,
+    LayerInputs,
     Norm,
     Parameter,
     QueryScale,
@@ -130,6 +131,18 @@ class Correction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertScales:
+    """A number for each expert, which multiplies the weights of its pairs."""
+
+    experts: Experts
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, self.experts.expert_scales)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ActivationNumbers:
     """Learned numbers of the activation xIELU."""
 
@@ -179,6 +192,25 @@ class RecurrentParameter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenTable:
+    """Rows of tokens with a vector for each layer."""
+
+    part: LayerInputs
+    root: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.part.table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplier:
+    """A single number."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForeignWeights:
     """All weights of a decoder that transformers computes."""
 
@@ -197,9 +229,12 @@ Weight = (
     | AlibiSlopes
     | HeadMatrices
     | Correction
+    | ExpertScales
     | ActivationNumbers
     | RecurrentParameter
     | Tables
+    | TokenTable
+    | Multiplier
     | ForeignWeights
 )
 
@@ -213,6 +248,14 @@ class Embed:
 
     y: Value
     weight: Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookUp:
+    """y = scale · row of the token."""
+
+    y: Value
+    weight: TokenTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +273,14 @@ class NormalizeParts:
 
     x: Value
     weights: tuple[NormVector, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizeGroups:
+    """Normalise groups of consecutive columns in place, each of the norm's size, with the same weights."""
+
+    x: "Columns"
+    weight: NormVector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +319,14 @@ class Add:
     x: Value
     y: Value
     scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiply:
+    """x *= a number of the checkpoint."""
+
+    x: Value
+    weight: Multiplier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +399,7 @@ class PrepareKV:
 @dataclass(frozen=True, kw_only=True)
 class Attend:
     """y = attention of the queries in qkv over the pages of a layer, or over the keys and values of the same step
-    (layer None). cross: over an encoder input; qkv has only queries."""
+    (layer None). cross: over an encoder input. With `queries_only`, qkv has only queries."""
 
     qkv: Value
     y: Value
@@ -351,6 +410,10 @@ class Attend:
     sinks: SinkLogits | None = None
     slopes: AlibiSlopes | None = None
     cross: bool = False
+
+    @property
+    def queries_only(self) -> bool:
+        return self.cross or self.part.shared_kv
 
     @property
     def scale(self) -> float:
@@ -442,6 +505,15 @@ class Route:
     weights: Value
     part: Experts
     correction: Correction | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRoutes:
+    """Multiply the weight of each pair by the number of its expert, in place."""
+
+    chosen: Value
+    weights: Value
+    scales: ExpertScales
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -609,11 +681,14 @@ class Quantized:
 
 Op = (
     Embed
+    | LookUp
     | Normalize
     | NormalizeParts
+    | NormalizeGroups
     | Linear
     | Activation
     | Add
+    | Multiply
     | Scale
     | AllReduce
     | QKNorm
@@ -627,6 +702,7 @@ Op = (
     | AttendLatent
     | ExpandValues
     | Route
+    | ScaleRoutes
     | ExpertLinear
     | Combine
     | Gate
@@ -688,6 +764,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield norm
         case Route(correction=Correction() as correction):
             yield correction
+        case ScaleRoutes(scales=scales):
+            yield scales
         case Activation(numbers=ActivationNumbers() as numbers):
             yield numbers
         case PrepareKV(norm=QKNorm(weight=weight)):
@@ -704,7 +782,10 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield from weights_of(inner)
         case (
             Embed()
+            | LookUp()
+            | Multiply()
             | Normalize()
+            | NormalizeGroups()
             | Linear()
             | QKNorm()
             | AddNormalize()
@@ -718,8 +799,10 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Embed() | ForeignDecoder():
+        case Embed() | LookUp() | ForeignDecoder():
             return ()
+        case Multiply():
+            return (op.x,)
         case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
         case Linear():
@@ -732,7 +815,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.q, op.latent
         case Add():
             return op.x, op.y
-        case Scale():
+        case Scale() | NormalizeGroups():
             return (op.x.value,)
         case AllReduce():
             return (op.x,)
@@ -740,6 +823,8 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return (op.qkv,)
         case Route():
             return (op.logits,)
+        case ScaleRoutes():
+            return op.chosen, op.weights
         case ExpertLinear():
             return op.x, op.chosen, *(() if op.weights is None else (op.weights,))
         case Combine():
@@ -764,7 +849,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+        case Embed() | LookUp() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)
@@ -774,9 +859,9 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q, op.y
         case ForeignDecoder():
             return (op.y,)
-        case Add() | AllReduce() | NormalizeParts():
+        case Add() | Multiply() | AllReduce() | NormalizeParts():
             return (op.x,)
-        case Scale():
+        case Scale() | NormalizeGroups():
             return (op.x.value,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)
@@ -784,6 +869,8 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return ()
         case Route():
             return op.chosen, op.weights
+        case ScaleRoutes():
+            return (op.weights,)
         case AddNormalize():
             return op.x, op.y
         case Quantized():
