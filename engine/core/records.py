@@ -21,14 +21,28 @@ from engine.api.messages import Delta, Finish, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepPlan
 from engine.core.snapshot import SchedulerState
-from engine.models.parts import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, Rope, Scaling, YarnScaling
+from engine.models.parts import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    NoRotation,
+    ProportionalScaling,
+    Rope,
+    Scaling,
+    YarnScaling,
+)
 
 FORMAT = 5
 LENGTH = struct.Struct("<I")
 MAX_BLOCKS = 1 << 24  # a scheduler with this many KV blocks takes about 1 GB of memory
 MAX_RUNNING = 1 << 20
 SCALINGS: dict[str, type[Scaling]] = {
-    kind.__name__: kind for kind in (LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling, LongScaling)
+    kind.__name__: kind
+    for kind in (
+        *(NoRotation, ProportionalScaling, LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling),
+        LongScaling,
+    )
 }
 
 

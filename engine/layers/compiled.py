@@ -5,7 +5,6 @@ single call. Every operation reads and writes rows of a few buffers that all lay
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from engine.api.errors import CheckpointError
 from engine.kv.layout import Layout, whole_blocks
 from engine.layers.batch import Batch, EncoderInputs, MediaRows
-from engine.layers.kv import KVLayer, kv_layers
+from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
@@ -44,7 +43,10 @@ from engine.lowering.program import (
     InsertMedia,
     Keep,
     Linear,
+    LookUp,
+    Multiply,
     Normalize,
+    NormalizeGroups,
     NormalizeParts,
     Op,
     PrepareKV,
@@ -56,6 +58,7 @@ from engine.lowering.program import (
     Route,
     Scale,
     ScaleQueries,
+    ScaleRoutes,
     SelectiveScan,
     Value,
     WriteKV,
@@ -105,6 +108,14 @@ class Buffers:
     def __getitem__(self, value: Value) -> Tensor:
         """Return the value's rows, [tokens · rows, width], contiguous."""
         return self.tensors[value.name][: self.tokens * value.elements].view(-1, value.width)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Operations of one call. Those with keys and values have pages in the shape of this group."""
+
+    program: CompiledProgram
+    group: int
 
 
 @dataclass(frozen=True)
@@ -158,8 +169,17 @@ class CompiledOps:
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
+            case LookUp():
+                table = weights.token_rows(op.weight).table
+                yield _rows(table, op.weight.part.scale, values[op.y])
             case NormalizeParts():
                 yield from self._normalize_parts(op)
+            case NormalizeGroups():
+                layer, x, size = weights.norm(op.weight), self._columns(op.x), op.weight.norm.size
+                yield _norm(layer.norm, layer.weight, None, x, x, groups=op.x.width // size, size=size, shared=True)
+            case Multiply():
+                x, factor = values[op.x], weights.multiplier(op.weight).item()
+                yield cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=factor, cap=0.0)
             case Linear():
                 x = self._columns(op.x) if isinstance(op.x, Columns) else values[op.x]
                 yield from self._linear(op, x, values[op.y])
@@ -208,6 +228,8 @@ class CompiledOps:
                 yield self._route(op, values)
                 if op.part.scores == "sparsemixer":
                     yield _sparsemixer(op, values)
+            case ScaleRoutes():
+                yield _scale_routes(op, values, weights.correction(op.scales))
             case ExpertLinear():
                 layers = [weights.matrix(matrix) for matrix in op.matrices]
                 biases = [layer.own_bias for layer in layers]
@@ -364,15 +386,7 @@ class CompiledOps:
 
     def _embed(self, x: Tensor) -> cpu.Embed:
         assert self.vocabulary is not None, "a program with an embedding has a vocabulary"
-        table = self.vocabulary.table
-        return cpu.Embed(
-            table=table.data_ptr(),
-            out=x.data_ptr(),
-            out_stride=x.stride(0),
-            size=x.shape[1],
-            type=cpu.TYPES[table.dtype],
-            scale=self.vocabulary.part.scale,
-        )
+        return _rows(self.vocabulary.table, self.vocabulary.part.scale, x)
 
     def _qk_norm(self, op: QKNorm, qkv: Tensor) -> Iterator[cpu.Op | TorchOp]:
         layer, dim = self.weights.qk_norm(op.weight), op.weight.attention.head_dim
@@ -524,7 +538,7 @@ class CompiledModel(CompiledOps):
     ) -> None:
         """collective: shared memory of the ranks, if there are several."""
         super().__init__(program, weights, kv_layers(layout), team, collective, adapters)
-        self.vocabulary = vocabulary
+        self.vocabulary, self._layout = vocabulary, layout
         self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
         self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
@@ -544,21 +558,29 @@ class CompiledModel(CompiledOps):
             tables, slot_mapping, pages = self.whole.placed(torch.tensor(batch.count), batch.positions)
         self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
         self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
-        data = StepData(
-            batch.tokens,
-            ids=batch.ids,
-            first=torch.tensor(batch.first),
-            count=torch.tensor(batch.count),
-            slots=batch.slots,
-            adapters=batch.adapters,
-            starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
-            spans=batch.spans,
-            angles=[rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations],
-            tables=tables,
-            slot_mapping=slot_mapping,
-            pages=pages,
-        )
-        self._run(self.regions if self.media is None else self.media_regions, data, batch.tokens)
+        angles = [rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations]
+        first, count = torch.tensor(batch.first), torch.tensor(batch.count)
+        own_pages = (self.whole is None or bool(self.encoder_ops)) and bool(self._layout.groups)
+        viewed = group_pages(self._layout, pages) if own_pages else (pages,)
+        parts = self.regions if self.media is None else self.media_regions
+        data = {
+            group: StepData(
+                batch.tokens,
+                ids=batch.ids,
+                first=first,
+                count=count,
+                slots=batch.slots,
+                adapters=batch.adapters,
+                starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
+                spans=batch.spans,
+                angles=angles,
+                tables=tables,
+                slot_mapping=slot_mapping,
+                pages=viewed[group],
+            )
+            for group in sorted({part.group for part in parts if isinstance(part, Region)})
+        }
+        self._run(parts, data, batch.tokens)
         return self.buffers[self.program.out][: batch.tokens]
 
     def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
@@ -577,7 +599,7 @@ class CompiledModel(CompiledOps):
             slot_mapping=slot_mapping,
             pages=own,
         )
-        self._run(self.encoder_regions, data, len(inputs.ids))
+        self._run(self.encoder_regions, {0: data}, len(inputs.ids))
         # Nothing reads these pages now, so the step has no block tables.
         unread = tuple(torch.zeros((len(count), 1), dtype=torch.int64) for _ in inputs.slot_mapping)
         data = StepData(
@@ -588,12 +610,12 @@ class CompiledModel(CompiledOps):
             slot_mapping=inputs.slot_mapping,
             pages=pages,
         )
-        self._run(self.cross_regions, data, len(inputs.ids))
+        self._run(self.cross_regions, {0: data}, len(inputs.ids))
 
-    def _run(self, regions: "Sequence[CompiledProgram | TorchOp]", data: StepData, tokens: int) -> None:
-        for part in regions:
-            if isinstance(part, CompiledProgram):
-                self.team.run(part, data)
+    def _run(self, parts: "Sequence[Region | TorchOp]", data: Mapping[int, StepData], tokens: int) -> None:
+        for part in parts:
+            if isinstance(part, Region):
+                self.team.run(part.program, data[part.group])
             else:
                 part.compute(tokens)
 
@@ -657,10 +679,10 @@ class CompiledModel(CompiledOps):
         """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
         first."""
         self.tokens = tokens
-        self.regions: list[CompiledProgram | TorchOp] = []
-        self.encoder_regions: list[CompiledProgram | TorchOp] = []
-        self.cross_regions: list[CompiledProgram | TorchOp] = []
-        self.media_regions: list[CompiledProgram | TorchOp] = []  # of a step with media
+        self.regions: list[Region | TorchOp] = []
+        self.encoder_regions: list[Region | TorchOp] = []
+        self.cross_regions: list[Region | TorchOp] = []
+        self.media_regions: list[Region | TorchOp] = []  # of a step with media
         self.buffers.make(tokens)
         if self.is_recurrent and not self.states:
             return  # the first step brings the states
@@ -670,9 +692,21 @@ class CompiledModel(CompiledOps):
             for group in (self.ops, self.encoder_ops, self.cross_ops)
         )
         without_media = [op for op in ops if not (isinstance(op, TorchOp) and op.media)]
-        self.regions = regions(without_media, kept)
-        self.media_regions = self.regions if len(without_media) == len(ops) else regions(ops, kept)
+        self.regions = regions(without_media, kept, self._layout)
+        self.media_regions = self.regions if len(without_media) == len(ops) else regions(ops, kept, self._layout)
         self.encoder_regions, self.cross_regions = regions(encoder_ops, kept), regions(cross_ops, kept)
+
+
+def _rows(table: Tensor, scale: float, y: Tensor) -> cpu.Embed:
+    """Write the row of each token, times `scale`."""
+    return cpu.Embed(
+        table=table.data_ptr(),
+        out=y.data_ptr(),
+        out_stride=y.stride(0),
+        size=y.shape[1],
+        type=cpu.TYPES[table.dtype],
+        scale=scale,
+    )
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
@@ -772,14 +806,33 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     return weights
 
 
-def regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[CompiledProgram | TorchOp]:
-    """Return programs that are as long as possible, with torch operations between them."""
-    found: list[CompiledProgram | TorchOp] = []
-    for is_torch, group in groupby(ops, lambda op: isinstance(op, TorchOp)):
-        if is_torch:
-            found += [op for op in group if isinstance(op, TorchOp)]
-        else:
-            found.append(CompiledProgram([op for op in group if not isinstance(op, TorchOp)], keep_alive))
+def regions(
+    ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor], layout: Layout | None = None
+) -> list[Region | TorchOp]:
+    """Return programs that are as long as possible, with torch operations between them. The operations of a program
+    have pages of one shape. layout: of the KV cache, if the operations use it."""
+    found: list[Region | TorchOp] = []
+    some: list[cpu.Op] = []
+    group = 0  # of the pages of `some`
+
+    def finish() -> None:
+        if some:
+            found.append(Region(CompiledProgram(some, keep_alive), group))
+            some.clear()
+
+    for op in ops:
+        if isinstance(op, TorchOp):
+            finish()
+            found.append(op)
+            continue
+        paged = isinstance(op, cpu.Attend | cpu.LatentKV) or (isinstance(op, cpu.RopeKV) and op.kv_heads > 0)
+        if paged and layout is not None and layout.groups:
+            own = layout.shapes.index(layout.shapes[op.group])  # the first group with pages of this shape
+            if own != group:
+                finish()
+                group = own
+        some.append(op)
+    finish()
     return found
 
 
@@ -825,9 +878,17 @@ def _projection_norm(layer: ProjectionNorm, qkv: Tensor) -> Iterator[cpu.Norm]:
 
 
 def _norm(
-    norm: Norm, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, *, groups: int = 1, size: int = 0
+    norm: Norm,
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    *,
+    groups: int = 1,
+    size: int = 0,
+    shared: bool = False,
 ) -> cpu.Norm:
-    """size: of each group; the norm's own if 0."""
+    """size: of each group; the norm's own if 0. shared: all groups have the same weights."""
     return cpu.Norm(
         x=x.data_ptr(),
         weight=weight.data_ptr(),
@@ -837,7 +898,7 @@ def _norm(
         y_stride=y.stride(0),
         groups=groups,
         size=size or norm.size,
-        weight_stride=size or norm.size,
+        weight_stride=0 if shared else size or norm.size,
         norm=cpu.LAYER if isinstance(norm, LayerNorm) else cpu.RMS,
         eps=norm.eps,
     )
@@ -867,6 +928,16 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
 def _torch_keep(x: Tensor, y: Tensor) -> TorchOp:
     def compute(tokens: int) -> None:
         y[:tokens] = x[:tokens]
+
+    return TorchOp(compute)
+
+
+def _scale_routes(op: ScaleRoutes, values: Buffers, scales: Tensor | None) -> TorchOp:
+    chosen, weights = values[op.chosen].view(torch.int32), values[op.weights]
+    assert scales is not None, "a program that scales routes has numbers of the experts"
+
+    def compute(tokens: int) -> None:
+        weights[:tokens].mul_(scales[chosen[:tokens].long()])
 
     return TorchOp(compute)
 

@@ -11,7 +11,7 @@ from engine.api.errors import ConfigError
 from engine.distributed.world import World, share
 from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
-from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
+from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
@@ -19,15 +19,18 @@ from engine.lowering.program import (
     Correction,
     DistanceBias,
     ExpertLinear,
+    ExpertScales,
     ForeignWeights,
     HeadMatrices,
     Matrix,
+    Multiplier,
     NormVector,
     Program,
     QKNormVectors,
     RecurrentParameter,
     SinkLogits,
     Tables,
+    TokenTable,
     Weight,
 )
 from engine.models.parts import Attention, Experts, RelativeBias
@@ -57,7 +60,7 @@ class ExpertCorrection:
 
     values: Tensor
 
-    def __init__(self, weight: Correction) -> None:
+    def __init__(self, weight: Correction | ExpertScales) -> None:
         self.path = weight.name
 
     def load(self, read: Read, target: Target) -> None:
@@ -145,6 +148,18 @@ class ParameterLayer:
         self.tensor = -tensor.exp() if self.parameter.negative_exp else tensor
 
 
+class MultiplierLayer:
+    """A single number, [1] fp32."""
+
+    tensor: Tensor
+
+    def __init__(self, weight: Multiplier) -> None:
+        self.name = weight.name
+
+    def load(self, read: Read, target: Target) -> None:
+        self.tensor = read(self.name).to(target.device, torch.float32, copy=True)
+
+
 class HeadWeights:
     """W_UK and W_UV of this rank's heads of a latent attention.
 
@@ -198,6 +213,8 @@ Loadable = (
     | ParameterLayer
     | Vocabulary
     | EncoderEmbedding
+    | TokenRows
+    | MultiplierLayer
 )
 
 
@@ -236,7 +253,7 @@ class LoadedWeights:
         assert isinstance(found, HeadWeights), f"{weight.name} are matrices of heads"
         return found
 
-    def correction(self, weight: Correction | None) -> Tensor | None:
+    def correction(self, weight: Correction | ExpertScales | None) -> Tensor | None:
         """Return [num_experts] fp32, or None."""
         if weight is None:
             return None
@@ -272,6 +289,17 @@ class LoadedWeights:
         """Return the tensor of `ParameterLayer`."""
         found = self.by_name[weight.name]
         assert isinstance(found, ParameterLayer), f"{weight.name} is a parameter of a recurrent part"
+        return found.tensor
+
+    def token_rows(self, weight: TokenTable) -> TokenRows:
+        found = self.by_name[weight.name]
+        assert isinstance(found, TokenRows), f"{weight.name} are rows of tokens"
+        return found
+
+    def multiplier(self, weight: Multiplier) -> Tensor:
+        """Return [1] fp32."""
+        found = self.by_name[weight.name]
+        assert isinstance(found, MultiplierLayer), f"{weight.name} is a number"
         return found.tensor
 
     def tables(self, weight: Tables) -> Vocabulary | EncoderEmbedding:
@@ -327,7 +355,7 @@ def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> L
                 return Sinks(part, path, world)
             case HeadMatrices():
                 return HeadWeights(weight, world)
-            case Correction():
+            case Correction() | ExpertScales():
                 return ExpertCorrection(weight)
             case ActivationNumbers():
                 return ActivationLayer(weight)
@@ -337,6 +365,10 @@ def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> L
                 return BiasLayer(weight, world)
             case RecurrentParameter():
                 return ParameterLayer(weight, world)
+            case TokenTable():
+                return TokenRows(weight.part, weight.name)
+            case Multiplier():
+                return MultiplierLayer(weight)
             case ForeignWeights():
                 raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):

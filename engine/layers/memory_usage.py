@@ -20,6 +20,7 @@ from engine.layers.loaded import (
     HeadWeights,
     Loadable,
     LoadedWeights,
+    MultiplierLayer,
     ParameterLayer,
     Sinks,
     Slopes,
@@ -28,7 +29,7 @@ from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
 from engine.layers.tower import TowerModel
-from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
+from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import Matrix, Program
 from kernels.cpu.packing import Packed
 from kernels.fp8 import Fp8Weight
@@ -109,6 +110,10 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "attention", layer.slopes
         case BiasLayer():
             yield "attention", layer.biases
+        case TokenRows():
+            yield "embedding", layer.table
+        case MultiplierLayer():
+            yield "norms", layer.tensor
         case ParameterLayer():
             yield "recurrent", layer.tensor
         case HeadWeights(whole=Tensor() as whole):

@@ -36,8 +36,8 @@ class TowerModel:
     @property
     def layers(self) -> Iterator[Loadable]:
         """Yield the loaded layers of all programs."""
-        for executor in self._executors.values():
-            yield from executor.weights.by_name.values()
+        for one in self._executors.values():
+            yield from one.weights.by_name.values()
 
     @torch.inference_mode()
     def load(self, read: Read) -> None:

@@ -22,15 +22,18 @@ from engine.lowering.program import (
     AlibiSlopes,
     Correction,
     DistanceBias,
+    ExpertScales,
     ForeignWeights,
     HeadMatrices,
     Matrix,
+    Multiplier,
     NormVector,
     Part,
     QKNormVectors,
     RecurrentParameter,
     SinkLogits,
     Tables,
+    TokenTable,
 )
 from engine.lowering.tower import lower_tower
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
@@ -201,7 +204,7 @@ class _Footprint:
                     found = self._qk_norm(part, path)
                 case SinkLogits(attention=part, path=path):
                     found = (Holding("attention", weight.name, "float32", (self._share(part.heads), 4)),)
-                case Correction(experts=experts):
+                case Correction(experts=experts) | ExpertScales(experts=experts):
                     found = (Holding("experts", weight.name, "float32", (experts.num_experts, 4)),)
                 case ActivationNumbers():
                     found = (Holding("mlp", weight.name, "float32", (len(XIELU_NUMBERS), 4)),)
@@ -209,6 +212,10 @@ class _Footprint:
                     found = (self._parameter(parameter, weight.name),)
                 case HeadMatrices():
                     found = self._head_matrices(weight)
+                case TokenTable(part=inputs):
+                    found = (self._lookup(weight.name, inputs.vocab, inputs.layers * inputs.width),)
+                case Multiplier():
+                    found = (Holding("norms", weight.name, "float32", (4,)),)
                 case ForeignWeights():
                     found = self._foreign(weight)
                 case AlibiSlopes(heads=heads):
@@ -277,7 +284,7 @@ class _Footprint:
         return Holding("recurrent", name, "float32", (rows, *parameter.inner, parameter.repeat, 4))
 
     def _qk_norm(self, part: Attention, path: str) -> Iterator[Holding]:
-        heads, kv_heads = self._share(part.heads), self._share(part.kv_heads)
+        heads, kv_heads = self._share(part.heads), 0 if part.shared_kv else self._share(part.kv_heads)
         name = join(path, "+".join(norm.name for norm, _ in qk_norms(part)))
         yield Holding("norms", name, "float32", (heads + kv_heads, part.head_dim, 4))
         if isinstance(part.qk_norm, LayerNorm) and part.qk_norm.bias:

@@ -22,6 +22,7 @@ from engine.models.parts import (
     Foreign,
     Head,
     LatentAttention,
+    LayerInputs,
     Norm,
     Parameter,
     QueryScale,
@@ -131,6 +132,18 @@ class Correction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertScales:
+    """A number for each expert, which multiplies the weights of its pairs."""
+
+    experts: Experts
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, self.experts.expert_scales)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ActivationNumbers:
     """Learned numbers of the activation xIELU."""
 
@@ -199,6 +212,25 @@ class RecurrentParameter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenTable:
+    """Rows of tokens with a vector for each layer."""
+
+    part: LayerInputs
+    root: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.part.table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplier:
+    """A single number."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForeignWeights:
     """All weights of a decoder that transformers computes."""
 
@@ -218,9 +250,12 @@ Weight = (
     | DistanceBias
     | HeadMatrices
     | Correction
+    | ExpertScales
     | ActivationNumbers
     | RecurrentParameter
     | Tables
+    | TokenTable
+    | Multiplier
     | ForeignWeights
 )
 
@@ -259,6 +294,14 @@ class AddMedia:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LookUp:
+    """y = scale · row of the token."""
+
+    y: Value
+    weight: TokenTable
+
+
+@dataclass(frozen=True, kw_only=True)
 class Normalize:
     """y = norm(x)."""
 
@@ -273,6 +316,14 @@ class NormalizeParts:
 
     x: Value
     weights: tuple[NormVector, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizeGroups:
+    """Normalise groups of consecutive columns in place, each of the norm's size, with the same weights."""
+
+    x: "Columns"
+    weight: NormVector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +362,14 @@ class Add:
     x: Value
     y: Value
     scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiply:
+    """x *= a number of the checkpoint."""
+
+    x: Value
+    weight: Multiplier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,8 +442,8 @@ class PrepareKV:
 @dataclass(frozen=True, kw_only=True)
 class Attend:
     """y = attention of the queries in qkv over the pages of a layer, or over the keys and values of the same step
-    (layer None). cross: over an encoder input; qkv has only queries. windowed: over the window of a patch, in place of
-    its row."""
+    (layer None). cross: over an encoder input. windowed: over the window of a patch, in place of its row. With
+    `queries_only`, qkv has only queries."""
 
     qkv: Value
     y: Value
@@ -397,6 +456,10 @@ class Attend:
     bias: DistanceBias | None = None
     cross: bool = False
     windowed: bool = False
+
+    @property
+    def queries_only(self) -> bool:
+        return self.cross or self.part.shared_kv
 
     @property
     def scale(self) -> float:
@@ -488,6 +551,15 @@ class Route:
     weights: Value
     part: Experts
     correction: Correction | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRoutes:
+    """Multiply the weight of each pair by the number of its expert, in place."""
+
+    chosen: Value
+    weights: Value
+    scales: ExpertScales
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -664,13 +736,16 @@ class Quantized:
 Op = (
     Input
     | Embed
+    | LookUp
     | InsertMedia
     | AddMedia
     | Normalize
     | NormalizeParts
+    | NormalizeGroups
     | Linear
     | Activation
     | Add
+    | Multiply
     | Scale
     | AllReduce
     | QKNorm
@@ -684,6 +759,7 @@ Op = (
     | AttendLatent
     | ExpandValues
     | Route
+    | ScaleRoutes
     | ExpertLinear
     | Combine
     | Gate
@@ -754,6 +830,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield norm
         case Route(correction=Correction() as correction):
             yield correction
+        case ScaleRoutes(scales=scales):
+            yield scales
         case Activation(numbers=ActivationNumbers() as numbers):
             yield numbers
         case PrepareKV(norm=QKNorm(weight=weight)):
@@ -770,7 +848,10 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield from weights_of(inner)
         case (
             Embed()
+            | LookUp()
+            | Multiply()
             | Normalize()
+            | NormalizeGroups()
             | Linear()
             | QKNorm()
             | AddNormalize()
@@ -784,8 +865,10 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Input() | Embed() | ForeignDecoder():
+        case Input() | Embed() | LookUp() | ForeignDecoder():
             return ()
+        case Multiply():
+            return (op.x,)
         case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
         case Linear():
@@ -800,7 +883,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.x, op.y
         case Keep():
             return op.x, op.y.value  # its other columns are kept
-        case Scale():
+        case Scale() | NormalizeGroups():
             return (op.x.value,)
         case AllReduce() | InsertMedia() | AddMedia():
             return (op.x,)
@@ -808,6 +891,8 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return (op.qkv,)
         case Route():
             return (op.logits,)
+        case ScaleRoutes():
+            return op.chosen, op.weights
         case ExpertLinear():
             return op.x, op.chosen, *(() if op.weights is None else (op.weights,))
         case Combine():
@@ -832,7 +917,9 @@ def values_read(op: Op) -> tuple[Value, ...]:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Input() | Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+        case (
+            Input() | Embed() | LookUp() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine()
+        ):
             return (op.y,)
         case Keep():
             return (op.y.value,)
@@ -844,9 +931,9 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q, op.y
         case ForeignDecoder():
             return (op.y,)
-        case Add() | AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
+        case Add() | Multiply() | AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
             return (op.x,)
-        case Scale():
+        case Scale() | NormalizeGroups():
             return (op.x.value,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)
@@ -854,6 +941,8 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return ()
         case Route():
             return op.chosen, op.weights
+        case ScaleRoutes():
+            return (op.weights,)
         case AddNormalize():
             return op.x, op.y
         case Quantized():
