@@ -11,6 +11,7 @@ import msgspec
 from engine.api.events import Finish as Finish
 from engine.api.events import TimelineEvents
 from engine.api.golden import Against
+from engine.api.media import MediaItem
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,6 +95,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     segments: tuple[int, ...] = ()  # lengths of the prompt's segments, with token types 0, 1, …; empty: one segment
     source: int = 0  # leading prompt tokens that the encoder reads (encoder-decoder); the others begin the reply
     adapter: str = ""  # name of the LoRA adapter; empty: the base model
+    media: tuple[MediaItem, ...] = ()  # in the order of their spans
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -258,6 +260,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     grammar_seconds: float = 0.0
     masks: int = 0  # rows
     mask_seconds: float = 0.0
+    media_encoded: int = 0  # items that the tower computed
+    media_cached: int = 0  # items whose embeddings were cached
+    media_seconds: float = 0.0  # time of the tower
 
 
 FromEngine = Loading | Ready | Output | Failed | Stats | TimelineEvents

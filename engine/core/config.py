@@ -8,6 +8,7 @@ from typing import Literal
 from engine.api.config import MAX_RUNNING, SpeculationConfig, num_slots
 from engine.api.errors import RequestError
 from engine.api.messages import PoolingTask, Submit
+from engine.core.media import MediaLimits
 from engine.kv.layout import Layout
 from engine.models.parts import LongScaling, Rope
 
@@ -93,6 +94,7 @@ class SchedulerConfig:
     snapshots: int | None = None  # recurrent or hybrid model: number of snapshots of its state
     adapters: tuple[str, ...] = ()  # names of the LoRA adapters, in the order of the worker
     speculation: SpeculationConfig = SpeculationConfig()
+    media: MediaLimits | None = None  # None: the model reads only text
 
     def speculates(self, submit: Submit) -> bool:
         """Return whether this request may have drafts."""
@@ -146,6 +148,7 @@ class SchedulerConfig:
             known = ", ".join(self.adapters) or "none"
             raise RequestError(f"adapter {submit.adapter!a}: not loaded; loaded are {known}", "model")
         self._check_ids(submit)
+        self._check_media(submit)
         if self.pooled is not None:
             self.pooled.check(submit)
         elif submit.pooling is not None:
@@ -170,6 +173,13 @@ class SchedulerConfig:
                 f"{self.blocks - 1}: lower max_tokens, or raise hardware.kv_cache_memory",
                 "max_tokens",
             )
+
+    def _check_media(self, submit: Submit) -> None:
+        if self.media is not None:
+            self.media.check(submit, self.max_step_tokens - self.slots + 1)
+        elif submit.media:
+            kind = submit.media[0].modality
+            raise RequestError(f"media: this model reads only text; remove the {kind} from the prompt", "media")
 
     def _check_ids(self, submit: Submit) -> None:
         """Check token ids. They index tables of the worker: one out of range would crash the process."""

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.api.golden import LogitFingerprint
+from engine.api.media import MediaItem
 from engine.api.messages import Logprob, Pooled, Pooling, Sampling
 
 Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
@@ -42,6 +43,7 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     segments: tuple[int, ...] = ()  # lengths of the prompt's segments
     source: int = 0  # leading tokens that the encoder reads; the first row computes all of them
     adapter: int = -1  # number of the LoRA adapter; -1: none
+    media: tuple[MediaItem, ...] = ()  # all items of the prompt
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -88,6 +90,15 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
+class MediaCounts:
+    """Media whose embeddings a step needed first."""
+
+    encoded: int = 0  # items that the tower computed
+    cached: int = 0  # items whose embeddings were cached
+    seconds: float = 0.0  # time of the tower
+
+
+@dataclass(frozen=True)
 class StepResult:
     """Outputs of one step. Keys are indexes into the plan's rows."""
 
@@ -100,6 +111,7 @@ class StepResult:
     failed: dict[int, str] = field(default_factory=dict)  # reason why no token could be sampled; `sampled` is undefined
     fingerprints: dict[int, LogitFingerprint] = field(default_factory=dict)  # if the plan requests them
     pooled: dict[int, Pooled] = field(default_factory=dict)  # of prompts that the row completed
+    media: MediaCounts | None = None  # None: the step needed no embeddings
 
     def tokens(self, row: int) -> tuple[int, ...]:
         """Return the tokens of a row that samples."""

@@ -16,6 +16,7 @@ import msgspec
 from engine.api.errors import ConfigError
 from engine.api.messages import Delta, Finish, Submit
 from engine.core.config import SchedulerConfig
+from engine.core.media import plan_without_tensors, without_tensors
 from engine.core.plan import StepResult
 from engine.core.records import (
     FORMAT,
@@ -62,7 +63,7 @@ class Recorder(Scheduler):
             raise ConfigError(f"record={path}: {error.strerror}; set it to a writable file, or remove it") from error
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
-        self._write(Submitted(submit, now))
+        self._write(Submitted(without_tensors(submit), now))
         return super().submit(submit, now)
 
     def propose(self, id: str, tokens: tuple[int, ...]) -> None:
@@ -87,7 +88,7 @@ class Recorder(Scheduler):
 
     def plan(self, now: float) -> Planned | None:
         planned = super().plan(now)
-        self._write(PlanMade(now, None if planned is None else planned.plan))
+        self._write(PlanMade(now, None if planned is None else plan_without_tensors(planned.plan)))
         return planned
 
     def apply(self, result: StepResult, now: float) -> AppliedStep:

@@ -30,6 +30,7 @@ from engine.core.counters import Counters
 from engine.core.deadlines import Deadlines
 from engine.core.drafts import NgramIndex
 from engine.core.fair import FairPolicy
+from engine.core.media import block_marks, step_part
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.core.policies import FirstComeFirstServed, PriorityPolicy, SchedulingPolicy
 from engine.core.sequence import Sequence, State
@@ -69,6 +70,7 @@ class _Draft:
     step: int
     budget: int
     drafts: int  # draft tokens that it has room for
+    embeddings: int = 0  # of media that the tower may compute
     rows: list[Row] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     new: list[NewRow] = field(default_factory=list)
@@ -134,6 +136,9 @@ class Scheduler:
             accepted_tokens=counters.accepted_tokens,
             accepted_at=tuple(counters.accepted_at),
             step_tokens=tuple(counters.steps),
+            media_encoded=counters.media_encoded,
+            media_cached=counters.media_cached,
+            media_seconds=counters.media_seconds,
         )
 
     # Events
@@ -208,7 +213,9 @@ class Scheduler:
         self._now = now
         if self._waits_for_drafts:
             return None
-        draft = _Draft(self.step + 1, self.config.max_step_tokens, self._room_for_drafts())
+        media = self.config.media
+        embeddings = 0 if media is None else media.step_tokens
+        draft = _Draft(self.step + 1, self.config.max_step_tokens, self._room_for_drafts(), embeddings)
         if self.cache.snapshots is not None:
             for sequence in self._running:
                 self.cache.publish_states(sequence.tables, sequence.ids)
@@ -244,6 +251,8 @@ class Scheduler:
         planned = self._in_flight.popleft()
         assert planned.plan.step == result.step, f"result {result.step} came for step {planned.plan.step}"
         settled = AppliedStep()
+        if result.media is not None:
+            self.counters.media(result.media)
         for index, sequence in enumerate(planned.sequences):
             if sequence.state is State.ENDED:
                 continue
@@ -349,8 +358,15 @@ class Scheduler:
         first = sequence.computed
         known = min(sequence.total, sequence.last)
         end = self.cache.cut(sequence.tables, first, min(known, first + draft.budget), known)
+        embeddings = 0
+        if self.config.media is not None:
+            part = step_part(self.config.media, sequence.submit, (first, end), draft.embeddings, enters=False)
+            end, embeddings = part.end, part.embeddings
+            if end == first:
+                return
         blocks = self._allocate(draft, sequence, end)
         if blocks is not None:
+            draft.embeddings -= embeddings
             self._add_row(draft, sequence, end - first, blocks)
 
     def _admit(self, draft: _Draft, now: float) -> bool:
@@ -377,6 +393,13 @@ class Scheduler:
         if wanted > spare:
             self._block(sequence, Blocked("blocks", wanted, spare, self._holders()))
             return False
+        end = min(sequence.total, hit.tokens + draft.budget)
+        if self.config.media is not None:
+            part = step_part(self.config.media, sequence.submit, (hit.tokens, end), draft.embeddings, enters=True)
+            if part.end == hit.tokens:
+                return False
+            end = part.end
+            draft.embeddings -= part.embeddings
         self._waiting.remove(sequence)
         sequence.blocked = ""
         sequence.become(State.RUNNING)
@@ -393,7 +416,6 @@ class Scheduler:
         snapshot = self.cache.restore(sequence.tables, hit, sequence.total)
         if snapshot is not None:
             draft.restored.append((snapshot, sequence.slot))
-        end = min(sequence.total, hit.tokens + draft.budget)
         end = self.cache.cut(sequence.tables, hit.tokens, end, sequence.total)
         added = self.cache.grow(sequence.tables, sequence.ids, hit.tokens, end)
         assert added is not None, "the free blocks were checked before"
@@ -409,6 +431,7 @@ class Scheduler:
                 sequence.submit.segments,
                 source,
                 self.config.adapter_number(sequence.submit),
+                sequence.submit.media,
             )
         )
         self._add_row(draft, sequence, end - hit.tokens, tuple(map(tuple, sequence.tables.blocks)))
@@ -501,9 +524,11 @@ class Scheduler:
         sequence.rope_limit = self.config.rope_limit(length)
         submit = sequence.submit
         adapter = (submit.adapter.encode(),) if submit.adapter else ()
-        root = root_hash(submit.salt.encode(), *self.config.variants(length), *adapter)
+        whole = () if self.config.media is None else self.config.media.root(submit)
+        root = root_hash(submit.salt.encode(), *self.config.variants(length), *adapter, *whole)
         before, prompt = sequence.tables, sequence.prompt_tokens // self.cache.block_tokens
-        sequence.tables = Tables(root, len(self.cache.groups), prompt)
+        marks = block_marks(submit, self.cache.block_tokens)
+        sequence.tables = Tables(root, len(self.cache.groups), prompt, marks)
         sequence.tables.written, sequence.tables.settled = before.written, before.settled
 
     # Results

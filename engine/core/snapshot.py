@@ -13,6 +13,7 @@ from engine.api.messages import Logprob, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.fair import FairPolicy
+from engine.core.media import block_marks, plan_without_tensors, without_tensors
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Planned, Scheduler
 from engine.core.sequence import Sequence, State
@@ -121,7 +122,7 @@ def snapshot(scheduler: Scheduler) -> SchedulerState:
         dropped=scheduler._dropped,
         sequences=[_sequence_state(sequence) for sequence in sequences],
         in_flight=[
-            PlannedState(planned.plan, [index[id(each)] for each in planned.sequences], planned.constrained)
+            PlannedState(plan_without_tensors(planned.plan), [index[id(each)] for each in planned.sequences], planned.constrained)
             for planned in scheduler._in_flight
         ],
         deadlines=scheduler._deadlines._entries,
@@ -167,14 +168,14 @@ SEQUENCE_FIELDS = tuple(name for name in SequenceState.__struct_fields__ if name
 def _sequence_state(sequence: Sequence) -> SequenceState:
     tables = TablesState(*(getattr(sequence.tables, name) for name in TablesState.__struct_fields__))
     same = {name: getattr(sequence, name) for name in SEQUENCE_FIELDS}
-    return SequenceState(submit=sequence.submit, tables=tables, **same)
+    return SequenceState(submit=without_tensors(sequence.submit), tables=tables, **same)
 
 
 def _sequence(state: SequenceState, config: SchedulerConfig) -> Sequence:
     sequence = Sequence(state.submit, state.arrival, state.arrived, config.longest(state.submit))
     for name in SEQUENCE_FIELDS:
         setattr(sequence, name, getattr(state, name))
-    sequence.tables = Tables(state.tables.root, 0)
+    sequence.tables = Tables(state.tables.root, 0, marks=block_marks(state.submit, config.layout.block_tokens))
     for name in TablesState.__struct_fields__:
         setattr(sequence.tables, name, getattr(state.tables, name))
     return sequence
