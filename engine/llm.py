@@ -18,6 +18,7 @@ import torch
 
 from engine.api.config import MAX_RUNNING, AdapterConfig, EngineConfig, TaskConfig, with_values
 from engine.api.errors import ConfigError, EngineGone, RequestError
+from engine.api.media import MediaItem
 from engine.api.messages import (
     Abort,
     Delta,
@@ -54,6 +55,7 @@ from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
 from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.lowering.footprint import Holder, weight_bytes
+from engine.media.spectrogram import Samples, spectrogram_item
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model, is_bidirectional
 from engine.models.stored import native_paths
@@ -69,7 +71,16 @@ STEP_TOKENS = 512
 CACHE_SHARE = 0.5  # default KV cache size as a share of free memory
 CACHE_BYTES = 2 << 30  # upper limit of that default, unless one request of full length needs more; pages are zeroed
 
-Prompt = str | Sequence[int]
+
+@dataclass(frozen=True)
+class AudioPrompt:
+    """Prompt of a speech model: a window of audio, and the first tokens of the reply."""
+
+    spectrogram: Samples  # [mels, frames], from `engine.media.spectrogram.log_mel`
+    ids: tuple[int, ...] = ()  # empty: those of the checkpoint
+
+
+Prompt = str | Sequence[int] | AudioPrompt
 
 
 class Params(Sampling, frozen=True, kw_only=True):
@@ -296,10 +307,15 @@ class LLM:
             prompt = self.tokenizer.encode(prompt)
         if params.stop and self.tokenizer is None:
             raise RequestError(f"{self.config.model.path} has no tokenizer; `stop` strings need one", "stop")
+        media: tuple[MediaItem, ...] = ()
+        begins = self._begins
+        if isinstance(prompt, AudioPrompt):
+            media, begins = (spectrogram_item(prompt.spectrogram),), prompt.ids or begins
+            prompt = (0,) * (prompt.spectrogram.shape[1] // 2)
         ids = tuple(prompt)
         submit = Submit(
             str(next(self._numbers)),
-            (*ids, *self._begins),
+            (*ids, *begins),
             params.sampling(),
             params.max_tokens,
             eos_token_ids=self._eos,
@@ -309,6 +325,7 @@ class LLM:
             thinking=params.thinking,
             source=len(ids) if self._begins else 0,
             adapter=params.adapter,
+            media=media,
         )
         return submit, _Reply(submit, params, self.tokenizer)
 
@@ -358,7 +375,7 @@ def _array(reply: _Reply) -> np.ndarray:
 
 
 def _each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | AudioPrompt):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
         raise RequestError("prompts must be a text, a list of texts, or a list of lists of token ids", "prompt")
@@ -423,7 +440,7 @@ def _kernels(device: str, dtype: str, model: Model) -> str:
     if model.foreign is not None:
         return "torch"
     if device == "cuda":
-        return "triton" if installed() else "torch"
+        return "triton" if installed() and model.audio is None else "torch"
     return best() if dtype == "float32" and model.encoder is None else "torch"
 
 

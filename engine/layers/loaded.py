@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.api.errors import ConfigError
 from engine.distributed.world import World, share
+from engine.layers.audio import AudioLayer
 from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
@@ -15,6 +16,7 @@ from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
     Attend,
+    AudioWeights,
     Correction,
     ExpertLinear,
     ForeignWeights,
@@ -165,6 +167,7 @@ Loadable = (
     | ParameterLayer
     | Vocabulary
     | EncoderEmbedding
+    | AudioLayer
 )
 
 
@@ -238,6 +241,11 @@ class LoadedWeights:
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
         return found
 
+    def audio(self, weight: AudioWeights) -> AudioLayer:
+        found = self.by_name[weight.name]
+        assert isinstance(found, AudioLayer), f"{weight.name} embeds spectrograms"
+        return found
+
 
 def routing(part: Experts) -> Routing:
     return Routing(
@@ -291,6 +299,8 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return Slopes(weight, world)
             case RecurrentParameter():
                 return ParameterLayer(weight, world)
+            case AudioWeights(embed=audio, root=root):
+                return AudioLayer(audio, root)
             case ForeignWeights():
                 raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):

@@ -31,6 +31,7 @@ from engine.lowering.program import (
     Combine,
     DeltaRule,
     Embed,
+    EmbedAudio,
     ExpandValues,
     ExpertLinear,
     Gate,
@@ -78,6 +79,7 @@ class Run:
     positions: Tensor
     segments: Tensor | None = None
     adapters: Tensor | None = None  # [tokens] int32
+    spectrograms: Tensor | None = None  # [windows, mels, frames] of encoder inputs that are audio
     loaded: LoadedAdapters = NO_ADAPTERS
     values: dict[str, Tensor] = field(default_factory=dict)
 
@@ -106,7 +108,8 @@ class ReferenceExecutor:
         if program.encoder and batch.encoder_inputs is not None:
             inputs = batch.encoder_inputs
             alone = Step(pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
-            execute(program.encoder, Run(*self._parts, alone, inputs.ids, inputs.positions), self._encoder_unused)
+            reading = Run(*self._parts, alone, inputs.ids, inputs.positions, spectrograms=inputs.spectrograms)
+            execute(program.encoder, reading, self._encoder_unused)
         run = Run(*self._parts, step, batch.ids, batch.positions, batch.segments, batch.adapters, self.adapters)
         execute(program.ops, run, self._unused)
         return run[program.out]
@@ -122,6 +125,11 @@ def execute(ops: Sequence[Op], run: Run, unused: Sequence[Sequence[str]] = ()) -
 
 def _embed(op: Embed, run: Run) -> None:
     run[op.y] = run.weights.tables(op.weight).summed(run.ids, run.positions, run.segments, run.dtype)
+
+
+def _embed_audio(op: EmbedAudio, run: Run) -> None:
+    assert run.spectrograms is not None, "the encoder inputs are audio"
+    run[op.y] = run.weights.audio(op.weight).embed(run.spectrograms, run.dtype)
 
 
 def _normalize(op: Normalize, run: Run) -> None:
@@ -356,6 +364,7 @@ def _gated_norm(op: GatedNorm, run: Run) -> None:
 
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Embed: _embed,
+    EmbedAudio: _embed_audio,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
     Linear: _linear,

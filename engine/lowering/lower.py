@@ -13,12 +13,14 @@ from engine.lowering.program import (
     AlibiSlopes,
     Attend,
     AttendLatent,
+    AudioWeights,
     CausalConv,
     Columns,
     Combine,
     Correction,
     DeltaRule,
     Embed,
+    EmbedAudio,
     ExpandValues,
     ExpertLinear,
     ForeignDecoder,
@@ -52,6 +54,7 @@ from engine.models import parts
 from engine.models.parts import (
     MLP,
     Attention,
+    AudioEmbedding,
     DeltaNet,
     Encoder,
     Experts,
@@ -135,7 +138,10 @@ class _Lowering:
 
     def _encoder(self, encoder: Encoder) -> Iterator[Op]:
         root = self.model.root
-        yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
+        if isinstance(encoder.embed, AudioEmbedding):
+            yield EmbedAudio(y=self.x, weight=AudioWeights(embed=encoder.embed, root=root))
+        else:
+            yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
         for index, block in enumerate(encoder.blocks):
             for part in block:
                 yield from self._residual_block(part, join(root, encoder.layers, str(index)))

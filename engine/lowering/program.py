@@ -15,6 +15,7 @@ from typing import Literal
 
 from engine.models import parts
 from engine.models.parts import (
+    AudioEmbedding,
     Alibi,
     Attention,
     Embedding,
@@ -167,6 +168,18 @@ class Tables:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AudioWeights:
+    """Convolutions and positions of spectrograms."""
+
+    embed: AudioEmbedding
+    root: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.embed.name, "+".join(self.embed.convolutions))
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecurrentParameter:
     """A small parameter of a recurrent part: rows of a convolution, A, dt_bias, D, or the weight of a norm."""
 
@@ -200,6 +213,7 @@ Weight = (
     | ActivationNumbers
     | RecurrentParameter
     | Tables
+    | AudioWeights
     | ForeignWeights
 )
 
@@ -213,6 +227,14 @@ class Embed:
 
     y: Value
     weight: Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedAudio:
+    """y = embeddings of the spectrograms of a step."""
+
+    y: Value
+    weight: AudioWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -609,6 +631,7 @@ class Quantized:
 
 Op = (
     Embed
+    | EmbedAudio
     | Normalize
     | NormalizeParts
     | Linear
@@ -704,6 +727,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield from weights_of(inner)
         case (
             Embed()
+            | EmbedAudio()
             | Normalize()
             | Linear()
             | QKNorm()
@@ -718,7 +742,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Embed() | ForeignDecoder():
+        case Embed() | EmbedAudio() | ForeignDecoder():
             return ()
         case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
@@ -764,7 +788,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+        case Embed() | EmbedAudio() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)
