@@ -58,6 +58,7 @@ from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
 from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.lowering.footprint import Holder, weight_bytes
+from engine.media.spectrogram import Samples, spectrogram_item
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model, is_bidirectional
 from engine.models.stored import native_paths
@@ -82,7 +83,15 @@ class MediaPrompt:
     media: tuple[MediaItem, ...]
 
 
-Prompt = str | Sequence[int] | MediaPrompt
+@dataclass(frozen=True)
+class AudioPrompt:
+    """Prompt of a speech model: a window of audio, and the first tokens of the reply."""
+
+    spectrogram: Samples  # [mels, frames], from `engine.media.spectrogram.log_mel`
+    ids: tuple[int, ...] = ()  # empty: those of the checkpoint
+
+
+Prompt = str | Sequence[int] | MediaPrompt | AudioPrompt
 
 
 class Params(Sampling, frozen=True, kw_only=True):
@@ -333,10 +342,14 @@ class LLM:
             prompt = self.tokenizer.encode(prompt)
         if params.stop and self.tokenizer is None:
             raise RequestError(f"{self.config.model.path} has no tokenizer; `stop` strings need one", "stop")
+        begins = self._begins
+        if isinstance(prompt, AudioPrompt):
+            media, begins = (spectrogram_item(prompt.spectrogram),), prompt.ids or begins
+            prompt = (0,) * (prompt.spectrogram.shape[1] // 2)
         ids = tuple(prompt)
         submit = Submit(
             str(next(self._numbers)),
-            (*ids, *self._begins),
+            (*ids, *begins),
             params.sampling(),
             params.max_tokens,
             eos_token_ids=self._eos,
@@ -400,7 +413,7 @@ def _array(reply: _Reply) -> np.ndarray:
 
 
 def _each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | MediaPrompt):
+    if isinstance(prompts, str | MediaPrompt | AudioPrompt):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
         raise RequestError("prompts must be a text, a list of texts, or a list of lists of token ids", "prompt")
@@ -465,7 +478,7 @@ def _kernels(device: str, dtype: str, model: Model) -> str:
     if model.foreign is not None:
         return "torch"
     if device == "cuda":
-        return "triton" if installed() else "torch"
+        return "triton" if installed() and model.audio is None else "torch"
     return best() if dtype == "float32" else "torch"
 
 

@@ -14,6 +14,18 @@ from engine.api.golden import Against
 from engine.api.media import MediaItem
 
 
+class SpeechRules(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whisper's rules for the tokens of a transcript (engine/sampling/speech.py)."""
+
+    begin: tuple[tuple[int, ...], ...] = ()  # tokens allowed at the first positions of the reply: language, task, …
+    timestamps: int | None = None  # id of the timestamp 0; higher ids are later times. None: text without timestamps
+    no_timestamps: int | None = None  # id of the token that selects text without timestamps
+    latest_first: int | None = None  # largest number of the first timestamp
+    end: int = 0  # id of the end token; ids below it are text
+    suppressed: tuple[int, ...] = ()  # never sampled
+    suppressed_first: tuple[int, ...] = ()  # nor as the first token after `begin`
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling parameters. The gateway resolves defaults and the seed, so every value is final.
 
@@ -36,6 +48,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int | None = None  # likewise for prompt tokens
     logprobs_mode: Literal["raw", "processed"] = "raw"
     logprob_ids: tuple[int, ...] = ()  # with logprobs: these tokens in this order instead of the most likely ones
+    speech: SpeechRules | None = None
 
 
 class Grammar(msgspec.Struct, frozen=True):

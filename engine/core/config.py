@@ -7,8 +7,8 @@ from typing import Literal
 
 from engine.api.config import MAX_RUNNING, SpeculationConfig, num_slots
 from engine.api.errors import RequestError
-from engine.api.messages import PoolingTask, Submit
-from engine.core.media import MediaLimits
+from engine.api.messages import PoolingTask, SpeechRules, Submit
+from engine.core.media import MediaLimits, check_items
 from engine.kv.layout import Layout
 from engine.models.parts import LongScaling, Rope
 
@@ -58,12 +58,15 @@ class EncoderLimits:
 
     longest: int  # encoder input
     reply: int  # reply, including the tokens it begins with
+    spectrogram: tuple[int, int] | None = None  # speech model: its inputs are spectrograms of these mels and frames
 
     def check(self, submit: Submit, room: int) -> None:
         """Raise RequestError for invalid lengths. room: the longest encoder input that fits into a step, next to one
         token of every running request."""
         source, begins = submit.source, len(submit.prompt) - submit.source
         longest = min(self.longest, room)
+        if self.spectrogram is not None:
+            self._check_audio(submit, self.spectrogram, room)
         if not 1 <= source <= longest:
             raise RequestError(f"the encoder input has {source} tokens; it must have 1 to {longest}", "prompt")
         if not 1 <= begins < self.reply:
@@ -73,6 +76,23 @@ class EncoderLimits:
             )
         if submit.sampling.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs is not available for encoder-decoder models", "prompt_logprobs")
+
+    def _check_audio(self, submit: Submit, spectrogram: tuple[int, int], room: int) -> None:
+        items, source = submit.media, submit.source
+        if len(items) != 1 or items[0].modality != "audio" or source != self.longest:
+            raise RequestError(f"media: the model reads one window of audio in {self.longest} positions", "media")
+        check_items(submit)
+        tensor = items[0].tensors.get("input_features")
+        if items[0].spans != ((0, source),) or tensor is None or tensor.shape != spectrogram:
+            raise RequestError(f"media: the window has no input_features of shape {list(spectrogram)}", "media")
+        if tensor.dtype != "float32":
+            raise RequestError(f"media: input_features are of type {tensor.dtype}, not float32", "media")
+        if source > room:
+            raise RequestError(
+                f"a window has {source} positions, which are computed in one step with room for {room}; raise "
+                "engine.scheduling.max_step_tokens",
+                "media",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +191,7 @@ class SchedulerConfig:
     def _check_media(self, submit: Submit) -> None:
         if self.media is not None:
             self.media.check(submit, self.max_step_tokens - self.slots + 1)
-        elif submit.media:
+        elif submit.media and (self.sources is None or self.sources.spectrogram is None):
             kind = submit.media[0].modality
             raise RequestError(f"media: this model reads only text; remove the {kind} from the prompt", "media")
 
@@ -186,9 +206,17 @@ class SchedulerConfig:
             "logit_bias": sampling.logit_bias,
             "allowed_token_ids": sampling.allowed_token_ids or (),
             "bad_words": chain.from_iterable(sampling.bad_words),
+            "speech": _rule_ids(sampling.speech),
         }
         for param, ids in named.items():
             found = tuple(ids)
             if found and (min(found) < 0 or max(found) >= self.vocab_size):
                 wrong = next(id for id in found if not 0 <= id < self.vocab_size)
                 raise RequestError(f"token id {wrong}: the vocabulary has ids 0 to {self.vocab_size - 1}", param)
+
+
+def _rule_ids(rules: SpeechRules | None) -> tuple[int, ...]:
+    if rules is None:
+        return ()
+    single = (one for one in (rules.timestamps, rules.no_timestamps) if one is not None)
+    return (*chain.from_iterable(rules.begin), *single, rules.end, *rules.suppressed, *rules.suppressed_first)

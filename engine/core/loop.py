@@ -514,7 +514,7 @@ def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, .
     """Return the self-test with the golden prompts of the lock file first, then generated ones and `texts`; None if
     it is disabled."""
     wanted, locked = config.lifecycle.self_test, config.lifecycle.self_test.locked
-    if not wanted.prompts:
+    if not wanted.prompts or worker.model.audio is not None:
         return None
     block_tokens = worker.layout.block_tokens
     groups, longest = len(worker.layout.groups), config.model.max_context
@@ -558,7 +558,12 @@ def encoder_limits(model: Model) -> EncoderLimits | None:
     """Return the length limits of an encoder-decoder model, or None for other models."""
     if model.encoder is None:
         return None
-    return EncoderLimits(longest=model.max_encoder_input, reply=model.max_context - model.max_encoder_input)
+    audio = model.audio
+    return EncoderLimits(
+        longest=model.max_encoder_input,
+        reply=model.max_context - model.max_encoder_input,
+        spectrogram=None if audio is None else (audio.mels, audio.frames),
+    )
 
 
 def media_limits(model: Model, step_tokens: int) -> MediaLimits | None:

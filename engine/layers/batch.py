@@ -14,6 +14,7 @@ class EncoderInputs:
     positions: Tensor  # [tokens] int64
     slot_mapping: tuple[Tensor, ...]  # per group: [tokens] int64
     count: tuple[int, ...]  # tokens of each encoder input
+    spectrograms: Tensor | None = None  # [inputs, mels, frames] float32, for a speech model
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from engine.lowering.program import (
     Combine,
     DeltaRule,
     Embed,
+    EmbedAudio,
     ExpandValues,
     ExpertLinear,
     Gate,
@@ -157,8 +158,8 @@ class CompiledOps:
         """Yield the structures of an operation."""
         values, weights = self.buffers, self.weights
         match op:
-            case Input():
-                pass
+            case Input() | EmbedAudio():
+                pass  # given before the step
             case Keep():
                 yield _torch_keep(values[op.x], self._columns(op.y))
             case Embed():
@@ -588,7 +589,13 @@ class CompiledModel(CompiledOps):
         assert self.whole is not None, "an encoder has bidirectional attention"
         count = torch.tensor(inputs.count)
         tables, slot_mapping, own = self.whole.placed(count, inputs.positions)
-        self._embed_sums(self.encoder_ops[0], inputs.ids, inputs.positions, None)
+        embed = self.encoder_ops[0]
+        if isinstance(embed, EmbedAudio):
+            assert inputs.spectrograms is not None, "the encoder inputs are audio"
+            rows = self.weights.audio(embed.weight).embed(inputs.spectrograms, torch.float32)
+            self.buffers[embed.y][: len(inputs.ids)] = rows
+        else:
+            self._embed_sums(embed, inputs.ids, inputs.positions, None)
         data = StepData(
             len(inputs.ids),
             ids=inputs.ids,

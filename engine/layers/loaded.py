@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.api.errors import ConfigError
 from engine.distributed.world import World, share
+from engine.layers.audio import AudioLayer
 from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
@@ -16,6 +17,7 @@ from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
     Attend,
+    AudioWeights,
     Correction,
     DistanceBias,
     ExpertLinear,
@@ -215,6 +217,7 @@ Loadable = (
     | EncoderEmbedding
     | TokenRows
     | MultiplierLayer
+    | AudioLayer
 )
 
 
@@ -307,6 +310,11 @@ class LoadedWeights:
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
         return found
 
+    def audio(self, weight: AudioWeights) -> AudioLayer:
+        found = self.by_name[weight.name]
+        assert isinstance(found, AudioLayer), f"{weight.name} embeds spectrograms"
+        return found
+
 
 def routing(part: Experts) -> Routing:
     return Routing(
@@ -369,6 +377,8 @@ def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> L
                 return TokenRows(weight.part, weight.name)
             case Multiplier():
                 return MultiplierLayer(weight)
+            case AudioWeights(embed=audio, root=root):
+                return AudioLayer(audio, root)
             case ForeignWeights():
                 raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):

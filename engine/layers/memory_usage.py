@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from engine.layers.audio import AudioLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import (
     ActivationLayer,
@@ -129,6 +130,8 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield from (("embedding", table) for table in tables if table is not None)
             if layer.head is not None:
                 yield from (("head", tensor) for tensor in _pieces(layer.head, layer.bias))
+        case AudioLayer():
+            yield from (("embedding", tensor) for tensor in (*layer.weights, *layer.biases, layer.positions))
         case EncoderEmbedding(positions=Tensor() as positions):
             yield "embedding", positions
 

@@ -32,6 +32,7 @@ from engine.lowering.program import (
     Combine,
     DeltaRule,
     Embed,
+    EmbedAudio,
     ExpandValues,
     ExpertLinear,
     Gate,
@@ -87,6 +88,7 @@ class Run:
     positions: Tensor
     segments: Tensor | None = None
     adapters: Tensor | None = None  # [tokens] int32
+    spectrograms: Tensor | None = None  # [windows, mels, frames] of encoder inputs that are audio
     loaded: LoadedAdapters = NO_ADAPTERS
     media: MediaRows | None = None
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -120,7 +122,8 @@ class ReferenceExecutor:
         if program.encoder and batch.encoder_inputs is not None:
             inputs = batch.encoder_inputs
             alone = Step(step.pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
-            execute(program.encoder, Run(*self._parts, alone, inputs.ids, inputs.positions), self._encoder_unused)
+            reading = Run(*self._parts, alone, inputs.ids, inputs.positions, spectrograms=inputs.spectrograms)
+            execute(program.encoder, reading, self._encoder_unused)
         inputs_of = batch.ids, batch.positions, batch.segments, batch.adapters
         run = Run(*self._parts, step, *inputs_of, self.adapters, batch.media)
         run.read_again = self._read_again
@@ -163,6 +166,11 @@ def _add_media(op: AddMedia, run: Run) -> None:
 
 def _look_up(op: LookUp, run: Run) -> None:
     run[op.y] = embedding(run.ids, run.weights.token_rows(op.weight).table, run.dtype, op.weight.part.scale)
+
+
+def _embed_audio(op: EmbedAudio, run: Run) -> None:
+    assert run.spectrograms is not None, "the encoder inputs are audio"
+    run[op.y] = run.weights.audio(op.weight).embed(run.spectrograms, run.dtype)
 
 
 def _normalize(op: Normalize, run: Run) -> None:
@@ -423,6 +431,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     InsertMedia: _insert_media,
     AddMedia: _add_media,
     LookUp: _look_up,
+    EmbedAudio: _embed_audio,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
     NormalizeGroups: _normalize_groups,

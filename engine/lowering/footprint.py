@@ -20,6 +20,7 @@ from engine.lowering.lower import lower
 from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
+    AudioWeights,
     Correction,
     DistanceBias,
     ExpertScales,
@@ -53,7 +54,7 @@ from engine.models.parts import (
 )
 from engine.models.quantized import Quantization
 from engine.models.ranks import row_runs, rows_of, share_of
-from engine.models.sources import XIELU_NUMBERS, join, qk_norms
+from engine.models.sources import XIELU_NUMBERS, audio_sources, join, qk_norms
 
 PARTS: tuple[Part, ...] = (
     "embedding",
@@ -218,6 +219,11 @@ class _Footprint:
                     found = (Holding("norms", weight.name, "float32", (4,)),)
                 case ForeignWeights():
                     found = self._foreign(weight)
+                case AudioWeights():
+                    found = (
+                        Holding("embedding", name, self.to.dtype, (math.prod(shape), self.to.element_bytes))
+                        for name, shape in audio_sources(weight.embed, weight.root).items()
+                    )
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
                 case DistanceBias(heads=heads, width=width):

@@ -14,6 +14,7 @@ from engine.lowering.program import (
     AlibiSlopes,
     Attend,
     AttendLatent,
+    AudioWeights,
     CausalConv,
     Columns,
     Combine,
@@ -21,6 +22,7 @@ from engine.lowering.program import (
     DeltaRule,
     DistanceBias,
     Embed,
+    EmbedAudio,
     ExpandValues,
     ExpertLinear,
     ExpertScales,
@@ -62,6 +64,7 @@ from engine.models import parts
 from engine.models.parts import (
     MLP,
     Attention,
+    AudioEmbedding,
     DeltaNet,
     Encoder,
     Experts,
@@ -547,7 +550,10 @@ class _Lowering(PartLowering):
 
     def _encoder(self, encoder: Encoder) -> Iterator[Op]:
         root = self.model.root
-        yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
+        if isinstance(encoder.embed, AudioEmbedding):
+            yield EmbedAudio(y=self.x, weight=AudioWeights(embed=encoder.embed, root=root))
+        else:
+            yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
         for index, block in enumerate(encoder.blocks):
             for part in block:
                 yield from self.residual_block(part, join(root, encoder.layers, str(index)))

@@ -17,6 +17,7 @@ from engine.models import parts
 from engine.models.parts import (
     Alibi,
     Attention,
+    AudioEmbedding,
     Embedding,
     Experts,
     Foreign,
@@ -200,6 +201,18 @@ class Tables:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AudioWeights:
+    """Convolutions and positions of spectrograms."""
+
+    embed: AudioEmbedding
+    root: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.embed.name, "+".join(self.embed.convolutions))
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecurrentParameter:
     """A small parameter of a recurrent part: rows of a convolution, A, dt_bias, D, or the weight of a norm."""
 
@@ -256,6 +269,7 @@ Weight = (
     | Tables
     | TokenTable
     | Multiplier
+    | AudioWeights
     | ForeignWeights
 )
 
@@ -299,6 +313,14 @@ class LookUp:
 
     y: Value
     weight: TokenTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedAudio:
+    """y = embeddings of the spectrograms of a step."""
+
+    y: Value
+    weight: AudioWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -736,6 +758,7 @@ class Quantized:
 Op = (
     Input
     | Embed
+    | EmbedAudio
     | LookUp
     | InsertMedia
     | AddMedia
@@ -850,6 +873,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
             Embed()
             | LookUp()
             | Multiply()
+            | EmbedAudio()
             | Normalize()
             | NormalizeGroups()
             | Linear()
@@ -865,7 +889,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Input() | Embed() | LookUp() | ForeignDecoder():
+        case Input() | Embed() | EmbedAudio() | LookUp() | ForeignDecoder():
             return ()
         case Multiply():
             return (op.x,)
@@ -917,9 +941,9 @@ def values_read(op: Op) -> tuple[Value, ...]:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case (
-            Input() | Embed() | LookUp() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine()
-        ):
+        case Input() | Embed() | EmbedAudio() | LookUp():
+            return (op.y,)
+        case Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
         case Keep():
             return (op.y.value,)

@@ -23,6 +23,7 @@ class Rows:
     groups: int = 1  # the units are in this many equal runs of consecutive rows
     stride: int = 0  # rows of the tensor from the start of a run to that of the next
     step: int = 1  # rows of the tensor from one row to the next (2: the rows of two projections alternate)
+    has_bias: bool = True  # False: in a projection with a bias, that of these rows is 0 and not stored (Whisper's keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +215,7 @@ class Attention:
     scale: float | None = None  # None: head_dim ** -0.5
     query_scale: QueryScale | None = None  # of causal self-attention
     bias: tuple[bool, bool] = (False, False)  # of qkv, of o
+    key_bias: bool = True  # with a bias of qkv: the keys have one
     qk_norm: RMSNorm | LayerNorm | None = None  # its size is head_dim for every span
     qk_norm_span: Literal["head", "own", "all"] = "head"
     window: int | None = None  # a position attends to itself and window - 1 positions before it (and after, not causal)
@@ -587,6 +589,27 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AudioEmbedding:
+    """Embedding of a log-mel spectrogram [mels, 2 · positions]: x = gelu(conv2(gelu(conv1(spectrogram)))) + row of the
+    position. Both convolutions have a width of 3; the second has a stride of 2."""
+
+    mels: int
+    hidden: int
+    positions: int
+    convolutions: tuple[str, str] = ("conv1", "conv2")
+    table: str = "embed_positions"
+    name: str = ""  # prefix of the names
+
+    @property
+    def frames(self) -> int:
+        return 2 * self.positions
+
+    @property
+    def norm(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Head:
     """Logits = softcap(scale · (h W^T + b))."""
 
@@ -655,9 +678,10 @@ class Pooler:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """Encoder of an encoder-decoder model. Its token embedding is the decoder's."""
+    """Encoder of an encoder-decoder model. Its token embedding is the decoder's. An encoder of audio reads whole windows
+    of `max_encoder_input` positions."""
 
-    embed: Embedding
+    embed: Embedding | AudioEmbedding
     blocks: tuple[Block, ...]
     norm: Norm | None
     max_encoder_input: int  # in tokens
@@ -696,6 +720,12 @@ class Model:
     def max_encoder_input(self) -> int:
         """Maximum encoder input in tokens; 0 without an encoder."""
         return 0 if self.encoder is None else self.encoder.max_encoder_input
+
+    @property
+    def audio(self) -> AudioEmbedding | None:
+        """The embedding of a speech model's spectrograms; None for other models."""
+        embed = None if self.encoder is None else self.encoder.embed
+        return embed if isinstance(embed, AudioEmbedding) else None
 
 
 def attentions(model: Model) -> tuple[SelfAttention, ...]:

@@ -12,6 +12,7 @@ from engine.models.parts import (
     MLP,
     XIELU,
     Attention,
+    AudioEmbedding,
     Block,
     Body,
     DeltaNet,
@@ -123,6 +124,8 @@ def _qkv_rows(part: Attention) -> tuple[Rows, ...]:
     if part.shared_kv:
         return (Rows(source=names[0], units=part.heads, width=part.head_dim),)
     rows = [Rows(source=name, units=units, width=part.head_dim) for name, units in zip(names, heads, strict=False)]
+    if not part.key_bias:
+        rows[1] = replace(rows[1], has_bias=False)
     if names[1] == names[2] != names[0]:
         return tuple(rows)  # the values are the keys before their norm (Gemma 4)
     if part.groups == 1 and part.order == "qkv":
@@ -356,7 +359,8 @@ def linear_sources(part: Linear, path: str) -> Shapes:
         height[piece.source] = max(height[piece.source], end)
     found: Shapes = {f"{join(path, name)}.weight": (rows, part.inputs) for name, rows in height.items()}
     if part.bias:
-        found |= {f"{join(path, name)}.bias": (rows,) for name, rows in height.items()}
+        without = {piece.source for piece in part.rows if not piece.has_bias}
+        found |= {f"{join(path, name)}.bias": (rows,) for name, rows in height.items() if name not in without}
     return found
 
 
@@ -376,7 +380,11 @@ def sources(model: Model) -> Shapes:
         return {}  # transformers knows them
     found = _embedding_sources(model.embed, model.root)
     if model.encoder is not None:
-        found |= _embedding_sources(model.encoder.embed, model.root)
+        embed = model.encoder.embed
+        if isinstance(embed, AudioEmbedding):
+            found |= audio_sources(embed, model.root)
+        else:
+            found |= _embedding_sources(embed, model.root)
         if model.encoder.norm is not None:
             found |= norm_sources(model.encoder.norm, model.root, (model.encoder.norm.size,))
     for path, block in placed_blocks(model):
@@ -419,6 +427,14 @@ def _embedding_sources(embed: Embedding, root: str) -> Shapes:
     if embed.norm is not None:
         found |= norm_sources(embed.norm, root, (embed.norm.size,))
     return found
+
+
+def audio_sources(embed: AudioEmbedding, root: str) -> Shapes:
+    path, found = join(root, embed.name), Shapes()
+    for name, inputs in zip(embed.convolutions, (embed.mels, embed.hidden), strict=True):
+        found[join(path, name, "weight")] = (embed.hidden, inputs, 3)
+        found[join(path, name, "bias")] = (embed.hidden,)
+    return found | {join(path, embed.table, "weight"): (embed.positions, embed.hidden)}
 
 
 def _pooler_sources(model: Model) -> Shapes:

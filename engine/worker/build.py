@@ -204,7 +204,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         )
         trim_heap()
         text_model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots + config.speculation.rows)
-    reserve = _reserve(config, form)
+    reserve = _reserve(config, form, speech=checkpoint.model.audio is not None)
     snapshots = num_snapshots(text_model.states, config.scheduling.slots, prefix_cache=config.cache.prefix)
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner
     table = RequestTable(
@@ -282,9 +282,10 @@ def _media_store(config: EngineConfig, text_model: TextModel | ForeignModel) -> 
     return MediaStore(media, text_model.tower, text_model.dtype, text_model.device, config.memory.media_cache)
 
 
-def _reserve(config: EngineConfig, form: Layout) -> int:
-    """Return the number of blocks for golden prompts. They are added to the pool, so requests have no fewer blocks."""
-    if not config.lifecycle.self_test.prompts:
+def _reserve(config: EngineConfig, form: Layout, *, speech: bool) -> int:
+    """Return the number of blocks for golden prompts, which a speech model has none of. They are added to the pool, so
+    requests have no fewer blocks."""
+    if not config.lifecycle.self_test.prompts or speech:
         return 0
     return form.blocks_of(ROOM_TOKENS)
 

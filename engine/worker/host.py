@@ -80,7 +80,7 @@ class HostRunner:
 
     def _batch(self, rows: PlanRows) -> Batch:
         table = self._table
-        return build_batch(
+        batch = build_batch(
             rows.slots,
             rows.first,
             rows.count,
@@ -92,6 +92,14 @@ class HostRunner:
             sources=table.sources if self._text_model.program.encoder else None,
             device=self._pages.device,
         )
+        audio = self._text_model.model.audio
+        if audio is None or batch.encoder_inputs is None:
+            return batch
+        silence = np.zeros((audio.mels, audio.frames), np.float32)  # steps of the warm-up have no audio
+        entering = rows.slots[rows.first < table.sources[rows.slots]].tolist()
+        windows = np.stack([table.spectrograms.pop(slot, silence) for slot in entering])
+        inputs = replace(batch.encoder_inputs, spectrograms=torch.from_numpy(windows).to(self._pages.device))
+        return replace(batch, encoder_inputs=inputs)
 
     def _sampled_rows(self, rows: PlanRows, masks: Masks) -> Rows:
         return Rows(
