@@ -564,9 +564,7 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
 def _bias_sources(branch: ResidualBlock, root: str) -> Shapes:
     """Return the tables of relative biases."""
     relative = [(body.relative, body.heads) for body in bodies(branch) if isinstance(body, Attention)]
-    return {
-        f"{join(root, one.source)}.weight": (one.buckets, heads) for one, heads in relative if one is not None
-    }
+    return {f"{join(root, one.source)}.weight": (one.buckets, heads) for one, heads in relative if one is not None}
 
 
 def harmless(model: Model, name: str) -> bool:

@@ -627,7 +627,14 @@ PREFILL_ATTENTION = Op(
         ),
         Case(
             "16x64-t5",
-            {"rows": ((64, 576),) * 16, "key_starts": (512,) * 16, "heads": 64, "kv_heads": 64, "dim": 64, "reach": 128},
+            {
+                "rows": ((64, 576),) * 16,
+                "key_starts": (512,) * 16,
+                "heads": 64,
+                "kv_heads": 64,
+                "dim": 64,
+                "reach": 128,
+            },
             bench=True,
         ),
         Case(
