@@ -102,8 +102,8 @@ target language ([http.md](http.md#completions)). Sampling is greedy, as in tran
   config.json has no such key), the length of their training. Raise it in config.json for longer inputs.
 - The head of a T5 model is the token embedding unless the checkpoint has `lm_head.weight`. Logits are multiplied by
   `d_model ** -0.5` unless `tie_word_embeddings` or `scale_decoder_outputs` is false; those of mT5 never are.
-  transformers 5 ignores `tie_word_embeddings` of UMT5: it scales the logits of published checkpoints, which were trained
-  without the factor. This changes logprobs and sampling, not greedy replies.
+  transformers 5 ignores `tie_word_embeddings` of UMT5: it scales the logits of published checkpoints, whose config.json
+  says false. This changes logprobs and sampling, not greedy replies.
 - LongT5, whose encoder has local and transient-global attention, is not supported.
 - Beam search is not supported, for these and all other models; published translation scores often use 4 or 5 beams.
   Used keys of generation_config.json are the sampling defaults, `max_new_tokens`, end tokens, `forced_bos_token_id` and

@@ -182,7 +182,7 @@ class CompiledModel:
             pages=own,
         )
         self._run(self.encoder_regions, data, len(inputs.ids))
-        # Nothing reads these pages now, so the step has no block tables.
+        # This program writes pages and reads none, so its block tables are placeholders.
         unread = tuple(torch.zeros((len(count), 1), dtype=torch.int64) for _ in inputs.slot_mapping)
         data = StepData(
             len(inputs.ids),

@@ -140,6 +140,6 @@ def save(folder: Path, kind: str = "bart", **more: Any) -> Sourced:
 
 def _save_t5(folder: Path, **more: Any) -> Sourced:
     tokenizer = write_t5_tokenizer(folder / "flan-t5")
-    made = write(folder, "flan-t5", vocab_size=tokenizer.get_vocab_size(), **T5_SIZES, **more)
+    made = write(folder, "flan-t5", **{"vocab_size": tokenizer.get_vocab_size(), **T5_SIZES, **more})
     made.model.generation_config.eos_token_id = None
     return Sourced(made.path, tokenizer, made.model)

@@ -216,7 +216,7 @@ def encoder_decoder(folder: Path) -> Saved:
 
 
 def relative_biases(folder: Path) -> Saved:
-    made = sourced_models.save(folder, "flan-t5")
+    made = sourced_models.save(folder, "flan-t5", vocab_size=128)
 
     def greedy() -> list[list[int]]:
         return [made.greedy(prompt, TOKENS, begins=[0]) for prompt in PROMPTS]
