@@ -245,7 +245,7 @@ def test_biases_of_bidirectional_rows_equal_torch(team, dim, reach):
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize(("dim", "block"), [(64, 16), (20, 13)])
 def test_rows_with_an_encoder_input_read_their_part_of_the_pages(team, dtype, cross, dim, block):
-    """Self-attention reads the positions of the reply, cross-attention those of the encoder input."""
+    """Self-attention reads the reply, and cross-attention reads the encoder input."""
     rows = Rows([(1, 2), (1, 70), (6, 40), (33, 130), (1, 64), (17, 18), (1, 1300), (9, 700)], dim=dim, block=block,
                 dtype=dtype)  # fmt: skip
     starts = [1, 63, 3, 97, 13, 1, 1100, 65]
