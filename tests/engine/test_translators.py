@@ -322,3 +322,15 @@ def test_relative_biases_elsewhere_are_refused(tmp_path, more):
     model = replace(checkpoint.model, blocks=blocks)
     with pytest.raises(ConfigError, match="relative biases require self-attention without ALiBi"):
         TextModel(model, layout(model, block_tokens=4, element_bytes=4), SINGLE, torch.float32, "cpu")
+
+
+def test_a_head_of_t5_is_tied_unless_the_checkpoint_has_one(tmp_path):
+    """`tie_word_embeddings` does not decide: transformers 5 always writes true."""
+    path = write(tmp_path, "flan-t5").path
+    config, file = json.loads((path / "config.json").read_text()), path / "model.safetensors"
+    for stored, said in ((True, True), (False, False)):
+        (path / "config.json").write_text(
+            json.dumps(config | {"tie_word_embeddings": said, "scale_decoder_outputs": False})
+        )
+        assert read_checkpoint(path).model.head == Head(tied=not stored, tied_unless_stored=True)
+        save_file({k: v for k, v in load_file(file).items() if k != "lm_head.weight"}, file, {"format": "pt"})
