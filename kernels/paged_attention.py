@@ -7,7 +7,8 @@ two batched products for each KV head. Each longer row is one call of torch's fu
 pages, or over the step's own keys if no token precedes them. Position p reads positions max(0, p - window + 1) … p,
 or with `chunk` positions floor(p / chunk) · chunk … p.
 `softcap` c: scores become c · tanh(s / c). `slopes`: then the head's slope · (position of the key - position of the
-query) is added (ALiBi), or with `biases` the bias of the head for that distance (T5). `sinks`: an additional logit of each head, whose value is zero (kernels/attention/common.py).
+query) is added (ALiBi). `biases`: the head's bias for that distance is added (T5). `sinks`: an additional logit of each
+head, whose value is zero (kernels/attention/common.py).
 
 A masked score is -inf, so its weight is exactly 0; pages are finite (see paged_kv), so masked values have no effect.
 """
@@ -159,8 +160,8 @@ def paged_attention(
     biases: Tensor | None = None,
 ) -> Tensor:
     """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already, or None where only pages
-    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks, slopes: [heads]; biases: [heads, 2 · reach +
-    1], see `distance_biases` → [tokens, heads, dim] of q's type."""
+    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks, slopes: [heads]; biases: [heads, 2 · reach
+    + 1], see `distance_biases` → [tokens, heads, dim] of q's type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]
     for bucket, planes in zip(reads.window_reads.buckets, reads.buckets, strict=True):
@@ -257,8 +258,8 @@ def _by_scores(
     slopes: Tensor | None,
     biases: Tensor | None,
 ) -> Tensor:
-    """Compute attention with softcap, slopes, biases or sinks, in slices of the queries that limit the size of the scores. The
-    last key has the position of the last query."""
+    """Compute attention with softcap, slopes, biases or sinks, in slices of the queries that limit the size of the
+    scores. The last key has the position of the last query."""
     tokens, heads, _ = q.shape
     if mask is None:
         mask = _mask(tokens, 0, 0, tokens, _ALL, 0, q.device)

@@ -173,8 +173,8 @@ def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> 
     if kernels != "torch":
         return (states,)
     longest = min(model.max_encoder_input, size.tokens)
-    found = attends(lower(model).encoder)
-    heads, copies = max(op.heads for op in found), 1 + any(op.part.relative is not None for op in found)
+    found = [op for op in lower(model).encoder if isinstance(op, Attend)]
+    heads, copies = max(op.heads for op in found), 1 + any(op.bias is not None for op in found)
     name = "scores of an encoder input (copies × heads × tokens × tokens)"
     return states, product(name, copies, heads, longest, longest, 4)
 

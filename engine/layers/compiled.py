@@ -607,7 +607,7 @@ class CompiledModel(CompiledOps):
             pages=own,
         )
         self._run(self.encoder_regions, {0: data}, len(inputs.ids))
-        # Nothing reads these pages now, so the step has no block tables.
+        # This program writes pages and reads none, so its block tables are placeholders.
         unread = tuple(torch.zeros((len(count), 1), dtype=torch.int64) for _ in inputs.slot_mapping)
         data = StepData(
             len(inputs.ids),

@@ -6,10 +6,10 @@ Position p sees positions max(begin, p - window + 1) … p, or with `chunk` posi
 … p, where `begin` is 0 or the row's element of `key_starts`. Earlier keys belong to another attention: in a decoder
 with cross-attention, the keys of the encoder input precede the decoder's own keys. A head's sink is an additional logit
 in the denominator with value zero (arXiv:2309.17453, learned as in gpt-oss). With `slopes` (ALiBi, arXiv:2108.12409),
-the head's slope · (key - p) is added to the score of each key, after the softcap; with `biases` (T5), [heads, 2 · reach
-+ 1], the head's bias for the distance key - p, which is limited to -reach … reach. Query heads come in groups of heads /
-kv_heads that share keys and values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in float8_e4m3fn they hold
-x / k_scale and x / v_scale.
+the head's slope · (key - p) is added to the score of each key, after the softcap; with `biases` (T5, arXiv:1910.10683),
+[heads, 2 · reach + 1], the head's bias for the distance key - p, which is limited to -reach … reach. Query heads come
+in groups of heads / kv_heads that share keys and values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in
+float8_e4m3fn they hold x / k_scale and x / v_scale.
 
 In Triton the state of an unfinished softmax is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is
 the score times log2(e) and `top` the largest so far. The initial top is -1e30, because differences of -inf are NaN. All

@@ -78,7 +78,8 @@ def _reference(
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
     query_start: [rows + 1] int32; schedule: from decode_schedule for these rows, this window and these key_starts;
     sinks, slopes: [heads] fp32; key_starts: [rows] int32, the first position that a row reads, None: 0; biases: [heads,
-    2 · reach + 1] fp32, without slopes → out: [tokens, heads, dim]. Only rows with one token and at least one key are written."""
+    2 · reach + 1] fp32, without slopes → out: [tokens, heads, dim]. Only rows with one token and at least one key are
+    written."""
     bt = pages.shape[3]
     for row, (first, stop) in enumerate(zip(query_start.tolist(), query_start.tolist()[1:], strict=False)):
         if stop - first != 1:

@@ -266,8 +266,8 @@ def attention(
     cross: bool = False,
 ) -> Tensor:
     """Compute attention of all rows that have tokens (kernels/attention/common.py), whether a row has one token or
-    several. Without `causal`, rows whose tokens are all present read in both directions. cross: tokens of a row read the
-    positions before its element of `key_starts`, and no others."""
+    several. Without `causal`, rows whose tokens are all present read in both directions. cross: tokens of a row read
+    the positions before its element of `key_starts`, and no others."""
     native = _native(pages)
     count = (query_start[1:] - query_start[:-1]).to(torch.int64)
     real = count > 0

@@ -228,7 +228,7 @@ def drawn_biases(heads, reach):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("share", "dim", "block", "reach"), [(1, 64, 16, 128), (7, 64, 16, 1), (3, 20, 13, 21)])
 def test_biases_of_distances_equal_torch(team, dtype, share, dim, block, reach):
-    """Also with several chunks and splits, and with distances beyond the table."""
+    """Rows have several chunks and splits, and distances beyond the table."""
     rows = Rows([*MIXED, (1, 1100), (3, 600)], heads=2 * share, dim=dim, dtype=dtype, block=block)
     biases = drawn_biases(2 * share, reach)
     near(rows.attend(team, biases=biases), biased(rows, biases))
@@ -245,7 +245,7 @@ def test_biases_of_bidirectional_rows_equal_torch(team, dim, reach):
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize(("dim", "block"), [(64, 16), (20, 13)])
 def test_rows_with_an_encoder_input_read_their_part_of_the_pages(team, dtype, cross, dim, block):
-    """Self-attention reads positions from the start on, cross-attention those before it, whatever the query."""
+    """Self-attention reads the reply, and cross-attention reads the encoder input."""
     rows = Rows([(1, 2), (1, 70), (6, 40), (33, 130), (1, 64), (17, 18), (1, 1300), (9, 700)], dim=dim, block=block,
                 dtype=dtype)  # fmt: skip
     starts = [1, 63, 3, 97, 13, 1, 1100, 65]
