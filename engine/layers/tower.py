@@ -36,7 +36,6 @@ class TowerModel:
     def load(self, read: Read) -> None:
         """Load every weight. read: returns a tensor of the checkpoint by its name."""
         tower = self.media.tower
-        patches = join(tower.root, tower.patches.source, "weight")  # of a convolution
 
         def stored(name: str) -> Tensor:
             found = self.tensors[name]
@@ -46,7 +45,7 @@ class TowerModel:
                 tensor = tensor.float() * (factors if tensor.ndim == 1 else factors.unsqueeze(1))
             if found.transposed:
                 return tensor.T
-            return tensor.flatten(1) if name == patches else tensor
+            return tensor.flatten(1) if tensor.ndim > 2 else tensor  # of a convolution
 
         def kept(name: str) -> Tensor:
             return stored(name).to(self.target.device, self.target.dtype, copy=True)

@@ -25,7 +25,8 @@ class Patches:
     frames: int = 1  # consecutive frames in a patch
     bias: bool = True
     flat: bool = False  # `pixel_values` has a row for each patch (Qwen2-VL); else it has images
-    convolution: bool = True  # stored as the weight of a convolution
+    dimensions: Literal[0, 2, 3] = 2  # of the convolution as which the weight is stored; 0: of a matrix
+    norm: Norm | None = None
 
     @property
     def pixels(self) -> int:
@@ -40,9 +41,9 @@ class Patches:
     @property
     def stored(self) -> tuple[int, ...]:
         """Shape of the weight in the checkpoint."""
-        depth = (self.frames,) if self.flat else ()
-        inner = (self.channels, *depth, self.size, self.size) if self.convolution else (self.pixels,)
-        return self.hidden, *inner
+        square = (self.size, self.size)
+        inner = {0: (self.pixels,), 2: (self.channels, *square), 3: (self.channels, self.frames, *square)}
+        return self.hidden, *inner[self.dimensions]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class Tower:
     class_shape: tuple[int, ...] = ()  # its shape in the checkpoint, if it is not [hidden]
     class_last: bool = False  # it follows the patches; else it precedes them
     rope: GridRope | None = None
-    before: Norm | None = None  # of the embedded patches
+    before: Norm | None = None  # of the patches with their positions
     norm: Norm | None = None
     side: int = 1  # patches are in order of squares of side · side patches
     window: int = 0  # side of the windows of attention in patches; 0: attention is among all patches of a frame
@@ -145,7 +146,14 @@ class Project:
     act: str = "none"
 
 
-Step = Merge | AveragePool | Project | Norm | MLP
+@dataclass(frozen=True, kw_only=True)
+class Activate:
+    """y = act(x)."""
+
+    act: str
+
+
+Step = Merge | AveragePool | Project | Activate | Norm | MLP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +265,7 @@ def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
     if tower.positions is not None:
         stored = tower.positions.stored or (tower.positions.rows, tower.hidden)
         shapes[join(tower.root, tower.positions.name)] = stored
-    for norm in (tower.before, tower.norm):
+    for norm in (tower.patches.norm, tower.before, tower.norm):
         if norm is not None:
             shapes |= norm_sources(norm, tower.root, (norm.size,))
     scales: dict[str, str] = {}
@@ -273,7 +281,7 @@ def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
 
 def _step_sources(step: Step, root: str) -> Shapes:
     match step:
-        case Merge() | AveragePool():
+        case Merge() | AveragePool() | Activate():
             return {}
         case Project(linear=linear):
             return linear_sources(linear, root)
