@@ -1,5 +1,6 @@
 """Loaded weights of a program, by name."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,27 +9,33 @@ from torch import Tensor
 
 from engine.api.errors import ConfigError
 from engine.distributed.world import World, share
+from engine.layers.audio import AudioLayer
 from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
-from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
+from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
     Attend,
+    AudioWeights,
     Correction,
+    DistanceBias,
     ExpertLinear,
+    ExpertScales,
     ForeignWeights,
     HeadMatrices,
     Matrix,
+    Multiplier,
     NormVector,
     Program,
     QKNormVectors,
     RecurrentParameter,
     SinkLogits,
     Tables,
+    TokenTable,
     Weight,
 )
-from engine.models.parts import Attention, Experts
+from engine.models.parts import Attention, Experts, RelativeBias
 from engine.models.ranks import row_runs
 from engine.models.sources import XIELU_NUMBERS, join
 from engine.weights.slot import fused, slots
@@ -55,7 +62,7 @@ class ExpertCorrection:
 
     values: Tensor
 
-    def __init__(self, weight: Correction) -> None:
+    def __init__(self, weight: Correction | ExpertScales) -> None:
         self.path = weight.name
 
     def load(self, read: Read, target: Target) -> None:
@@ -88,6 +95,36 @@ class Slopes:
         self.slopes = torch.tensor(self.own, dtype=torch.float32, device=target.device)
 
 
+class BiasLayer:
+    """The biases of this rank's heads for the distances -max_distance … max_distance, [heads, width] fp32."""
+
+    biases: Tensor
+
+    def __init__(self, weight: DistanceBias, world: World) -> None:
+        self.relative, self.path = weight.relative, f"{weight.name}.weight"
+        self.first, self.heads = share(weight.heads, world, "heads")
+
+    def load(self, read: Read, target: Target) -> None:
+        rows = read(self.path)[distance_buckets(self.relative), self.first : self.first + self.heads]
+        self.biases = rows.T.to(target.device, torch.float32).contiguous()
+
+
+def distance_buckets(part: RelativeBias) -> Tensor:
+    """Return the bucket of each distance -max_distance … max_distance, int64.
+
+    The logarithm is in float32, as in the model's training code: the last digit decides at the limits of buckets."""
+    distance = torch.arange(-part.max_distance, part.max_distance + 1)
+    if part.bidirectional:
+        count, apart = part.buckets // 2, distance.abs()
+        after = (distance > 0).long() * count
+    else:
+        count, apart = part.buckets, -distance.clamp(max=0)
+        after = torch.zeros_like(distance)
+    ratio = torch.log(apart.float() / part.exact) / math.log(part.max_distance / part.exact)
+    large = part.exact + (ratio * (count - part.exact)).nan_to_num(neginf=0).long()
+    return after + torch.where(apart < part.exact, apart, large.clamp(max=count - 1))
+
+
 class ParameterLayer:
     """A small parameter of a recurrent part, [rows of this rank · repeat] or [rows, inner] fp32. The weights of a
     convolution are [channels, conv], and [conv, channels] for compiled kernels."""
@@ -111,6 +148,18 @@ class ParameterLayer:
         if self.parameter.taps and target.team is not None:
             tensor = tensor.T.contiguous()
         self.tensor = -tensor.exp() if self.parameter.negative_exp else tensor
+
+
+class MultiplierLayer:
+    """A single number, [1] fp32."""
+
+    tensor: Tensor
+
+    def __init__(self, weight: Multiplier) -> None:
+        self.name = weight.name
+
+    def load(self, read: Read, target: Target) -> None:
+        self.tensor = read(self.name).to(target.device, torch.float32, copy=True)
 
 
 class HeadWeights:
@@ -159,12 +208,16 @@ Loadable = (
     | ProjectionNorm
     | Sinks
     | Slopes
+    | BiasLayer
     | HeadWeights
     | ExpertCorrection
     | ActivationLayer
     | ParameterLayer
     | Vocabulary
     | EncoderEmbedding
+    | TokenRows
+    | MultiplierLayer
+    | AudioLayer
 )
 
 
@@ -203,7 +256,7 @@ class LoadedWeights:
         assert isinstance(found, HeadWeights), f"{weight.name} are matrices of heads"
         return found
 
-    def correction(self, weight: Correction | None) -> Tensor | None:
+    def correction(self, weight: Correction | ExpertScales | None) -> Tensor | None:
         """Return [num_experts] fp32, or None."""
         if weight is None:
             return None
@@ -227,15 +280,39 @@ class LoadedWeights:
         assert isinstance(found, Slopes), f"{weight.name} are slopes"
         return found.slopes
 
+    def bias(self, weight: DistanceBias | None) -> Tensor | None:
+        """Return [heads, distances] fp32, or None for an attention without biases."""
+        if weight is None:
+            return None
+        found = self.by_name[weight.name]
+        assert isinstance(found, BiasLayer), f"{weight.name} are biases"
+        return found.biases
+
     def parameter(self, weight: RecurrentParameter) -> Tensor:
         """Return the tensor of `ParameterLayer`."""
         found = self.by_name[weight.name]
         assert isinstance(found, ParameterLayer), f"{weight.name} is a parameter of a recurrent part"
         return found.tensor
 
+    def token_rows(self, weight: TokenTable) -> TokenRows:
+        found = self.by_name[weight.name]
+        assert isinstance(found, TokenRows), f"{weight.name} are rows of tokens"
+        return found
+
+    def multiplier(self, weight: Multiplier) -> Tensor:
+        """Return [1] fp32."""
+        found = self.by_name[weight.name]
+        assert isinstance(found, MultiplierLayer), f"{weight.name} is a number"
+        return found.tensor
+
     def tables(self, weight: Tables) -> Vocabulary | EncoderEmbedding:
         found = self.by_name[weight.name]
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
+        return found
+
+    def audio(self, weight: AudioWeights) -> AudioLayer:
+        found = self.by_name[weight.name]
+        assert isinstance(found, AudioLayer), f"{weight.name} embeds spectrograms"
         return found
 
 
@@ -254,10 +331,13 @@ def routing(part: Experts) -> Routing:
 
 def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> LoadedWeights:
     """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder, if there is one. Raises
-    ConfigError for ALiBi, chunks and scaled queries outside of causal self-attention, which no executor supports."""
+    ConfigError for ALiBi, chunks and scaled queries outside of causal self-attention and relative biases outside of
+    self-attention, which no executor supports."""
     for op in (*program.encoder, *program.ops):
         if isinstance(op, Attend) and op.part.alibi is not None and (op.layer is None or op.cross):
             raise ConfigError("ALiBi requires causal self-attention; remove it from this model's declaration")
+        if isinstance(op, Attend) and op.part.relative is not None and (op.cross or op.part.alibi is not None):
+            raise ConfigError("relative biases require self-attention without ALiBi; change this model's declaration")
         if isinstance(op, Attend) and not op.part.supported_limits:
             raise ConfigError(
                 "chunks and scaled queries require causal self-attention, and chunks exclude a window; change this "
@@ -283,14 +363,22 @@ def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> L
                 return Sinks(part, path, world)
             case HeadMatrices():
                 return HeadWeights(weight, world)
-            case Correction():
+            case Correction() | ExpertScales():
                 return ExpertCorrection(weight)
             case ActivationNumbers():
                 return ActivationLayer(weight)
             case AlibiSlopes():
                 return Slopes(weight, world)
+            case DistanceBias():
+                return BiasLayer(weight, world)
             case RecurrentParameter():
                 return ParameterLayer(weight, world)
+            case TokenTable():
+                return TokenRows(weight.part, weight.name)
+            case Multiplier():
+                return MultiplierLayer(weight)
+            case AudioWeights(embed=audio, root=root):
+                return AudioLayer(audio, root)
             case ForeignWeights():
                 raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):

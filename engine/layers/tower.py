@@ -1,6 +1,6 @@
 """A runnable tower: tensors of images and videos in, embeddings for the text model out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.linear import Read, Target
+from engine.layers.loaded import Loadable
 from engine.layers.patches import Grid, grid_angles, grid_positions, joined, pixel_rows, position_rows, windows
 from engine.layers.tiles import arranged
 from engine.layers.tower_executors import Rows, executor
@@ -33,6 +34,12 @@ class TowerModel:
         self.program = lower_tower(media, world.size)
         self.tensors = media_tensors(media)
         self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
+
+    @property
+    def layers(self) -> Iterator[Loadable]:
+        """Yield the loaded layers of all programs."""
+        for one in self._executors.values():
+            yield from one.weights.by_name.values()
 
     @torch.inference_mode()
     def load(self, read: Read) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.distributed.shared import Shared
 from engine.distributed.world import World
-from engine.layers.compiled import CompiledOps, TorchOp, regions
+from engine.layers.compiled import CompiledOps, Region, TorchOp, regions
 from engine.layers.linear import Read, Target
 from engine.layers.loaded import LoadedWeights, unloaded
 from engine.layers.reference import Run, execute
@@ -18,7 +18,6 @@ from engine.layers.step import Step
 from engine.lowering.program import Attend, Op, Program
 from engine.lowering.rewrites import last_uses
 from engine.models.parts import Rope
-from kernels.cpu.program import Program as CompiledProgram
 from kernels.cpu.program import StepData, Team
 
 
@@ -75,7 +74,7 @@ class CompiledExecutor:
         self.weights: LoadedWeights = unloaded(program, None, world)
         collective = world.collective if isinstance(world, Shared) else None
         self._ops = CompiledOps(program, self.weights, (), team, collective)
-        self._segments: list[tuple[bool, list[CompiledProgram | TorchOp]]] = []
+        self._segments: list[tuple[bool, list[Region | TorchOp]]] = []
         self._tokens = 0
 
     def load(self, read: Read) -> None:
@@ -93,8 +92,8 @@ class CompiledExecutor:
         }
         for windowed, segment in self._segments:
             for part in segment:
-                if isinstance(part, CompiledProgram):
-                    self.team.run(part, steps[windowed])
+                if isinstance(part, Region):
+                    self.team.run(part.program, steps[windowed])
                 else:
                     part.compute(tokens)
         return buffers[self.program.out][:tokens]

@@ -17,19 +17,22 @@ from engine.models import parts
 from engine.models.parts import (
     Alibi,
     Attention,
+    AudioEmbedding,
     Embedding,
     Experts,
     Foreign,
     Head,
     LatentAttention,
+    LayerInputs,
     Norm,
     Parameter,
     QueryScale,
+    RelativeBias,
     Rope,
 )
 from engine.models.sources import ACT_FN, join, latent_linears
 
-Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters"]
+Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +133,18 @@ class Correction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertScales:
+    """A number for each expert, which multiplies the weights of its pairs."""
+
+    experts: Experts
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, self.experts.expert_scales)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ActivationNumbers:
     """Learned numbers of the activation xIELU."""
 
@@ -153,6 +168,25 @@ class AlibiSlopes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistanceBias:
+    """Bias of each head for each distance between a query and a key, expanded from buckets when the model is loaded.
+    Layers with the same source share it."""
+
+    relative: RelativeBias
+    heads: int  # of all ranks
+    root: str
+
+    @property
+    def width(self) -> int:
+        """Number of distances, -max_distance … max_distance; those outside have the bias of the nearest."""
+        return 2 * self.relative.max_distance + 1
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.relative.source)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tables:
     """Rows of tokens, positions and segments. The head of a decoder belongs to them, because it may be tied."""
 
@@ -167,6 +201,18 @@ class Tables:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AudioWeights:
+    """Convolutions and positions of spectrograms."""
+
+    embed: AudioEmbedding
+    root: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.embed.name, "+".join(self.embed.convolutions))
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecurrentParameter:
     """A small parameter of a recurrent part: rows of a convolution, A, dt_bias, D, or the weight of a norm."""
 
@@ -176,6 +222,25 @@ class RecurrentParameter:
     @cached_property
     def name(self) -> str:
         return join(self.path, self.parameter.rows[0].source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTable:
+    """Rows of tokens with a vector for each layer."""
+
+    part: LayerInputs
+    root: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.part.table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplier:
+    """A single number."""
+
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +260,16 @@ Weight = (
     | QKNormVectors
     | SinkLogits
     | AlibiSlopes
+    | DistanceBias
     | HeadMatrices
     | Correction
+    | ExpertScales
     | ActivationNumbers
     | RecurrentParameter
     | Tables
+    | TokenTable
+    | Multiplier
+    | AudioWeights
     | ForeignWeights
 )
 
@@ -223,6 +293,37 @@ class Embed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InsertMedia:
+    """x = the first columns of the embeddings of media, for the tokens of media in a step."""
+
+    x: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddMedia:
+    """x += columns of the embeddings of media, from `first` on, for the tokens of media in a step."""
+
+    x: Value
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookUp:
+    """y = scale · row of the token."""
+
+    y: Value
+    weight: TokenTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedAudio:
+    """y = embeddings of the spectrograms of a step."""
+
+    y: Value
+    weight: AudioWeights
+
+
+@dataclass(frozen=True, kw_only=True)
 class Normalize:
     """y = norm(x)."""
 
@@ -237,6 +338,14 @@ class NormalizeParts:
 
     x: Value
     weights: tuple[NormVector, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizeGroups:
+    """Normalise groups of consecutive columns in place, each of the norm's size, with the same weights."""
+
+    x: "Columns"
+    weight: NormVector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +384,14 @@ class Add:
     x: Value
     y: Value
     scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiply:
+    """x *= a number of the checkpoint."""
+
+    x: Value
+    weight: Multiplier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,8 +464,8 @@ class PrepareKV:
 @dataclass(frozen=True, kw_only=True)
 class Attend:
     """y = attention of the queries in qkv over the pages of a layer, or over the keys and values of the same step
-    (layer None). cross: over an encoder input; qkv has only queries. windowed: over the window of a patch, in place of
-    its row."""
+    (layer None). cross: over an encoder input. windowed: over the window of a patch, in place of its row. With
+    `queries_only`, qkv has only queries."""
 
     qkv: Value
     y: Value
@@ -358,8 +475,13 @@ class Attend:
     kv_heads: int
     sinks: SinkLogits | None = None
     slopes: AlibiSlopes | None = None
+    bias: DistanceBias | None = None
     cross: bool = False
     windowed: bool = False
+
+    @property
+    def queries_only(self) -> bool:
+        return self.cross or self.part.shared_kv
 
     @property
     def scale(self) -> float:
@@ -451,6 +573,15 @@ class Route:
     weights: Value
     part: Experts
     correction: Correction | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRoutes:
+    """Multiply the weight of each pair by the number of its expert, in place."""
+
+    chosen: Value
+    weights: Value
+    scales: ExpertScales
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -627,11 +758,17 @@ class Quantized:
 Op = (
     Input
     | Embed
+    | EmbedAudio
+    | LookUp
+    | InsertMedia
+    | AddMedia
     | Normalize
     | NormalizeParts
+    | NormalizeGroups
     | Linear
     | Activation
     | Add
+    | Multiply
     | Scale
     | AllReduce
     | QKNorm
@@ -645,6 +782,7 @@ Op = (
     | AttendLatent
     | ExpandValues
     | Route
+    | ScaleRoutes
     | ExpertLinear
     | Combine
     | Gate
@@ -668,6 +806,7 @@ class Program:
     out: Value  # the hidden states
     encoder: tuple[Op, ...] = ()
     encoder_out: Value | None = None
+    rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -709,11 +848,13 @@ def weights_of(op: Op) -> Iterator[Weight]:
         case NormalizeParts(weights=weights):
             yield from weights
         case Attend():
-            yield from (weight for weight in (op.sinks, op.slopes) if weight is not None)
+            yield from (weight for weight in (op.sinks, op.slopes, op.bias) if weight is not None)
         case PrepareLatent(norm=norm):
             yield norm
         case Route(correction=Correction() as correction):
             yield correction
+        case ScaleRoutes(scales=scales):
+            yield scales
         case Activation(numbers=ActivationNumbers() as numbers):
             yield numbers
         case PrepareKV(norm=QKNorm(weight=weight)):
@@ -730,7 +871,11 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield from weights_of(inner)
         case (
             Embed()
+            | LookUp()
+            | Multiply()
+            | EmbedAudio()
             | Normalize()
+            | NormalizeGroups()
             | Linear()
             | QKNorm()
             | AddNormalize()
@@ -744,8 +889,10 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Input() | Embed() | ForeignDecoder():
+        case Input() | Embed() | EmbedAudio() | LookUp() | ForeignDecoder():
             return ()
+        case Multiply():
+            return (op.x,)
         case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
         case Linear():
@@ -760,14 +907,16 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.x, op.y
         case Keep():
             return op.x, op.y.value  # its other columns are kept
-        case Scale():
+        case Scale() | NormalizeGroups():
             return (op.x.value,)
-        case AllReduce():
+        case AllReduce() | InsertMedia() | AddMedia():
             return (op.x,)
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
         case Route():
             return (op.logits,)
+        case ScaleRoutes():
+            return op.chosen, op.weights
         case ExpertLinear():
             return op.x, op.chosen, *(() if op.weights is None else (op.weights,))
         case Combine():
@@ -792,7 +941,9 @@ def values_read(op: Op) -> tuple[Value, ...]:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Input() | Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+        case Input() | Embed() | EmbedAudio() | LookUp():
+            return (op.y,)
+        case Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
         case Keep():
             return (op.y.value,)
@@ -804,9 +955,9 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q, op.y
         case ForeignDecoder():
             return (op.y,)
-        case Add() | AllReduce() | NormalizeParts():
+        case Add() | Multiply() | AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
             return (op.x,)
-        case Scale():
+        case Scale() | NormalizeGroups():
             return (op.x.value,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)
@@ -814,6 +965,8 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return ()
         case Route():
             return op.chosen, op.weights
+        case ScaleRoutes():
+            return (op.weights,)
         case AddNormalize():
             return op.x, op.y
         case Quantized():

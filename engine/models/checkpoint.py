@@ -34,7 +34,7 @@ from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
-from engine.models.text_only import text_architecture, text_config, text_decoder
+from engine.models.text_only import has_prefix_attention, text_architecture, text_config, text_decoder
 from engine.models.values import check_values
 
 INDEX = "model.safetensors.index.json"
@@ -61,6 +61,7 @@ class Checkpoint:
     modules: Modules | None = None  # sentence-transformers modules of a pooling model
     begin_ids: tuple[int, ...] = ()  # tokens that a reply of an encoder-decoder begins with by default
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that are served with it
+    adapter_slots: tuple[int, int] | None = None  # (number, largest rank) of slots for LoRA adapters, if they move
     assumed: tuple[str, ...] = ()  # assumptions of a plan for a folder without weights, one statement each
 
 
@@ -81,6 +82,11 @@ def read_checkpoint(
     place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
     written = _read_config(folder, blocks)
     media = "" if task.text_only or blocks is not None else media_architecture(written)
+    if task.text_only and has_prefix_attention(written):
+        raise TaskError(
+            f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, which "
+            "is supported only together with images; leave the key out"
+        )
     config = normalised(_text_config(written, folder) if task.text_only or media else written)
     generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, written, trust_remote_code)
@@ -117,6 +123,8 @@ def read_checkpoint(
         tensors |= modules.tensors()
     if model.head is not None and model.head.added and tensors and model.head.added not in tensors:
         model = replace(model, head=replace(model.head, added=""))
+    if model.head is not None and model.head.tied_unless_stored and tensors:
+        model = replace(model, head=replace(model.head, tied=f"{model.head.name}.weight" not in tensors))
     return Checkpoint(
         path=folder,
         architecture=architecture,

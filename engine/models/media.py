@@ -74,6 +74,16 @@ def projector_tensors(projector: Projector) -> dict[str, StoredTensor]:
     return found
 
 
+def unlowered_tensors(media: Media) -> tuple[str, ...]:
+    """Return the names of the tensors that are not weights of the tower's programs."""
+    tower, tiles = media.tower, media.tiles
+    patches = join(tower.root, tower.patches.source)
+    found = [f"{patches}.weight", *([f"{patches}.bias"] if tower.patches.bias else [])]
+    found += [] if tower.positions is None else [join(tower.root, tower.positions.name)]
+    found += [join(tower.root, tower.class_token)] if tower.class_token else []
+    return (*found, *(() if tiles is None else (tiles.newline,)))
+
+
 def media_sources(media: Media) -> Shapes:
     """Return every tensor that a checkpoint must have for the tower and the projectors: name and shape."""
     found: Shapes = {}

@@ -20,6 +20,7 @@ class Rows:
     groups: int = 1  # the units are in this many equal runs of consecutive rows
     stride: int = 0  # rows of the tensor from the start of a run to that of the next
     step: int = 1  # rows of the tensor from one row to the next (2: the rows of two projections alternate)
+    has_bias: bool = True  # False: in a projection with a bias, that of these rows is 0 and not stored (Whisper's keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class RMSNorm:
     weight: bool = True  # False: w is 1 (Llama 4)
     offset: float = 0.0  # 1: the checkpoint stores w - 1 (Gemma)
     name: str = ""
+    last: str = "weight"  # last component of the tensor's name; "": the tensor is `name` itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,15 @@ class NoRotation:
     """All frequencies are 0: the layer has no positions, but the shape of one that has (Kimi Linear)."""
 
 
-Scaling = NoRotation | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+@dataclass(frozen=True, kw_only=True)
+class ProportionalScaling:
+    """Only the first `pairs` frequencies are used, divided by `factor`; all others are 0 (Gemma 4)."""
+
+    pairs: int
+    factor: float = 1.0
+
+
+Scaling = NoRotation | ProportionalScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +164,27 @@ class Alibi:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RelativeBias:
+    """Learned bias of each head for the distance d = position of the key - position of the query, added to the scores
+    (T5, arXiv:1910.10683, section 2.1). Distances share `buckets` biases.
+
+    Bidirectional attention uses half of the buckets for d ≤ 0, the other half for d > 0. Causal attention uses all of
+    them for d ≤ 0. Of n buckets of a direction, the first n // 2 are for single distances |d| = 0, 1, …; the others are
+    for ranges that grow by a constant factor up to `max_distance`. Larger distances are in the last one.
+    """
+
+    buckets: int
+    max_distance: int
+    bidirectional: bool
+    source: str  # name of the layer in the checkpoint, [buckets, heads]; several attentions may share it
+
+    @property
+    def exact(self) -> int:
+        """Number of buckets of a direction that are for a single distance."""
+        return self.buckets // (4 if self.bidirectional else 2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueryScale:
     """Factor of the queries at position p: 1 + scale · log(1 + floor((p + offset) / length))."""
 
@@ -181,6 +212,7 @@ class Attention:
     scale: float | None = None  # None: head_dim ** -0.5
     query_scale: QueryScale | None = None  # of causal self-attention
     bias: tuple[bool, bool] = (False, False)  # of qkv, of o
+    key_bias: bool = True  # with a bias of qkv: the keys have one
     qk_norm: RMSNorm | LayerNorm | None = None  # its size is head_dim for every span
     qk_norm_span: Literal["head", "own", "all"] = "head"
     window: int | None = None  # a position attends to itself and window - 1 positions before it (and after, not causal)
@@ -195,6 +227,7 @@ class Attention:
     input, which that self-attention does not read."""
     sinks: bool = False  # each head has a learned additional logit in its softmax, without a value (gpt-oss)
     alibi: Alibi | None = None  # of causal self-attention
+    relative: RelativeBias | None = None  # of self-attention without ALiBi
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
     groups: int = 1
     """If q, k and v are one tensor: its rows are in this many groups, each with an equal number of heads of q, then of
@@ -203,6 +236,10 @@ class Attention:
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     qk_norm_last: bool = False
     qk_norm_listed: bool = False  # `own` weights are one tensor for each head, with its number after the name
+    v_norm: RMSNorm | None = None  # of each head's values, without a weight
+    shared_kv: bool = False
+    """There is no projection to keys and values: the layer reads the pages of the last layer before it that has such
+    projections and the same window (Gemma 3n)."""
     gated: bool = False
     """The output of each head is multiplied by sigmoid(its gate). The projection to q has the query of each head,
     followed by its gate (Qwen3-Next), unless `gate_source` names a projection to the gates."""
@@ -311,7 +348,9 @@ class Experts:
 
     Expert e is an MLP with tensors under `experts`.e: act(gate x) · up x, or with `limit` and `up_offset`
     act(min(gate x, limit)) · (clamp(up x, -limit, limit) + up_offset). The router is a separate projection, which is
-    never quantized. `stacked` declares the tensors of a checkpoint that has all experts in one tensor.
+    never quantized. With `router_norm`, its input is the norm of the residual stream instead of the experts' input, and
+    its logits are multiplied by `logits_scale`. w_e is also multiplied by the number of the expert under
+    `expert_scales`, if there is one. `stacked` declares the tensors of a checkpoint that has all experts in one tensor.
     """
 
     hidden: int
@@ -326,6 +365,9 @@ class Experts:
     bias: bool = False  # of the experts' projections
     router: str = "gate"
     router_bias: bool = False
+    router_norm: RMSNorm | None = None
+    logits_scale: float = 1.0
+    expert_scales: str = ""  # name of a number for each expert
     correction: str = ""  # name of a number for each expert
     correction_is_row: bool = False  # stored as [1, num_experts] (ERNIE)
     groups: int = 1
@@ -458,9 +500,23 @@ class ShortConv:
     name: str = "conv"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerInput:
+    """up(act(gate x) · input of the layer), where the input is the layer's part of `LayerInputs`. Every rank has both
+    matrices."""
+
+    hidden: int
+    width: int  # of the input
+    layer: int
+    act: str
+    gate: str = "per_layer_input_gate"
+    up: str = "per_layer_projection"
+    name: str = ""
+
+
 Recurrent = DeltaNet | KimiDelta | Mamba | Mamba2 | ShortConv
 SelfAttention = Attention | LatentAttention
-Body = SelfAttention | MLP | Experts | Recurrent
+Body = SelfAttention | MLP | Experts | Recurrent | LayerInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -470,17 +526,19 @@ class Parallel:
     bodies: tuple[Body, ...]
     scales: tuple[float, ...] = ()  # factor of each body's output, greater than 0; empty: all are 1
     norms: tuple[Norm, ...] = ()  # norm of the input of each body, in place of the block's `before` (GPT-NeoX)
+    after: tuple[Norm, ...] = ()  # norm of the output of each body, before they are added (Gemma 4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualBlock:
-    """x = last(x + scale · after(body(before(x))))."""
+    """x = last(x + scale · after(body(before(x)))), or with `multiplier` its product with that number."""
 
     body: Body | Parallel
     before: Norm | None = None
     after: Norm | None = None
     scale: float = 1.0
     last: Norm | None = None
+    multiplier: str = ""  # name of a tensor with a single number
 
 
 Block = tuple[ResidualBlock, ...]
@@ -512,6 +570,43 @@ class Embedding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerInputs:
+    """A vector of each token for each layer (per-layer embeddings): factor · (norm(W x) + scale · row of the token),
+    where x is the token's embedding, and the norm is over the vector of each layer. A row has the vectors of all
+    layers. Every rank has both matrices."""
+
+    vocab: int
+    layers: int
+    width: int  # of the vector of a layer
+    scale: float
+    factor: float
+    norm: RMSNorm
+    table: str = "embed_tokens_per_layer"
+    projection: str = "per_layer_model_projection"  # W
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioEmbedding:
+    """Embedding of a log-mel spectrogram [mels, 2 · positions]: x = gelu(conv2(gelu(conv1(spectrogram)))) + row of the
+    position. Both convolutions have a width of 3; the second has a stride of 2."""
+
+    mels: int
+    hidden: int
+    positions: int
+    convolutions: tuple[str, str] = ("conv1", "conv2")
+    table: str = "embed_positions"
+    name: str = ""  # prefix of the names
+
+    @property
+    def frames(self) -> int:
+        return 2 * self.positions
+
+    @property
+    def norm(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Head:
     """Logits = softcap(scale · (h W^T + b))."""
 
@@ -521,6 +616,7 @@ class Head:
     bias: bool = False  # b is the bias of the layer `name`
     unit_rows: bool = False  # the rows of W are divided by their lengths (Baichuan 2)
     added: str = ""  # name of b if it is a separate tensor [1, vocab], which a checkpoint may lack
+    tied_unless_stored: bool = False  # `tied` is false if and only if the checkpoint has a tensor of the head (T5)
     name: str = "lm_head"
 
 
@@ -579,9 +675,10 @@ class Pooler:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """Encoder of an encoder-decoder model. Its token embedding is the decoder's."""
+    """Encoder of an encoder-decoder model. Its token embedding is the decoder's. An encoder of audio reads whole windows
+    of `max_encoder_input` positions."""
 
-    embed: Embedding
+    embed: Embedding | AudioEmbedding
     blocks: tuple[Block, ...]
     norm: Norm | None
     max_encoder_input: int  # in tokens
@@ -821,16 +918,30 @@ class Model:
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
     foreign: Foreign | None = None
     media: Media | None = None  # tower and projectors of images and videos
+    layer_inputs: LayerInputs | None = None
 
     @property
     def max_encoder_input(self) -> int:
         """Maximum encoder input in tokens; 0 without an encoder."""
         return 0 if self.encoder is None else self.encoder.max_encoder_input
 
+    @property
+    def audio(self) -> AudioEmbedding | None:
+        """The embedding of a speech model's spectrograms; None for other models."""
+        embed = None if self.encoder is None else self.encoder.embed
+        return embed if isinstance(embed, AudioEmbedding) else None
+
 
 def attentions(model: Model) -> tuple[SelfAttention, ...]:
     """Return the self-attention part of each layer that has one, in order."""
     return tuple(body for body in all_bodies(model) if is_self_attention(body))
+
+
+def cached_attentions(model: Model) -> tuple[SelfAttention, ...]:
+    """Return the attention parts that write keys and values, or latents, to pages, in order."""
+    return tuple(
+        part for part in attentions(model) if part.causal and not (isinstance(part, Attention) and part.shared_kv)
+    )
 
 
 def is_self_attention(body: Body) -> TypeGuard[SelfAttention]:
@@ -853,9 +964,16 @@ def body_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
     return branch.body.norms if isinstance(branch.body, Parallel) else ()
 
 
+def output_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
+    """Return the norm of the output of each body of a residual block; empty if there are none."""
+    return branch.body.after if isinstance(branch.body, Parallel) else ()
+
+
 def block_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
     """Return all norms of the hidden states in a residual block."""
-    return tuple(norm for norm in (branch.before, *body_norms(branch), branch.after, branch.last) if norm is not None)
+    routers = (body.router_norm for body in bodies(branch) if isinstance(body, Experts))
+    around = branch.before, *body_norms(branch), *output_norms(branch), branch.after, branch.last
+    return tuple(norm for norm in (*around, *routers) if norm is not None)
 
 
 def all_bodies(model: Model) -> tuple[Body, ...]:

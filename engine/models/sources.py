@@ -12,6 +12,7 @@ from engine.models.parts import (
     MLP,
     XIELU,
     Attention,
+    AudioEmbedding,
     Block,
     Body,
     DeltaNet,
@@ -20,6 +21,8 @@ from engine.models.parts import (
     Experts,
     KimiDelta,
     LatentAttention,
+    LayerInput,
+    LayerInputs,
     LayerNorm,
     Linear,
     Mamba,
@@ -118,7 +121,13 @@ def latent_norms(part: LatentAttention) -> tuple[RMSNorm, ...]:
 
 def _qkv_rows(part: Attention) -> tuple[Rows, ...]:
     names, heads = part.sources, (part.heads, part.kv_heads, part.kv_heads)
+    if part.shared_kv:
+        return (Rows(source=names[0], units=part.heads, width=part.head_dim),)
     rows = [Rows(source=name, units=units, width=part.head_dim) for name, units in zip(names, heads, strict=False)]
+    if not part.key_bias:
+        rows[1] = replace(rows[1], has_bias=False)
+    if names[1] == names[2] != names[0]:
+        return tuple(rows)  # the values are the keys before their norm (Gemma 4)
     if part.groups == 1 and part.order == "qkv":
         return packed(*rows)
     sizes = [units * part.head_dim // part.groups for units in heads]  # rows of q, k and v in a group
@@ -142,6 +151,20 @@ def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
     up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
     return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=part.bias)
+
+
+def layer_input_linears(part: LayerInput) -> tuple[Linear, Linear]:
+    """Return the projection to the gate, and the one of the gated input."""
+    gate, up = Rows(source=part.gate, units=part.width), Rows(source=part.up, units=part.hidden)
+    return (
+        Linear(rows=(gate,), inputs=part.hidden, split=None),
+        Linear(rows=(up,), inputs=part.width, split=None),
+    )
+
+
+def layer_inputs_linear(part: LayerInputs, hidden: int) -> Linear:
+    rows = Rows(source=part.projection, units=part.layers, width=part.width)
+    return Linear(rows=(rows,), inputs=hidden, split=None)
 
 
 def router_linear(part: Experts) -> Linear:
@@ -311,7 +334,8 @@ def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
     if part.qk_norm is None:
         return ()
     found = []
-    for name, heads in zip(part.qk_norm_names, (part.heads, part.kv_heads), strict=True):
+    sizes = (part.heads,) if part.shared_kv else (part.heads, part.kv_heads)
+    for name, heads in zip(part.qk_norm_names, sizes, strict=False):
         shapes = {"head": (part.head_dim,), "own": (heads, part.head_dim), "all": (heads * part.head_dim,)}
         found.append((replace(part.qk_norm, name=name), shapes[part.qk_norm_span]))
     return tuple(found)
@@ -335,7 +359,8 @@ def linear_sources(part: Linear, path: str) -> Shapes:
         height[piece.source] = max(height[piece.source], end)
     found: Shapes = {f"{join(path, name)}.weight": (rows, part.inputs) for name, rows in height.items()}
     if part.bias:
-        found |= {f"{join(path, name)}.bias": (rows,) for name, rows in height.items()}
+        without = {piece.source for piece in part.rows if not piece.has_bias}
+        found |= {f"{join(path, name)}.bias": (rows,) for name, rows in height.items() if name not in without}
     return found
 
 
@@ -343,7 +368,7 @@ def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
     name = join(path, norm.name)
     match norm:
         case RMSNorm(weight=weight):
-            return {f"{name}.weight": shape} if weight else {}
+            return {join(name, norm.last): shape} if weight else {}
         case LayerNorm(weight=weight, bias=bias):
             present = [suffix for suffix, has in (("weight", weight), ("bias", bias)) if has]
             return {f"{name}.{suffix}": shape for suffix in present}
@@ -355,14 +380,21 @@ def sources(model: Model) -> Shapes:
         return {}  # transformers knows them
     found = _embedding_sources(model.embed, model.root)
     if model.encoder is not None:
-        found |= _embedding_sources(model.encoder.embed, model.root)
+        embed = model.encoder.embed
+        if isinstance(embed, AudioEmbedding):
+            found |= audio_sources(embed, model.root)
+        else:
+            found |= _embedding_sources(embed, model.root)
         if model.encoder.norm is not None:
             found |= norm_sources(model.encoder.norm, model.root, (model.encoder.norm.size,))
     for path, block in placed_blocks(model):
         for branch in block:
             found |= branch_sources(branch, path)
+            found |= _bias_sources(branch, model.root)
     if model.norm is not None:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
+    if model.layer_inputs is not None:
+        found |= _layer_inputs_sources(model.layer_inputs, model)
     if model.head is not None and not model.head.tied:
         found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.hidden)
     if model.head is not None and model.head.bias:
@@ -370,6 +402,12 @@ def sources(model: Model) -> Shapes:
     if model.head is not None and model.head.added:
         found[model.head.added] = (1, model.embed.vocab)
     return found | _pooler_sources(model)
+
+
+def _layer_inputs_sources(part: LayerInputs, model: Model) -> Shapes:
+    found: Shapes = {f"{join(model.root, part.table)}.weight": (part.vocab, part.layers * part.width)}
+    found |= linear_sources(layer_inputs_linear(part, model.embed.hidden), model.root)
+    return found | norm_sources(part.norm, model.root, (part.norm.size,))
 
 
 def placed_blocks(model: Model) -> Iterator[tuple[str, Block]]:
@@ -391,6 +429,14 @@ def _embedding_sources(embed: Embedding, root: str) -> Shapes:
     return found
 
 
+def audio_sources(embed: AudioEmbedding, root: str) -> Shapes:
+    path, found = join(root, embed.name), Shapes()
+    for name, inputs in zip(embed.convolutions, (embed.mels, embed.hidden), strict=True):
+        found[join(path, name, "weight")] = (embed.hidden, inputs, 3)
+        found[join(path, name, "bias")] = (embed.hidden,)
+    return found | {join(path, embed.table, "weight"): (embed.positions, embed.hidden)}
+
+
 def _pooler_sources(model: Model) -> Shapes:
     found: Shapes = {}
     for stage in () if model.pooler is None else model.pooler.stages:
@@ -407,9 +453,8 @@ def _pooler_sources(model: Model) -> Shapes:
 def linear_paths(model: Model) -> tuple[str, ...]:
     """Return the checkpoint paths of the projections: each source of a fused one, and the head if it is not tied."""
     found: dict[str, None] = {}
-    for path, body in _placed_bodies(model):
-        for inside, linear in _linears(body, path):
-            found |= dict.fromkeys(join(inside, piece.source) for piece in linear.rows)
+    for inside, linear in projections(model):
+        found |= dict.fromkeys(join(inside, piece.source) for piece in linear.rows)
     return (*found, *([] if model.head is None or model.head.tied else [model.head.name]))
 
 
@@ -483,9 +528,8 @@ def expansions(model: Model) -> frozenset[str]:
 def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
     """Return the paths of the sources of each fused matrix; a tied head's source is the embedding."""
     found: dict[tuple[str, ...], None] = {}
-    for path, body in _placed_bodies(model):
-        for inside, linear in _linears(body, path):
-            found[tuple(dict.fromkeys(join(inside, piece.source) for piece in linear.rows))] = None
+    for inside, linear in projections(model):
+        found[tuple(dict.fromkeys(join(inside, piece.source) for piece in linear.rows))] = None
     if model.head is None:
         return tuple(found)
     head = join(model.root, model.embed.name) if model.head.tied else model.head.name
@@ -494,6 +538,8 @@ def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
 
 def projections(model: Model) -> Iterator[tuple[str, Linear]]:
     """Yield every projection except the head, with the path of its sources."""
+    if model.layer_inputs is not None:
+        yield model.root, layer_inputs_linear(model.layer_inputs, model.embed.hidden)
     for path, body in _placed_bodies(model):
         yield from _linears(body, path)
 
@@ -516,6 +562,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in (*query_linears(body), *latent_linears(body)))
         case MLP():
             yield from ((inside, linear) for linear in mlp_linears(body))
+        case LayerInput():
+            yield from ((inside, linear) for linear in layer_input_linears(body))
         case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
             yield from ((inside, linear) for linear in recurrent_linears(body))
         case Experts():
@@ -529,6 +577,8 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
     found: Shapes = {}
     for norm in block_norms(branch):
         found |= norm_sources(norm, path, (norm.size,))
+    if branch.multiplier:
+        found[join(path, branch.multiplier)] = (1,)
     for body in bodies(branch):
         if isinstance(body, Attention):
             for norm, shape in qk_norms(body):
@@ -548,6 +598,8 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
         if isinstance(body, Experts) and body.correction:
             shape = (1, body.num_experts) if body.correction_is_row else (body.num_experts,)
             found[join(path, body.name, body.correction)] = shape
+        if isinstance(body, Experts) and body.expert_scales:
+            found[join(path, body.name, body.expert_scales)] = (body.num_experts,)
         if isinstance(body, Recurrent):
             for parameter in parameters(body).values():
                 height: Counter[str] = Counter()
@@ -559,6 +611,12 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             for name, shape in linear_sources(linear, inside).items():
                 found[name] = max(shape, found.get(name, shape))
     return found
+
+
+def _bias_sources(branch: ResidualBlock, root: str) -> Shapes:
+    """Return the tables of relative biases."""
+    relative = [(body.relative, body.heads) for body in bodies(branch) if isinstance(body, Attention)]
+    return {f"{join(root, one.source)}.weight": (one.buckets, heads) for one, heads in relative if one is not None}
 
 
 def harmless(model: Model, name: str) -> bool:
