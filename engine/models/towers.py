@@ -227,10 +227,9 @@ def tower_of(config: Mapping[str, Any], layers: Sequence[int], default: str, **d
     return BY_TYPE[name](config, layers, **(defaults if name == default else {}))
 
 
-def text_sections(config: Mapping[str, Any], default: tuple[int, int, int]) -> tuple[int, ...]:
+def text_sections(config: Mapping[str, Any], default: tuple[int, ...]) -> tuple[int, ...]:
     """Return the numbers of pairs of a head that the text model rotates by time, height and width."""
-    c = Config.of(config)
-    sections: tuple[int, ...] = default
+    c, sections = Config.of(config), default
     for key in ("rope_parameters", "rope_scaling"):
         settings = c.values.get(key)
         if isinstance(settings, dict) and settings.get("mrope_section") is not None:

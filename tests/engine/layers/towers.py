@@ -122,6 +122,17 @@ def gemma3(tokens: int = 4) -> Case:
     return Case(make, lambda: images(*[(1, 3, 20, 20)] * 3), one_by_one)
 
 
+def pixtral() -> Case:
+    """The architecture of LLaVA with the tower of Mistral 3."""
+    made = llava(
+        transformers.PixtralVisionConfig(**EYES | {"image_size": 40}),
+        transformers.MistralConfig(**TEXT, sliding_window=None),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return replace(made, items=lambda: sized((16, 24), (40, 8), (20, 20), padded=40))
+
+
 def paligemma() -> Case:
     def make() -> Any:
         text = transformers.GemmaConfig(**TEXT)
@@ -311,6 +322,7 @@ def as_kimi_vl(path: Path) -> None:
 CASES = {
     "llava": llava(),
     "llava-layers": llava(vision_feature_layer=[-3, 2, -1], vision_feature_select_strategy="full"),
+    "pixtral": pixtral(),
     "qwen2-vl": qwen("Qwen2VL", {**QWEN, "embed_dim": 16, "hidden_size": 24}, **SECTIONS),
     "gemma3": gemma3(),
     "qwen2.5-vl": qwen("Qwen2_5_VL", {**QWEN_EYES, "window_size": 16, "fullatt_block_indexes": [1]}, **SECTIONS),
