@@ -1,6 +1,7 @@
 """A runnable tower: tensors of images and videos in, embeddings for the text model out."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,9 +27,10 @@ class TowerModel:
     newline: Tensor | None = None  # [hidden of the text model]
 
     def __init__(self, media: Media, world: World, target: Target) -> None:
-        """target: where and how the weights are kept. Raises ConfigError if the world's ranks cannot divide the
-        heads."""
-        self.media, self.target, self._world = media, target, world
+        """target: where the weights are kept; they are not quantized. Raises ConfigError if the world's ranks cannot
+        divide the heads."""
+        target = replace(target, bits="stored", known=None)
+        self.media, self.target = media, target
         self.program = lower_tower(media, world.size)
         self.tensors = media_tensors(media)
         self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
@@ -43,7 +45,6 @@ class TowerModel:
     def load(self, read: Read) -> None:
         """Load every weight. read: returns a tensor of the checkpoint by its name."""
         tower = self.media.tower
-        patches = join(tower.root, tower.patches.source, "weight")  # of a convolution
 
         def stored(name: str) -> Tensor:
             found = self.tensors[name]
@@ -53,7 +54,7 @@ class TowerModel:
                 tensor = tensor.float() * (factors if tensor.ndim == 1 else factors.unsqueeze(1))
             if found.transposed:
                 return tensor.T
-            return tensor.flatten(1) if name == patches else tensor
+            return tensor.flatten(1) if tensor.ndim > 2 else tensor  # of a convolution
 
         def kept(name: str) -> Tensor:
             return stored(name).to(self.target.device, self.target.dtype, copy=True)

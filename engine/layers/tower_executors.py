@@ -34,6 +34,8 @@ NO_ROWS = Rows()
 
 
 class Executor(Protocol):
+    weights: LoadedWeights
+
     def load(self, read: Read) -> None: ...
 
     def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:

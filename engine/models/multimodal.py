@@ -8,27 +8,39 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.models import gemma_media, idefics3, internvl, llama4_media, llava, llava_next, mistral3, qwen_vl
+from engine.models import (
+    gemma_media,
+    glm4v,
+    idefics3,
+    internvl,
+    kimi_vl,
+    llama4_media,
+    llava,
+    llava_next,
+    mistral3,
+    qwen_vl,
+)
 from engine.models.media import Media, Projector, projector_tensors
 from engine.models.parts import Model
 from engine.models.sources import join
 from engine.models.text_only import text_decoder
 
 DeclareMedia = Callable[[Mapping[str, Any], int], Media]
-FAMILIES = (gemma_media, idefics3, internvl, llama4_media, llava, llava_next, mistral3, qwen_vl)
+FAMILIES = (*(gemma_media, glm4v, idefics3, internvl, kimi_vl, llama4_media, llava, llava_next, mistral3, qwen_vl),)
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 
 def media_architecture(config: Mapping[str, Any]) -> str:
     """Return the architecture in a config.json if it is multimodal, else ""."""
     names = config.get("architectures")
-    known = [name for name in names if name in ARCHITECTURES] if isinstance(names, list) else []
-    return known[0] if known else ""
+    listed = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return next((name for name in listed if name in ARCHITECTURES), "")
 
 
 def with_media(model: Model, config: Mapping[str, Any]) -> Model:
     """Return the declaration of the decoder with its tower and projectors."""
-    return replace(model, media=ARCHITECTURES[media_architecture(config)](config, model.embed.hidden))
+    name = media_architecture(config)
+    return replace(model, media=ARCHITECTURES[name]({**config, "architectures": [name]}, model.embed.hidden))
 
 
 def placed(model: Model, names: Mapping[str, object]) -> Model:
