@@ -8,7 +8,7 @@ from kernels.cpu.library import best
 from tests.engine.media_models import FAMILIES, Family, Picture, check, counts, greedy, opened
 
 NAMES = [name for name in FAMILIES if name != "llava"]
-KERNELS = ("torch", best())
+KERNELS = ("torch", best(), "triton")
 
 
 @pytest.fixture(scope="module", params=NAMES)
