@@ -71,7 +71,6 @@ CACHE_SHARE = 0.5  # default KV cache size as a share of free memory
 CACHE_BYTES = 2 << 30  # upper limit of that default, unless one request of full length needs more; pages are zeroed
 
 
-
 @dataclass(frozen=True)
 class MediaPrompt:
     """A prompt with images or videos, as the model's processor returns it."""

@@ -122,7 +122,9 @@ def snapshot(scheduler: Scheduler) -> SchedulerState:
         dropped=scheduler._dropped,
         sequences=[_sequence_state(sequence) for sequence in sequences],
         in_flight=[
-            PlannedState(plan_without_tensors(planned.plan), [index[id(each)] for each in planned.sequences], planned.constrained)
+            PlannedState(
+                plan_without_tensors(planned.plan), [index[id(each)] for each in planned.sequences], planned.constrained
+            )
             for planned in scheduler._in_flight
         ],
         deadlines=scheduler._deadlines._entries,

@@ -172,9 +172,7 @@ class DeviceRunner:
         if size is not None:
             return self._graphs.replay(size)
         singles, tokens = bool((rows.count == 1).any()), int(rows.count.sum())
-        return self._run(
-            count, tokens, singles=singles, spans=not alone, encoder_inputs=encoder_inputs, media=media
-        )
+        return self._run(count, tokens, singles=singles, spans=not alone, encoder_inputs=encoder_inputs, media=media)
 
     def _decode(self, size: int) -> Outputs:
         """Run a step of this many rows with at most one token each. Return its outputs, in shared buffers if any."""

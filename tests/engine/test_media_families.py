@@ -3,9 +3,8 @@ layers. The towers themselves have tests in tests/engine/layers."""
 
 import pytest
 
-from engine.llm import MediaPrompt
 from kernels.cpu.library import best
-from tests.engine.media_models import FAMILIES, Family, Picture, check, counts, greedy, opened
+from tests.engine.media_models import FAMILIES, check, greedy, opened
 
 NAMES = [name for name in FAMILIES if name != "llava"]
 KERNELS = ("torch", best(), "triton")
