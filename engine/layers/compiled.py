@@ -40,7 +40,9 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    Input,
     InsertMedia,
+    Keep,
     Linear,
     Normalize,
     NormalizeParts,
@@ -113,135 +115,39 @@ class TorchOp:
     media: bool = False  # only steps with media need it
 
 
-class CompiledModel:
+class CompiledOps:
+    """Operations as structures for the compiled kernels, which point to shared buffers."""
+
+    vocabulary: Vocabulary | None = None
+    sums = False  # torch adds the rows of tokens, positions and segments
+    states: LayerStates = ()  # of the last step; operations point to them
+    media: MediaRows | None = None  # of the running step
+
     def __init__(
         self,
         program: Program,
         weights: LoadedWeights,
-        vocabulary: Vocabulary,
-        layout: Layout,
+        kv_layers: Sequence[KVLayer],
         team: Team,
         collective: ShmCollective | None = None,
         adapters: LoadedAdapters = NO_ADAPTERS,
     ) -> None:
         """collective: shared memory of the ranks, if there are several."""
-        self.collective, self.team, self.adapters = collective, team, adapters
-        self.program, self.weights, self.vocabulary = program, weights, vocabulary
-        self.ops, self._kv_layers = compiled_ops(program), kv_layers(layout)
-        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
+        self.program, self.weights, self._kv_layers = program, weights, kv_layers
+        self.team, self.collective, self.adapters = team, collective, adapters
+        self.ops = compiled_ops(program)
         widths = buffer_widths(self.ops)
         self.buffers = Buffers(widths | {LOW_RANK: adapters.columns} if adapters.columns else widths)
-        # torch adds the rows of positions and segments, which are small tables.
-        self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
         self.whole = _bidirectional_kv(self.ops)
-        self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
-        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
-        self.media: MediaRows | None = None  # of the running step
-        self.states: LayerStates = ()  # of the last step; operations point to them
-        self._fit(MIN_TOKENS)
 
-    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
-        """Implement `TextModel.forward`."""
-        if batch.tokens > self.tokens or states is not self.states:
-            self.states = states
-            self._fit(max(batch.tokens, 2 * self.tokens) if batch.tokens > self.tokens else self.tokens)
-        tables, slot_mapping = batch.tables, batch.slot_mapping
-        if self.whole is not None:
-            tables, slot_mapping, pages = self.whole.placed(batch)
-        if self.sums:
-            embed = self.ops[0]
-            assert isinstance(embed, Embed), "a program begins with its embedding"
-            rows = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
-            self.buffers[embed.y][: batch.tokens] = rows
-        self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
-        data = StepData(
-            batch.tokens,
-            ids=batch.ids,
-            first=torch.tensor(batch.first),
-            count=torch.tensor(batch.count),
-            slots=batch.slots,
-            adapters=batch.adapters,
-            spans=batch.spans,
-            angles=[rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations],
-            tables=tables,
-            slot_mapping=slot_mapping,
-            pages=pages,
-        )
-        for part in self.regions if self.media is None else self.media_regions:
-            if isinstance(part, CompiledProgram):
-                self.team.run(part, data)
-            else:
-                part.compute(batch.tokens)
-        return self.buffers[self.program.out][: batch.tokens]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Implement `TextModel.logits`. The result is valid until the next call."""
-        hidden = hidden.contiguous()
-        if len(hidden) > len(self.logit_rows):
-            # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
-            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
-        y = self.logit_rows[: len(hidden)]
-        head = self.vocabulary.head
-        assert isinstance(head, Packed), "a pooling model has no logits"
-        if self.collective is not None:
-            own = torch.empty(len(hidden), head.outputs)
-            self.team.run(
-                CompiledProgram([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)),
-                StepData(len(hidden)),
-            )
-            return self._gather_logits(own, y, self.collective)
-        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
-        self.team.run(CompiledProgram(ops, (hidden, y)), StepData(len(hidden)))
-        return y
-
-    def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
-        """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
-        rows = max(1, collective.floats // self.vocabulary.most)
-        for part, whole in zip(own.split(rows), y.split(rows), strict=True):
-            ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
-            self.team.run(CompiledProgram(ops, (part, whole)), StepData(len(part)))
-        return y
-
-    def _caps(self, y: Tensor) -> list[cpu.Op]:
-        part = self.vocabulary.out
-        assert part is not None, "only models with a head have logits"
-        if part.scale == 1.0 and part.softcap is None:
-            return []
-        cap = part.softcap or 0.0
-        return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
-
-    def reserve(self, tokens: int, rows: int) -> None:
-        """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
-        self._fit(max(tokens, self.tokens))
-        if self.vocabulary.head is not None:
-            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
-        if self.whole is not None:
-            self.whole.reserve(tokens, rows)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Size of the buffers of a step, without logits."""
-        return sum(room.nbytes for room in self.buffers.tensors.values()) + (self.whole.nbytes if self.whole else 0)
-
-    def _fit(self, tokens: int) -> None:
-        """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
-        first."""
-        self.tokens = tokens
-        self.regions: list[CompiledProgram | TorchOp] = []
-        self.media_regions: list[CompiledProgram | TorchOp] = []  # of a step with media
-        self.buffers.make(tokens)
-        if self.is_recurrent and not self.states:
-            return  # the first step brings the states
-        ops = [made for op in self.ops for made in self._compiled(op)]
-        kept = tuple(self.buffers.tensors.values())
-        without_media = [op for op in ops if not (isinstance(op, TorchOp) and op.media)]
-        self.regions = _regions(without_media, kept)
-        self.media_regions = self.regions if len(without_media) == len(ops) else _regions(ops, kept)
-
-    def _compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
+    def compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
         """Yield the structures of an operation."""
         values, weights = self.buffers, self.weights
         match op:
+            case Input():
+                pass
+            case Keep():
+                yield _torch_keep(values[op.x], self._columns(op.y))
             case Embed():
                 if not self.sums:
                     yield self._embed(values[op.y])
@@ -452,6 +358,7 @@ class CompiledModel:
         return self.buffers[columns.value][:, columns.first : columns.first + columns.width]
 
     def _embed(self, x: Tensor) -> cpu.Embed:
+        assert self.vocabulary is not None, "a program with an embedding has a vocabulary"
         table = self.vocabulary.table
         return cpu.Embed(
             table=table.data_ptr(),
@@ -593,6 +500,128 @@ class CompiledModel:
         return KVLayer(0, 0) if layer is None else self._kv_layers[layer]
 
 
+class CompiledModel(CompiledOps):
+    vocabulary: Vocabulary
+
+    def __init__(
+        self,
+        program: Program,
+        weights: LoadedWeights,
+        vocabulary: Vocabulary,
+        layout: Layout,
+        team: Team,
+        collective: ShmCollective | None = None,
+        adapters: LoadedAdapters = NO_ADAPTERS,
+    ) -> None:
+        """collective: shared memory of the ranks, if there are several."""
+        super().__init__(program, weights, kv_layers(layout), team, collective, adapters)
+        self.vocabulary = vocabulary
+        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
+        # torch adds the rows of positions and segments, which are small tables.
+        self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
+        self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
+        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
+        self._fit(MIN_TOKENS)
+
+    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
+        """Implement `TextModel.forward`."""
+        if batch.tokens > self.tokens or states is not self.states:
+            self.states = states
+            self._fit(max(batch.tokens, 2 * self.tokens) if batch.tokens > self.tokens else self.tokens)
+        tables, slot_mapping = batch.tables, batch.slot_mapping
+        if self.whole is not None:
+            tables, slot_mapping, pages = self.whole.placed(torch.tensor(batch.count), batch.positions)
+        if self.sums:
+            embed = self.ops[0]
+            assert isinstance(embed, Embed), "a program begins with its embedding"
+            rows = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
+            self.buffers[embed.y][: batch.tokens] = rows
+        self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
+        data = StepData(
+            batch.tokens,
+            ids=batch.ids,
+            first=torch.tensor(batch.first),
+            count=torch.tensor(batch.count),
+            slots=batch.slots,
+            adapters=batch.adapters,
+            spans=batch.spans,
+            angles=[rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations],
+            tables=tables,
+            slot_mapping=slot_mapping,
+            pages=pages,
+        )
+        for part in self.regions if self.media is None else self.media_regions:
+            if isinstance(part, CompiledProgram):
+                self.team.run(part, data)
+            else:
+                part.compute(batch.tokens)
+        return self.buffers[self.program.out][: batch.tokens]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Implement `TextModel.logits`. The result is valid until the next call."""
+        hidden = hidden.contiguous()
+        if len(hidden) > len(self.logit_rows):
+            # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
+            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
+        y = self.logit_rows[: len(hidden)]
+        head = self.vocabulary.head
+        assert isinstance(head, Packed), "a pooling model has no logits"
+        if self.collective is not None:
+            own = torch.empty(len(hidden), head.outputs)
+            self.team.run(
+                CompiledProgram([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)),
+                StepData(len(hidden)),
+            )
+            return self._gather_logits(own, y, self.collective)
+        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
+        self.team.run(CompiledProgram(ops, (hidden, y)), StepData(len(hidden)))
+        return y
+
+    def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
+        """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
+        rows = max(1, collective.floats // self.vocabulary.most)
+        for part, whole in zip(own.split(rows), y.split(rows), strict=True):
+            ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
+            self.team.run(CompiledProgram(ops, (part, whole)), StepData(len(part)))
+        return y
+
+    def _caps(self, y: Tensor) -> list[cpu.Op]:
+        part = self.vocabulary.out
+        assert part is not None, "only models with a head have logits"
+        if part.scale == 1.0 and part.softcap is None:
+            return []
+        cap = part.softcap or 0.0
+        return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
+
+    def reserve(self, tokens: int, rows: int) -> None:
+        """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
+        self._fit(max(tokens, self.tokens))
+        if self.vocabulary.head is not None:
+            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
+        if self.whole is not None:
+            self.whole.reserve(tokens, rows)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the buffers of a step, without logits."""
+        return sum(room.nbytes for room in self.buffers.tensors.values()) + (self.whole.nbytes if self.whole else 0)
+
+    def _fit(self, tokens: int) -> None:
+        """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
+        first."""
+        self.tokens = tokens
+        self.regions: list[CompiledProgram | TorchOp] = []
+        self.media_regions: list[CompiledProgram | TorchOp] = []  # of a step with media
+        self.buffers.make(tokens)
+        if self.is_recurrent and not self.states:
+            return  # the first step brings the states
+        ops = [made for op in self.ops for made in self.compiled(op)]
+        kept = tuple(self.buffers.tensors.values())
+        without_media = [op for op in ops if not (isinstance(op, TorchOp) and op.media)]
+        self.regions = regions(without_media, kept)
+        self.media_regions = self.regions if len(without_media) == len(ops) else regions(ops, kept)
+
+
 def _heads(x: Tensor, heads: int) -> Tensor:
     """[tokens, heads · dim] → [tokens, heads, dim]."""
     return x.unflatten(1, (heads, -1))
@@ -645,15 +674,15 @@ class BidirectionalKV:
         """Allocate pages for steps of this many tokens and prompts."""
         self.pages = self._made(whole_blocks(tokens, rows))
 
-    def placed(self, batch: Batch) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
-        """Return block tables, write positions and pages of a step."""
-        count = torch.tensor(batch.count)
+    def placed(self, count: Tensor, positions: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
+        """Return block tables, write positions and pages of a step. count: tokens of each row; positions: of the tokens
+        in their rows."""
         blocks = -(-count // WHOLE_BLOCK)
         begin = blocks.cumsum(0) - blocks
         if int(blocks.sum()) > len(self.pages):
             self.pages = self._made(int(blocks.sum()))
         table = begin.unsqueeze(1) + torch.arange(int(blocks.max()))
-        slot_mapping = begin.repeat_interleave(count) * WHOLE_BLOCK + batch.positions
+        slot_mapping = begin.repeat_interleave(count) * WHOLE_BLOCK + positions
         return (table,), (slot_mapping,), self.pages
 
     def _made(self, blocks: int) -> Tensor:
@@ -686,7 +715,7 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     return weights
 
 
-def _regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[CompiledProgram | TorchOp]:
+def regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[CompiledProgram | TorchOp]:
     """Return programs that are as long as possible, with torch operations between them."""
     found: list[CompiledProgram | TorchOp] = []
     for is_torch, group in groupby(ops, lambda op: isinstance(op, TorchOp)):
@@ -774,6 +803,13 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
     def compute(tokens: int) -> None:
         own = logits[:tokens, : op.part.num_experts]
         weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
+
+    return TorchOp(compute)
+
+
+def _torch_keep(x: Tensor, y: Tensor) -> TorchOp:
+    def compute(tokens: int) -> None:
+        y[:tokens] = x[:tokens]
 
     return TorchOp(compute)
 

@@ -7,25 +7,20 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.linear import Read, Target
-from engine.layers.loaded import Loadable, LoadedWeights, unloaded
+from engine.layers.loaded import Loadable
 from engine.layers.patches import Grid, grid_angles, grid_positions, joined, pixel_rows, position_rows, windows
-from engine.layers.reference import Run, execute
-from engine.layers.step import Step
 from engine.layers.tiles import arranged
+from engine.layers.tower_executors import Rows, executor
 from engine.lowering.program import Program
-from engine.lowering.rewrites import last_uses
 from engine.lowering.tower import ProjectorProgram, lower_tower
 from engine.models.media import AveragePool, Media, Merge, media_tensors
 from engine.models.parts import Rope
 from engine.models.sources import join
-from kernels.linear import linear
 
 
 class TowerModel:
     """A tower and its projectors on one rank. Immutable after `load`."""
 
-    weight: Tensor  # of the patches, [hidden, pixels]
-    bias: Tensor | None = None
     positions: Tensor | None = None  # [rows, hidden]
     class_token: Tensor | None = None  # [hidden]
     newline: Tensor | None = None  # [hidden of the text model]
@@ -36,17 +31,18 @@ class TowerModel:
         self.media, self.target, self._world = media, target, world
         self.program = lower_tower(media, world.size)
         self.tensors = media_tensors(media)
-        self._executors = {id(one): TorchExecutor(one, world, target) for one in self.program.programs}
+        self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
 
     @property
     def layers(self) -> Iterator[Loadable]:
         """Yield the loaded layers of all programs."""
-        for executor in self._executors.values():
-            yield from executor.weights.by_name.values()
+        for one in self._executors.values():
+            yield from one.weights.by_name.values()
 
     @torch.inference_mode()
     def load(self, read: Read) -> None:
         """Load every weight. read: returns a tensor of the checkpoint by its name."""
+        tower = self.media.tower
 
         def stored(name: str) -> Tensor:
             found = self.tensors[name]
@@ -54,21 +50,19 @@ class TowerModel:
             if found.scale:
                 factors = read(found.scale).float()
                 tensor = tensor.float() * (factors if tensor.ndim == 1 else factors.unsqueeze(1))
-            return tensor.T if found.transposed else tensor
+            if found.transposed:
+                return tensor.T
+            return tensor.flatten(1) if tensor.ndim > 2 else tensor  # of a convolution
 
         def kept(name: str) -> Tensor:
             return stored(name).to(self.target.device, self.target.dtype, copy=True)
 
-        tower = self.media.tower
-        path = join(tower.root, tower.patches.source)
-        self.weight = kept(f"{path}.weight").flatten(1)
-        self.bias = kept(f"{path}.bias") if tower.patches.bias else None
         if tower.positions is not None:
             self.positions = kept(join(tower.root, tower.positions.name)).view(-1, tower.hidden)
         if tower.class_token:
             self.class_token = kept(join(tower.root, tower.class_token)).flatten()
-        for executor in self._executors.values():
-            executor.load(stored)
+        for one in self._executors.values():
+            one.load(stored)
         if self.media.tiles is not None:
             self.newline = kept(self.media.tiles.newline)
 
@@ -104,7 +98,7 @@ class TowerModel:
     def _features(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Return the features of the patches, [patches, width of the features]."""
         tower, device = self.media.tower, self.target.device
-        x = linear(pixels, self.weight, self.bias)
+        x = self._executors[id(self.program.patches)].run(pixels)
         count = tuple(high * wide for frames, high, wide in grids for _ in range(frames))
         if tower.positions is not None:
             x = x + torch.cat([position_rows(tower.positions, self._patch_table(), one, tower.side) for one in grids])
@@ -122,7 +116,7 @@ class TowerModel:
             order, counts = self._windows(grids)
             x = x[order]
             angles = {rope: (cos[order], sin[order]) for rope, (cos, sin) in angles.items()}
-        features = self._executors[id(self.program.tower)].run(x, count, counts, angles)
+        features = self._executors[id(self.program.tower)].run(x, Rows(count, counts, angles))
         if order is not None:
             features = features[order.argsort()]
         return features if self.class_token is None or tower.keeps_class else self._without_class(features, count)
@@ -179,33 +173,5 @@ class TowerModel:
                     squares, grids = joined(x, grids, side, is_ordered == side)
                     x = squares.mean(1)
                 case Program():
-                    x = self._executors[id(stage)].run(x, (len(x),), (), {})
+                    x = self._executors[id(stage)].run(x)
         return x, grids
-
-
-class TorchExecutor:
-    """Runs a program of a tower with torch."""
-
-    def __init__(self, program: Program, world: World, target: Target) -> None:
-        self.program, self.target, self._world = program, target, world
-        self.weights: LoadedWeights = unloaded(program, None, world)
-        self._unused = last_uses(program.ops, program.out)
-
-    def load(self, read: Read) -> None:
-        for layer in self.weights.by_name.values():
-            layer.load(read, self.target)
-
-    def run(
-        self,
-        x: Tensor,
-        count: tuple[int, ...],
-        windows: tuple[int, ...],
-        angles: dict[Rope, tuple[Tensor, Tensor]],
-    ) -> Tensor:
-        """Return the output for the rows x, which it may overwrite. count, windows: rows that attend to each other."""
-        none = x.new_empty(0)
-        step = Step(none, (), (), angles, count, windows=windows)
-        run = Run(self.weights, self._world, (), self.target.dtype, step, none, none)
-        run[self.program.given] = x
-        execute(self.program.ops, run, self._unused)
-        return run[self.program.out]

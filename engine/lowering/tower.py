@@ -19,7 +19,7 @@ from engine.lowering.program import (
     Program,
     Value,
 )
-from engine.models.media import AveragePool, Media, Merge, Project, Projector, Step, Tower, block_path
+from engine.models.media import Activate, AveragePool, Media, Merge, Project, Projector, Step, Tower, block_path
 from engine.models.parts import MLP
 from engine.models.sources import join
 
@@ -37,21 +37,31 @@ class ProjectorProgram:
 
 @dataclass(frozen=True)
 class TowerProgram:
+    patches: Program  # pixels of patches in, embedded patches out
     tower: Program  # embedded patches in, features out
     projectors: tuple[ProjectorProgram, ...]
 
     @property
     def programs(self) -> tuple[Program, ...]:
         """Return all programs, in the order of loading."""
-        return (self.tower, *(one for of in self.projectors for one in of.stages if isinstance(one, Program)))
+        return (
+            self.patches,
+            self.tower,
+            *(one for of in self.projectors for one in of.stages if isinstance(one, Program)),
+        )
 
 
 @lru_cache(maxsize=4)
 def lower_tower(media: Media, ranks: int = 1) -> TowerProgram:
     """Return the programs of each of `ranks` tensor-parallel ranks. Raises ConfigError if heads or rows cannot be
     divided among them."""
+    patches, root = media.tower.patches, media.tower.root
+    steps: list[Step] = [Project(linear=patches.linear)]
+    if patches.norm is not None:
+        steps.append(patches.norm)
+    embed = _StepLowering(ranks).program(steps, root, patches.pixels)
     tower = _TowerLowering(media.tower, ranks).program()
-    return TowerProgram(tower, tuple(_projector(one, media.tower, ranks) for one in media.projectors))
+    return TowerProgram(embed, tower, tuple(_projector(one, media.tower, ranks) for one in media.projectors))
 
 
 class _TowerLowering(PartLowering):
@@ -125,6 +135,10 @@ class _StepLowering(PartLowering):
                     if act != "none":
                         x = Value(name=f"activated{number}", width=y.width)
                         ops.append(Activation(x=y, y=x, act=act, gated=False))
+                case Activate(act=act):
+                    y = Value(name=f"y{number}", width=x.width)
+                    ops.append(Activation(x=x, y=y, act=act, gated=False))
+                    x = y
                 case MLP():
                     y = Value(name=f"y{number}", width=step.hidden)
                     ops += self.mlp(step, join(root, step.name), x, y, "mlp")

@@ -68,7 +68,7 @@ def _tower(c: Config) -> Tower:
             size=side_of(c, "patch_size"),
             channels=c.whole("num_channels"),
             bias=False,
-            convolution=False,
+            dimensions=0,
         ),
         positions=PatchPositions(name="positional_embedding_vlm", side=side, class_row=True),
         class_token="class_embedding",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.models.parts import MLP, Block, Linear, Norm, Rope
+from engine.models.parts import MLP, Block, Linear, Norm, Rope, Rows
 from engine.models.sources import Shapes, branch_sources, join, linear_sources, mlp_linears, norm_sources
 
 
@@ -25,18 +25,25 @@ class Patches:
     frames: int = 1  # consecutive frames in a patch
     bias: bool = True
     flat: bool = False  # `pixel_values` has a row for each patch (Qwen2-VL); else it has images
-    convolution: bool = True  # stored as the weight of a convolution
+    dimensions: Literal[0, 2, 3] = 2  # of the convolution as which the weight is stored; 0: of a matrix
+    norm: Norm | None = None
 
     @property
     def pixels(self) -> int:
         return self.channels * self.frames * self.size**2
 
     @property
+    def linear(self) -> Linear:
+        """The projection, which every rank has."""
+        rows = (Rows(source=self.source, units=self.hidden),)
+        return Linear(rows=rows, inputs=self.pixels, split=None, bias=self.bias)
+
+    @property
     def stored(self) -> tuple[int, ...]:
         """Shape of the weight in the checkpoint."""
-        depth = (self.frames,) if self.flat else ()
-        inner = (self.channels, *depth, self.size, self.size) if self.convolution else (self.pixels,)
-        return self.hidden, *inner
+        square = (self.size, self.size)
+        inner = {0: (self.pixels,), 2: (self.channels, *square), 3: (self.channels, self.frames, *square)}
+        return self.hidden, *inner[self.dimensions]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +104,7 @@ class Tower:
     class_shape: tuple[int, ...] = ()  # its shape in the checkpoint, if it is not [hidden]
     class_last: bool = False  # it follows the patches; else it precedes them
     rope: GridRope | None = None
-    before: Norm | None = None  # of the embedded patches
+    before: Norm | None = None  # of the patches with their positions
     norm: Norm | None = None
     side: int = 1  # patches are in order of squares of side · side patches
     window: int = 0  # side of the windows of attention in patches; 0: attention is among all patches of a frame
@@ -139,7 +146,14 @@ class Project:
     act: str = "none"
 
 
-Step = Merge | AveragePool | Project | Norm | MLP
+@dataclass(frozen=True, kw_only=True)
+class Activate:
+    """y = act(x)."""
+
+    act: str
+
+
+Step = Merge | AveragePool | Project | Activate | Norm | MLP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,9 +247,7 @@ def projector_tensors(projector: Projector) -> dict[str, StoredTensor]:
 def unlowered_tensors(media: Media) -> tuple[str, ...]:
     """Return the names of the tensors that are not weights of the tower's programs."""
     tower, tiles = media.tower, media.tiles
-    patches = join(tower.root, tower.patches.source)
-    found = [f"{patches}.weight", *([f"{patches}.bias"] if tower.patches.bias else [])]
-    found += [] if tower.positions is None else [join(tower.root, tower.positions.name)]
+    found = [] if tower.positions is None else [join(tower.root, tower.positions.name)]
     found += [join(tower.root, tower.class_token)] if tower.class_token else []
     return (*found, *(() if tiles is None else (tiles.newline,)))
 
@@ -261,7 +273,7 @@ def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
     if tower.positions is not None:
         stored = tower.positions.stored or (tower.positions.rows, tower.hidden)
         shapes[join(tower.root, tower.positions.name)] = stored
-    for norm in (tower.before, tower.norm):
+    for norm in (tower.patches.norm, tower.before, tower.norm):
         if norm is not None:
             shapes |= norm_sources(norm, tower.root, (norm.size,))
     scales: dict[str, str] = {}
@@ -277,7 +289,7 @@ def _tower_tensors(tower: Tower) -> Iterator[tuple[str, StoredTensor]]:
 
 def _step_sources(step: Step, root: str) -> Shapes:
     match step:
-        case Merge() | AveragePool():
+        case Merge() | AveragePool() | Activate():
             return {}
         case Project(linear=linear):
             return linear_sources(linear, root)

@@ -8,14 +8,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.models import gemma_media, idefics3, internvl, llama4_media, llava, llava_next, mistral3, qwen_vl
+from engine.models import (
+    gemma_media,
+    glm4v,
+    idefics3,
+    internvl,
+    kimi_vl,
+    llama4_media,
+    llava,
+    llava_next,
+    mistral3,
+    qwen_vl,
+)
 from engine.models.media import Media, Projector, projector_tensors
 from engine.models.parts import Model
 from engine.models.sources import join
 from engine.models.text_only import text_decoder
 
 DeclareMedia = Callable[[Mapping[str, Any], int], Media]
-FAMILIES = (gemma_media, idefics3, internvl, llama4_media, llava, llava_next, mistral3, qwen_vl)
+FAMILIES = (*(gemma_media, glm4v, idefics3, internvl, kimi_vl, llama4_media, llava, llava_next, mistral3, qwen_vl),)
 ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 

@@ -16,7 +16,7 @@ from engine.models.config import Config, shown
 from engine.models.llava import whole
 from engine.models.media import GridPositions, Media, Merge, Patches, PatchPositions, Project, Projector, Tower
 from engine.models.parts import MLP, Attention, LayerNorm, Norm, RMSNorm, named
-from engine.models.towers import axial_rope, pre_norm_block, side_of, vision_config
+from engine.models.towers import axial_rope, pre_norm_block, side_of, text_sections, vision_config, whole_numbers
 
 _QWEN2, _QWEN2_5 = "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"
 _QWEN3 = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
@@ -71,6 +71,7 @@ def _patches(c: Config, *, bias: bool) -> Patches:
         frames=side_of(c, "temporal_patch_size"),
         bias=bias,
         flat=True,
+        dimensions=3,
     )
 
 
@@ -200,30 +201,18 @@ def _with_tokens(media: Media, config: Mapping[str, Any], sections: tuple[int, .
     """Return the declaration with placeholders and sections. sections: those of files that do not name them."""
     is_new = config["architectures"][0] in _QWEN3_5
     c = Config.of(config, image_token_id=248_056 if is_new else 151_655, video_token_id=248_057 if is_new else 151_656)
-    for key in ("rope_parameters", "rope_scaling"):
-        settings = c.values.get(key)
-        if isinstance(settings, dict) and settings.get("mrope_section") is not None:
-            sections = _whole_numbers(settings["mrope_section"], "mrope_section")
-    if len(sections) != 3:
-        raise CheckpointError(f"config.json: mrope_section is {shown(list(sections))}; it must be three numbers")
     assert media.positions is not None, "Qwen has positions in three directions"
     return replace(
         media,
         token=c.whole("image_token_id", least=0),
         video_token=c.whole("video_token_id", least=0),
-        positions=replace(media.positions, sections=sections),
+        positions=replace(media.positions, sections=text_sections(config, sections)),
     )
 
 
 def _listed(c: Config, key: str) -> tuple[int, ...]:
     """Return the numbers of blocks in a list."""
-    found = _whole_numbers(c.values[key], key)
+    found = whole_numbers(c.values[key], key)
     if any(not 0 <= one < c.layers for one in found):
         raise CheckpointError(f"config.json: {key} is {shown(list(found))}, but the tower has {c.layers} layers")
     return found
-
-
-def _whole_numbers(value: Any, key: str) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, int) and one >= 0 for one in value):
-        raise CheckpointError(f"config.json: {key} is {shown(value)}; it must be a list of whole numbers")
-    return tuple(value)

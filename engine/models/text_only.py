@@ -17,9 +17,11 @@ from engine.models.sources import join
 
 # Type of the decoder in text_config -> its architecture, and the defaults of settings that exporters omit.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
     "gemma": ("GemmaForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {"vocab_size": 262_208, "num_attention_heads": 8, "head_dim": 256}),
+    "glm4v_text": ("Glm4ForCausalLM", {"head_dim": None, "rms_norm_eps": 1e-5}),
     "granite": ("GraniteForCausalLM", {}),
     "llama": (
         "LlamaForCausalLM",

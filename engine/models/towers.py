@@ -225,3 +225,22 @@ def tower_of(config: Mapping[str, Any], layers: Sequence[int], default: str, **d
             f"config.json: model_type of vision_config is {shown(name)}; supported are {', '.join(BY_TYPE)}"
         )
     return BY_TYPE[name](config, layers, **(defaults if name == default else {}))
+
+
+def text_sections(config: Mapping[str, Any], default: tuple[int, int, int]) -> tuple[int, ...]:
+    """Return the numbers of pairs of a head that the text model rotates by time, height and width."""
+    c = Config.of(config)
+    sections: tuple[int, ...] = default
+    for key in ("rope_parameters", "rope_scaling"):
+        settings = c.values.get(key)
+        if isinstance(settings, dict) and settings.get("mrope_section") is not None:
+            sections = whole_numbers(settings["mrope_section"], "mrope_section")
+    if len(sections) != 3:
+        raise CheckpointError(f"config.json: mrope_section is {shown(list(sections))}; it must be three numbers")
+    return sections
+
+
+def whole_numbers(value: Any, key: str) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, int) and one >= 0 for one in value):
+        raise CheckpointError(f"config.json: {key} is {shown(value)}; it must be a list of whole numbers")
+    return tuple(value)

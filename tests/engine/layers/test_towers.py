@@ -12,6 +12,7 @@ from engine.layers.linear import Target
 from engine.layers.tower import TowerModel
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.weights.files import Weights
+from kernels.cpu.program import Team
 from tests.engine.layers.towers import CASES, Case, save
 
 Saved = tuple[Case, Path, Any]
@@ -33,6 +34,10 @@ def loaded(found: Checkpoint, target: Target = CPU) -> TowerModel:
     return tower
 
 
+def compiled(threads: int = 2) -> Target:
+    return Target(torch.float32, torch.device("cpu"), Team("base", threads))
+
+
 def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
     assert [one.shape for one in found] == [one.shape for one in wanted]
     for one, other in zip(found, wanted, strict=True):
@@ -42,11 +47,12 @@ def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
 def test_embeddings_are_those_of_transformers(saved: Saved) -> None:
     """Also if several items of different sizes are computed together."""
     case, path, model = saved
-    found = read_checkpoint(path)
+    found, items = read_checkpoint(path), case.items()
     check_tensors(found.model, found.tensors, found.quantization)
-    tower, items = loaded(found), case.items()
     with torch.no_grad():
         wanted = case.features(model, items)
-    assert_close(tower.encode(items), wanted)
-    assert_close([embeddings for item in items for embeddings in tower.encode([item])], wanted)
     assert found.model.media is not None and wanted[0].shape[1] == found.model.media.width
+    for target in (CPU, compiled()):
+        tower = loaded(found, target)
+        assert_close([embeddings for item in items for embeddings in tower.encode([item])], wanted)
+        assert_close(tower.encode(items), wanted)

@@ -1,5 +1,6 @@
 """Tiny random checkpoints of multimodal families, items, and their embeddings as transformers computes them."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 Item = dict[str, Tensor]
@@ -28,6 +30,7 @@ class Case:
     make: Callable[[], Any]
     items: Callable[[], list[Item]]
     features: Callable[[Any, list[Item]], list[Tensor]]
+    rewrite: Callable[[Path], None] = lambda path: None  # a family without code in transformers: its own names
 
 
 def save(case: Case, path: Path) -> Any:
@@ -38,6 +41,7 @@ def save(case: Case, path: Path) -> Any:
         for weight in model.parameters():
             weight.normal_(0, 0.2)
     model.save_pretrained(path)
+    case.rewrite(path)
     return model
 
 
@@ -245,6 +249,65 @@ def llama4() -> Case:
     return Case(make, lambda: images((1, 3, 16, 16), (3, 3, 16, 16)), projected)
 
 
+def glm4v() -> Case:
+    def make() -> Any:
+        eyes = {**QWEN_EYES, "image_size": 20, "attention_bias": True}
+        text = {key: value for key, value in TEXT.items() if key != "head_dim"}
+        rope = {
+            "rope_type": "default",
+            "mrope_section": [1, 1, 1],
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 10_000.0,
+        }
+        config = transformers.Glm4vConfig(text_config=text | {"rope_parameters": rope}, vision_config=eyes)
+        return transformers.Glm4vForConditionalGeneration(config)
+
+    return Case(make, lambda: several((1, 4, 6), (1, 10, 4), (1, 10, 10), pixels=3 * 2 * 4 * 4), one_by_one)
+
+
+KIMI_TEXT = {
+    **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 6},
+    **{"num_key_value_heads": 2, "first_k_dense_replace": 1, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    **{"num_experts_per_tok": 2, "moe_intermediate_size": 8},
+}
+
+
+def kimi_vl() -> Case:
+    def make() -> Any:
+        eyes = {**EYES, "pos_emb_height": 5, "pos_emb_width": 5, "merge_kernel_size": [2, 2]}
+        text = {key: value for key, value in TEXT.items() if key != "head_dim"} | KIMI_TEXT
+        config = transformers.Kimi_K25Config(
+            text_config=transformers.DeepseekV3Config(**text), vision_config=eyes, projection_hidden_size=16
+        )
+        return transformers.Kimi_K25ForConditionalGeneration(config)
+
+    def items() -> list[Item]:
+        made = several(*((1, high, wide) for high, wide in ((4, 6), (2, 8), (5 * 2, 4))), pixels=3 * 4 * 4)
+        return [item | {"pixel_values": item["pixel_values"].view(-1, 3, 4, 4)} for item in made]
+
+    return Case(make, items, one_by_one, as_kimi_vl)
+
+
+def as_kimi_vl(path: Path) -> None:
+    """Rename the tensors and settings of Kimi-K2.5, whose tower has those of Kimi-VL when it is saved."""
+    names = {"mm_projector.proj.0": "multi_modal_projector.linear_1", "language_model.model.blocks": "model.layers"}
+    names |= {
+        "mm_projector.proj.2": "multi_modal_projector.linear_2",
+        "vision_tower.encoder.patch": "vision_tower.patch",
+    }
+    names |= {"model.mm_projector": "multi_modal_projector", "language_model.model.": "model."}
+    made: dict[str, Tensor] = {}
+    for name, tensor in load_file(path / "model.safetensors").items():
+        old = next((old for old in names if name.startswith(old)), "")
+        made[names.get(old, "") + name.removeprefix(old)] = tensor.contiguous()
+    save_file(made, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    vision = config["vision_config"]
+    vision |= {f"init_{key}": vision.pop(key) for key in ("pos_emb_height", "pos_emb_width")}
+    config |= {"architectures": ["KimiVLForConditionalGeneration"], "media_placeholder_token_id": 90}
+    (path / "config.json").write_text(json.dumps(config))
+
+
 CASES = {
     "llava": llava(),
     "llava-layers": llava(vision_feature_layer=[-3, 2, -1], vision_feature_select_strategy="full"),
@@ -264,5 +327,7 @@ CASES = {
     "paligemma": paligemma(),
     "qwen3.5": qwen("Qwen3_5", QWEN_3, **SECTIONS, **DELTA),
     "llama4": llama4(),
+    "kimi-vl": kimi_vl(),
+    "glm4v": glm4v(),
     "granite-vision": granite_vision(),
 }
