@@ -218,6 +218,29 @@ class Media:
         return self.hidden * (1 + len(self.deepstack))
 
 
+def tokens_per_image(media: Media) -> int:
+    """Return the number of embeddings of an image whose size the tower's table of positions determines; 0 if images have
+    other sizes."""
+    positions = media.tower.positions
+    if positions is None or positions.fit != "none":
+        return 0
+    joined = 1
+    for step in media.projectors[0].steps:
+        joined *= step.side if isinstance(step, Merge | AveragePool) else 1
+    return (positions.side // joined) ** 2
+
+
+PREFIX_TEXT = 512  # tokens of text that a prompt with bidirectional attention has room for beside an image
+
+
+def bidirectional_tokens(media: Media | None) -> int:
+    """Return the number of tokens that attend to one another and that a step must have room for by default; 0 if
+    attention is causal."""
+    if media is None or media.attention == "causal":
+        return 0
+    return tokens_per_image(media) + (PREFIX_TEXT if media.attention == "prefix" else 0)
+
+
 def block_path(tower: Tower, index: int) -> str:
     return join(tower.root, tower.layers, str(index))
 

@@ -14,6 +14,7 @@ from engine.kv.states import num_snapshots
 from engine.layers.fused import CrossAttentionInputs, DeviceStep, FusedModel
 from engine.layers.fused_pooler import FusedPooler
 from engine.layers.model import TextModel, make_pages
+from engine.lowering.media_memory import media_bytes
 from engine.models.checkpoint import Checkpoint
 from engine.models.kv_scales import read_kv_scales
 from engine.worker.device import DeviceRunner
@@ -90,10 +91,14 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
     step = step_bytes(
         parts, config.scheduling.max_step_tokens, config.model.max_context, text_model.dtype, config.speculation.rows
     )
+    media = 0
+    if text_model.model.media is not None:
+        settings = config.scheduling.max_media_tokens, config.memory.media_cache, text_model.dtype.itemsize
+        media = media_bytes(text_model.model.media, *settings)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.memory.weights + config.memory.workspace + config.memory.kv_cache
-    beside = step + config.memory.graphs + reserve * parts.layout.block_bytes
+    beside = step + media + config.memory.graphs + reserve * parts.layout.block_bytes
     left = planned - text_model.weight_bytes - parts.table_bytes - parts.states.nbytes - beside
     return max(0, min(config.memory.kv_cache, left, free - beside - SPARE_BYTES))
 
