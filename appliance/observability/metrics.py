@@ -176,6 +176,9 @@ class Metrics(Collector):
         self.add("grammar_compile_seconds", max(0.0, stats.grammar_seconds - last.grammar_seconds), engine)
         self.add("masks", max(0, stats.masks - last.masks), engine)
         self.add("mask_seconds", max(0.0, stats.mask_seconds - last.mask_seconds), engine)
+        self.add("media_encoded", max(0, stats.media_encoded - last.media_encoded), engine)
+        self.add("media_cached", max(0, stats.media_cached - last.media_cached), engine)
+        self.add("media_encode_seconds", max(0.0, stats.media_seconds - last.media_seconds), engine)
         self._last[index] = stats
 
     def _drafts(self, engine: str, last: Stats, stats: Stats) -> None:
