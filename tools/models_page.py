@@ -68,21 +68,62 @@ of 40,960 of expanded keys and values. Each rank of tensor parallelism has all o
 bits, not in 8. `kv_b_proj` is divided into two matrices for each head and is never quantized; if the checkpoint stores
 it quantized, it is dequantized at load. Layers for multi-token prediction are not used.
 
+## Models that read images
+
+These models have a tower, which computes features of the patches of an image, and a projector, which makes the
+embeddings of the prompt's placeholder tokens of them. The text decoder is one of the
+[decoders](#text-decoders-of-multimodal-models) of the next section.
+
+| architecture | tower and projector | models |
+|---|---|---|
+| `Gemma3ForConditionalGeneration` | SigLIP; mean of squares of patches | Gemma 3 (4B, 12B, 27B) |
+| `Glm4vForConditionalGeneration` | images of any size; a convolution joins squares of patches | GLM-4.1V |
+| `Idefics3ForConditionalGeneration` | SigLIP for tiles; patches are joined | Idefics3 |
+| `InternVLForConditionalGeneration` | InternViT for tiles; patches are joined | InternVL 2.5 and 3 (-hf) |
+| `KimiVLForConditionalGeneration` | MoonViT, images of any size | Kimi-VL |
+| `Llama4ForConditionalGeneration` | tower with rotary positions for tiles | Llama 4 Scout and Maverick |
+| `LlavaForConditionalGeneration` | CLIP, SigLIP or Pixtral; two layers | LLaVA 1.5, Pixtral 12B |
+| `LlavaNextForConditionalGeneration` | CLIP or SigLIP for tiles; two layers | LLaVA-NeXT, Granite Vision |
+| `LlavaOnevisionForConditionalGeneration` | SigLIP for tiles; two layers | LLaVA-OneVision |
+| `Mistral3ForConditionalGeneration` | Pixtral; squares of patches are joined | Mistral Small 3.1, Ministral 3 |
+| `PaliGemmaForConditionalGeneration` | SigLIP; one layer | PaliGemma 1 and 2 |
+| `Qwen2VLForConditionalGeneration` | images and videos of any size; squares are joined | Qwen2-VL |
+| `Qwen2_5_VLForConditionalGeneration` | the same, with windows of attention | Qwen2.5-VL |
+| `Qwen3VLForConditionalGeneration` | with learned positions; features of several blocks | Qwen3-VL |
+| `Qwen3VLMoeForConditionalGeneration` | the same | Qwen3-VL with experts |
+| `Qwen3_5ForConditionalGeneration` | the same, with features of the last block | Qwen3.5 |
+| `Qwen3_5MoeForConditionalGeneration` | the same | Qwen3.5 with experts |
+| `SmolVLMForConditionalGeneration` | SigLIP for tiles; patches are joined | SmolVLM |
+
+- All items of a step are computed together, and attention is among the patches of an image or of a video's frame. An
+  item's embeddings do not depend on the other items.
+- The names of tensors may have the prefixes of older and newer exports, such as `vision_tower.` and
+  `model.vision_tower.`. Blocks after the feature layer (`vision_feature_layer`) are not loaded.
+- A tower runs with the compiled kernels of a CPU, or with torch. Its matrices are kept in their stored type, and are
+  not quantized at load.
+- With `model.text_only: true`, the tower is not loaded.
+
 ## Text decoders of multimodal models
 
 A `…ForConditionalGeneration` whose `text_config` names one of these decoders is served without its other parts if the
 manifest has `model.text_only: true`. Requests may then contain text only, and results equal the complete model's.
-`slipway check` names the key for such a checkpoint.
+`slipway check` names the key for such a checkpoint if its tower is not supported.
 
 | decoder in `text_config` | served as | models |
 |---|---|---|
+| `deepseek_v3` | `DeepseekV3ForCausalLM` | Kimi-VL |
+| `gemma` | `GemmaForCausalLM` | PaliGemma 1 |
+| `gemma2` | `Gemma2ForCausalLM` | PaliGemma 2 |
 | `gemma3_text` | `Gemma3ForCausalLM` | Gemma 3 |
+| `glm4v_text` | `Glm4ForCausalLM` | GLM-4.1V |
+| `granite` | `GraniteForCausalLM` | Granite Vision |
 | `llama` | `LlamaForCausalLM` | LLaVA and others |
 | `llama4_text` | `Llama4ForCausalLM` | Llama 4 |
 | `ministral3` | `Ministral3ForCausalLM` | Ministral 3 |
 | `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
 | `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text` | `Qwen2ForCausalLM` | Qwen2-VL, Qwen2.5-VL and others |
 | `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |
+| `qwen3_moe`, `qwen3_vl_moe_text` | `Qwen3MoeForCausalLM` | Qwen3-VL with experts |
 | `qwen3_5_text` | `Qwen3_5ForCausalLM` | Qwen3.5 |
 | `qwen3_5_moe_text` | `Qwen3_5MoeForCausalLM` | Qwen3.5 with experts |
 

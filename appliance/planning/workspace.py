@@ -11,8 +11,8 @@ from appliance.planning.derivation import Step, number, product
 from engine.api.config import MEDIA_CACHE, MEDIA_TOKENS, num_slots
 from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower
-from engine.lowering.media_memory import tower_sizes
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
+from engine.lowering.media_memory import tower_sizes
 from engine.lowering.program import Attend, AttendLatent, Route
 from engine.lowering.rewrites import compiled_ops
 from engine.models.parts import (

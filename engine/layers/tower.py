@@ -1,6 +1,7 @@
 """A runnable tower: tensors of images and videos in, embeddings for the text model out."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,9 +27,10 @@ class TowerModel:
     newline: Tensor | None = None  # [hidden of the text model]
 
     def __init__(self, media: Media, world: World, target: Target) -> None:
-        """target: where and how the weights are kept. Raises ConfigError if the world's ranks cannot divide the
-        heads."""
-        self.media, self.target, self._world = media, target, world
+        """target: where the weights are kept; they are not quantized. Raises ConfigError if the world's ranks cannot
+        divide the heads."""
+        target = replace(target, bits="stored", known=None)
+        self.media, self.target = media, target
         self.program = lower_tower(media, world.size)
         self.tensors = media_tensors(media)
         self._executors = {id(one): executor(one, world, target) for one in self.program.programs}

@@ -33,13 +33,14 @@ from engine.lowering.program import (
 )
 from engine.lowering.tower import lower_tower
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
-from engine.models.media import Media, media_tensors, unlowered_tensors
+from engine.models.media import media_tensors, unlowered_tensors
 from engine.models.parts import (
     Attention,
     Dense,
     Embedding,
     LayerNorm,
     Linear,
+    Media,
     Model,
     Norm,
     Parameter,

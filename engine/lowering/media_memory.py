@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.lowering.measures import attends, buffer_widths
 from engine.lowering.program import Program
 from engine.lowering.tower import lower_tower
-from engine.models.media import AveragePool, Media, Merge
+from engine.models.parts import AveragePool, Media, Merge
 
 
 @dataclass(frozen=True)

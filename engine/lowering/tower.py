@@ -19,7 +19,17 @@ from engine.lowering.program import (
     Program,
     Value,
 )
-from engine.models.media import Activate, AveragePool, Media, Merge, Project, Projector, Step, Tower, block_path
+from engine.models.media import (
+    Activate,
+    AveragePool,
+    Media,
+    Merge,
+    Project,
+    Projector,
+    ProjectorStep,
+    Tower,
+    block_path,
+)
 from engine.models.parts import MLP
 from engine.models.sources import join
 
@@ -56,7 +66,7 @@ def lower_tower(media: Media, ranks: int = 1) -> TowerProgram:
     """Return the programs of each of `ranks` tensor-parallel ranks. Raises ConfigError if heads or rows cannot be
     divided among them."""
     patches, root = media.tower.patches, media.tower.root
-    steps: list[Step] = [Project(linear=patches.linear)]
+    steps: list[ProjectorStep] = [Project(linear=patches.linear)]
     if patches.norm is not None:
         steps.append(patches.norm)
     embed = _StepLowering(ranks).program(steps, root, patches.pixels)
@@ -102,7 +112,7 @@ def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgr
     chosen = projector.feature
     first, width = (0, tower.width) if chosen is None else (chosen * tower.hidden, tower.hidden)
     lowering, stages, at = _StepLowering(ranks), list[Stage](), width
-    pending: list[Step] = []
+    pending: list[ProjectorStep] = []
     for step in projector.steps:
         if not isinstance(step, Merge | AveragePool):
             pending.append(step)
@@ -122,7 +132,7 @@ class _StepLowering(PartLowering):
     def __init__(self, ranks: int) -> None:
         super().__init__(0, ranks)
 
-    def program(self, steps: list[Step], root: str, width: int) -> Program:
+    def program(self, steps: list[ProjectorStep], root: str, width: int) -> Program:
         """Return the program of consecutive steps. width: of its input."""
         x = Value(name="x", width=width)
         ops: list[Op] = [Input(y=x)]

@@ -71,6 +71,7 @@ from engine.models import (
     stablelm,
     starcoder2,
 )
+from engine.models.multimodal import ARCHITECTURES as MULTIMODAL
 from engine.models.parts import Model
 from engine.models.unsupported import unsupported
 
@@ -101,4 +102,5 @@ def declaration(architecture: str, config: Mapping[str, Any] | None = None) -> D
     if architecture in ARCHITECTURES:
         return ARCHITECTURES[architecture]
     supported = {kind: [name for family in of for name in family.ARCHITECTURES] for kind, of in KINDS.items()}
+    supported["vision"] = list(MULTIMODAL)
     raise UnknownArchitecture(unsupported(architecture, config or {}, supported))

@@ -33,13 +33,14 @@ ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAM
 def media_architecture(config: Mapping[str, Any]) -> str:
     """Return the architecture in a config.json if it is multimodal, else ""."""
     names = config.get("architectures")
-    known = [name for name in names if name in ARCHITECTURES] if isinstance(names, list) else []
-    return known[0] if known else ""
+    listed = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return next((name for name in listed if name in ARCHITECTURES), "")
 
 
 def with_media(model: Model, config: Mapping[str, Any]) -> Model:
     """Return the declaration of the decoder with its tower and projectors."""
-    return replace(model, media=ARCHITECTURES[media_architecture(config)](config, model.embed.hidden))
+    name = media_architecture(config)
+    return replace(model, media=ARCHITECTURES[name]({**config, "architectures": [name]}, model.embed.hidden))
 
 
 def placed(model: Model, names: Mapping[str, object]) -> Model:

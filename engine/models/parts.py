@@ -6,10 +6,7 @@ own load code or forward pass.
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeGuard
-
-if TYPE_CHECKING:
-    from engine.models.media import Media
+from typing import Literal, TypeGuard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -600,6 +597,213 @@ class Foreign:
     parameters: int = 0  # number of weights of the checkpoint
 
 
+# Towers: encoders of images and videos.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patches:
+    """Projection of the pixels of each patch: channel by channel, of each frame by frame, row by row."""
+
+    source: str
+    hidden: int
+    size: int  # pixels of a side
+    channels: int = 3
+    frames: int = 1  # consecutive frames in a patch
+    bias: bool = True
+    flat: bool = False  # `pixel_values` has a row for each patch (Qwen2-VL); else it has images
+    dimensions: Literal[0, 2, 3] = 2  # of the convolution as which the weight is stored; 0: of a matrix
+    norm: Norm | None = None
+
+    @property
+    def pixels(self) -> int:
+        return self.channels * self.frames * self.size**2
+
+    @property
+    def linear(self) -> Linear:
+        """The projection, which every rank has."""
+        rows = (Rows(source=self.source, units=self.hidden),)
+        return Linear(rows=rows, inputs=self.pixels, split=None, bias=self.bias)
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Shape of the weight in the checkpoint."""
+        square = (self.size, self.size)
+        inner = {0: (self.pixels,), 2: (self.channels, *square), 3: (self.channels, self.frames, *square)}
+        return self.hidden, *inner[self.dimensions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchPositions:
+    """Learned table for a square grid of patches, whose rows are added to the patches.
+
+    `fit` says how the table fits other grids:
+
+    none      it does not: all images have the size of the table
+    corners   bilinear interpolation, with the corners of the grid at the corners of the table (Qwen3-VL)
+    bicubic   bicubic interpolation between the centres of patches
+    nearest   the row of the table whose share of the side has the patch's begin (Idefics3)
+    """
+
+    name: str
+    side: int
+    fit: Literal["none", "corners", "bicubic", "nearest"] = "none"
+    class_row: bool = False  # the table has a row for the class token, in the place of the token
+    stored: tuple[int, ...] = ()  # shape in the checkpoint, if it is not [rows, hidden]
+
+    @property
+    def rows(self) -> int:
+        return self.side**2 + self.class_row
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRope:
+    """Rotary positions of patches. Pair i of a head is rotated by p · theta^-exponents[i], where p is the patch's row
+    (axes[i] = 0) or column (axes[i] = 1), counted from `first`."""
+
+    rope: Rope  # of the attention, for its dimensions and pairs
+    axes: tuple[int, ...]
+    exponents: tuple[float, ...]
+    first: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor of the checkpoint that layers read under another name, shape or scale."""
+
+    name: str
+    shape: tuple[int, ...]
+    transposed: bool = False
+    scale: str = ""  # name of a vector, by whose elements the rows are multiplied
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    """features = the outputs of the blocks `taken`, side by side."""
+
+    patches: Patches
+    blocks: tuple[Block, ...]
+    taken: tuple[int, ...]  # numbers of blocks computed before a feature is taken; `norm` applies to all of them
+    layers: str  # path of the blocks
+    root: str = ""
+    positions: PatchPositions | None = None
+    class_token: str = ""  # name of a vector that is a further token
+    class_shape: tuple[int, ...] = ()  # its shape in the checkpoint, if it is not [hidden]
+    class_last: bool = False  # it follows the patches; else it precedes them
+    rope: GridRope | None = None
+    before: Norm | None = None  # of the patches with their positions
+    norm: Norm | None = None
+    side: int = 1  # patches are in order of squares of side · side patches
+    window: int = 0  # side of the windows of attention in patches; 0: attention is among all patches of a frame
+    whole: tuple[int, ...] = ()  # blocks with attention among all patches of a frame, if there are windows
+    scales: tuple[tuple[str, str], ...] = ()  # (matrix, vector that multiplies its outputs), names within a block
+    keeps_class: bool = False  # features include the class token
+    unread: tuple[str, ...] = ()
+
+    @property
+    def hidden(self) -> int:
+        return self.patches.hidden
+
+    @property
+    def width(self) -> int:
+        """Columns of the features."""
+        return self.hidden * len(self.taken)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """Join the features of squares of side · side patches: those of the first row, then of the next ones."""
+
+    side: int
+    by_channel: bool = False  # instead, channel by channel (Mistral 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragePool:
+    """Mean of squares of side · side patches."""
+
+    side: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """y = act(x W^T (+ b))."""
+
+    linear: Linear
+    act: str = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activate:
+    """y = act(x)."""
+
+    act: str
+
+
+ProjectorStep = Merge | AveragePool | Project | Activate | Norm | MLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projector:
+    """Applies `steps` in order to the features, or to one of them."""
+
+    steps: tuple[ProjectorStep, ...]
+    root: str = ""
+    feature: int | None = None  # None: all of them, side by side
+    renamed: tuple[tuple[str, StoredTensor], ...] = ()
+    """Tensors under other names in the checkpoint, by the names that layers read, both relative to `root`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """Embeddings of an image that was cut into tiles: those of the scaled-down image, then those of the tiles in their
+    places, without the padding and with `newline` after each row (LLaVA-NeXT)."""
+
+    sizes: tuple[tuple[int, int], ...]  # (height, width) to which images may be padded
+    size: int  # pixels of a tile's side
+    newline: str  # name of a vector
+    width: int  # of the vector
+    most: int = 0  # most tiles; beyond, embeddings are interpolated (OneVision); 0: no limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridPositions:
+    """M-RoPE (arXiv:2409.12191): a token of an item has a position in time, height and width, and each pair of a head
+    is rotated by one of them. The next text token continues after the largest position."""
+
+    sections: tuple[int, ...]  # numbers of pairs for time, height and width
+    interleaved: bool  # pairs alternate between the three; else they are in three runs
+    side: int  # patches of a token's side
+    time: Literal["frames", "seconds", "separate"]
+    """Position in time of a video's frame: its number; its time in units of 1 / tokens_per_second (Qwen2.5-VL); or 0,
+    as each frame is an item of its own between text tokens (Qwen3-VL)."""
+    tokens_per_second: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Media:
+    """Items of a request have `token` (or `video_token`) as placeholders in the prompt, whose embeddings are replaced
+    by those of the item, in order."""
+
+    tower: Tower
+    projectors: tuple[Projector, ...]  # their outputs are side by side
+    hidden: int  # of the text model
+    token: int
+    video_token: int | None = None
+    attention: Literal["causal", "item", "prefix"] = "causal"
+    """Attention of the text model: causal; bidirectional among the tokens of an item (Gemma 3); or bidirectional in the
+    whole prompt (PaliGemma)."""
+    deepstack: tuple[int, ...] = ()
+    """Columns of an embedding beyond the first `hidden` are, in order, added to the hidden states of the token after
+    these blocks of the text model (Qwen3-VL)."""
+    positions: GridPositions | None = None
+    tiles: Tiles | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns of an embedding."""
+        return self.hidden * (1 + len(self.deepstack))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A decoder, an encoder, or both."""
@@ -616,7 +820,7 @@ class Model:
     unread: tuple[str, ...] = ()  # prefixes of tensors that checkpoints may have and that are not used
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
     foreign: Foreign | None = None
-    media: "Media | None" = None  # tower and projectors of images and videos
+    media: Media | None = None  # tower and projectors of images and videos
 
     @property
     def max_encoder_input(self) -> int:

@@ -131,7 +131,9 @@ def _qwen2_5(config: Mapping[str, Any], hidden: int) -> Media:
             f"config.json: window_size is {c.whole('window_size')}; it must be at least {side * size}, the side of a "
             "token in pixels"
         )
-    tower = replace(_tower(c, _attention(c), mlp, norm), window=squares * side, whole=_listed(c, _WHOLE))
+    tower = replace(
+        _tower(c, _attention(c), mlp, norm), window=squares * side, whole=whole_numbers(c.values[_WHOLE], _WHOLE)
+    )
     made = _media(c, tower, (_merger(c, norm, hidden),), hidden, "seconds")
     assert made.positions is not None, "Qwen has positions in three directions"
     return replace(made, positions=replace(made.positions, tokens_per_second=c.number("tokens_per_second")))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.api.media import MediaItem, MediaTensor
-from engine.models.media import GridPositions
+from engine.models.parts import GridPositions
 
 DTYPES = {"float32": "<f4", "int64": "<i8"}
 

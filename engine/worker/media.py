@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.api.media import MediaItem
 from engine.core.plan import MediaCounts, NewRow, StepPlan
 from engine.layers.batch import MediaRows
-from engine.models.media import Media
+from engine.models.parts import Media
 from engine.worker.grid_positions import PromptPositions, as_array, prompt_positions
 from engine.worker.rows import PlanRows
 

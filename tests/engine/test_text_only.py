@@ -42,7 +42,8 @@ def llava() -> Any:
 def llama4() -> Any:
     text = transformers.Llama4TextConfig(**TEXT, intermediate_size_mlp=40, num_local_experts=3, moe_layers=[1])
     eyes = transformers.Llama4VisionConfig(
-        **EYES, image_size=16, vision_output_dim=16, projector_input_dim=16, projector_output_dim=16
+        **EYES | {"intermediate_size": 64},
+        **{"image_size": 16, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
     )
     config = transformers.Llama4Config(text_config=text, vision_config=eyes)
     return transformers.Llama4ForConditionalGeneration(config)
@@ -155,9 +156,18 @@ def test_a_flat_configuration_with_rope_in_sections_is_read(tmp_path: Path) -> N
     check(tmp_path, model)
 
 
-def test_without_the_key_the_message_names_it(saved: tuple[Path, Any]) -> None:
+def test_without_the_key_the_tower_is_read_too(saved: tuple[Path, Any]) -> None:
+    found = read_checkpoint(saved[0])
+    check_tensors(found.model, found.tensors, found.quantization)
+    assert found.model.media is not None and found.architecture == type(saved[1]).__name__
+    assert found.model.embed == read_checkpoint(saved[0], task=TASK).model.embed
+
+
+def test_without_the_key_the_message_for_an_unsupported_tower_names_it(tmp_path: Path) -> None:
+    config = {"architectures": ["NewVLForConditionalGeneration"], "text_config": {"model_type": "llama"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownArchitecture, match=r"config\.json: .*only its text decoder.*set model\.text_only: true"):
-        read_checkpoint(saved[0])
+        read_checkpoint(tmp_path, weights=False)
 
 
 def test_a_model_that_reads_text_only_refuses_the_key(tmp_path: Path) -> None:

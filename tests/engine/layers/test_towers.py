@@ -1,10 +1,12 @@
 """Towers and projectors of multimodal families, compared with transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.distributed.world import Single
@@ -56,3 +58,31 @@ def test_embeddings_are_those_of_transformers(saved: Saved) -> None:
         tower = loaded(found, target)
         assert_close([embeddings for item in items for embeddings in tower.encode([item])], wanted)
         assert_close(tower.encode(items), wanted)
+
+
+@pytest.mark.parametrize("prefix", ["", "other.model."])
+def test_prefixes_of_other_exports_are_read(saved: Saved, tmp_path: Path, prefix: str) -> None:
+    """In two files, as exporters write large checkpoints."""
+    case, path, _ = saved
+    (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
+    tensors = load_file(path / "model.safetensors")
+    renamed = {
+        (name if "language_model" in name or "lm_head" in name or "text_model" in name else prefix + bare(name)): tensor
+        for name, tensor in tensors.items()
+    }
+    if any(name.startswith("model.layers.") for name in tensors):
+        renamed = {f"text.{name}" if name.startswith("model.") else name: one for name, one in renamed.items()}
+    names = sorted(renamed)
+    shards = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, own in shards.items():
+        save_file({name: renamed[name].contiguous() for name in own}, tmp_path / file)
+    index = {"weight_map": {name: file for file, own in shards.items() for name in own}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = read_checkpoint(tmp_path)
+    check_tensors(found.model, found.tensors, found.quantization)
+    item = case.items()[:1]
+    assert torch.equal(loaded(found).encode(item)[0], loaded(read_checkpoint(path)).encode(item)[0])
+
+
+def bare(name: str) -> str:
+    return name.removeprefix("model.")
