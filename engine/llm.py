@@ -455,8 +455,8 @@ def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, wei
 
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
-    """Return the maximum tokens per step. A bidirectional prompt must fit into one step; an encoder input, and tokens of
-    media that attend to one another, must fit together with one token of every running request."""
+    """Return the maximum tokens per step. A bidirectional prompt must fit into one step. An encoder input, and tokens
+    of media that attend to one another, must fit together with one token of every running request."""
     context = overrides.get("max_context", model.max_context)
     if model.encoder is not None:
         return max(STEP_TOKENS, min(model.max_encoder_input, context) + overrides.get("max_running", MAX_RUNNING))

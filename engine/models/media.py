@@ -49,8 +49,8 @@ __all__ = [
 
 
 def tokens_per_image(media: Media) -> int:
-    """Return the number of embeddings of an image whose size the tower's table of positions determines; 0 if images have
-    other sizes."""
+    """Return the number of embeddings of an image whose size the tower's table of positions determines; 0 if images
+    have other sizes."""
     positions = media.tower.positions
     if positions is None or positions.fit != "none":
         return 0

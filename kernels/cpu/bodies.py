@@ -261,9 +261,11 @@ def attention(
     chunk: int | None = None,
     *,
     causal: bool = True,
+    spans: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of all rows that have tokens (kernels/attention/common.py), whether a row has one token or
-    several. Without `causal`, rows whose tokens are all present read in both directions."""
+    several. Without `causal`, rows whose tokens are all present read in both directions. spans: [tokens, 2] int64, see
+    kernels/attention/prefill.py."""
     native = _native(pages)
     count = (query_start[1:] - query_start[:-1]).to(torch.int64)
     real = count > 0
@@ -291,6 +293,7 @@ def attention(
         int(count.sum()),
         first=lengths[real].to(torch.int64) - count,
         count=count,
+        spans=spans,
         tables=[table[slot[real].long()].to(torch.int64).contiguous()],
         slot_mapping=[torch.empty(0, dtype=torch.int64)],
         pages=native,
