@@ -1,4 +1,4 @@
-"""Memory of media besides the weights of a tower: kept embeddings, and the largest step of the tower.
+"""Memory of kept embeddings of media, and of the largest step of a tower, without its weights.
 
 The tower of a step has the patches of up to `step_tokens` embeddings. A single item with more embeddings takes more.
 """
