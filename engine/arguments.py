@@ -63,6 +63,7 @@ NAMES = {_manifest_key(field): argument for argument, field in ARGUMENTS.items()
     "model.source.path": "path",
     "model.source": "path",
     "model.pooling": "task",
+    "model.text_only": "task.text_only",
     "model.pooling.pool": "task.pool",
     "model.pooling.dimensions": "task.dimensions",
     "model.pooling.score_tokens": "task.score_tokens",

@@ -60,6 +60,7 @@ from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.lowering.footprint import Holder, weight_bytes
 from engine.media.spectrogram import Samples, spectrogram_item
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.media import bidirectional_tokens
 from engine.models.parts import Model, is_bidirectional
 from engine.models.stored import native_paths
 from engine.structured.grammar import compiler_for
@@ -494,12 +495,15 @@ def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, wei
 
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
-    """Return the maximum tokens per step. A bidirectional prompt must fit into one step; an encoder input must fit
-    together with one token of every running request."""
+    """Return the maximum tokens per step. A bidirectional prompt must fit into one step. An encoder input, and tokens
+    of media that attend to one another, must fit together with one token of every running request."""
     context = overrides.get("max_context", model.max_context)
     if model.encoder is not None:
         return max(STEP_TOKENS, min(model.max_encoder_input, context) + overrides.get("max_running", MAX_RUNNING))
-    return max(STEP_TOKENS, context) if is_bidirectional(model) else STEP_TOKENS
+    if is_bidirectional(model):
+        return max(STEP_TOKENS, context)
+    together = min(bidirectional_tokens(model.media), context)
+    return max(STEP_TOKENS, together + overrides.get("max_running", MAX_RUNNING)) if together else STEP_TOKENS
 
 
 def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:

@@ -17,8 +17,8 @@ from kernels.op import Args, Case, Make, Op, nbytes
 def rope_angles(positions: Tensor, frequencies: Tensor, attention: float, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Return cos and sin for `rotate_`, each [tokens, 1, dim] fp32; sin includes the sign for its place in the pair.
 
-    positions: [tokens] int64, or [tokens, dim / 2] if each pair has its own; frequencies: [dim / 2], or [tokens, dim / 2] where they depend on the token's sequence;
-    attention multiplies both (yarn, longrope).
+    positions: [tokens] int64, or [tokens, dim / 2] if each pair has its own; frequencies: [dim / 2], or
+    [tokens, dim / 2] where they depend on the token's sequence; attention multiplies both (yarn, longrope).
     """
     angles = (positions.unsqueeze(1) if positions.ndim == 1 else positions).float() * frequencies
     cos, sin = angles.cos().mul_(attention), angles.sin().mul_(attention)

@@ -234,6 +234,13 @@ def counters() -> tuple[Family, ...]:
         ),
         Family("counter", "masks", "Rows of steps whose tokens were limited by a grammar."),
         Family("counter", "mask_seconds", "Time to compute grammar masks, mostly while a step runs."),
+        Family("counter", "media_encoded", "Images and videos whose embeddings the engine computed."),
+        Family("counter", "media_cached", "Images and videos whose embeddings the engine still had."),
+        Family(
+            "counter",
+            "media_encode_seconds",
+            "Time of steps for the embeddings of images and videos; on a GPU, without the device's own time.",
+        ),
         Family("counter", "engine_restarts", "Restarts of a serving engine."),
         Family(
             "counter",

@@ -183,6 +183,9 @@ class Metrics(Collector):
         self.add("adapter_evictions", max(0, stats.adapter_evictions - last.adapter_evictions), engine)
         self.add("adapter_loads", max(0, stats.adapter_loads - last.adapter_loads), engine)
         self.add("adapter_load_seconds", max(0.0, stats.adapter_load_seconds - last.adapter_load_seconds), engine)
+        self.add("media_encoded", max(0, stats.media_encoded - last.media_encoded), engine)
+        self.add("media_cached", max(0, stats.media_cached - last.media_cached), engine)
+        self.add("media_encode_seconds", max(0.0, stats.media_seconds - last.media_seconds), engine)
         self._last[index] = stats
 
     def _drafts(self, engine: str, last: Stats, stats: Stats) -> None:

@@ -48,6 +48,7 @@ from engine.lowering.footprint import (
 )
 from engine.lowering.lower import lower
 from engine.models.checkpoint import Checkpoint
+from engine.models.media import bidirectional_tokens
 from engine.models.parts import Model, is_bidirectional
 from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling
@@ -347,6 +348,9 @@ def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, run
     if (needed := source_step(manifest, checkpoint, running)) > STEP_TOKENS[device]:
         return Choice(needed, "the longest encoder input, which is read in one step, and one token per running request")
     longest = _table_context(manifest, checkpoint)
+    together = min(bidirectional_tokens(checkpoint.model.media), longest)
+    if together and together + running > STEP_TOKENS[device]:
+        return Choice(together + running, "an image and its prompt are read in one step, beside the running requests")
     if is_bidirectional(checkpoint.model) and longest > STEP_TOKENS[device]:
         return Choice(longest, "the longest prompt: the model has bidirectional attention and reads it in one step")
     return Choice(STEP_TOKENS[device], f"for {device}")

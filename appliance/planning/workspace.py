@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from itertools import chain
 
 from appliance.planning.derivation import Step, number, product
-from engine.api.config import num_slots
+from engine.api.config import MEDIA_CACHE, MEDIA_TOKENS, num_slots
 from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
+from engine.lowering.media_memory import tower_sizes
 from engine.lowering.program import Attend, AttendLatent, Route
 from engine.lowering.rewrites import compiled_encoder, compiled_ops
 from engine.models.parts import (
@@ -91,6 +92,7 @@ def workspace(
         *_threads(model, device, kernels, threads, ranks),
         *_exchange(model, device, kernels, size, ranks),
     ]
+    found += media_memory(model, element_bytes)
     if model.pooler is not None:
         # token_embed keeps the states of every token in float32, and so do its stages. On a GPU the states of the
         # previous step are still being copied.
@@ -116,6 +118,18 @@ def workspace(
     found.append(product("logits (rows × vocab × copies)", size.logit_rows, model.embed.vocab, 4, COMPILED_COPIES))
     found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
     return tuple(found)
+
+
+def media_memory(model: Model, element_bytes: int) -> tuple[Step, ...]:
+    """Return the memory of media besides the weights of the tower."""
+    if model.media is None:
+        return ()
+    tower, width = tower_sizes(model.media), model.media.width
+    return (
+        Step("embeddings of media for further requests", number(MEDIA_CACHE), MEDIA_CACHE),
+        product("embeddings of media (tokens × copies × width)", MEDIA_TOKENS, 2, width, element_bytes),
+        product("tower (tokens × values of their patches)", MEDIA_TOKENS, tower.elements, element_bytes),
+    )
 
 
 def low_rank_buffer(size: StepSize, columns: int) -> Step:

@@ -17,6 +17,8 @@ HeadBits = Literal["auto", "stored", "int8", "int4"]
 SpeculationMethod = Literal["off", "jump-ahead", "ngram"]
 MatmulPrecision = Literal["highest", "high", "medium", "bfloat16"]
 Config = TypeVar("Config")
+MEDIA_TOKENS = 1024  # default of max_media_tokens
+MEDIA_CACHE = 256 * 2**20  # default of media_cache
 MAX_RUNNING = 256  # default of max_running, and the maximum that the manifest's `auto` selects
 
 
@@ -161,7 +163,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     overlap: bool = True
     """Plan the next step while the current one runs."""
-    max_media_tokens: int = 4096
+    max_media_tokens: int = MEDIA_TOKENS
     """Embeddings of media that one step computes. A single item may have more."""
 
     @property
@@ -222,7 +224,7 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Process and its steps, logged next to the measured value. 0: not planned."""
     graphs: int = 0
     """Limit of the captured graphs."""
-    media_cache: int = 256 * 2**20
+    media_cache: int = MEDIA_CACHE
     """Embeddings of media that are kept for further requests with the same media."""
     ranks: tuple[dict[str, int], ...] = ()
     """Memory of each rank by part, with the part names of RankMemory.held."""

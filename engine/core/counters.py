@@ -8,7 +8,8 @@ from engine.kv.cache import Hit
 
 @dataclass(slots=True)
 class Counters:
-    """Counters in tokens, except `preemptions` and those of media. A prompt is counted once, when it is first scheduled."""
+    """Counters in tokens, except `preemptions` and those of media. A prompt is counted once, when it is first
+    scheduled."""
 
     prompt_tokens: int = 0  # cached and computed tokens
     generated_tokens: int = 0

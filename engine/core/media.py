@@ -41,7 +41,8 @@ class MediaLimits:
         return ()
 
     def root(self, submit: Submit) -> tuple[bytes, ...]:
-        """Return what all blocks of a prompt depend on besides the tokens up to their end."""
+        """Return the inputs of the hashes of all blocks of a prompt: its tokens and media, if they attend in both
+        directions."""
         if self.attention != "prefix":
             return ()
         ids = b"".join(token.to_bytes(4, "little") for token in submit.prompt)
@@ -109,7 +110,7 @@ def plan_without_tensors(plan: StepPlan) -> StepPlan:
 
 
 def block_marks(submit: Submit, block_tokens: int) -> dict[int, bytes]:
-    """Return what each block depends on besides its tokens: digest and place of every span that overlaps it."""
+    """Return the digests and places of the spans that overlap each block, by its number."""
     marks: dict[int, bytes] = {}
     for item in submit.media:
         done = 0

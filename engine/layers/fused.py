@@ -130,6 +130,7 @@ class DeviceStep:
     cross_attention: CrossAttentionInputs | None = None
     encoder_inputs: "DeviceStep | None" = None  # encoder inputs to read before this step
     media: MediaRows | None = None  # None: no token is of media
+    rope_deltas: Tensor | None = None  # [tokens] int32, rotary position minus position; None: both are equal
     axes: Tensor | None = None  # [tokens, 3] int32, M-RoPE positions in time, height and width; None: all `positions`
     bidirectional: Tensor | None = None  # [tokens, 2] int32, spans of tokens that see one another; None: none do
 
@@ -192,6 +193,8 @@ class _Run:
         self.model, self.weights, self.step = model, model.weights, step
         self.values: dict[str, Any] = {}  # Tensor, or Rounded after a Quantized
         positions, axes = (step.positions, None) if step.axes is None else (step.axes, model.rope_axes)
+        if step.rope_deltas is not None:
+            positions = positions + step.rope_deltas
         self.angles: dict[Rope, tuple[Tensor, Tensor]] = {
             rope: ROPE_ANGLES(positions, rotation.frequencies(step.rope_lengths), rotation.attention, axes)
             for rope, rotation in model._rotations.items()

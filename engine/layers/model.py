@@ -110,9 +110,9 @@ class TextModel:
         self.vocabulary = Vocabulary(model, world)
         self.weights = unloaded(self.program, self.vocabulary, world)
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
-        # Every rank computes the whole tower, with torch.
-        tower_target = Target(dtype, self.device)
-        self.tower = None if model.media is None else TowerModel(model.media, SINGLE, tower_target)
+        # Every rank computes the whole tower, with weights as stored.
+        alone = replace(self.target, bits="stored", fp8=None)
+        self.tower = None if model.media is None else TowerModel(model.media, SINGLE, alone)
         self._world = world
         self.adapters = NO_ADAPTERS
         self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype)

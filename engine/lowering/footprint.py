@@ -38,13 +38,14 @@ from engine.lowering.program import (
 )
 from engine.lowering.tower import lower_tower
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
-from engine.models.media import Media, media_tensors, unlowered_tensors
+from engine.models.media import media_tensors, unlowered_tensors
 from engine.models.parts import (
     Attention,
     Dense,
     Embedding,
     LayerNorm,
     Linear,
+    Media,
     Model,
     Norm,
     Parameter,
@@ -240,7 +241,7 @@ class _Footprint:
         """Yield the tower and the projectors, which every rank has completely and in the type of the activations."""
         stored, to = media_tensors(media), self.to
         infos = {name: self.tensors[one.name] for name, one in stored.items() if one.name in self.tensors}
-        alone = replace(to, tiling=None, bits="stored", rank=0, ranks=1, fp8=False)
+        alone = replace(to, bits="stored", rank=0, ranks=1, fp8=False)
         inner = _Footprint(self.model, infos, None, alone)
         for name in unlowered_tensors(media):
             yield Holding("tower", name, to.dtype, (math.prod(stored[name].shape), to.element_bytes))

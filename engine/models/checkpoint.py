@@ -84,8 +84,8 @@ def read_checkpoint(
     media = "" if task.text_only or blocks is not None else media_architecture(written)
     if task.text_only and has_prefix_attention(written):
         raise TaskError(
-            f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, which "
-            "is supported only together with images; leave the key out"
+            f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, "
+            "which is supported only together with images; leave the key out"
         )
     config = normalised(_text_config(written, folder) if task.text_only or media else written)
     generation = _read_generation(folder / "generation_config.json")

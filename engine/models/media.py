@@ -48,6 +48,29 @@ __all__ = [
 ]
 
 
+def tokens_per_image(media: Media) -> int:
+    """Return the number of embeddings of an image whose size the tower's table of positions determines; 0 if images
+    have other sizes."""
+    positions = media.tower.positions
+    if positions is None or positions.fit != "none":
+        return 0
+    joined = 1
+    for step in media.projectors[0].steps:
+        joined *= step.side if isinstance(step, Merge | AveragePool) else 1
+    return (positions.side // joined) ** 2
+
+
+PREFIX_TEXT = 512  # tokens of text that a prompt with bidirectional attention has room for beside an image
+
+
+def bidirectional_tokens(media: Media | None) -> int:
+    """Return the number of tokens that attend to one another and that a step must have room for by default; 0 if
+    attention is causal."""
+    if media is None or media.attention == "causal":
+        return 0
+    return tokens_per_image(media) + (PREFIX_TEXT if media.attention == "prefix" else 0)
+
+
 def block_path(tower: Tower, index: int) -> str:
     return join(tower.root, tower.layers, str(index))
 
@@ -77,9 +100,7 @@ def projector_tensors(projector: Projector) -> dict[str, StoredTensor]:
 def unlowered_tensors(media: Media) -> tuple[str, ...]:
     """Return the names of the tensors that are not weights of the tower's programs."""
     tower, tiles = media.tower, media.tiles
-    patches = join(tower.root, tower.patches.source)
-    found = [f"{patches}.weight", *([f"{patches}.bias"] if tower.patches.bias else [])]
-    found += [] if tower.positions is None else [join(tower.root, tower.positions.name)]
+    found = [] if tower.positions is None else [join(tower.root, tower.positions.name)]
     found += [join(tower.root, tower.class_token)] if tower.class_token else []
     return (*found, *(() if tiles is None else (tiles.newline,)))
 

@@ -216,7 +216,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     media = _media_store(config, text_model)
     if config.hardware.kernels == "triton":
         assert isinstance(text_model, TextModel), "checked with the kernels"
-        parts = device_parts(config, checkpoint, text_model, form, table)
+        parts = device_parts(config, checkpoint, text_model, form, table, media)
         if config.memory.kv_cache_measured and device.type == "cuda":
             with measured("profiling"), _memory_errors("the largest step"):
                 progress("profiling", 0.0)

@@ -5,8 +5,8 @@ Only the reader of a result waits for the device, one step later.
 Sampled tokens are not sent back to the device: the step that samples them writes them where the next step reads them.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.graphs import Graphs, Recorder
 from engine.worker.logit_fingerprint import logit_fingerprint
+from engine.worker.media import NO_MEDIA, MediaStore, StepMedia, without_deltas
 from engine.worker.results import Results
 from engine.worker.rows import EncoderInputs, PlanRows, plan_rows, split_encoder_inputs, step_result
 from engine.worker.scoring import score_prompts
@@ -75,13 +76,14 @@ class DeviceRunner:
         graph_sizes: Sequence[int] = (),
         recorder: Recorder | None = None,
         states: States | None = None,
+        media: MediaStore | None = None,
     ) -> None:
         """graph_sizes: rows of the decode steps that `capture` captures with `recorder`, if the device has one. states:
-        of a recurrent model."""
+        of a recurrent model. media: of a model that reads more than text."""
         self._model, self._pages = model, pages
         self._host, self._table = table, device_table
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
-        self._states = states
+        self._states, self._media = states, media
         self._steps = StagedSteps(device_table, self._upload, layout, pages, () if states is None else states.layers)
         self._sampler = DeviceSampler(model.vocabulary.part.vocab, pages.device)
         self._results = Results(pages.device)
@@ -111,14 +113,19 @@ class DeviceRunner:
         rows, encoder_inputs = plan_rows(plan), None
         if self._table.sources is not None:
             rows, encoder_inputs = split_encoder_inputs(rows, self._host.sources)
-        self._upload.send(plan, rows, self._host.columns)
+        deltas: Mapping[int, int] = {}
+        if self._media is not None:
+            self._media.apply(plan)
+            deltas = self._media.deltas
+        self._upload.send(plan, rows, self._host.columns, deltas)
         if not len(rows.slots):
             return lambda: StepResult(plan.step, ())
         self._upload.check(plan)
         count = len(rows.slots)
         if self._states is not None:
             self._states.restore(plan)
-        out = self._forward(rows, encoder_inputs)
+        media = NO_MEDIA if self._media is None else self._media.inputs(rows)
+        out = self._forward(rows, encoder_inputs, without_deltas(media))
         if self._states is not None:
             self._states.save(plan)
         slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
@@ -139,9 +146,10 @@ class DeviceRunner:
 
         def result() -> StepResult:
             bad, found, *sampled_logits = arriving.wait()
-            failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE)
+            failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE) | media.failed
             fingerprints = [logit_fingerprint(row) for logits in sampled_logits for row in logits]
-            return step_result(plan, rows, prepared.read(drawn, found), scored, failed, fingerprints)
+            made = step_result(plan, rows, prepared.read(drawn, found), scored, failed, fingerprints)
+            return made if media.counts is None else replace(made, media=media.counts)
 
         return result
 
@@ -155,15 +163,16 @@ class DeviceRunner:
             self._pages.device,
         )
 
-    def _forward(self, rows: PlanRows, encoder_inputs: EncoderInputs | None) -> Outputs:
+    def _forward(self, rows: PlanRows, encoder_inputs: EncoderInputs | None, media: StepMedia) -> Outputs:
         count = len(rows.slots)
         alone = bool((rows.count == 1).all())
         steady = alone and (encoder_inputs is None or not len(encoder_inputs.slots))
+        steady = steady and media.is_empty
         size = self._graphs.size_for(count) if steady else None
         if size is not None:
             return self._graphs.replay(size)
         singles, tokens = bool((rows.count == 1).any()), int(rows.count.sum())
-        return self._run(count, tokens, singles=singles, spans=not alone, encoder_inputs=encoder_inputs)
+        return self._run(count, tokens, singles=singles, spans=not alone, encoder_inputs=encoder_inputs, media=media)
 
     def _decode(self, size: int) -> Outputs:
         """Run a step of this many rows with at most one token each. Return its outputs, in shared buffers if any."""
@@ -171,9 +180,16 @@ class DeviceRunner:
         return outputs if self._shared is None else outputs.copied_to(self._shared)
 
     def _run(
-        self, rows: int, tokens: int, *, singles: bool, spans: bool, encoder_inputs: EncoderInputs | None = None
+        self,
+        rows: int,
+        tokens: int,
+        *,
+        singles: bool,
+        spans: bool,
+        encoder_inputs: EncoderInputs | None = None,
+        media: StepMedia = NO_MEDIA,
     ) -> Outputs:
-        step = self._steps.step(rows, tokens, singles=singles, spans=spans, encoder_inputs=encoder_inputs)
+        step = self._steps.step(rows, tokens, singles=singles, spans=spans, encoder_inputs=encoder_inputs, media=media)
         found = None
         if step.encoder_inputs is not None:
             # Checked here, because non-finite keys and values are written to pages as zeros.

@@ -14,11 +14,13 @@ from engine.kv.states import num_snapshots
 from engine.layers.fused import CrossAttentionInputs, DeviceStep, FusedModel
 from engine.layers.fused_pooler import FusedPooler
 from engine.layers.model import TextModel, make_pages
+from engine.lowering.media_memory import media_bytes
 from engine.models.checkpoint import Checkpoint
 from engine.models.kv_scales import read_kv_scales
 from engine.worker.device import DeviceRunner
 from engine.worker.device_table import DeviceTable
 from engine.worker.graphs import recorder_of
+from engine.worker.media import MediaStore
 from engine.worker.pooled_device import PooledDeviceRunner
 from engine.worker.states import States, allocate_states
 from engine.worker.table import RequestTable
@@ -35,6 +37,7 @@ class DeviceParts:
     device_table: DeviceTable
     pooler: FusedPooler | None
     states: States  # empty without recurrent layers
+    media: MediaStore | None = None
 
     @property
     def table_bytes(self) -> int:
@@ -47,11 +50,16 @@ class DeviceParts:
             return PooledDeviceRunner(self.model, self.pooler, self.layout, pages, self.device_table, states)
         recorder = recorder_of(pages.device)
         tables = self.table, self.device_table
-        return DeviceRunner(self.model, self.layout, pages, *tables, graph_sizes, recorder, states)
+        return DeviceRunner(self.model, self.layout, pages, *tables, graph_sizes, recorder, states, self.media)
 
 
 def device_parts(
-    config: EngineConfig, checkpoint: Checkpoint, text_model: TextModel, form: Layout, table: RequestTable
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    text_model: TextModel,
+    form: Layout,
+    table: RequestTable,
+    media: MediaStore | None = None,
 ) -> DeviceParts:
     scales = None
     if config.quantization.kv_cache == "fp8":
@@ -64,13 +72,14 @@ def device_parts(
         device=device,
         segments=0 if embed.segments is None else embed.segments.count,
         encoder_decoder=checkpoint.model.encoder is not None,
+        rope_deltas=bool(text_model.program.rope_axes),
     )
     pooler = None
     if text_model.pooler is not None:
         pooler = FusedPooler(text_model.pooler, slots=slots, hidden=embed.hidden, device=device)
     snapshots = num_snapshots(text_model.states, slots, prefix_cache=config.cache.prefix)
     states = allocate_states(text_model.states, slots, snapshots or 0, device)
-    return DeviceParts(FusedModel(text_model, scales), form, table, device_table, pooler, states)
+    return DeviceParts(FusedModel(text_model, scales), form, table, device_table, pooler, states, media)
 
 
 def measured_pool(config: EngineConfig, text_model: TextModel, parts: DeviceParts, reserve: int = 0) -> int:
@@ -82,10 +91,14 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
     step = step_bytes(
         parts, config.scheduling.max_step_tokens, config.model.max_context, text_model.dtype, config.speculation.rows
     )
+    media = 0
+    if text_model.model.media is not None:
+        settings = config.scheduling.max_media_tokens, config.memory.media_cache, text_model.dtype.itemsize
+        media = media_bytes(text_model.model.media, *settings)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.memory.weights + config.memory.workspace + config.memory.kv_cache
-    beside = step + config.memory.graphs + reserve * parts.layout.block_bytes
+    beside = step + media + config.memory.graphs + reserve * parts.layout.block_bytes
     left = planned - text_model.weight_bytes - parts.table_bytes - parts.states.nbytes - beside
     return max(0, min(config.memory.kv_cache, left, free - beside - SPARE_BYTES))
 

@@ -10,6 +10,7 @@ from engine.kv.layout import Layout
 from engine.layers.fused import CrossAttentionInputs, DeviceStep
 from engine.layers.states import LayerStates
 from engine.worker.device_table import DeviceTable, StepUpload, aligned
+from engine.worker.media import NO_MEDIA, StepMedia
 from engine.worker.rows import EncoderInputs
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.step_inputs import STEP_INPUTS
@@ -25,7 +26,14 @@ class StagedSteps:
     states: LayerStates = ()
 
     def step(
-        self, rows: int, tokens: int, *, singles: bool, spans: bool, encoder_inputs: EncoderInputs | None = None
+        self,
+        rows: int,
+        tokens: int,
+        *,
+        singles: bool,
+        spans: bool,
+        encoder_inputs: EncoderInputs | None = None,
+        media: StepMedia = NO_MEDIA,
     ) -> DeviceStep:
         """Build the step from the first `rows` rows in `upload`. `tokens` includes padding. entering: encoder inputs
         that
@@ -33,6 +41,12 @@ class StagedSteps:
         table, upload = self.table, self.upload
         slot, first, query_start = upload.slot[:rows], upload.first[:rows], upload.query_start[: rows + 1]
         step = self._step(slot, first, query_start, tokens, singles=singles, spans=spans)
+        if media.rows is not None or media.axes is not None or media.spans is not None:
+            device = self.pages.device
+            axes, own = (None if one is None else integers(one, device) for one in (media.axes, media.spans))
+            return replace(step, media=media.rows, axes=axes, bidirectional=own)
+        if table.rope_deltas is not None and not spans:
+            return replace(step, rope_deltas=table.rope_deltas[slot.long()])
         if table.sources is None:
             return step
         decoder_starts, positions, *each = CROSS_ATTENTION_INPUTS(table.sources, step.positions, slot, query_start)
@@ -87,6 +101,11 @@ class StagedSteps:
             spans=spans,
             segments=segments,
         )
+
+
+def integers(values: np.ndarray, device: torch.device) -> Tensor:
+    """Return int32 on the device, in stream order; the host does not wait."""
+    return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(device, non_blocking=True)
 
 
 def indexes(values: np.ndarray, device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ rows of a step and the runs of its changes to pinned memory; one copy transfers 
 that has not uploaded its changes is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ _ALIGNED = 32  # words: columns start at multiples of 128 bytes
 _IN_FLIGHT = 4  # number of host buffers; a buffer is reused only after its upload has finished
 _RUN = 3  # words that describe a run: offset in the table, length, offset of its words in the upload
 
+NO_DELTAS: Mapping[int, int] = {}
 Run = tuple[int, np.ndarray]  # (offset in the table's memory, words)
 
 
@@ -34,7 +35,8 @@ class DeviceTable:
     rope_lengths: [slots].
     columns: sampling parameters.
     segments: [slots, segments - 1], first positions of all segments but the first; None without segment embeddings.
-    sources: [slots], length of the encoder input; None without an encoder."""
+    sources: [slots], length of the encoder input; None without an encoder.
+    rope_deltas: [slots], rotary position of the reply's tokens minus their position; None without M-RoPE."""
 
     def __init__(
         self,
@@ -45,15 +47,17 @@ class DeviceTable:
         device: torch.device,
         segments: int = 0,
         encoder_decoder: bool = False,
+        rope_deltas: bool = False,
     ) -> None:
-        """segments: number of segment embeddings of the model. encoder_decoder: encoder-decoder model."""
+        """segments: number of segment embeddings of the model. encoder_decoder: encoder-decoder model. rope_deltas:
+        model with M-RoPE."""
         # One more than a request can have: a step may be planned before the request is known to be complete.
         width = aligned(max_context + 1)
         blocks = aligned(blocks_of(max_context + 1, layout.block_tokens))
         groups = len(layout.groups)
         sizes = [slots * width, groups * slots * blocks, aligned(slots), len(FIELDS) * aligned(slots)]
         begins = max(0, segments - 1)
-        sizes += [slots * begins, slots if encoder_decoder else 0]
+        sizes += [slots * begins, slots if encoder_decoder else 0, slots if rope_deltas else 0]
         starts = np.cumsum([0, *map(aligned, sizes)]).tolist()
         self.memory = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         pieces = [self.memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
@@ -64,6 +68,7 @@ class DeviceTable:
         self.columns = DeviceColumns.of(fields)
         self.segments = pieces[4].view(slots, begins) if segments else None
         self.sources = pieces[5] if encoder_decoder else None
+        self.rope_deltas = pieces[6] if rope_deltas else None
         self._starts, self._width, self._blocks, self._line = starts, width, blocks, fields.shape[1]
         self._filled = np.zeros((slots, groups), np.int64)
         self._slots = slots
@@ -72,9 +77,10 @@ class DeviceTable:
     def nbytes(self) -> int:
         return self.memory.nbytes
 
-    def changes(self, plan: StepPlan, columns: Columns | None) -> Iterator[Run]:
-        """Yield the changes of a plan. `columns` has its new requests already; pooling models have no columns."""
-        token_start, table_start, rope_start, field_start, segment_start, source_start = self._starts[:6]
+    def changes(self, plan: StepPlan, columns: Columns | None, deltas: Mapping[int, int] = NO_DELTAS) -> Iterator[Run]:
+        """Yield the changes of a plan. `columns` has its new requests already; pooling models have no columns. deltas:
+        `rope_deltas` of new requests that are not 0, by slot."""
+        token_start, table_start, rope_start, field_start, segment_start, source_start, delta_start = self._starts[:7]
         begins = 0 if self.segments is None else self.segments.shape[1]
         for new in plan.new:
             self._filled[new.slot] = 0
@@ -84,6 +90,8 @@ class DeviceTable:
                 yield segment_start + new.slot * begins, _begins(new.segments, begins)
             if self.sources is not None:
                 yield source_start + new.slot, np.array([new.source], np.int32)
+            if self.rope_deltas is not None:
+                yield delta_start + new.slot, np.array([deltas.get(new.slot, 0)], np.int32)
         if plan.new and columns is not None:
             slots = np.array([new.slot for new in plan.new])
             for field, values in enumerate(staged(columns, slots)):
@@ -121,9 +129,11 @@ class StepUpload:
         self.slot, self.first, self.query_start = self.memory[: self._head].view(3, self._rows).unbind()
         self._staged = -1
 
-    def send(self, plan: StepPlan, rows: PlanRows, columns: Columns | None) -> None:
-        """Upload the rows and apply the plan's changes to the table."""
-        runs = list(self._table.changes(plan, columns))
+    def send(
+        self, plan: StepPlan, rows: PlanRows, columns: Columns | None, deltas: Mapping[int, int] = NO_DELTAS
+    ) -> None:
+        """Upload the rows and apply the plan's changes to the table. deltas: see `DeviceTable.changes`."""
+        runs = list(self._table.changes(plan, columns, deltas))
         head = self._packed_rows(rows)
         at = 0
         while True:

@@ -1,9 +1,9 @@
 """Positions of M-RoPE: three for each token of a prompt, in time, height and width.
 
-The three positions of a text token are equal. A token of an image has those of its place in the grid, counted from the
-text before it, and the text after it continues after the longer side of the grid. The reply continues after the
-largest position of the prompt, so its positions differ from the indexes of its tokens by a constant. Source: transformers modeling_qwen2_vl.py,
-modeling_qwen2_5_vl.py and modeling_qwen3_vl.py (get_rope_index).
+The three positions of a text token are equal. A token of an image has the positions of its place in the grid, counted
+from the text before it. The text after it continues after the longer side of the grid. The reply continues after the
+largest position of the prompt, so its positions differ from the indexes of its tokens by a constant. Source:
+transformers modeling_qwen2_vl.py, modeling_qwen2_5_vl.py and modeling_qwen3_vl.py (get_rope_index).
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.api.media import MediaItem, MediaTensor
-from engine.models.media import GridPositions
+from engine.models.parts import GridPositions
 
 DTYPES = {"float32": "<f4", "int64": "<i8"}
 

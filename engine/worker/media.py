@@ -7,7 +7,7 @@ with the same item, the least recently used ones first to go, and in any case un
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.api.media import MediaItem
 from engine.core.plan import MediaCounts, NewRow, StepPlan
 from engine.layers.batch import MediaRows
-from engine.models.media import Media
+from engine.models.parts import Media
 from engine.worker.grid_positions import PromptPositions, as_array, prompt_positions
 from engine.worker.rows import PlanRows
 
@@ -55,6 +55,17 @@ class StepMedia:
     spans: np.ndarray | None = None  # [tokens, 2] int64
     failed: dict[int, str] = field(default_factory=dict)  # rows whose items do not fit their prompts
     counts: MediaCounts | None = None
+    replies: bool = False  # all tokens follow their prompts, so their `axes` differ from their positions by a constant
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the step has no input from media."""
+        return self.rows is None and self.axes is None and self.spans is None
+
+
+def without_deltas(media: StepMedia) -> StepMedia:
+    """Return the inputs for a device that adds the deltas of M-RoPE itself to the positions of replies."""
+    return replace(media, axes=None) if media.replies else media
 
 
 NO_MEDIA = StepMedia()
@@ -102,7 +113,18 @@ class MediaStore:
         pieces = [piece for number, place in enumerate(places) for piece in self._pieces(number, *place)]
         media, failed, counts = self._embedded(pieces, {piece.row: places[piece.row][0] for piece in pieces})
         self._evict(self._needed_next(places))
-        return StepMedia(media, self._axes(places, total), self._spans(places, total), failed, counts)
+        replies = all(count == 1 and self._follows_prompt(slot, first) for slot, first, count, _ in places)
+        return StepMedia(media, self._axes(places, total), self._spans(places, total), failed, counts, replies)
+
+    @property
+    def deltas(self) -> dict[int, int]:
+        """Return the difference of M-RoPE positions of a reply's tokens and their positions, by slot."""
+        found = ((slot, mine.positions) for slot, mine in self._open.items())
+        return {slot: positions.delta for slot, positions in found if positions is not None}
+
+    def _follows_prompt(self, slot: int, position: int) -> bool:
+        mine = self._open.get(slot)
+        return mine is None or position >= mine.prompt_tokens
 
     def _opened(self, new: NewRow) -> OpenMedia:
         positions = None

@@ -264,10 +264,12 @@ def attention(
     *,
     causal: bool = True,
     cross: bool = False,
+    spans: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of all rows that have tokens (kernels/attention/common.py), whether a row has one token or
     several. Without `causal`, rows whose tokens are all present read in both directions. cross: tokens of a row read
-    the positions before its element of `key_starts`, and no others."""
+    the positions before its element of `key_starts`, and no others. spans: [tokens, 2] int64, see
+    kernels/attention/prefill.py."""
     native = _native(pages)
     count = (query_start[1:] - query_start[:-1]).to(torch.int64)
     real = count > 0
@@ -299,6 +301,7 @@ def attention(
         first=lengths[real].to(torch.int64) - count,
         count=count,
         starts=None if key_starts is None else key_starts[real].to(torch.int64),
+        spans=spans,
         tables=[table[slot[real].long()].to(torch.int64).contiguous()],
         slot_mapping=[torch.empty(0, dtype=torch.int64)],
         pages=native,

@@ -2,11 +2,11 @@
 
 import msgspec
 import pytest
-from tests.engine.media_models import REPLY, check, counts, greedy, llava, llava_picture, opened
 
 from engine.api.errors import RequestError
 from engine.llm import MediaPrompt
 from kernels.cpu.library import best
+from tests.engine.media_models import REPLY, check, counts, greedy, llava, llava_picture, opened
 
 KERNELS = ("torch", best())
 ONE, OTHER = llava_picture(1), llava_picture(2)
@@ -37,7 +37,9 @@ def test_prompts_with_zero_to_two_images_run_together(family, replies, kernels):
 @pytest.mark.parametrize("step", [1, 5, 16])
 def test_chunks_may_end_inside_of_an_image(family, replies, kernels, step):
     with opened(family, kernels, max_step_tokens=step, max_running=2) as llm:
-        for parts, generation in zip(PROMPTS, llm.generate([family.prompt(*one) for one in PROMPTS], greedy()), strict=True):
+        for parts, generation in zip(
+            PROMPTS, llm.generate([family.prompt(*one) for one in PROMPTS], greedy()), strict=True
+        ):
             check(generation, replies[parts])
 
 
@@ -109,7 +111,9 @@ def test_repeated_image_is_computed_once_within_the_budget(family, replies):
 
 def test_step_has_a_limit_of_embeddings(family, replies):
     with opened(family, "torch", max_media_tokens=9) as llm:
-        for parts, one in zip(PROMPTS, llm.generate([family.prompt(*parts) for parts in PROMPTS], greedy()), strict=True):
+        for parts, one in zip(
+            PROMPTS, llm.generate([family.prompt(*parts) for parts in PROMPTS], greedy()), strict=True
+        ):
             check(one, replies[parts])
 
 

@@ -3,9 +3,8 @@ layers. The towers themselves have tests in tests/engine/layers."""
 
 import pytest
 
-from engine.llm import MediaPrompt
 from kernels.cpu.library import best
-from tests.engine.media_models import FAMILIES, Family, Picture, check, counts, greedy, opened
+from tests.engine.media_models import FAMILIES, check, greedy, opened
 
 NAMES = [name for name in FAMILIES if name != "llava"]
 KERNELS = ("torch", best())
@@ -31,3 +30,14 @@ def test_replies_equal_those_of_transformers(case, kernels):
         check(cold, replies[parts])
         check(warm, replies[parts])
     assert any(one.timing.cached_tokens for one in again)
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl", "gemma3"])
+def test_replies_with_triton_equal_those_of_transformers(name, tmp_path):
+    """M-RoPE with additions to hidden states, and bidirectional attention; the reply continues after the grid."""
+    make, picture = FAMILIES[name]
+    family = make(tmp_path)
+    parts = (2, picture(1), 3)
+    with opened(family, "triton", max_step_tokens=12, max_running=2, max_context=40, kv_bytes=1 << 17) as llm:
+        (found,) = llm.generate(family.prompt(*parts), greedy(3))
+    check(found, family.reply(*parts, count=3))

@@ -43,6 +43,7 @@ class Rows:
         self, rows, *, heads=4, kv_heads=2, dim=32, dtype=torch.float32, block=16, window=None, chunk=None, causal=True
     ):
         self.rows, self.window, self.chunk, self.dim, self.causal = rows, window, chunk, dim, causal
+        self.spans = None
         self.starts = list(accumulate((count for count, _ in rows), initial=0))
         q, self.kv = [], []
         blocks = [-(-length // block) for _, length in rows]
@@ -79,6 +80,7 @@ class Rows:
             *(biases, None if starts is None else torch.tensor(starts)),
             causal=self.causal and not cross,
             cross=cross,
+            spans=None if self.spans is None else torch.tensor(self.spans),
         )
         assert (out[-1] == POISON).all()
         return out[:-1]
@@ -89,6 +91,9 @@ class Rows:
         near = (key - query).abs() < (self.window or length)
         if self.chunk is not None:
             near &= key // self.chunk == query // self.chunk
+        if self.spans is not None:
+            begins, ends = torch.tensor(self.spans[self.starts[row] : self.starts[row + 1]]).T[:, :, None]
+            return (near & (key <= query)) | ((key >= begins) & (key < ends))
         return near & (key <= query) if self.causal else near
 
     def parts(self):
@@ -136,6 +141,27 @@ def test_bidirectional_rows_equal_torch(team, dim, window):
         alone = Rows([(length, length)], dim=dim, heads=4, kv_heads=4, window=window, causal=False)
         begin = rows.starts[lengths.index(length)]
         assert torch.equal(alone.attend(team), got[begin : begin + length])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dim", "window"), [(32, None), (40, 70), (64, None)])
+def test_spans_equal_torch(team, dtype, dim, window):
+    """The tokens of a span see one another; spans reach over chunks, splits and pieces of work. Rows without spans, and
+    tokens beside them, are as they would be alone."""
+    mixed = [(1, 70), (40, 90), (600, 620), (33, 33), (17, 130)]
+    rows = Rows(mixed, dim=dim, window=window, dtype=dtype)
+    plain = rows.attend(team)
+    of_rows = {1: [(52, 60), (60, 83)], 2: [(25, 90), (500, 569)], 3: [(0, 33)]}
+    rows.spans = [
+        next((span for span in of_rows.get(row, ()) if span[0] <= at < span[1]), (0, 0))
+        for row, (count, length) in enumerate(mixed)
+        for at in range(length - count, length)
+    ]
+    got = rows.attend(team)
+    near(got, rows.torch())
+    lone = torch.tensor([span == (0, 0) for span in rows.spans])
+    assert torch.equal(got[lone], plain[lone])
+    assert not torch.equal(got[~lone], plain[~lone])
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

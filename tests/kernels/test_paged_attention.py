@@ -13,6 +13,33 @@ from kernels.paged_kv import write_kv, write_rows
 BLOCK, LAYERS, LAYER = 4, 3, 1
 
 
+def spans_equal_brute_force(first, count, spans, **options):
+    """Compare a row with spans with one pass for each query over the keys that it sees."""
+    rows = Rows([(first, count), (3, 1), (0, 5)], **options)
+    none = [[0, 0]] * count
+    for begin, end in spans:
+        none[begin - first : end - first] = [[begin, end]] * (end - begin)
+    every = torch.tensor(none + [[0, 0]] * 6)
+    limits = {"window": rows.window, "key_starts": None, "spans": every}
+    reads = group_reads(causal_reads(rows.first, rows.count, rows.sizes, **limits), rows.table, LAYERS)
+    got = paged_attention(rows.q, rows.k, rows.v, rows.pages, LAYER, reads, scale=0.35, softcap=None)
+    wanted = rows.expected(0.35)
+    keys, values = (one.double().repeat_interleave(3, 1) for one in rows.kv[0])
+    for i, (begin, end) in enumerate(none):
+        position = first + i
+        low = 0 if rows.window is None else max(0, position - rows.window + 1)
+        seen = sorted({*range(low, position + 1), *range(begin, end)})
+        weights = (torch.einsum("khd,hd->hk", keys[seen], rows.q[i].double()) * 0.35).softmax(-1)
+        wanted[i] = torch.einsum("hk,khd->hd", weights, values[seen])
+    torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_tokens_of_a_span_see_one_another(window):
+    spans_equal_brute_force(0, 12, [(0, 5), (7, 12)], window=window)
+    spans_equal_brute_force(9, 8, [(10, 14), (14, 17)], window=window)
+
+
 def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, slopes=None, begin=0, chunk=None):
     """q: [count, heads, dim] at positions first…; keys, values: [length, kv_heads, dim], all positions of the row."""
     out = torch.zeros(q.shape, dtype=torch.float64)

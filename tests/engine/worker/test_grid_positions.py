@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from engine.api.media import MediaItem, MediaTensor
-from engine.models.media import GridPositions
+from engine.models.parts import GridPositions
 from engine.worker.grid_positions import PromptPositions, prompt_positions
 
 SIDE = 2

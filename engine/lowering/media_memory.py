@@ -1,0 +1,52 @@
+"""Memory of kept embeddings of media, and of the largest step of a tower, without its weights.
+
+The tower of a step has the patches of up to `step_tokens` embeddings. A single item with more embeddings takes more.
+"""
+
+import math
+from dataclasses import dataclass
+
+from engine.lowering.measures import attends, buffer_widths
+from engine.lowering.program import Program
+from engine.lowering.tower import lower_tower
+from engine.models.parts import AveragePool, Media, Merge
+
+
+@dataclass(frozen=True)
+class TowerSizes:
+    """Sizes of a tower for each embedding of a step."""
+
+    patches: int
+    elements: int  # of all buffers, keys and values of a layer, and pixels
+
+
+def tower_sizes(media: Media) -> TowerSizes:
+    """Return the sizes for an embedding. All buffers of a program are counted, although torch frees them earlier."""
+    tower = lower_tower(media)
+    joined = [
+        math.prod(stage.side**2 for stage in projector.stages if isinstance(stage, Merge | AveragePool))
+        for projector in tower.projectors
+    ]
+    patches = max(joined, default=1)
+    elements = patches * (media.tower.patches.pixels + _elements(tower.patches) + _elements(tower.tower))
+    for projector in tower.projectors:
+        rows = patches
+        for stage in projector.stages:
+            if isinstance(stage, Program):
+                elements += max(1, rows) * _elements(stage)
+            else:
+                rows //= stage.side**2
+                elements += rows * stage.side**2 * projector.width
+    return TowerSizes(patches, elements)
+
+
+def media_bytes(media: Media, step_tokens: int, cache_bytes: int, element_bytes: int) -> int:
+    """Return the bytes of kept embeddings and of the largest step, whose embeddings are computed and then copied."""
+    step = step_tokens * (2 * media.width + tower_sizes(media).elements) * element_bytes
+    return cache_bytes + step
+
+
+def _elements(program: Program) -> int:
+    """Return the elements for each row."""
+    keys = max((2 * op.kv_heads * op.key_dim for op in attends(program.ops)), default=0)
+    return sum(buffer_widths(program.ops).values()) + keys
