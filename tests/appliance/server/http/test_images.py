@@ -232,6 +232,17 @@ def test_a_prompt_with_images_is_not_truncated(make: Callable[..., Any]) -> None
     assert fault["param"] == "truncate_prompt_tokens"
 
 
+def test_images_times_choices_are_limited(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = make()
+    body = {**asked(part(ONE)), "temperature": 1}
+    assert gateway.post(PATH, {**body, "n": 3})[0] == 200
+    size = sum(len(tensor.data) for tensor in gateway.submits[0].media[0].tensors.values())
+    monkeypatch.setattr("appliance.server.chat.sequences.MAX_MEDIA", 2 * size)
+    gateway.submits.clear()
+    assert refused(gateway, {**body, "n": 3})["param"] == "n"
+    assert gateway.post(PATH, {**body, "n": 2})[0] == 200
+
+
 @pytest.mark.parametrize("url", [None, "", 3, {"url": None}, {}])
 def test_a_part_without_url_is_refused(make: Callable[..., Any], url: Any) -> None:
     fault = refused(make(), asked({"type": "image_url", "image_url": url}))
