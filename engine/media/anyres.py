@@ -1,8 +1,8 @@
 """LLaVA-NeXT and LLaVA-OneVision: the whole image, and tiles of it at the best of several resolutions.
 
-Image tokens are those of the whole image, and those of the tiles without their padding, with a token at the end of each
-row. OneVision shrinks the tiles' features beyond a number of tiles. Source: transformers processing_llava_next.py,
-processing_llava_onevision.py, image_processing_pil_llava_next.py, image_processing_utils.py.
+The whole image has a fixed number of image tokens. The tiles have one for each feature without padding, and one at the
+end of each row. OneVision shrinks the tiles' features beyond a number of tiles. Source: transformers
+processing_llava_next.py, processing_llava_onevision.py, image_processing_pil_llava_next.py, image_processing_utils.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class AnyRes:
 
     tokens: Tokens
     steps: Steps
-    """Of the whole image and of each tile."""
+    """Steps for the whole image and for each tile."""
     resolutions: tuple[Size, ...]
     tile: int
     """Edge of a tile in pixels, before `steps`."""

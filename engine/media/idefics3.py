@@ -58,7 +58,7 @@ class Idefics3:
     length: int
     """Image tokens of one tile."""
     edge: int | None
-    """Longest edge after the first resizing; None if there is none."""
+    """Longest edge after the first resizing, or None without it."""
     tile: int
     splits: bool
     resample: int

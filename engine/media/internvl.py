@@ -46,7 +46,7 @@ class InternVL:
     """Image tokens of one tile."""
     tile: Size
     tiles: tuple[int, int] | None
-    """Least and most tiles without the thumbnail; None: the whole image is one tile."""
+    """Least and most tiles without the thumbnail, or None if the whole image is one tile."""
     resample: int
     normalisation: Normalisation
 

@@ -56,7 +56,7 @@ def refused(gateway: Any, body: dict[str, Any], path: str = PATH) -> dict[str, A
 
 @pytest.mark.parametrize("name", MODELS)
 def test_chat_expands_images_and_sends_them_to_the_engine(make: Callable[..., Any], name: str, models: Any) -> None:
-    """MMP-01: the prompt equals the text with all image tokens, tokenized at once."""
+    """The prompt equals the text with all image tokens, tokenized at once."""
     gateway = make(name)
     status, reply = gateway.post(PATH, asked(part(ONE), "what is\n\nthis?"))
     assert status == 200, reply
@@ -100,7 +100,7 @@ def test_text_is_rendered_for_templates_that_accept_only_parts(make: Callable[..
 
 
 def test_a_repeated_image_is_processed_once(make: Callable[..., Any]) -> None:
-    """MMP-05: the cache is used by further requests, and has a size."""
+    """The cache is used by further requests, and has a size."""
     gateway = make()
     for _ in range(3):
         assert gateway.post(PATH, asked(part(ONE), part(ONE)))[0] == 200
@@ -199,7 +199,7 @@ def test_images_of_tool_results_follow_in_a_user_message(make: Callable[..., Any
     ],
 )
 def test_an_image_that_cannot_be_read_is_named(make: Callable[..., Any], url: str, reason: str) -> None:
-    """SEC-02: the fault names the field, and the gateway continues."""
+    """The fault names the field, and the gateway continues."""
     gateway = make()
     fault = refused(gateway, asked("a", part(url)))
     assert fault["param"] == "messages.0.content.1.image_url"
@@ -217,7 +217,7 @@ def test_placeholders_in_texts_are_refused(make: Callable[..., Any], name: str) 
 
 
 def test_more_images_than_allowed_are_refused(make: Callable[..., Any]) -> None:
-    """MMP-03: image=1 with two images gives 400."""
+    """Image=1 with two images gives 400."""
     fault = refused(make(**{"limits.media.images": 1}), asked(part(ONE), part(ONE)))
     assert fault["param"] == "messages.0.content.1.image_url" and "limits.media.images" in fault["message"]
 
