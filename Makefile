@@ -54,7 +54,7 @@ kernels: $(VENV)/.test
 # Folders of unit tests. tests/test_tiers.py lists the others.
 UNIT := $(addprefix tests/appliance/,chaos cli config deployment hardware migration observability output_formats planning security) \
 	$(addprefix tests/appliance/server/,anthropic chat pooling routing) \
-	$(addprefix tests/engine/,api gguf kv models structured text) tests/test_tiers.py tests/test_arrows.py
+	$(addprefix tests/engine/,api gguf kv media models structured text) tests/test_tiers.py tests/test_arrows.py
 
 quick: $(VENV)/.test
 	$(PYTEST) -m "not slow and not variants and not nightly" $(UNIT)

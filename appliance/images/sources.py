@@ -2,7 +2,8 @@
 
 A URL of a client must not make the gateway reach other services (server-side request forgery). So only https URLs of
 the hosts in `limits.media.hosts` are fetched. The host's address is resolved once and checked: every address must be
-public. The connection goes to that address, so a later change of the name has no effect. Redirects are checked alike.
+public. The connection goes to that address, so a later change of the name has no effect. Targets of redirects are
+checked in the same way.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ class SourceError(Exception):
 
 
 class Sources:
-    """Reads image files. `resolve` and `context` (of TLS) are those of the system by default."""
+    """Reads image files. `resolve` and `context` (of TLS) have the defaults of the system."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Sources:
         folders = [Path(folder).resolve() for folder in self._limits.folders]
         try:
             with open_file(Path(unquote(parts.path)).resolve(strict=True)) as file:
-                # The path of the open file: links cannot change any more.
+                # The path of the open file: later changes of links have no effect.
                 opened = Path(os.readlink(f"/proc/self/fd/{file.fileno()}"))
                 if not any(opened.is_relative_to(folder) for folder in folders):
                     raise outside
@@ -191,7 +192,7 @@ async def _resolved(host: str, port: int) -> Sequence[str]:
 
 
 def is_public(address: str) -> bool:
-    """Return True for an address of the public internet, also for one that is written in IPv6 for IPv4."""
+    """Return True for an address of the public internet, also if it is an IPv4 address in an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -205,6 +205,25 @@ def sampling(text: str) -> Values:
     return found
 
 
+def images(text: str) -> Values:
+    """Return the images per prompt of a JSON object with counts by modality, or of image=COUNT."""
+    given = _json(text) if text.lstrip().startswith("{") else dict([text.strip().split("=", 1)])
+    found = given.get("image") if isinstance(given, dict) else None
+    if isinstance(found, dict):
+        found = found.get("count")
+    if found is None:
+        raise NothingToSet("only images are accepted")
+    return {"limits.media.images": accepted("limits.media.images", int(found))}
+
+
+def gibibytes(text: str) -> str:
+    """Return a size in bytes of a number of GiB."""
+    size = round(_number(text) * 2**30)
+    if size < 1:
+        raise NoEquivalent("the cache of images cannot be turned off")
+    return f"{size}B"
+
+
 NO_GGUF_ADAPTER = "adapters in GGUF files are not read; name a folder that PEFT has saved in `adapters`"
 
 

@@ -11,13 +11,20 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "gemma3": "gemma3",
+    "idefics3": "idefics3",
+    "internvl": "internvl",
     "llava": "llava",
+    "llava_next": "anyres",
+    "llava_onevision": "anyres",
+    "mistral3": "pixtral",
+    "paligemma": "paligemma",
     "qwen2_5_vl": "qwen_vl",
     "qwen2_vl": "qwen_vl",
     "qwen3_5": "qwen_vl",
     "qwen3_5_moe": "qwen_vl",
     "qwen3_vl": "qwen_vl",
     "qwen3_vl_moe": "qwen_vl",
+    "smolvlm": "idefics3",
 }
 """Module of engine.media with the function `declare`, by model type."""
 
@@ -44,4 +51,8 @@ def read_processor(folder: str | Path) -> "Processor | None":
 
 
 def _family(files: Files | None) -> str | None:
-    return None if files is None else FAMILIES.get(str(files.config.get("model_type")))
+    if files is None:
+        return None
+    if files.kind == "PixtralImageProcessor":  # Pixtral 12B is of type llava
+        return "pixtral"
+    return FAMILIES.get(str(files.config.get("model_type")))

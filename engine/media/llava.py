@@ -19,6 +19,7 @@ from engine.media.pixels import (
     Size,
     center_crop,
     channels,
+    check_size,
     read_normalisation,
     read_size,
     resized,
@@ -91,6 +92,7 @@ def target(size: Mapping[str, int], width: int, height: int) -> Size:
 
 def pad_to_square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:
     edge = max(image.size)
+    check_size((edge, edge), image)
     if image.width == image.height:
         return image
     square = Image.new("RGB", (edge, edge), (colour[0], colour[1], colour[2]))
@@ -139,8 +141,8 @@ class Llava:
         return {"pixel_values": np.ascontiguousarray(self.steps.apply(image)[None])}
 
 
-def declare(files: Files) -> Processor:
-    image = files.token("image_token", "<image>")
+def patches(files: Files) -> tuple[int, int]:
+    """Return the edge of a patch, and the number of tokens in addition to the patches."""
     processor, is_clip = files.processor, files.vision.get("model_type", "clip_vision_model") == "clip_vision_model"
     if processor.get("patch_size"):
         patch_size, strategy = processor["patch_size"], processor.get("vision_feature_select_strategy")
@@ -148,4 +150,9 @@ def declare(files: Files) -> Processor:
     else:  # checkpoints from before processor_config.json have these settings only in config.json
         patch_size, more = files.vision["patch_size"], int(is_clip)
         strategy = files.config.get("vision_feature_select_strategy") or "default"
-    return Llava(Tokens(image, image), read_steps(files), int(patch_size), int(more) - int(strategy == "default"))
+    return int(patch_size), int(more) - int(strategy == "default")
+
+
+def declare(files: Files) -> Processor:
+    image = files.token("image_token", "<image>")
+    return Llava(Tokens(image, image), read_steps(files), *patches(files))

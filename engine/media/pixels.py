@@ -26,11 +26,17 @@ def resized(image: Image.Image, size: Size, resample: int) -> Image.Image:
     """Return the image with this height and width. Raises ImageError for a size that only an extreme aspect ratio can
     cause."""
     height, width = size
+    check_size(size, image)
+    return image.resize((width, height), resample=Image.Resampling(resample))
+
+
+def check_size(size: Size, image: Image.Image) -> None:
+    """Raise ImageError for a height and width that only an extreme aspect ratio of `image` can cause."""
+    height, width = size
     if height < 1 or width < 1 or height * width > MAX_PIXELS:
         raise ImageError(
             f"an image of {image.width} x {image.height} pixels has an aspect ratio that the model cannot process"
         )
-    return image.resize((width, height), resample=Image.Resampling(resample))
 
 
 def channels(image: Image.Image) -> Array:

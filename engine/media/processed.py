@@ -18,7 +18,7 @@ class Tokens:
     placeholder: str
     """Text that the chat template writes for an image."""
     image: str
-    """Token that stands for one embedding of the tower in the expanded prompt."""
+    """Token that represents one embedding of the tower in the expanded prompt."""
 
 
 class Processed(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from engine.media.processed import Processed, Tokens
 
 Array = np.ndarray[Any, Any]
 
-MAX_PIXELS = 1 << 26
+MAX_PIXELS = 1 << 25
 """Maximum pixels of an image after resizing. Settings of checkpoints stay far below; extreme aspect ratios do not."""
 
 

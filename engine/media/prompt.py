@@ -28,7 +28,7 @@ def expand(
 ) -> Expanded:
     """Replace each placeholder in a rendered prompt by the tokens of one image, in order.
 
-    encode: tokenizes a text. image_id: id of `tokens.image`. The text is expanded before it is tokenized, as in
+    encode: tokenizes a text. image_id: id of `tokens.image`. The text is expanded first and then tokenized, as in
     transformers, because texts around an image token can form tokens with their neighbours. Only the repetitions of
     image tokens are added afterwards. Raises MediaPromptError if there are more or fewer placeholders than images.
     """

@@ -64,7 +64,7 @@ class QwenVL:
     frames: int
     merge_size: int
     pixels: tuple[int, int] | None
-    """Least and most pixels; None if images are not resized."""
+    """Least and most pixels, or None if images are not resized."""
     resample: int
     normalisation: Normalisation
 

@@ -1,7 +1,7 @@
 """Settings of image processors in a checkpoint's files.
 
-config.json names the family. The image processor's settings are those of `image_processor` in processor_config.json, or
-else preprocessor_config.json; settings that they omit have the defaults of transformers' class.
+config.json names the family. The image processor's settings are `image_processor` in processor_config.json, or else
+preprocessor_config.json; settings that they omit have the defaults of transformers' class.
 """
 
 from collections.abc import Mapping

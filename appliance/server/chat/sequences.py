@@ -15,6 +15,8 @@ from engine.api.media import MediaItem
 from engine.api.messages import Grammar, Sampling, Submit, Thinking
 
 MAX_SALT = 128
+MAX_MEDIA = 512 << 20
+"""Maximum bytes of the processed images of a request, times its choices: each choice sends them to an engine."""
 
 
 def refuse_unsupported(body: GenerationRequest) -> None:
@@ -90,6 +92,7 @@ def build_prompt(ids: list[int], body: GenerationRequest, options: PromptOptions
     check_close(options.thinking, sampling)
     n = 1 if body.n is None else body.n
     check_n(n, sampling.temperature, config)
+    _check_media(options.media, n)
     seeds = child_seeds(body.seed, n)
     submits = tuple(
         _submit(
@@ -104,6 +107,16 @@ def build_prompt(ids: list[int], body: GenerationRequest, options: PromptOptions
         for index, seed in enumerate(seeds)
     )
     return Prompt(tuple(ids), submits, options.scores_only, None if config.encoder is None else options.decoder_start)
+
+
+def _check_media(media: tuple[MediaItem, ...], n: int) -> None:
+    size = sum(len(tensor.data) for item in media for tensor in item.tensors.values())
+    if size * n > MAX_MEDIA:
+        raise RequestError(
+            f"The images of the prompt have {size:,} bytes after resizing, for each of {n} choices; the limit is "
+            f"{MAX_MEDIA:,} together. Send fewer or smaller images, or use a smaller n.",
+            "n" if n > 1 else "messages",
+        )
 
 
 def _submit(

@@ -350,6 +350,8 @@ PARTICULAR: dict[str, Any] = {
     "adapters": [{"name": "support", "path": "b/c"}],
     "endpoints.routes.health": ["/a", "/b/c"],
     "endpoints.routes.predict": ["/d"],
+    "limits.media.folders": ["/a", "/b"],
+    "limits.media.hosts": ["a.example.com", "*.example.org"],
     "model.format": "qwen3_coder",
     "model.pooling.dimensions": [64, 32],
     "observability.traces.attributes": ["a=b", "c=d: e"],

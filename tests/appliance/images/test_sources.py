@@ -1,4 +1,4 @@
-"""Sources of images: no request reaches a host, an address or a file that is not allowed (SEC-02)."""
+"""Sources of images: no request reaches a host, an address or a file that is not allowed."""
 
 import asyncio
 import datetime

@@ -99,6 +99,15 @@ HUB = "model.source.huggingface.repo"
             },
         ),
         (
+            'vllm serve /m/vl --limit-mm-per-prompt \'{"image": 4, "video": 0}\' --allowed-local-media-path /images '
+            "--allowed-media-domains a.example.com b.example.com --mm-processor-cache-gb 0.5",
+            {
+                **{"model.source.path": "/m/vl", "model.names": ["/m/vl"], "endpoints.compat": "vllm"},
+                **{"limits.media.images": 4, "limits.media.folders": ["/images"]},
+                **{"limits.media.hosts": ["a.example.com", "b.example.com"], "limits.media.cache": "536870912B"},
+            },
+        ),
+        (
             f"{DOCKER} --env 'HUGGING_FACE_HUB_TOKEN=hf_x' vllm/vllm-openai:latest --model mistralai/Mistral-7B-v0.1",
             {
                 HUB: "mistralai/Mistral-7B-v0.1",

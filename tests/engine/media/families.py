@@ -1,5 +1,6 @@
 """Small checkpoints of each family of image processors, and the reference results of transformers."""
 
+import ast
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,16 +9,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.paligemma.processing_paligemma import PaliGemmaProcessor
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from engine.text import Tokenizer as OwnTokenizer
 
@@ -46,6 +59,16 @@ class Family:
     """Outputs of the image processor that are not input of the model."""
 
 
+def pixtral_processor() -> SimpleNamespace:
+    """Return `replace_image_token` of PixtralProcessor, from its source: importing its module requires torchvision."""
+    path = Path(transformers.__file__).parent / "models" / "pixtral" / "processing_pixtral.py"
+    nodes = ast.walk(ast.parse(path.read_text()))
+    found = next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "replace_image_token")
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module([found], []), str(path), "exec"), names)
+    return SimpleNamespace(replace_image_token=names["replace_image_token"])
+
+
 def llava(**attributes: Any) -> dict[str, Any]:
     return {"image_token": "<image>", **attributes}
 
@@ -54,6 +77,9 @@ VISION = {"model_type": "clip_vision_model", "patch_size": 7}
 LLAVA = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 FULL = {"patch_size": 7, "vision_feature_select_strategy": "full", "num_additional_image_tokens": 0}
 SMALL = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+ONEVISION = {
+    **{"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"},
+}
 GEMMA = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
 GEMMA_IMAGE = "\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image>\n\n"
 QWEN = {"size": {"shortest_edge": 16 * 16, "longest_edge": 48 * 48}, "patch_size": 4, "image_mean": [0.5] * 3}
@@ -132,6 +158,108 @@ FAMILIES = {
         {**QWEN, "merge_size": 1, "temporal_patch_size": 3, "resample": 2},
         attributes={"image_token": "<|image_pad|>", "image_processor": SimpleNamespace(merge_size=1)},
     ),
+    "mistral3": Family(
+        {"model_type": "mistral3"},
+        PixtralImageProcessorPil,
+        pixtral_processor(),
+        "[IMG]",
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        {"size": {"longest_edge": 60}, "patch_size": 4},
+        {"patch_size": 4, "spatial_merge_size": 2},
+        call={"patch_size": 8},
+        attributes={
+            **{"patch_size": 4, "spatial_merge_size": 2, "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]"},
+            "image_end_token": "[IMG_END]",
+        },
+    ),
+    "pixtral": Family(
+        {"model_type": "llava", "vision_config": {"model_type": "pixtral", "patch_size": 8}},
+        PixtralImageProcessorPil,
+        pixtral_processor(),
+        "[IMG]",
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        {"size": {"longest_edge": 100}},
+        call={"patch_size": 8},
+        attributes={
+            **{"patch_size": 8, "spatial_merge_size": 1, "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]"},
+            "image_end_token": "[IMG_END]",
+        },
+    ),
+    "internvl": Family(
+        {"model_type": "internvl"},
+        GotOcr2ImageProcessorPil,
+        InternVLProcessor,
+        "<IMG_CONTEXT>",
+        ("<img>", "</img>", "<IMG_CONTEXT>"),
+        {"size": {"height": 16, "width": 16}, "max_patches": 6, "crop_to_patches": True},
+        {"image_seq_length": 4},
+        attributes={
+            **{"start_image_token": "<img>", "end_image_token": "</img>", "image_token": "<IMG_CONTEXT>"},
+            "image_seq_length": 4,
+        },
+        unused=("num_patches",),
+    ),
+    "idefics3": Family(
+        {"model_type": "idefics3"},
+        Idefics3ImageProcessorPil,
+        Idefics3Processor,
+        "<image>",
+        ("<image>", "<fake_token_around_image>", "<global-img>", "<row_1_col_1>"),
+        {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 16}},
+        {"image_seq_len": 4},
+        call={"return_row_col_info": True},
+        attributes={
+            **{"image_token": "<image>", "fake_image_token": "<fake_token_around_image>", "image_seq_len": 4},
+            "global_image_tag": "<global-img>",
+        },
+        unused=("rows", "cols"),
+    ),
+    "smolvlm": Family(
+        {"model_type": "smolvlm"},
+        SmolVLMImageProcessorPil,
+        Idefics3Processor,
+        "<image>",
+        ("<image>", "<fake_token_around_image>", "<global-img>"),
+        {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 16}, "do_image_splitting": False},
+        {"image_seq_len": 4},
+        call={"return_row_col_info": True},
+        attributes={
+            **{"image_token": "<image>", "fake_image_token": "<fake_token_around_image>", "image_seq_len": 4},
+            "global_image_tag": "<global-img>",
+        },
+        unused=("rows", "cols"),
+    ),
+    "llava_next": Family(
+        {"model_type": "llava_next", "vision_config": VISION},
+        LlavaNextImageProcessorPil,
+        LlavaNextProcessor,
+        "<image>",
+        ("<image>",),
+        {**SMALL, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]},
+        LLAVA,
+        attributes=llava(**LLAVA),
+    ),
+    "llava_onevision": Family(
+        {"model_type": "llava_onevision"},
+        LlavaOnevisionImageProcessorPil,
+        LlavaOnevisionProcessor,
+        "<image>",
+        ("<image>",),
+        {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": [[a, b] for a in (28, 56) for b in (28, 84)]},
+        ONEVISION,
+        attributes=llava(**ONEVISION),
+        unused=("batch_num_images",),
+    ),
+    "paligemma": Family(
+        {"model_type": "paligemma"},
+        SiglipImageProcessorPil,
+        PaliGemmaProcessor,
+        "<image>",
+        ("<image>",),
+        {"size": {"height": 20, "width": 20}},
+        {"image_seq_length": 5},
+        attributes={"image_token": "<image>", "image_seq_length": 5},
+    ),
 }
 
 
@@ -170,8 +298,18 @@ def reference(name: str, image: Image.Image) -> tuple[dict[str, np.ndarray[Any, 
     """Return the tensors of transformers, and the text that replaces the placeholder."""
     family = FAMILIES[name]
     outputs = family.image(**family.settings)(images=[image], return_tensors="np", **family.call)
-    text = family.processor.replace_image_token(SimpleNamespace(**family.attributes), outputs, 0)
+    text = family.processor.replace_image_token(_self(family), outputs, 0)
     return {key: value for key, value in outputs.items() if key not in family.unused}, text
+
+
+def _self(family: Family) -> SimpleNamespace:
+    """Return a processor with the attributes and methods that `replace_image_token` uses. Some classes require
+    torchvision or tokenizers of their own."""
+    own = SimpleNamespace(**{"image_processor": SimpleNamespace(**family.settings), **family.attributes})
+    for name in ("_get_number_of_features", "_get_unpadded_features"):
+        if (method := getattr(family.processor, name, None)) is not None:
+            setattr(own, name, method.__get__(own))
+    return own
 
 
 def reference_ids(folder: Path, text: str) -> list[int]:

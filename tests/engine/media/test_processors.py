@@ -68,7 +68,7 @@ def folder(family: str, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_tensors_and_prompt_equal_transformers(family: str, folder: Path, size: tuple[int, int]) -> None:
-    """MMP-01: also where texts around an image token merge with their neighbours."""
+    """Also where texts around an image token merge with their neighbours."""
     image, processor, tokenizer = noise(*size), processor_of(folder), own_tokenizer(folder)
     tensors, text = reference(family, image)
     found = process(processor, image)

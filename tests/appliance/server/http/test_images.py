@@ -56,7 +56,7 @@ def refused(gateway: Any, body: dict[str, Any], path: str = PATH) -> dict[str, A
 
 @pytest.mark.parametrize("name", MODELS)
 def test_chat_expands_images_and_sends_them_to_the_engine(make: Callable[..., Any], name: str, models: Any) -> None:
-    """MMP-01: the prompt equals the text with all image tokens, tokenized at once."""
+    """The prompt equals the text with all image tokens, tokenized at once."""
     gateway = make(name)
     status, reply = gateway.post(PATH, asked(part(ONE), "what is\n\nthis?"))
     assert status == 200, reply
@@ -100,7 +100,7 @@ def test_text_is_rendered_for_templates_that_accept_only_parts(make: Callable[..
 
 
 def test_a_repeated_image_is_processed_once(make: Callable[..., Any]) -> None:
-    """MMP-05: the cache is used by further requests, and has a size."""
+    """The cache is used by further requests, and has a size."""
     gateway = make()
     for _ in range(3):
         assert gateway.post(PATH, asked(part(ONE), part(ONE)))[0] == 200
@@ -199,7 +199,7 @@ def test_images_of_tool_results_follow_in_a_user_message(make: Callable[..., Any
     ],
 )
 def test_an_image_that_cannot_be_read_is_named(make: Callable[..., Any], url: str, reason: str) -> None:
-    """SEC-02: the fault names the field, and the gateway continues."""
+    """The fault names the field, and the gateway continues."""
     gateway = make()
     fault = refused(gateway, asked("a", part(url)))
     assert fault["param"] == "messages.0.content.1.image_url"
@@ -217,7 +217,7 @@ def test_placeholders_in_texts_are_refused(make: Callable[..., Any], name: str) 
 
 
 def test_more_images_than_allowed_are_refused(make: Callable[..., Any]) -> None:
-    """MMP-03: image=1 with two images gives 400."""
+    """Image=1 with two images gives 400."""
     fault = refused(make(**{"limits.media.images": 1}), asked(part(ONE), part(ONE)))
     assert fault["param"] == "messages.0.content.1.image_url" and "limits.media.images" in fault["message"]
 
@@ -230,6 +230,17 @@ def test_images_count_as_tokens_of_the_context(make: Callable[..., Any]) -> None
 def test_a_prompt_with_images_is_not_truncated(make: Callable[..., Any]) -> None:
     fault = refused(make(), {**asked(part(ONE)), "truncate_prompt_tokens": 5})
     assert fault["param"] == "truncate_prompt_tokens"
+
+
+def test_images_times_choices_are_limited(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = make()
+    body = {**asked(part(ONE)), "temperature": 1}
+    assert gateway.post(PATH, {**body, "n": 3})[0] == 200
+    size = sum(len(tensor.data) for tensor in gateway.submits[0].media[0].tensors.values())
+    monkeypatch.setattr("appliance.server.chat.sequences.MAX_MEDIA", 2 * size)
+    gateway.submits.clear()
+    assert refused(gateway, {**body, "n": 3})["param"] == "n"
+    assert gateway.post(PATH, {**body, "n": 2})[0] == 200
 
 
 @pytest.mark.parametrize("url", [None, "", 3, {"url": None}, {}])
