@@ -117,7 +117,9 @@ def described(request: Request) -> dict[str, Any]:
                 schemas.update(content["schema"].pop("$defs", {}))
                 describe_fields(content["schema"].get("title", ""), content["schema"])
                 if path in EXAMPLES:
-                    named = {} if "{name}" in path or path in ADAPTERS else {"model": service_of(request).config.names[0]}
+                    named = (
+                        {} if "{name}" in path or path in ADAPTERS else {"model": service_of(request).config.names[0]}
+                    )
                     content["example"] = {**named, **EXAMPLES[path]}
     for name, schema in schemas.items():
         describe_fields(name, schema)
