@@ -17,7 +17,10 @@ _WITHOUT_VALUE = (
 _SAME_NAME = Unneeded("Slipway reads the same variable")
 _NOT_READ = Missing("a variable that Slipway does not read")
 _OTHER: dict[str, Rule] = {
-    "CUDA_VISIBLE_DEVICES": Unneeded("Slipway uses the GPUs that the same variable leaves visible")
+    "CUDA_VISIBLE_DEVICES": Unneeded("Slipway uses the GPUs that the same variable leaves visible"),
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": Missing(
+        "set adapter_loading.max_active, and adapter_loading.folders to the folders from which adapters may be loaded"
+    ),
 }
 
 

@@ -62,6 +62,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _check_positive("model", self, "max_context")
 
 
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files in the folder of a LoRA adapter."""
+
+
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A LoRA adapter."""
 

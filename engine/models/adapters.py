@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.api.config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.api.errors import CheckpointError
 from engine.api.files import read_json_object
 from engine.models.headers import TensorInfo, read_headers
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER_CONFIG, ADAPTER_WEIGHTS
 FILES = (CONFIG, WEIGHTS)
 PREFIX = "base_model.model."
 TYPES = ("F32", "BF16", "F16")

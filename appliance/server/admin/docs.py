@@ -46,7 +46,8 @@ TAGS = {
     "Embeddings, scores and rankings": ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/rerank",
                                         "/v1/score", "/v1/rerank", "/v2/rerank"),
     "Inference protocol of KServe": ("/v2/models", "/v2/health"),
-    "Models and tokens": ("/v1/models", "/tokenize", "/detokenize"),
+    "Models and tokens": ("/v1/models", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/tokenize",
+                          "/detokenize"),
     "Operation": ("/",),
 }  # fmt: skip
 """Groups of operations in the order of the page, each with its path prefixes."""
@@ -71,6 +72,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         ),
         {"text_input": "Once upon a time", "parameters": {"max_tokens": 30}},
     ),
+    "/v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "sql"},
+    "/v1/unload_lora_adapter": {"lora_name": "sql"},
+    "/adapters": {"name": "sql", "src": "sql"},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/v1/embeddings": {"input": ["A text", "Another text"]},
@@ -84,6 +88,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     ),
 }
 """Example request bodies by path, without the model's name."""
+ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters")  # bodies without a field `model`
 
 
 def _tag(path: str) -> str:
@@ -112,7 +117,9 @@ def described(request: Request) -> dict[str, Any]:
                 schemas.update(content["schema"].pop("$defs", {}))
                 describe_fields(content["schema"].get("title", ""), content["schema"])
                 if path in EXAMPLES:
-                    named = {} if "{name}" in path else {"model": service_of(request).config.names[0]}
+                    named = (
+                        {} if "{name}" in path or path in ADAPTERS else {"model": service_of(request).config.names[0]}
+                    )
                     content["example"] = {**named, **EXAMPLES[path]}
     for name, schema in schemas.items():
         describe_fields(name, schema)

@@ -16,9 +16,8 @@ from appliance.server.http.sessions import NEW
 from appliance.server.routing.placement import Placement
 from engine.api.errors import RequestError
 
-_ONE_MODEL = "name the adapter in the field model; GET /v1/models lists the adapters."
 _SAGEMAKER = {
-    "X-Amzn-SageMaker-Adapter-Alias": _ONE_MODEL,
+    "X-Amzn-SageMaker-Adapter-Alias": "name the adapter in X-Amzn-SageMaker-Adapter-Identifier, or in the field model.",
 }
 _INTEGER = re.compile(r"-?[0-9]{1,100}")
 

@@ -15,8 +15,8 @@ import msgspec
 
 from appliance.server.errors.api import ApiError, NotFound, Unavailable
 from engine.api.client import EngineClient
+from engine.api.config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.api.messages import AdapterChanged, LoadAdapter, UnloadAdapter
-from engine.models.adapters import CONFIG, FILES
 
 FILE = "adapters.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}")
@@ -57,12 +57,12 @@ class Folders:
                 f"lora_path of adapter '{name}' is outside of the folders that adapter_loading.folders allows.",
                 "lora_path",
             )
-        found = next((one for one in inside if (one / CONFIG).is_file()), None)
+        found = next((one for one in inside if (one / ADAPTER_CONFIG).is_file()), None)
         if found is None:
             raise NotFound(
-                f"No adapter found for '{name}': there is no folder with {CONFIG} at this path.", "lora_path"
+                f"No adapter found for '{name}': there is no folder with {ADAPTER_CONFIG} at this path.", "lora_path"
             )
-        for file in FILES:
+        for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
             if not self._contains((found / file).resolve()):
                 raise InvalidInput(
                     f"{file} of adapter '{name}' is a link to a file outside of the folders that "
@@ -76,7 +76,7 @@ class Folders:
         if not NAME.fullmatch(name):
             return None
         inside = (one for one in self._resolved(name) if self._contains(one))
-        return next((one for one in inside if (one / CONFIG).is_file()), None)
+        return next((one for one in inside if (one / ADAPTER_CONFIG).is_file()), None)
 
     def _resolved(self, path: str) -> Iterator[Path]:
         for folder in self.allowed:

@@ -340,3 +340,10 @@ def test_check_accepts_the_manifest_of_an_existing_model(
 def test_adapters_of_other_servers_become_adapters_of_the_manifest(command: str) -> None:
     found = load(Given(Path("m.yaml"), (), {}, text=manifest(made(command), None))).manifest
     assert [(one.name, one.path) for one in found.adapters] == [("sql", "/m/sql"), ("chat", "/m/chat")]
+    slots = (2, 32) if "--max-loras" in command else (None, 16)
+    assert (found.adapter_loading.max_active, found.adapter_loading.max_rank) == slots
+
+
+def test_run_time_updates_of_vllm_name_the_key_for_folders() -> None:
+    command = "docker run -e VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm/vllm-openai --model /m/base --enable-lora"
+    assert "adapter_loading.folders" in manifest(made(command), None)

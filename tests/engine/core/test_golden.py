@@ -30,7 +30,7 @@ class Device:
     Changing `weight` causes drift."""
 
     weight_bytes = kv_bytes = 0
-    snapshots = None
+    snapshots = adapters = None
     memory = ()
     arithmetic = EXACT
 

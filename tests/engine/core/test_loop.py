@@ -28,7 +28,7 @@ class Device:
     """Draws the lowest token a row's mask allows, or 1."""
 
     weight_bytes = kv_bytes = 0
-    snapshots = None
+    snapshots = adapters = None
     memory = ()
     seconds = {}
 

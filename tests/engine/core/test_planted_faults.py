@@ -205,10 +205,10 @@ def not_restored(monkeypatch):
 
 def restored_to_another_slot(monkeypatch):
     def make(right):
-        def restored(step, new, dropped, rows, *, restored, saved):
+        def restored(step, new, dropped, rows, *, restored, **others):
             slots = [slot for _, slot in restored]
             turned = [(snapshot, slot) for (snapshot, _), slot in zip(restored, slots[1:] + slots[:1], strict=True)]
-            return right(step, new, dropped, rows, restored=tuple(turned), saved=saved)
+            return right(step, new, dropped, rows, restored=tuple(turned), **others)
 
         return restored
 

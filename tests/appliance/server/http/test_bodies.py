@@ -110,7 +110,7 @@ def test_a_slash_does_not_open_a_guarded_path(start_gateway: Any, engine: Any) -
 @pytest.mark.parametrize("path", ["/invocations", CHAT])
 @pytest.mark.parametrize(
     "name",
-    ["X-Amzn-SageMaker-Session-Id", "X-Amzn-SageMaker-Adapter-Identifier", "X-Amzn-SageMaker-Adapter-Alias"],
+    ["X-Amzn-SageMaker-Session-Id", "X-Amzn-SageMaker-Adapter-Alias"],
 )
 def test_sessions_and_adapters_of_sagemaker_are_refused(gateway: Gateway, path: str, name: str) -> None:
     reply = send(gateway.says("ok"), path, DATA, **{name: "one"})
