@@ -45,5 +45,6 @@ def content_hash(submit: Submit) -> str:
         submit.ignore_eos,
         submit.pooling,
         submit.segments,
+        tuple(item.digest for item in submit.media),
     )
     return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()
