@@ -44,6 +44,7 @@ class ModelFacts:
     stateful: int = 0  # number of layers with recurrent state
     pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
     encoder_decoder: bool = False  # True for encoder-decoder models
+    speech: bool = False  # True for speech models, whose encoder input is audio
     foreign: str = ""  # architecture that only transformers' own code computes; "" for declared models
     mixed_expert_formats: tuple[WeightBits, ...] = ()
     """Values of quantization.weights for which the experts of one layer would have several formats."""
@@ -85,6 +86,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         stateful=len(recurrents(model)),
         pools=model.pooler is not None,
         encoder_decoder=model.encoder is not None,
+        speech=model.audio is not None,
         foreign="" if model.foreign is None else model.foreign.architecture,
         mixed_expert_formats=_mixed_expert_formats(checkpoint),
         quantized=str(own) if is_quantized else "",

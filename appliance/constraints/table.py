@@ -109,6 +109,7 @@ FEATURES = (
     Line("recurrent layers"),
     Line("an encoder-decoder model", model={"encoder_decoder": True}),
     Line("as above, rounded to int8", {"weights": "int8"}, model={"encoder_decoder": True}),
+    Line("a speech model", model={"encoder_decoder": True, "speech": True}),
     Line("a mixture of experts", model={"experts": True}),
     Line("as above, rounded to fp8", {"weights": "fp8"}, model={"experts": True}),
     Line("experts of one layer in several types", model={"experts": True, "mixed_expert_formats": ("stored",)}),
