@@ -441,7 +441,7 @@ def _kernels(device: str, dtype: str, model: Model) -> str:
         return "torch"
     if device == "cuda":
         return "triton" if installed() and model.audio is None else "torch"
-    return best() if dtype == "float32" and model.encoder is None else "torch"
+    return best() if dtype == "float32" else "torch"
 
 
 def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, weights: str) -> str:

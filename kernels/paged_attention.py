@@ -7,7 +7,8 @@ two batched products for each KV head. Each longer row is one call of torch's fu
 pages, or over the step's own keys if no token precedes them. Position p reads positions max(0, p - window + 1) … p,
 or with `chunk` positions floor(p / chunk) · chunk … p.
 `softcap` c: scores become c · tanh(s / c). `slopes`: then the head's slope · (position of the key - position of the
-query) is added (ALiBi). `sinks`: an additional logit of each head, whose value is zero (kernels/attention/common.py).
+query) is added (ALiBi). `biases`: the head's bias for that distance is added (T5). `sinks`: an additional logit of each
+head, whose value is zero (kernels/attention/common.py).
 
 A masked score is -inf, so its weight is exactly 0; pages are finite (see paged_kv), so masked values have no effect.
 """
@@ -19,11 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.attention.common import distance_biases
 from kernels.paged_kv import stored
 
 # Elements of one gather of keys: 16 MiB of fp32 stays in the last-level cache between the gather and its product.
 GATHER_ELEMENTS = 1 << 22
-# Elements of one score matrix of a softcap, of slopes or of sinks, for which there is no fused kernel.
+# Elements of one score matrix of a softcap, of slopes, of biases or of sinks, for which there is no fused kernel.
 SCORE_ELEMENTS = 1 << 23
 
 
@@ -152,10 +154,11 @@ def paged_attention(
     softcap: float | None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    biases: Tensor | None = None,
 ) -> Tensor:
     """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already, or None where only pages
-    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks, slopes: [heads] → [tokens, heads, dim] of
-    q's type."""
+    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks, slopes: [heads]; biases: [heads, 2 · reach
+    + 1], see `distance_biases` → [tokens, heads, dim] of q's type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]
     for bucket, planes in zip(reads.window_reads.buckets, reads.buckets, strict=True):
@@ -164,7 +167,7 @@ def paged_attention(
         keys, values = (
             flat.index_select(0, plane).view(rows, -1, *pages.shape[-2:]).to(q.dtype) for plane in planes[layer]
         )
-        result = _decode(some, keys, values, bucket, scale, softcap, sinks, slopes)
+        result = _decode(some, keys, values, bucket, scale, softcap, sinks, slopes, biases)
         if whole:
             return result
         out.index_copy_(0, bucket.tokens, result)
@@ -179,10 +182,10 @@ def paged_attention(
             keys, values = (
                 flat.index_select(0, plane).flatten(0, 1)[: span.length].to(q.dtype) for plane in planes[layer]
             )
-        if softcap is None and sinks is None and slopes is None:
+        if softcap is None and sinks is None and slopes is None and biases is None:
             out[own] = _fused(q[own], keys, values, span.mask, scale)
         else:
-            out[own] = _by_scores(q[own], keys, values, span.mask, scale, softcap, sinks, slopes)
+            out[own] = _by_scores(q[own], keys, values, span.mask, scale, softcap, sinks, slopes, biases)
     return out
 
 
@@ -195,6 +198,7 @@ def _decode(
     softcap: float | None,
     sinks: Tensor | None,
     slopes: Tensor | None,
+    biases: Tensor | None,
 ) -> Tensor:
     """q: [rows, heads, dim]; k, v: [rows, length, kv_heads, dim]."""
     rows, kv_heads = q.shape[0], k.shape[2]
@@ -208,6 +212,9 @@ def _decode(
     if slopes is not None:
         distance = bucket.offset + torch.arange(k.shape[1], device=k.device)  # [rows, 1, length]
         scores.addcmul_(slopes.view(kv_heads, 1, -1, 1), distance.float())
+    if biases is not None:
+        distance = bucket.offset.squeeze(2) + torch.arange(k.shape[1], device=k.device)  # [rows, length]
+        scores.add_(distance_biases(biases, distance).unflatten(0, (kv_heads, -1)).transpose(1, 2))
     weights = _weights(scores.add_(bucket.bias), None if sinks is None else sinks.view(kv_heads, 1, -1))
     out = torch.empty_like(grouped)
     for head in range(kv_heads):
@@ -246,9 +253,10 @@ def _by_scores(
     softcap: float | None,
     sinks: Tensor | None,
     slopes: Tensor | None,
+    biases: Tensor | None,
 ) -> Tensor:
-    """Compute attention with softcap, slopes or sinks, in slices of the queries that limit the size of the scores. The
-    last key has the position of the last query."""
+    """Compute attention with softcap, slopes, biases or sinks, in slices of the queries that limit the size of the
+    scores. The last key has the position of the last query."""
     tokens, heads, _ = q.shape
     if mask is None:
         mask = _mask(tokens, 0, 0, tokens, _ALL, 0, q.device)
@@ -265,6 +273,10 @@ def _by_scores(
             query = torch.arange(at, at + scores.shape[2], device=k.device).unsqueeze(1)
             distance = torch.arange(tokens - k.shape[0], tokens, device=k.device) - query
             scores.addcmul_(slopes.view(k.shape[1], -1, 1, 1), distance.float())
+        if biases is not None:
+            query = torch.arange(at, at + scores.shape[2], device=k.device).unsqueeze(1)
+            distance = torch.arange(tokens - k.shape[0], tokens, device=k.device) - query
+            scores.add_(distance_biases(biases, distance).unflatten(0, (k.shape[1], -1)))
         pieces.append(_weights(scores.add_(mask[at : at + step]), own) @ values)
     return torch.cat(pieces, 2).permute(2, 0, 1, 3).flatten(1, 2)
 

@@ -88,22 +88,29 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 
 ## Encoder-decoder models
 
-BART, mBART, Pegasus, Marian and M2M100 (which includes NLLB) read an input with an encoder; a decoder with
-cross-attention generates the reply, such as a summary or a translation. Use `/v1/completions`: its prompt is the
-encoder input, and `decoder_prompt` is the beginning of the reply, such as the target language
-([http.md](http.md#completions)). Sampling is greedy, as in transformers, unless a request,
+BART, mBART, Pegasus, Marian, M2M100 (which includes NLLB), T5 (which includes Flan-T5), mT5 and UMT5 read an input with
+an encoder; a decoder with cross-attention generates the reply, such as a summary or a translation. Use
+`/v1/completions`: its prompt is the encoder input, and `decoder_prompt` is the beginning of the reply, such as the
+target language ([http.md](http.md#completions)). Sampling is greedy, as in transformers, unless a request,
 `engine.sampling.temperature` or the checkpoint (`do_sample` in generation_config.json) sets a temperature.
 
 - Encoder and decoder share one token embedding. Checkpoints with two (`share_encoder_decoder_embeddings: false`) are
   refused.
 - The tokenizer is read from `tokenizer.json`. The original files of Marian and M2M100 (`source.spm`,
-  `sentencepiece.bpe.model` with `vocab.json`) must be converted to it first.
+  `sentencepiece.bpe.model` with `vocab.json`) and of mT5 (`spiece.model`) must be converted to it first.
+- T5, mT5 and UMT5 have no table of positions, but inputs and replies are limited to `n_positions` tokens (512 if
+  config.json has no such key), the length of their training. Raise it in config.json for longer inputs.
+- The head of a T5 model is the token embedding unless the checkpoint has `lm_head.weight`. Logits are multiplied by
+  `d_model ** -0.5` unless `tie_word_embeddings` or `scale_decoder_outputs` is false; those of mT5 never are.
+  transformers 5 ignores `tie_word_embeddings` of UMT5: it scales the logits of published checkpoints, which were trained
+  without the factor. This changes logprobs and sampling, not greedy replies.
+- LongT5, whose encoder has local and transient-global attention, is not supported.
 - Beam search is not supported, for these and all other models; published translation scores often use 4 or 5 beams.
   Used keys of generation_config.json are the sampling defaults, `max_new_tokens`, end tokens, `forced_bos_token_id` and
   `bad_words_ids`; `num_beams`, `no_repeat_ngram_size`, `length_penalty`, `min_length` and `forced_eos_token_id` are
   ignored.
-- The compiled kernels of a CPU do not support these models: they run with torch, and weights cannot be rounded to 8 or
-  4 bits there. On a GPU they run with Triton's kernels.
+- They run with the compiled kernels of a CPU, also with weights rounded to 8 or 4 bits, and on a GPU with Triton's
+  kernels. Relative position biases are added in float32.
 - An encoder input is computed in one step: `engine.scheduling.max_step_tokens` covers the longest one and a token of
   each running request. There is no prefix cache, because all cached states depend on the complete encoder input.
 

@@ -43,7 +43,6 @@ class ModelFacts:
     experts: bool = False  # True for mixture-of-experts models
     stateful: int = 0  # number of layers with recurrent state
     pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
-    encoder_decoder: bool = False  # True for encoder-decoder models
     speech: bool = False  # True for speech models, whose encoder input is audio
     foreign: str = ""  # architecture that only transformers' own code computes; "" for declared models
     mixed_expert_formats: tuple[WeightBits, ...] = ()
@@ -85,7 +84,6 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         experts=has_experts(model),
         stateful=len(recurrents(model)),
         pools=model.pooler is not None,
-        encoder_decoder=model.encoder is not None,
         speech=model.audio is not None,
         foreign="" if model.foreign is None else model.foreign.architecture,
         mixed_expert_formats=_mixed_expert_formats(checkpoint),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.api.errors import CheckpointError
 from engine.kv.layout import Layout, whole_blocks
-from engine.layers.batch import Batch
+from engine.layers.batch import Batch, EncoderInputs
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
@@ -53,8 +53,9 @@ from engine.lowering.program import (
     ScaleQueries,
     SelectiveScan,
     Value,
+    WriteKV,
 )
-from engine.lowering.rewrites import compiled_ops
+from engine.lowering.rewrites import compiled_encoder, compiled_ops
 from engine.models.parts import LayerNorm, Norm
 from kernels.activation import function, gated
 from kernels.cpu import program as cpu
@@ -124,12 +125,12 @@ class CompiledModel:
         self.collective, self.team, self.adapters = collective, team, adapters
         self.program, self.weights, self.vocabulary = program, weights, vocabulary
         self.ops, self._kv_layers = compiled_ops(program), kv_layers(layout)
+        self.encoder_ops, self.cross_ops = compiled_encoder(program)
         self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
-        widths = buffer_widths(self.ops)
+        every = (*self.encoder_ops, *self.cross_ops, *self.ops)
+        widths = buffer_widths(every)
         self.buffers = Buffers(widths | {LOW_RANK: adapters.columns} if adapters.columns else widths)
-        # torch adds the rows of positions and segments, which are small tables.
-        self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
-        self.whole = _bidirectional_kv(self.ops)
+        self.whole = _bidirectional_kv(every)
         self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
         self.states: LayerStates = ()  # of the last step; operations point to them
@@ -137,17 +138,17 @@ class CompiledModel:
 
     def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
         """Implement `TextModel.forward`."""
-        if batch.tokens > self.tokens or states is not self.states:
+        inputs = batch.encoder_inputs if self.encoder_ops else None
+        tokens = max(batch.tokens, 0 if inputs is None else len(inputs.ids))
+        if tokens > self.tokens or states is not self.states:
             self.states = states
-            self._fit(max(batch.tokens, 2 * self.tokens) if batch.tokens > self.tokens else self.tokens)
+            self._fit(max(tokens, 2 * self.tokens) if tokens > self.tokens else self.tokens)
+        if inputs is not None:
+            self._encode(inputs, pages)
         tables, slot_mapping = batch.tables, batch.slot_mapping
-        if self.whole is not None:
-            tables, slot_mapping, pages = self.whole.placed(batch)
-        if self.sums:
-            embed = self.ops[0]
-            assert isinstance(embed, Embed), "a program begins with its embedding"
-            rows = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
-            self.buffers[embed.y][: batch.tokens] = rows
+        if self.whole is not None and not self.encoder_ops:
+            tables, slot_mapping, pages = self.whole.placed(batch.count, batch.positions)
+        self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
         data = StepData(
             batch.tokens,
             ids=batch.ids,
@@ -155,17 +156,57 @@ class CompiledModel:
             count=torch.tensor(batch.count),
             slots=batch.slots,
             adapters=batch.adapters,
+            starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
             angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
             tables=tables,
             slot_mapping=slot_mapping,
             pages=pages,
         )
-        for part in self.regions:
+        self._run(self.regions, data, batch.tokens)
+        return self.buffers[self.program.out][: batch.tokens]
+
+    def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
+        """Compute encoder inputs, and write their keys and values for cross-attention to the pages."""
+        assert self.whole is not None, "an encoder has bidirectional attention"
+        tables, slot_mapping, own = self.whole.placed(inputs.count, inputs.positions)
+        self._embed_sums(self.encoder_ops[0], inputs.ids, inputs.positions, None)
+        count = torch.tensor(inputs.count)
+        data = StepData(
+            len(inputs.ids),
+            ids=inputs.ids,
+            first=torch.zeros_like(count),
+            count=count,
+            angles=[rotation.angles(inputs.positions, inputs.positions + 1) for rotation in self.rotations],
+            tables=tables,
+            slot_mapping=slot_mapping,
+            pages=own,
+        )
+        self._run(self.encoder_regions, data, len(inputs.ids))
+        # Nothing reads these pages now, so the step has no block tables.
+        unread = tuple(torch.zeros((len(count), 1), dtype=torch.int64) for _ in inputs.slot_mapping)
+        data = StepData(
+            len(inputs.ids),
+            first=torch.zeros_like(count),
+            count=count,
+            tables=unread,
+            slot_mapping=inputs.slot_mapping,
+            pages=pages,
+        )
+        self._run(self.cross_regions, data, len(inputs.ids))
+
+    def _run(self, regions: "Sequence[CompiledProgram | TorchOp]", data: StepData, tokens: int) -> None:
+        for part in regions:
             if isinstance(part, CompiledProgram):
                 self.team.run(part, data)
             else:
-                part.compute(batch.tokens)
-        return self.buffers[self.program.out][: batch.tokens]
+                part.compute(tokens)
+
+    def _embed_sums(self, op: Op, ids: Tensor, positions: Tensor, segments: Tensor | None) -> None:
+        """Compute an embedding with positions or segments, whose small tables torch adds."""
+        assert isinstance(op, Embed), "a program begins with its embedding"
+        if _is_sum(op):
+            rows = self.weights.tables(op.weight).summed(ids, positions, segments, torch.float32)
+            self.buffers[op.y][: len(ids)] = rows
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Implement `TextModel.logits`. The result is valid until the next call."""
@@ -221,18 +262,22 @@ class CompiledModel:
         first."""
         self.tokens = tokens
         self.regions: list[CompiledProgram | TorchOp] = []
+        self.encoder_regions: list[CompiledProgram | TorchOp] = []
+        self.cross_regions: list[CompiledProgram | TorchOp] = []
         self.buffers.make(tokens)
         if self.is_recurrent and not self.states:
             return  # the first step brings the states
-        ops = [made for op in self.ops for made in self._compiled(op)]
-        self.regions = _regions(ops, tuple(self.buffers.tensors.values()))
+        self.regions, self.encoder_regions, self.cross_regions = (
+            _regions([made for op in ops for made in self._compiled(op)], tuple(self.buffers.tensors.values()))
+            for ops in (self.ops, self.encoder_ops, self.cross_ops)
+        )
 
     def _compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
         """Yield the structures of an operation."""
         values, weights = self.buffers, self.weights
         match op:
             case Embed():
-                if not self.sums:
+                if not _is_sum(op):
                     yield self._embed(values[op.y])
             case Normalize():
                 layer = weights.norm(op.weight)
@@ -266,6 +311,9 @@ class CompiledModel:
                 yield self._rotate(op, values[op.qkv])
             case PrepareKV():
                 yield self._prepare_kv(op, values[op.qkv])
+            case WriteKV():
+                own = {"layer": op.layer, "heads": op.heads, "kv_heads": op.kv_heads, "head_dim": op.head_dim}
+                yield self._prepare_kv(PrepareKV(qkv=op.qkv, norm=None, rope=None, **own), values[op.qkv])
             case ScaleQueries():
                 yield _scale_queries(op, values[op.qkv])
             case Attend():
@@ -479,10 +527,12 @@ class CompiledModel:
     def _attend(self, op: Attend, qkv: Tensor, y: Tensor) -> cpu.Attend:
         part, place = op.part, self._place(op.layer)
         sinks, slopes = self.weights.sinks(op.sinks), self.weights.slopes(op.slopes)
+        biases = self.weights.bias(op.bias)
         return cpu.Attend(
             q=qkv.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
             slopes=None if slopes is None else slopes.data_ptr(),
+            biases=None if biases is None else biases.data_ptr(),
             out=y.data_ptr(),
             q_stride=qkv.stride(0),
             out_stride=y.stride(0),
@@ -490,13 +540,15 @@ class CompiledModel:
             kv_heads=op.kv_heads,
             dim=part.head_dim,
             value_dim=part.head_dim,
-            window=part.window or 0,
-            chunk=part.chunk or 0,
+            reach=0 if biases is None else biases.shape[1] // 2,
+            window=op.window or 0,
+            chunk=op.chunk or 0,
             scale=op.scale,
             softcap=part.softcap or 0.0,
             group=place.group,
             layer=place.layer,
             causal=part.causal,
+            cross=op.cross,
         )
 
     def _prepare_latent(self, op: PrepareLatent, values: Buffers) -> Iterator[cpu.Op]:
@@ -620,19 +672,23 @@ class BidirectionalKV:
         """Allocate pages for steps of this many tokens and prompts."""
         self.pages = self._made(whole_blocks(tokens, rows))
 
-    def placed(self, batch: Batch) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
-        """Return block tables, write positions and pages of a step."""
-        count = torch.tensor(batch.count)
+    def placed(self, counts: Sequence[int], positions: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
+        """Return block tables, write positions and pages of a step. counts: of tokens of each prompt."""
+        count = torch.tensor(counts)
         blocks = -(-count // WHOLE_BLOCK)
         begin = blocks.cumsum(0) - blocks
         if int(blocks.sum()) > len(self.pages):
             self.pages = self._made(int(blocks.sum()))
         table = begin.unsqueeze(1) + torch.arange(int(blocks.max()))
-        slot_mapping = begin.repeat_interleave(count) * WHOLE_BLOCK + batch.positions
+        slot_mapping = begin.repeat_interleave(count) * WHOLE_BLOCK + positions
         return (table,), (slot_mapping,), self.pages
 
     def _made(self, blocks: int) -> Tensor:
         return torch.zeros(blocks, 1, 2, WHOLE_BLOCK, self.kv_heads, self.dim)
+
+
+def _is_sum(op: Embed) -> bool:
+    return op.weight.embed.positions is not None or op.weight.embed.segments is not None
 
 
 def _bidirectional_kv(ops: Sequence[Op]) -> BidirectionalKV | None:

@@ -348,7 +348,8 @@ def _attend(op: Attend, run: _Run) -> None:
     out = torch.empty(qkv[:, : op.heads].shape, dtype=qkv.dtype, device=qkv.device)
     if op.layer is None:
         q, k, v = qkv.split((op.heads, op.kv_heads, op.kv_heads), 1)
-        ENCODER_ATTENTION(q, k, v, step.query_start, out, op.scale, False, part.window, part.softcap)
+        biases = run.weights.bias(op.bias)
+        ENCODER_ATTENTION(q, k, v, step.query_start, out, op.scale, False, part.window, part.softcap, biases)
     elif op.cross:
         _cross_attention(op, run.model.kv_layers[op.layer], run, qkv, out)
     else:
@@ -363,7 +364,7 @@ def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
     scales, starts = run.model.scales[op.layer], run.decoder_starts
     rows = step.slot, step.query_start, step.lengths
     options = op.scale, part.window, part.softcap, run.weights.sinks(op.sinks)
-    last = *scales, starts, run.weights.slopes(op.slopes), part.chunk
+    last = *scales, starts, run.weights.slopes(op.slopes), part.chunk, run.weights.bias(op.bias)
     if step.singles:
         schedules = run.schedules[part.window, part.chunk]
         DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, schedules, out, *options, *last)

@@ -1,5 +1,6 @@
 """Loaded weights of a program, by name."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from engine.lowering.program import (
     Attend,
     AudioWeights,
     Correction,
+    DistanceBias,
     ExpertLinear,
     ForeignWeights,
     HeadMatrices,
@@ -30,7 +32,7 @@ from engine.lowering.program import (
     Tables,
     Weight,
 )
-from engine.models.parts import Attention, Experts
+from engine.models.parts import Attention, Experts, RelativeBias
 from engine.models.ranks import row_runs
 from engine.models.sources import XIELU_NUMBERS, join
 from engine.weights.slot import fused, slots
@@ -88,6 +90,36 @@ class Slopes:
 
     def load(self, read: Read, target: Target) -> None:
         self.slopes = torch.tensor(self.own, dtype=torch.float32, device=target.device)
+
+
+class BiasLayer:
+    """The biases of this rank's heads for the distances -max_distance … max_distance, [heads, width] fp32."""
+
+    biases: Tensor
+
+    def __init__(self, weight: DistanceBias, world: World) -> None:
+        self.relative, self.path = weight.relative, f"{weight.name}.weight"
+        self.first, self.heads = share(weight.heads, world, "heads")
+
+    def load(self, read: Read, target: Target) -> None:
+        rows = read(self.path)[distance_buckets(self.relative), self.first : self.first + self.heads]
+        self.biases = rows.T.to(target.device, torch.float32).contiguous()
+
+
+def distance_buckets(part: RelativeBias) -> Tensor:
+    """Return the bucket of each distance -max_distance … max_distance, int64.
+
+    The logarithm is in float32, as in the model's training code: the last digit decides at the limits of buckets."""
+    distance = torch.arange(-part.max_distance, part.max_distance + 1)
+    if part.bidirectional:
+        count, apart = part.buckets // 2, distance.abs()
+        after = (distance > 0).long() * count
+    else:
+        count, apart = part.buckets, -distance.clamp(max=0)
+        after = torch.zeros_like(distance)
+    ratio = torch.log(apart.float() / part.exact) / math.log(part.max_distance / part.exact)
+    large = part.exact + (ratio * (count - part.exact)).nan_to_num(neginf=0).long()
+    return after + torch.where(apart < part.exact, apart, large.clamp(max=count - 1))
 
 
 class ParameterLayer:
@@ -161,6 +193,7 @@ Loadable = (
     | ProjectionNorm
     | Sinks
     | Slopes
+    | BiasLayer
     | HeadWeights
     | ExpertCorrection
     | ActivationLayer
@@ -230,6 +263,14 @@ class LoadedWeights:
         assert isinstance(found, Slopes), f"{weight.name} are slopes"
         return found.slopes
 
+    def bias(self, weight: DistanceBias | None) -> Tensor | None:
+        """Return [heads, distances] fp32, or None for an attention without biases."""
+        if weight is None:
+            return None
+        found = self.by_name[weight.name]
+        assert isinstance(found, BiasLayer), f"{weight.name} are biases"
+        return found.biases
+
     def parameter(self, weight: RecurrentParameter) -> Tensor:
         """Return the tensor of `ParameterLayer`."""
         found = self.by_name[weight.name]
@@ -262,10 +303,13 @@ def routing(part: Experts) -> Routing:
 
 def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWeights:
     """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder. Raises ConfigError for
-    ALiBi, chunks and scaled queries outside of causal self-attention, which no executor supports."""
+    ALiBi, chunks and scaled queries outside of causal self-attention and relative biases outside of self-attention,
+    which no executor supports."""
     for op in (*program.encoder, *program.ops):
         if isinstance(op, Attend) and op.part.alibi is not None and (op.layer is None or op.cross):
             raise ConfigError("ALiBi requires causal self-attention; remove it from this model's declaration")
+        if isinstance(op, Attend) and op.part.relative is not None and (op.cross or op.part.alibi is not None):
+            raise ConfigError("relative biases require self-attention without ALiBi; change this model's declaration")
         if isinstance(op, Attend) and not op.part.supported_limits:
             raise ConfigError(
                 "chunks and scaled queries require causal self-attention, and chunks exclude a window; change this "
@@ -297,6 +341,8 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return ActivationLayer(weight)
             case AlibiSlopes():
                 return Slopes(weight, world)
+            case DistanceBias():
+                return BiasLayer(weight, world)
             case RecurrentParameter():
                 return ParameterLayer(weight, world)
             case AudioWeights(embed=audio, root=root):

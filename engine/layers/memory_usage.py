@@ -16,6 +16,7 @@ from engine.layers.audio import AudioLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import (
     ActivationLayer,
+    BiasLayer,
     ExpertCorrection,
     HeadWeights,
     Loadable,
@@ -96,6 +97,8 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "mlp", layer.numbers
         case Slopes():
             yield "attention", layer.slopes
+        case BiasLayer():
+            yield "attention", layer.biases
         case ParameterLayer():
             yield "recurrent", layer.tensor
         case HeadWeights(whole=Tensor() as whole):

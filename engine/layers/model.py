@@ -103,8 +103,6 @@ class TextModel:
             raise ValueError(f"compiled kernels support float32 on a CPU, not {dtype} on {device}")
         if team is not None and world.size > 1 and self._collective is None:
             raise ValueError(f"compiled kernels of {world.size} ranks need a world with shared memory")
-        if team is not None and model.encoder is not None:
-            raise ValueError("compiled kernels do not support encoder-decoder models; set kernels to torch")
         self.compiled: CompiledModel | None = None
         self.program = lower(model, world.size)
         self.states = state_layout(model, world.size)

@@ -214,13 +214,15 @@ def _attend(op: Attend, run: Run) -> None:
     qkv = _heads(run[op.qkv], part.head_dim)
     q, k, v = qkv.split((op.heads, op.kv_heads, op.kv_heads), 1) if not op.cross else (qkv, None, None)
     if op.layer is None:
-        run[op.y] = encoder_attention(q, k, v, step.count, op.scale, part.window, part.softcap).flatten(1)
+        biases = run.weights.bias(op.bias)
+        run[op.y] = encoder_attention(q, k, v, step.count, op.scale, part.window, part.softcap, biases).flatten(1)
         return
     place = run.kv_layers[op.layer]
     reads = (step.cross_reads if op.cross else step.reads)[place.group]
     options: dict[str, Any] = {"scale": op.scale, "softcap": part.softcap}
     if not op.cross:
         options |= {"sinks": run.weights.sinks(op.sinks), "slopes": run.weights.slopes(op.slopes)}
+        options |= {"biases": run.weights.bias(op.bias)}
     run[op.y] = paged_attention(q, k, v, step.pages, place.layer, reads, **options).flatten(1)
 
 

@@ -22,6 +22,7 @@ from engine.lowering.program import (
     AlibiSlopes,
     AudioWeights,
     Correction,
+    DistanceBias,
     ForeignWeights,
     HeadMatrices,
     Matrix,
@@ -215,6 +216,8 @@ class _Footprint:
                     )
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
+                case DistanceBias(heads=heads, width=width):
+                    found = (Holding("attention", weight.name, "float32", (self._share(heads), width, 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
         if model.pooler is not None:
             yield from self._pooler(model.pooler)

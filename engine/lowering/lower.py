@@ -19,6 +19,7 @@ from engine.lowering.program import (
     Combine,
     Correction,
     DeltaRule,
+    DistanceBias,
     Embed,
     EmbedAudio,
     ExpandValues,
@@ -192,6 +193,9 @@ class _Lowering:
         attended = Value(name="attended", width=heads * dim)
         sinks = SinkLogits(attention=part, path=path) if part.sinks else None
         slopes = None if part.alibi is None else AlibiSlopes(alibi=part.alibi, heads=part.heads)
+        bias = None
+        if part.relative is not None:
+            bias = DistanceBias(relative=part.relative, heads=part.heads, root=self.model.root)
         if part.source:
             q = Value(name="q", width=heads * dim)
             yield Linear(x=x, y=q, weight=into[0])
@@ -225,6 +229,7 @@ class _Lowering:
                 kv_heads=kv_heads,
                 sinks=sinks,
                 slopes=slopes,
+                bias=bias,
             )
             if part.gated:
                 yield Gate(x=_whole(attended), gate=_whole(gate), y=attended, act="sigmoid")

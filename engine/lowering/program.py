@@ -26,6 +26,7 @@ from engine.models.parts import (
     Norm,
     Parameter,
     QueryScale,
+    RelativeBias,
     Rope,
 )
 from engine.models.sources import ACT_FN, join, latent_linears
@@ -154,6 +155,25 @@ class AlibiSlopes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistanceBias:
+    """Bias of each head for each distance between a query and a key, expanded from buckets when the model is loaded.
+    Layers with the same source share it."""
+
+    relative: RelativeBias
+    heads: int  # of all ranks
+    root: str
+
+    @property
+    def width(self) -> int:
+        """Number of distances, -max_distance … max_distance; those outside have the bias of the nearest."""
+        return 2 * self.relative.max_distance + 1
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.relative.source)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tables:
     """Rows of tokens, positions and segments. The head of a decoder belongs to them, because it may be tied."""
 
@@ -208,6 +228,7 @@ Weight = (
     | QKNormVectors
     | SinkLogits
     | AlibiSlopes
+    | DistanceBias
     | HeadMatrices
     | Correction
     | ActivationNumbers
@@ -372,6 +393,7 @@ class Attend:
     kv_heads: int
     sinks: SinkLogits | None = None
     slopes: AlibiSlopes | None = None
+    bias: DistanceBias | None = None
     cross: bool = False
 
     @property
@@ -706,7 +728,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
         case NormalizeParts(weights=weights):
             yield from weights
         case Attend():
-            yield from (weight for weight in (op.sinks, op.slopes) if weight is not None)
+            yield from (weight for weight in (op.sinks, op.slopes, op.bias) if weight is not None)
         case PrepareLatent(norm=norm):
             yield norm
         case Route(correction=Correction() as correction):

@@ -110,6 +110,8 @@ def read_checkpoint(
         tensors |= modules.tensors()
     if model.head is not None and model.head.added and tensors and model.head.added not in tensors:
         model = replace(model, head=replace(model.head, added=""))
+    if model.head is not None and model.head.tied_unless_stored and tensors:
+        model = replace(model, head=replace(model.head, tied=f"{model.head.name}.weight" not in tensors))
     return Checkpoint(
         path=folder,
         architecture=architecture,

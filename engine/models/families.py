@@ -70,6 +70,7 @@ from engine.models import (
     smollm3,
     stablelm,
     starcoder2,
+    t5,
     whisper,
 )
 from engine.models.parts import Model
@@ -87,7 +88,7 @@ RECURRENT = (
     *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, nemotron_h, olmo_hybrid, qwen3_5),
     qwen3_next,
 )
-TRANSLATORS = (bart,)
+TRANSLATORS = (bart, t5)
 SPEECH = (whisper,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
 FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *SPEECH, *POOLED)

@@ -155,6 +155,27 @@ class Alibi:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RelativeBias:
+    """Learned bias of each head for the distance d = position of the key - position of the query, added to the scores
+    (T5, arXiv:1910.10683, section 2.1). Distances share `buckets` biases.
+
+    Bidirectional attention uses half of the buckets for d ≤ 0, the other half for d > 0. Causal attention uses all of
+    them for d ≤ 0. Of n buckets of a direction, the first n // 2 are for single distances |d| = 0, 1, …; the others are
+    for ranges that grow by a constant factor up to `max_distance`. Larger distances are in the last one.
+    """
+
+    buckets: int
+    max_distance: int
+    bidirectional: bool
+    source: str  # name of the layer in the checkpoint, [buckets, heads]; several attentions may share it
+
+    @property
+    def exact(self) -> int:
+        """Number of buckets of a direction that are for a single distance."""
+        return self.buckets // (4 if self.bidirectional else 2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueryScale:
     """Factor of the queries at position p: 1 + scale · log(1 + floor((p + offset) / length))."""
 
@@ -197,6 +218,7 @@ class Attention:
     input, which that self-attention does not read."""
     sinks: bool = False  # each head has a learned additional logit in its softmax, without a value (gpt-oss)
     alibi: Alibi | None = None  # of causal self-attention
+    relative: RelativeBias | None = None  # of self-attention without ALiBi
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
     groups: int = 1
     """If q, k and v are one tensor: its rows are in this many groups, each with an equal number of heads of q, then of
@@ -544,6 +566,7 @@ class Head:
     bias: bool = False  # b is the bias of the layer `name`
     unit_rows: bool = False  # the rows of W are divided by their lengths (Baichuan 2)
     added: str = ""  # name of b if it is a separate tensor [1, vocab], which a checkpoint may lack
+    tied_unless_stored: bool = False  # `tied` is false if and only if the checkpoint has a tensor of the head (T5)
     name: str = "lm_head"
 
 

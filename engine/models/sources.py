@@ -369,6 +369,7 @@ def sources(model: Model) -> Shapes:
     for path, block in placed_blocks(model):
         for branch in block:
             found |= _branch_sources(branch, path)
+            found |= _bias_sources(branch, model.root)
     if model.norm is not None:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
     if model.head is not None and not model.head.tied:
@@ -574,6 +575,12 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
             for name, shape in linear_sources(linear, inside).items():
                 found[name] = max(shape, found.get(name, shape))
     return found
+
+
+def _bias_sources(branch: ResidualBlock, root: str) -> Shapes:
+    """Return the tables of relative biases."""
+    relative = [(body.relative, body.heads) for body in bodies(branch) if isinstance(body, Attention)]
+    return {f"{join(root, one.source)}.weight": (one.buckets, heads) for one, heads in relative if one is not None}
 
 
 def harmless(model: Model, name: str) -> bool:

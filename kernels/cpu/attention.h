@@ -1,5 +1,7 @@
 // Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v. A sink is an additional logit of
-// each head. ALiBi adds a head's slope times the distance from the query to the key, which is negative or 0.
+// each head. ALiBi adds a head's slope times the distance from the query to the key, which is negative or 0; biases are a
+// number of each head for each distance. Positions of an encoder input (Step::starts) are the keys of cross-attention, and
+// no others are.
 //
 // A piece of work is a run of a row's queries × one KV head, with all query heads that share it: keys and values are
 // read once for all of them. Keys come in chunks of CHUNK positions, chunks in splits of SPLIT. Both start at multiples
@@ -37,7 +39,7 @@ struct Piece {
 
 struct Schedule {  // pieces of a step for one window or chunk and one number of query heads to a KV head
     int64_t window, chunk, group_size;
-    bool causal;
+    bool causal, cross;
     std::vector<Piece> pieces;
     std::vector<int64_t> first_partial, partials;  // per token: -1 where its piece is the whole
     int64_t total = 0;
@@ -49,15 +51,17 @@ static inline int64_t first_key(int64_t position, int64_t window, int64_t chunk)
     return window ? std::max<int64_t>(0, position - window + 1) : 0;
 }
 
-static Schedule schedule(const Step& step, int64_t window, int64_t chunk, int64_t group_size, bool causal) {
+static Schedule schedule(const Step& step, int64_t window, int64_t chunk, int64_t group_size, bool causal, bool cross) {
     const size_t tokens = size_t(step.tokens);
-    Schedule made{window, chunk, group_size, causal, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
+    Schedule made{window, chunk, group_size, causal, cross, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
     const int64_t run = std::max<int64_t>(1, RUN_VECTORS / group_size);
     int64_t token = 0;
     for (int64_t row = 0; row < step.rows; row++) {
         for (int64_t at = 0; at < step.count[row]; at += run) {
             const int64_t count = std::min(run, step.count[row] - at), position = step.first[row] + at;
-            const int64_t begin = first_key(position, window, chunk), row_end = step.first[row] + step.count[row];
+            const int64_t start = step.starts ? step.starts[row] : 0;
+            const int64_t row_end = cross ? start : step.first[row] + step.count[row];
+            const int64_t begin = cross ? 0 : std::max(start, first_key(position, window, chunk));
             const int64_t end = causal ? position + count : window ? std::min(row_end, position + count - 1 + window) : row_end;
             const int64_t splits = (end - 1) / SPLIT - begin / SPLIT + 1;
             if (step.count[row] > 1 || splits == 1) {
@@ -231,11 +235,22 @@ template <class T, class Any> static void find_scales(const Attend& op, const St
     }
 }
 
+// The biases of the distances from `distance` on, of which there are 2 · reach + 1.
+static inline vf biases_from(const float* biases, int64_t reach, int64_t distance) {
+    if (distance >= -reach && distance + W - 1 <= reach) return load(biases + reach + distance);
+    vf found;
+    for (int i = 0; i < W; i++) found[i] = biases[reach + std::clamp<int64_t>(distance + i, -reach, reach)];
+    return found;
+}
+
+enum Added { NOTHING, ALIBI, BIASES };  // to the scores
+
 // Converts scores of one chunk to weights, in place, and scales the sums to the new largest score. Positions [from, to)
 // of the chunk are seen. weight: Σ of the weights so far, in lanes. ALIBI: adds slope · (position in the chunk - query).
-template <bool ALIBI>
+// added: the slope, or the biases of the head.
+template <Added ADDED>
 static inline void softmax_chunk(const Attend& op, const float* key_scales, const float* value_scales, float* scores, float& top_so_far,
-                                 float* weight, float* values, int64_t size, int64_t from, int64_t to, float slope, int64_t query) {
+                                 float* weight, float* values, int64_t size, int64_t from, int64_t to, const float* added, int64_t query) {
     constexpr int V = CHUNK / W;
     const float none = -std::numeric_limits<float>::infinity();
     vf weights[V], top = splat(none);
@@ -246,7 +261,8 @@ static inline void softmax_chunk(const Attend& op, const float* key_scales, cons
         if (key_scales) x *= load(key_scales + v * W);
         if (op.softcap != 0) x = tanh(x / op.softcap) * op.softcap;
         vi at = lane + v * W;
-        if (ALIBI) x = multiply_add(to_float(at - int32_t(query)), splat(slope), x);
+        if (ADDED == ALIBI) x = multiply_add(to_float(at - int32_t(query)), splat(*added), x);
+        if (ADDED == BIASES) x += biases_from(added, op.reach, v * W - query);
         weights[v] = (at < int32_t(from)) | (at >= int32_t(to)) ? splat(none) : x;
         top = larger(top, weights[v]);
     }
@@ -275,14 +291,16 @@ template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op,
         const int64_t position = piece.position + i / group_size - start;
         const int64_t from = std::max(chunk.from, first_key(position + start, op.window, op.chunk) - start);
         const int64_t to = op.causal ? std::min(chunk.to, position + 1) : op.window ? std::min(chunk.to, position + op.window) : chunk.to;
+        const int64_t query_head = head * group_size + i % group_size;
         float* scores = room.scores + i * CHUNK;
+        auto softmax = [&]<Added ADDED>(const float* added) {
+            softmax_chunk<ADDED>(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
+                                 room.split_sums + i * size, size, from, to, added, position);
+        };
         if (from >= to) std::fill_n(scores, CHUNK, 0.f);
-        else if (op.slopes)
-            softmax_chunk<true>(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
-                                room.split_sums + i * size, size, from, to, op.slopes[head * group_size + i % group_size], position);
-        else
-            softmax_chunk<false>(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
-                                 room.split_sums + i * size, size, from, to, 0, position);
+        else if (op.slopes) softmax.template operator()<ALIBI>(op.slopes + query_head);
+        else if (op.biases) softmax.template operator()<BIASES>(op.biases + query_head * (2 * op.reach + 1));
+        else softmax.template operator()<NOTHING>(nullptr);
     }
     product<Values, AHEAD, true>(vectors, chunk, next, chunk.from, chunk.to, 0, size / W, room.scores, CHUNK, room.split_sums, size);
 }

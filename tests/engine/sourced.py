@@ -25,7 +25,9 @@ SIZES = {  # heads of 8, which all kernels serve
     "max_position_embeddings": 64,
     "pad_token_id": 1,
 }
-KINDS = ("bart", "mbart", "pegasus", "marian", "m2m100")
+T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_decoder_layers": 2, "num_heads": 4, "n_positions": 64}
+EXTRA_IDS = 5
+KINDS = ("bart", "mbart", "pegasus", "marian", "m2m100", "flan-t5")
 
 
 def write_tokenizer(folder: Path) -> Tokenizer:
@@ -47,6 +49,35 @@ def write_tokenizer(folder: Path) -> Tokenizer:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return backend
+
+
+def write_t5_tokenizer(folder: Path) -> Tokenizer:
+    """A Unigram model as T5's: `text </s>`, and sentinels `<extra_id_N>` whose ids descend to the end."""
+    backend = Tokenizer(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    )
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    specials = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=specials, unk_token="<unk>")
+    backend.train_from_iterator(CORPUS, trainer)
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in sentinels()[::-1]])
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    backend.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "T5Tokenizer",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "extra_ids": EXTRA_IDS,
+        "additional_special_tokens": sentinels(),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return backend
+
+
+def sentinels() -> list[str]:
+    return [f"<extra_id_{number}>" for number in range(EXTRA_IDS)]
 
 
 @dataclass
@@ -86,6 +117,8 @@ def save(folder: Path, kind: str = "bart", **more: Any) -> Sourced:
     """Below the folder. Replies begin with `</s>` and, forced, `<s>`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / kind).mkdir()
+    if kind == "flan-t5":
+        return _save_t5(folder, **more)
     tokenizer = write_tokenizer(folder / kind)
     sizes = {"vocab_size": tokenizer.get_vocab_size(), "forced_bos_token_id": 0, **SIZES, **more}
     made = write(folder, kind, **sizes)
@@ -102,4 +135,11 @@ def save(folder: Path, kind: str = "bart", **more: Any) -> Sourced:
     # Disable end tokens, sampled or forced at the maximum length: they would shorten the compared replies.
     made.model.generation_config.eos_token_id = None
     made.model.generation_config.forced_eos_token_id = None
+    return Sourced(made.path, tokenizer, made.model)
+
+
+def _save_t5(folder: Path, **more: Any) -> Sourced:
+    tokenizer = write_t5_tokenizer(folder / "flan-t5")
+    made = write(folder, "flan-t5", vocab_size=tokenizer.get_vocab_size(), **T5_SIZES, **more)
+    made.model.generation_config.eos_token_id = None
     return Sourced(made.path, tokenizer, made.model)

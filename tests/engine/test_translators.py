@@ -6,33 +6,50 @@ requests are preempted and resumed. None of this may change a token or a logprob
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from engine.api.errors import CheckpointError, ConfigError, RequestError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers import reference
+from engine.layers.loaded import distance_buckets
 from engine.layers.model import TextModel
 from engine.layers.reference import Run
 from engine.layers.step import Step
 from engine.llm import LLM, Params
 from engine.lowering.footprint import mapped_bytes, part_bytes
-from engine.lowering.program import WriteKV
+from engine.lowering.lower import lower
+from engine.lowering.program import Attend, WriteKV
 from engine.models.checkpoint import read_checkpoint
+from engine.models.families import ARCHITECTURES
+from engine.models.parts import Alibi, Head, RelativeBias
+from kernels.cpu.library import best, usable
 from tests.engine.layers.planned import predicted
-from tests.engine.translators import CASES, LONGEST, VOCAB, Translator, write
+from tests.engine.sourced import save
+from tests.engine.translators import CASES, LONGEST, T5_SIZES, VOCAB, Translator, write
 
 TOLERANCE = 2e-4  # of a logprob
 SMALL = {"block_tokens": 4, "kv_bytes": 1 << 20, "threads": 1, "max_running": 5, "max_step_tokens": LONGEST + 5}
+KERNELS = ("torch", best())
 
 
 @pytest.fixture(scope="module", params=CASES)
 def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
     return write(tmp_path_factory.mktemp("translators"), request.param)
+
+
+@pytest.fixture(params=dict.fromkeys(KERNELS))
+def kernels(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """SMALL with torch, and with the fastest compiled kernels."""
+    return {**SMALL, "kernels": request.param}
 
 
 @pytest.fixture
@@ -60,12 +77,12 @@ def assert_same(translator: Translator, source: list[int], made) -> None:
         assert found.top_ids == tuple(ids.tolist())
 
 
-def test_replies_are_transformers_alone_beside_others_and_again(translator):
+def test_replies_are_transformers_alone_beside_others_and_again(translator, kernels):
     each = sources(1)
-    with LLM(translator.path, **SMALL) as llm:
+    with LLM(translator.path, **kernels) as llm:
         together = llm.generate(each, greedy(12))
         again = llm.generate(each[::-1], greedy(12))[::-1]
-    with LLM(translator.path, **{**SMALL, "max_running": 1}) as llm:
+    with LLM(translator.path, **{**kernels, "max_running": 1}) as llm:
         alone = llm.generate(each[:3], greedy(12))
     for source, made, repeated in zip(each, together, again, strict=True):
         assert_same(translator, source, made)
@@ -73,11 +90,11 @@ def test_replies_are_transformers_alone_beside_others_and_again(translator):
     assert [one.ids for one in alone] == [one.ids for one in together[:3]]
 
 
-def test_preempted_requests_read_their_source_again_and_go_on(translator):
+def test_preempted_requests_read_their_source_again_and_go_on(translator, kernels):
     form = layout(read_checkpoint(translator.path).model, block_tokens=4, element_bytes=4)
     longest = LONGEST + 20
     tight = {"max_context": longest, "kv_bytes": (form.blocks_for(longest) + 1) * form.block_bytes}
-    with LLM(translator.path, **{**SMALL, **tight}) as llm:
+    with LLM(translator.path, **{**kernels, **tight}) as llm:
         made = llm.generate(sources(2), greedy(18))
     assert sum(one.timing.preemptions for one in made) > 0, "the cache was large enough for all"
     for source, one in zip(sources(2), made, strict=True):
@@ -85,9 +102,9 @@ def test_preempted_requests_read_their_source_again_and_go_on(translator):
 
 
 @pytest.mark.sampled(3)
-def test_two_processes_equal_transformers(translator):
+def test_two_processes_equal_transformers(translator, kernels):
     """Each rank has half of the heads (6 of the encoder, 4 of the decoder); the vocabulary of 97 splits unevenly."""
-    with LLM(translator.path, **SMALL, tensor=2) as llm:
+    with LLM(translator.path, **kernels, tensor=2) as llm:
         for source, made in zip(sources(4), llm.generate(sources(4), greedy(9)), strict=True):
             assert_same(translator, source, made)
 
@@ -125,7 +142,7 @@ def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeyp
         return execute(ops, run, unused)
 
     monkeypatch.setattr(reference, "execute", counted)
-    with LLM(bart.path, **SMALL) as llm:
+    with LLM(bart.path, **SMALL, kernels="torch") as llm:
         read.clear()  # what made it warm
         llm.generate([[5, 6, 7], [8, 9]], greedy(20))
     assert sorted(sum(read, ())) == [2, 3]
@@ -225,3 +242,83 @@ def test_unsupported_features_are_reported(bart, change, says):
     (bart.path / "generation_config.json").unlink()
     with pytest.raises(CheckpointError, match=says):
         LLM(bart.path, **SMALL)
+
+
+def test_t5_reads_and_writes_texts_like_its_tokenizer(tmp_path):
+    """Encoder inputs end with `</s>`, a sentinel is one token, and special tokens are not in the reply."""
+    made = save(tmp_path, "flan-t5")
+    prompt = "the quick <extra_id_0> fox says<extra_id_1>"
+    theirs = AutoTokenizer.from_pretrained(made.path)
+    assert theirs(prompt).input_ids == made.ids(prompt) and made.ids(prompt)[-1] == 1
+    with LLM(made.path, **{**SMALL, "max_step_tokens": 69}) as llm:
+        (found,) = llm.generate([prompt], greedy(24))
+        (same,) = llm.generate([made.ids(prompt)], greedy(24))
+    assert found.ids == same.ids == made.greedy(prompt, 24, begins=[0])
+    assert found.text == theirs.decode(found.ids, skip_special_tokens=True)
+    assert set(found.ids) - set(theirs.all_special_ids), "the reply has a text"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"feed_forward_proj": "gated-mish"}, "feed_forward_proj is 'gated-mish'; supported are silu"),
+        ({"feed_forward_proj": "double-gelu"}, "feed_forward_proj is 'double-gelu'"),
+        ({"relative_attention_num_buckets": 3}, "relative_attention_num_buckets is 3; it must be .* at least 4"),
+        ({"relative_attention_max_distance": 3}, "max_distance is 3; it must be greater than half of .*, 7"),
+        ({"relative_attention_max_distance": 10**6}, "max_distance is 1000000; it must be at most 65,536"),
+        ({"decoder_start_token_id": None}, "decoder_start_token_id is missing"),
+        ({"relative_attention_num_buckets": 8}, r"relative_attention_bias.weight has shape \[7, 2\]"),
+    ],
+)
+def test_wrong_values_of_t5_are_reported(tmp_path, change, says):
+    path = write(tmp_path, "flan-t5").path
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    (path / "generation_config.json").unlink()
+    with pytest.raises(CheckpointError, match=says):
+        LLM(path, **SMALL)
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("T5", 64**-0.5), ("MT5", 1.0), ("UMT5", 64**-0.5)])
+def test_heads_of_t5_models_are_tied_and_scaled_as_in_transformers(kind, scale):
+    """A config.json of transformers 5 has `scale_decoder_outputs`; older ones say it by `tie_word_embeddings`."""
+    config = {"architectures": [f"{kind}ForConditionalGeneration"], **T5_SIZES, "d_model": 64}
+    declare = ARCHITECTURES[config["architectures"][0]]
+    assert declare(config).head == Head(tied=True, scale=scale, tied_unless_stored=True)
+    for change in ({"tie_word_embeddings": False}, {"scale_decoder_outputs": False}):
+        assert declare(config | change).head.scale == 1.0
+    tables = {op.bias.name for op in lower(declare(config)).encoder if isinstance(op, Attend)}
+    assert len(tables) == (config["num_layers"] if kind == "UMT5" else 1)
+
+
+@pytest.mark.parametrize(("heads", "buckets", "distance"), [(3, 9, 17), (5, 4, 3)])
+@pytest.mark.parametrize("kernels", usable() or ["torch"])
+def test_t5_of_odd_sizes_equals_transformers_in_every_variant(tmp_path, kernels, heads, buckets, distance):
+    sizes = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": distance}
+    made = write(tmp_path, "t5", num_heads=heads, d_kv=7, **sizes)
+    with LLM(made.path, **{**SMALL, "kernels": kernels, "block_tokens": 3}) as llm:
+        for source, found in zip(sources(5), llm.generate(sources(5), greedy(9)), strict=True):
+            assert_same(made, source, found)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (7, 11), (4, 3), (10, 1000)])
+def test_buckets_of_distances_are_those_of_transformers(bidirectional, buckets, distance):
+    part = RelativeBias(buckets=buckets, max_distance=distance, bidirectional=bidirectional, source="")
+    theirs = T5Attention._relative_position_bucket(
+        torch.arange(-2 * distance, 2 * distance + 1), bidirectional, buckets, distance
+    )
+    assert torch.equal(distance_buckets(part), theirs[distance:-distance])
+    assert (theirs[:distance] == theirs[distance]).all() and (theirs[-distance:] == theirs[-distance - 1]).all()
+
+
+@pytest.mark.parametrize("more", [{"source": True}, {"alibi": Alibi()}])
+def test_relative_biases_elsewhere_are_refused(tmp_path, more):
+    checkpoint = read_checkpoint(write(tmp_path, "t5").path)
+    first, *others = checkpoint.model.blocks[0]
+    own = others[0] if "source" in more else first
+    wrong = replace(own, body=replace(own.body, relative=first.body.relative, **more))
+    blocks = ((wrong, *others) if own is first else (first, wrong, *others[1:]),) * 2
+    model = replace(checkpoint.model, blocks=blocks)
+    with pytest.raises(ConfigError, match="relative biases require self-attention without ALiBi"):
+        TextModel(model, layout(model, block_tokens=4, element_bytes=4), SINGLE, torch.float32, "cpu")

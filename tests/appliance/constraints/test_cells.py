@@ -215,6 +215,15 @@ def encoder_decoder(folder: Path) -> Saved:
     return Saved(made.path, sets=(roomy,), replies=greedy)
 
 
+def relative_biases(folder: Path) -> Saved:
+    made = sourced_models.save(folder, "flan-t5")
+
+    def greedy() -> list[list[int]]:
+        return [made.greedy(prompt, TOKENS, begins=[0]) for prompt in PROMPTS]
+
+    return Saved(made.path, sets=("engine.scheduling.max_step_tokens=80",), replies=greedy)
+
+
 def gguf(folder: Path) -> Saved:
     from tests.engine.layers import test_gguf
 
@@ -256,6 +265,7 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
     "a decoder that pools": lambda folder: pooled(folder, "Qwen3Model", lambda x: x[-1]),
     "recurrent layers": lambda folder: save(folder, "Qwen3Next", **RECURRENT),
     "an encoder-decoder model": encoder_decoder,
+    "relative position biases": relative_biases,
     "a mixture of experts": lambda folder: save(folder, "Mixtral", **EXPERTS),
     "experts of one layer in several types": mixed_expert_formats,
     "gptq, awq or compressed-tensors": gptq,
