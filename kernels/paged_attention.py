@@ -89,11 +89,13 @@ def causal_reads(
     window: int | None,
     chunk: int | None = None,
     key_starts: Sequence[int] | None = None,
+    spans: Tensor | None = None,
 ) -> WindowReads:
     """Plan the reads of rows: row i computes `count[i]` positions from `first[i]`, and reads none before
-    `key_starts[i]` (default: 0)."""
+    `key_starts[i]` (default: 0). spans: [tokens, 2] int64, begin and end of each token's span (see
+    kernels/attention/prefill.py), which ends within its row; equal for none."""
     singles: list[_Single] = []
-    spans = []
+    several = []
     token = 0
     for row, (at, size, begin) in enumerate(zip(first, count, key_starts or (0,) * len(first), strict=True)):
         low = max(begin, 0 if window is None else at - window + 1, 0 if chunk is None else at // chunk * chunk)
@@ -101,9 +103,10 @@ def causal_reads(
         if size == 1:
             singles.append((at // sizes.block_tokens + 1 - low, row, token, low, at, begin))
         else:
-            spans.append(_span(row, at, size, token, low, begin, (window, chunk), sizes))
+            own = None if spans is None else spans[token : token + size]
+            several.append(_span(row, at, size, token, low, begin, (window, chunk), sizes, own))
         token += size
-    return WindowReads(_buckets(singles, (window, chunk), sizes), tuple(spans))
+    return WindowReads(_buckets(singles, (window, chunk), sizes), tuple(several))
 
 
 def cross_reads(lengths: Sequence[int], count: Sequence[int], sizes: Sizes) -> WindowReads:
@@ -286,17 +289,28 @@ _Limits = tuple[int | None, int | None]  # window and chunk
 _ALL: _Limits = (None, None)
 
 
-def _span(row: int, first: int, count: int, token: int, low: int, begin: int, limits: _Limits, sizes: Sizes) -> Span:
-    """low: the first block that is read. begin: the first position that is read without a window or chunks."""
+def _span(
+    row: int,
+    first: int,
+    count: int,
+    token: int,
+    low: int,
+    begin: int,
+    limits: _Limits,
+    sizes: Sizes,
+    spans: Tensor | None = None,
+) -> Span:
+    """low: the first block that is read. begin: the first position that is read without a window or chunks. spans: of
+    its tokens."""
     stop, device = token + count, sizes.device
     if first == begin:
-        masked = any(limit is not None and limit < count for limit in limits)
-        mask = _mask(count, first, first, count, limits, begin, device) if masked else None
+        masked = spans is not None or any(limit is not None and limit < count for limit in limits)
+        mask = _mask(count, first, first, count, limits, begin, device, spans) if masked else None
         return Span(token, stop, row, None, count, mask)
     at = low * sizes.block_tokens
     length = first + count - at
     columns = slice(low, -(-(first + count) // sizes.block_tokens))
-    return Span(token, stop, row, columns, length, _mask(count, first, at, length, limits, begin, device))
+    return Span(token, stop, row, columns, length, _mask(count, first, at, length, limits, begin, device, spans))
 
 
 def span_mask(span: Span, device: torch.device) -> Tensor:
@@ -305,21 +319,33 @@ def span_mask(span: Span, device: torch.device) -> Tensor:
     return _mask(count, 0, 0, count, _ALL, 0, device) if span.mask is None else span.mask
 
 
-def _mask(count: int, first: int, low: int, length: int, limits: _Limits, begin: int, device: torch.device) -> Tensor:
+def _mask(
+    count: int,
+    first: int,
+    low: int,
+    length: int,
+    limits: _Limits,
+    begin: int,
+    device: torch.device,
+    spans: Tensor | None = None,
+) -> Tensor:
     """[count, length] fp32: 0 where position first + i reads position low + j, else -inf."""
     query = torch.arange(first, first + count, device=device).unsqueeze(1)
-    return _bias(query, torch.arange(low, low + length, device=device), limits, begin)
+    return _bias(query, torch.arange(low, low + length, device=device), limits, begin, spans)
 
 
-def _bias(query: Tensor, key: Tensor, limits: _Limits, begin: Tensor | int) -> Tensor:
+def _bias(query: Tensor, key: Tensor, limits: _Limits, begin: Tensor | int, spans: Tensor | None = None) -> Tensor:
     """Return 0 where the position `query` reads the position `key`, else -inf. Positions before `begin` are not
     read."""
     window, chunk = limits
-    hidden = (key > query) | (key < begin)
+    hidden = key > query
     if chunk is not None:
         hidden |= key < query - query % chunk
     if window is not None:
         hidden |= key <= query - window
+    if spans is not None:
+        hidden &= (key < spans[:, :1]) | (key >= spans[:, 1:])
+    hidden |= key < begin
     return torch.zeros(hidden.shape, device=key.device).masked_fill_(hidden, float("-inf"))
 
 

@@ -101,7 +101,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         wrong_chunks=any(not part.supported_limits for part in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
         pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in parts)),
-        adapters=len(checkpoint.adapters),
+        adapters=len(checkpoint.adapters) or (checkpoint.adapter_slots or (0,))[0],
         latent=max((part.kv_lora_rank for part in parts if isinstance(part, LatentAttention)), default=0),
     )
 

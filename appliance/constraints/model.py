@@ -35,15 +35,4 @@ RULES = (
             "window; only causal self-attention supports them, and chunks only without a window"
         ),
     ),
-    Rule(
-        name="equal-pages",
-        keys=(),
-        facts=("model.pages",),
-        holds=lambda view: len(view.facts.model.pages) <= 1,
-        text="all attention layers have the same number and size of KV heads",
-        because=lambda facts: (
-            "all attention layers must have the same number and size of KV heads, but the model has "
-            + " and ".join(f"{count} of {size}" for count, size in facts.model.pages)
-        ),
-    ),
 )

@@ -42,6 +42,17 @@ RULES = (
         ),
     ),
     Rule(
+        name="equal-pages",
+        keys=("kv_cache",),
+        facts=("model.pages",),
+        holds=lambda view: view.kv_cache != "int8" or len(view.facts.model.pages) <= 1,
+        text="an int8 KV cache needs the same number and size of KV heads in all attention layers",
+        because=lambda facts: (
+            "pages of several shapes have no room for the scales of an int8 KV cache, and the model has layers with "
+            + " and ".join(f"{count} KV heads of {size}" for count, size in facts.model.pages)
+        ),
+    ),
+    Rule(
         name="triton-pages",
         keys=("dtype", "kernels", "kv_cache"),
         holds=lambda view: view.kernels != TRITON or view.kv_cache in (view.dtype, "fp8", "int8"),

@@ -7,6 +7,7 @@ from appliance.planning.memory import (
     Concurrency,
     Memory,
     RankWeights,
+    StateGroup,
     group_blocks,
     largest,
     state_groups,
@@ -104,9 +105,7 @@ def _cache_accounts(budget: MemoryBudget, cache: Choice[int], blocks: int, conte
     page = Step(page.name, page.formula, page.value, added=False)
     block = Step("block", f"{number(pages.layers_per_block)} × {number(page.value)}", pages.block_bytes)
     each = [
-        product(
-            f"{one.kind}: a token in {one.layers} layers", one.layers, pages.planes, pages.kv_heads, pages.vector_bytes
-        )
+        product(f"{one.kind}: a token in {one.layers} layers", one.layers, pages.planes, *_vectors(pages, one))
         for one in state_groups(pages, context, step)
     ]
     needs = pages.blocks_for(context, step)
@@ -128,6 +127,11 @@ def _cache_accounts(budget: MemoryBudget, cache: Choice[int], blocks: int, conte
 
 def _rest(count: int) -> tuple[Step, ...]:
     return (Step("remainder, less than one block", number(count), count),) if count else ()
+
+
+def _vectors(pages: Layout, state: StateGroup) -> tuple[int, int]:
+    """Return the number of KV heads of these layers, and the bytes of a key or value."""
+    return state.kv_heads, state.token_bytes // (state.layers * pages.planes * state.kv_heads)
 
 
 def _group_needs(pages: Layout, context: int, step: int) -> list[int]:

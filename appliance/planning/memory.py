@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from appliance.planning.derivation import Account, Step, product
-from engine.kv.layout import Layout
+from engine.kv.layout import Layout, Shape
 from engine.lowering.footprint import Holding
 from engine.lowering.program import Part
 
@@ -30,6 +30,7 @@ class StateGroup:
 
     kind: str
     layers: int
+    kv_heads: int
     token_bytes: int  # bytes of each token within reach
     reach: int | None  # tokens that the layers attend to; None: all
     request_bytes: int  # bytes of a request that fills the context, in whole blocks
@@ -142,22 +143,24 @@ def _generic(name: str) -> str:
 
 
 def state_groups(layout: Layout, max_context: int, step_tokens: int) -> tuple[StateGroup, ...]:
-    """Return the cache state by attention window or chunk: groups of the layout with the same one are combined.
+    """Return the cache state by attention window or chunk and shape of the pages: groups of the layout with the same
+    ones are combined.
 
     Recurrent state does not grow with the context; it is part of the workspace.
     """
-    kinds: dict[tuple[int | None, int | None], list[int]] = {}
+    kinds: dict[tuple[int | None, int | None, Shape | None], list[int]] = {}
     for number, group in enumerate(layout.groups):
-        kinds.setdefault((group.window, group.chunk), []).append(number)
+        kinds.setdefault((group.window, group.chunk, group.shape), []).append(number)
     found = []
-    for (window, chunk), numbers in kinds.items():
+    for (window, chunk, _), numbers in kinds.items():
         layers = sum(len(layout.groups[number].layers) for number in numbers)
         blocks = sum(group_blocks(layout, number, max_context, step_tokens) for number in numbers)
         found.append(
             StateGroup(
                 kind=f"window {window}" if window else f"chunk {chunk}" if chunk else "full",
                 layers=layers,
-                token_bytes=layers * layout.page_bytes // layout.block_tokens,
+                kv_heads=layout.shape(layout.groups[numbers[0]]).kv_heads,
+                token_bytes=layers * layout.layer_bytes(layout.groups[numbers[0]]),
                 reach=window or chunk,
                 request_bytes=blocks * layout.block_bytes,
             )

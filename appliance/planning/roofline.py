@@ -215,5 +215,5 @@ def state_bytes(layout: Layout, length: int) -> int:
     total = 0
     for group in layout.groups:
         reach = length if group.reach is None else min(length, group.reach)
-        total += len(group.layers) * layout.planes * layout.kv_heads * layout.vector_bytes * reach
+        total += len(group.layers) * layout.layer_bytes(group) * reach
     return total

@@ -23,6 +23,7 @@ from engine.models.parts import (
     DeltaNet,
     KimiDelta,
     LatentAttention,
+    LayerInput,
     Mamba,
     Mamba2,
     Model,
@@ -323,7 +324,8 @@ def widest_layer(model: Model, ranks: int = 1) -> int:
     if model.foreign is not None:
         return model.foreign.width
     blocks = model.blocks if model.encoder is None else (*model.encoder.blocks, *model.blocks)
-    return max((_activations(block, ranks) for block in blocks), default=0) + 4 * model.embed.hidden
+    inputs = 0 if model.layer_inputs is None else 2 * model.layer_inputs.layers * model.layer_inputs.width
+    return max((_activations(block, ranks) for block in blocks), default=0) + 4 * model.embed.hidden + inputs
 
 
 def _activations(block: Block, ranks: int) -> int:
@@ -353,6 +355,8 @@ def _width(body: Body, ranks: int) -> int:
             return 2 * (_own(body.heads, ranks) * widths + body.state_dim)
         case MLP():
             return 3 * _own(body.intermediate_size, ranks)
+        case LayerInput():
+            return 2 * body.width
     # Triton stores one row per token and selected expert. torch computes the experts one by one, in float32.
     shared = 0 if body.shared is None else 3 * _own(body.shared.intermediate_size, ranks) + body.hidden
     return body.top_k * (3 * _own(body.intermediate_size, ranks) + body.hidden) + 6 * body.hidden + shared

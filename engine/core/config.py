@@ -112,7 +112,8 @@ class SchedulerConfig:
     whole: bool = False  # prompts are computed in one step, because attention is bidirectional
     sources: EncoderLimits | None = None  # encoder-decoder model; its prompts are not cached
     snapshots: int | None = None  # recurrent or hybrid model: number of snapshots of its state
-    adapters: tuple[str, ...] = ()  # names of the LoRA adapters, in the order of the worker
+    adapters: tuple[str, ...] = ()  # names of the LoRA adapters at the start, in the order of the worker
+    adapter_slots: int | None = None  # LoRA adapters on the device at a time; None: all of them, always
     speculation: SpeculationConfig = SpeculationConfig()
     media: MediaLimits | None = None  # None: the model reads only text
 
@@ -143,10 +144,6 @@ class SchedulerConfig:
         """Return the cache key of this rotary scaling, on which the keys depend as on the tokens."""
         return tuple(str(rope.variant(length)).encode() for rope in self.ropes)
 
-    def adapter_number(self, submit: Submit) -> int:
-        """Return the number of the request's adapter, or -1."""
-        return self.adapters.index(submit.adapter) if submit.adapter else -1
-
     def may_skip(self, submit: Submit) -> bool:
         """Return whether cached tokens of this request may be skipped. Pooling over all tokens needs their states."""
         pooling = submit.pooling
@@ -164,9 +161,6 @@ class SchedulerConfig:
             raise RequestError(
                 f"the prompt has {length} tokens; max_context={self.max_context} leaves room for {room}", "prompt"
             )
-        if submit.adapter and submit.adapter not in self.adapters:
-            known = ", ".join(self.adapters) or "none"
-            raise RequestError(f"adapter {submit.adapter!a}: not loaded; loaded are {known}", "model")
         self._check_ids(submit)
         self._check_media(submit)
         if self.pooled is not None:

@@ -130,9 +130,7 @@ class StepPart:
     embeddings: int  # that the tower computes for it
 
 
-def step_part(
-    limits: MediaLimits, submit: Submit, positions: Span, room: int, *, enters: bool
-) -> StepPart:
+def step_part(limits: MediaLimits, submit: Submit, positions: Span, room: int, *, enters: bool) -> StepPart:
     """Return the part of `positions` that a step may compute; its end equals their start if it is empty.
 
     room: embeddings that the tower may still compute in the step. enters: the request enters the worker's table, so
@@ -165,4 +163,3 @@ def first_place(item: MediaItem, first: int) -> int | None:
 
 def num_embeddings(item: MediaItem) -> int:
     return sum(count for _, count in item.spans)
-

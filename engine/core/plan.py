@@ -42,7 +42,7 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     pooling: Pooling | None = None  # pool the prompt once it is computed
     segments: tuple[int, ...] = ()  # lengths of the prompt's segments
     source: int = 0  # leading tokens that the encoder reads; the first row computes all of them
-    adapter: int = -1  # number of the LoRA adapter; -1: none
+    adapter: int = -1  # slot of the LoRA adapter; -1: none
     media: tuple[MediaItem, ...] = ()  # all items of the prompt
 
 
@@ -78,6 +78,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     fingerprinted: bool = False  # return fingerprints of the logits of sampled rows; the host waits for them
     restored: tuple[tuple[int, int], ...] = ()  # (snapshot, slot): copy this state before the rows run
     saved: tuple[tuple[int, int], ...] = ()  # (slot, snapshot): copy this state after the rows have run
+    adapters: tuple[tuple[int, int], ...] = ()  # (adapter slot, version): move this LoRA adapter there before all else
 
     @property
     def first_samples(self) -> list[int]:

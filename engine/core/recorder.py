@@ -21,6 +21,10 @@ from engine.core.plan import StepResult
 from engine.core.records import (
     FORMAT,
     LENGTH,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterPrepared,
+    AdapterUnloaded,
     AllEnded,
     Applied,
     CacheReset,
@@ -85,6 +89,22 @@ class Recorder(Scheduler):
     def reset_prefix_cache(self) -> None:
         self._write(CacheReset())
         super().reset_prefix_cache()
+
+    def load_adapter(self, name: str) -> int:
+        self._write(AdapterLoaded(name))
+        return super().load_adapter(name)
+
+    def unload_adapter(self, name: str) -> None:
+        self._write(AdapterUnloaded(name))
+        super().unload_adapter(name)
+
+    def adapter_prepared(self, version: int) -> None:
+        self._write(AdapterPrepared(version))
+        super().adapter_prepared(version)
+
+    def adapter_failed(self, version: int) -> list[Delta]:
+        self._write(AdapterFailed(version))
+        return super().adapter_failed(version)
 
     def plan(self, now: float) -> Planned | None:
         planned = super().plan(now)

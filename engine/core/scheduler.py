@@ -22,9 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.api.errors import NOTHING_LEFT, RequestError, StepError
-from engine.api.events import Admitted, Blocked, Ended, Event, Expired, Outgrown, Preempted, Queued
+from engine.api.events import AdapterMissing, Admitted, Blocked, Ended, Event, Expired, Outgrown, Preempted, Queued
 from engine.api.hashes import root_hash
 from engine.api.messages import Delta, Failed, Finish, Logprob, Pooled, Stats, Submit
+from engine.core.adapters import Adapters
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.deadlines import Deadlines
@@ -76,6 +77,7 @@ class _Draft:
     new: list[NewRow] = field(default_factory=list)
     restored: list[tuple[int, int]] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)
+    adapters: list[tuple[int, int]] = field(default_factory=list)
     preempted: bool = False
 
 
@@ -91,6 +93,7 @@ class Scheduler:
         prefix = config.prefix_cache and config.sources is None
         self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=prefix, snapshots=config.snapshots)
         self.counters = Counters()
+        self.adapters = Adapters(config.adapters, config.adapter_slots)
         self.step = 0
         self._notify = notify or _ignore_event
         self._now = 0.0  # time of the last event that had one
@@ -99,6 +102,7 @@ class Scheduler:
         self._dropped: list[int] = []  # slots freed since the last plan
         self._policy = POLICIES[config.policy]()
         self._running, self._waiting = self._policy.running, self._policy.waiting
+        self._aside: dict[str, Sequence] = {}  # queued requests that wait for a slot of their adapter
         self._deadlines = Deadlines()
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: deque[Planned] = deque()
@@ -110,7 +114,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._aside)
+
+    @property
+    def waiting_for_adapters(self) -> int:
+        """Number of queued requests that wait for an adapter or a slot for it."""
+        return len(self._aside)
 
     @property
     def in_flight(self) -> int:
@@ -121,7 +130,7 @@ class Scheduler:
         return Stats(
             step=self.step,
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=self.waiting,
             kv_blocks_used=pool.used,
             kv_blocks_total=pool.size - 1,
             prompt_tokens=counters.prompt_tokens,
@@ -139,6 +148,10 @@ class Scheduler:
             media_encoded=counters.media_encoded,
             media_cached=counters.media_cached,
             media_seconds=counters.media_seconds,
+            adapters_loaded=len(self.adapters.names),
+            adapters_active=self.adapters.active,
+            adapter_evictions=self.adapters.state.evictions,
+            adapter_waiting=self.waiting_for_adapters,
         )
 
     # Events
@@ -147,6 +160,9 @@ class Scheduler:
         """Raise RequestError for a request that can never be served, or whose id is in use."""
         if submit.id in self._by_id:
             raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
+        if submit.adapter and submit.adapter not in self.adapters.names:
+            known = ", ".join(self.adapters.names) or "none"
+            raise RequestError(f"adapter {submit.adapter!a}: not loaded; loaded are {known}", "model")
         self.config.check(submit)
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
@@ -157,6 +173,7 @@ class Scheduler:
         self._arrivals += 1
         sequence = Sequence(submit, self._arrivals, now, self.config.longest(submit))
         sequence.speculative = self.config.speculates(submit)
+        sequence.adapter = self.adapters.version_of(submit.adapter)
         finish, reason = sequence.finish() if submit.emitted else (None, None)
         if finish is not None:
             return Delta(submit.id, finish=finish, stop_reason=reason, timing=sequence.timing())
@@ -164,6 +181,7 @@ class Scheduler:
         if sequence.total > sequence.rope_limit:
             self._set_rope_length(sequence, sequence.total)
         self._by_id[submit.id] = sequence
+        self.adapters.add(sequence.adapter)
         self._deadlines.add(sequence, self._by_id)
         self._policy.arrive(sequence)
         ahead = self._waiting.before(sequence)
@@ -208,6 +226,33 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         self.cache.forget_all()
 
+    def load_adapter(self, name: str) -> int:
+        """Register an adapter, or a new version of it. Requests that have not started use it. Return the number of the
+        version."""
+        version = self.adapters.load(name)
+        for sequence in self._by_id.values():
+            if sequence.submit.adapter == name and sequence.scheduled is None:
+                self.adapters.replace(sequence.adapter, version)
+                sequence.adapter = version
+                self._set_rope_length(sequence, sequence.rope_length)
+        return version
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove an adapter. Open requests with it are completed."""
+        self.adapters.unload(name)
+
+    def adapter_prepared(self, version: int) -> None:
+        """Note that this version can be moved to a slot."""
+        self.adapters.prepared(version)
+
+    def adapter_failed(self, version: int) -> list[Delta]:
+        """End the requests that wait for a version that could not be read."""
+        self.adapters.failed(version)
+        found = [each for each in self._by_id.values() if each.adapter == version and each.scheduled is None]
+        for sequence in found:
+            self._end(sequence, "error")
+        return [Delta(sequence.id, finish="error", timing=sequence.timing()) for sequence in found]
+
     def plan(self, now: float) -> Planned | None:
         """Return the next step, or None if nothing can be computed until a result or a request arrives."""
         self._now = now
@@ -225,6 +270,7 @@ class Scheduler:
             if draft.budget and sequence.state is State.RUNNING:
                 self._plan_prompt(draft, sequence)
         self._policy.charge(draft.sequences)
+        self._queue_again()
         while draft.budget and len(self._waiting) and not draft.preempted and self._admit(draft, now):
             pass
         if not draft.rows:
@@ -237,6 +283,7 @@ class Scheduler:
             tuple(draft.rows),
             restored=tuple(draft.restored),
             saved=tuple(draft.saved),
+            adapters=tuple(draft.adapters),
         )
         self._dropped.clear()
         constrained = [i for i, s in enumerate(draft.sequences) if s.constrained and draft.rows[i].sample]
@@ -331,7 +378,7 @@ class Scheduler:
         config = self.config
         if not config.speculation.enabled:
             return 0
-        rows = config.slots + config.speculation.rows - min(config.slots, len(self._running) + len(self._waiting))
+        rows = config.slots + config.speculation.rows - min(config.slots, len(self._running) + self.waiting)
         return min(rows, (config.max_step_tokens - len(self._running)) // 2)
 
     def _drafts(self, draft: _Draft, sequence: Sequence) -> tuple[int, ...]:
@@ -372,8 +419,13 @@ class Scheduler:
     def _admit(self, draft: _Draft, now: float) -> bool:
         """Admit the first queued sequence if there is a place in the batch, and blocks for all its tokens in addition
         to
-        one for each running sequence, which would soon preempt it otherwise. Return whether it was admitted."""
+        one for each running sequence, which would soon preempt it otherwise. A sequence
+        whose adapter has no slot is set aside. Return whether the next one may be admitted."""
         sequence, spare = self._waiting.first, self.cache.spare(len(self._running))
+        adapter_slot = self.adapters.find_slot(sequence.adapter, started=sequence.scheduled is not None)
+        if adapter_slot is None:
+            self._set_aside(sequence)
+            return True
         source = sequence.submit.source
         at_once = sequence.total if self.config.whole else source + 1 if source else 1
         if sequence.pending or at_once > draft.budget:
@@ -408,6 +460,11 @@ class Scheduler:
         self.cache.start(sequence.tables, hit)
         sequence.computed = hit.tokens
         sequence.charged = max(sequence.charged, hit.tokens)
+        filled = (self.adapters.start if sequence.scheduled is None else self.adapters.use)(
+            sequence.adapter, adapter_slot
+        )
+        if filled:
+            draft.adapters.append((adapter_slot, sequence.adapter))
         if sequence.scheduled is None:
             sequence.scheduled = now
             sequence.cached_tokens = min(hit.tokens, sequence.prompt_tokens)
@@ -430,7 +487,7 @@ class Scheduler:
                 sequence.submit.pooling,
                 sequence.submit.segments,
                 source,
-                self.config.adapter_number(sequence.submit),
+                adapter_slot,
                 sequence.submit.media,
             )
         )
@@ -438,7 +495,24 @@ class Scheduler:
         self._policy.charge((sequence,))
         return True
 
-    def _block(self, sequence: Sequence, why: Blocked) -> None:
+    def _set_aside(self, sequence: Sequence) -> None:
+        """Take a sequence out of the queue until the adapters change, so that the next ones can be admitted."""
+        name, slots = sequence.submit.adapter, self.config.adapter_slots or 0
+        ready = self.adapters.state.versions[sequence.adapter].ready
+        self._block(sequence, AdapterMissing(name, slots if ready else 0))
+        self._waiting.remove(sequence)
+        self._aside[sequence.id] = sequence
+
+    def _queue_again(self) -> None:
+        """Queue the sequences that were set aside, if slots or adapters have changed since."""
+        state = self.adapters.state
+        if state.changed:
+            state.changed, state.reserved = False, None
+            for sequence in self._aside.values():
+                self._waiting.add(sequence)
+            self._aside.clear()
+
+    def _block(self, sequence: Sequence, why: Blocked | AdapterMissing) -> None:
         """Report why the first queued sequence cannot run, once per reason."""
         if sequence.blocked != why.lacks:
             sequence.blocked = why.lacks
@@ -508,9 +582,10 @@ class Scheduler:
     def _end(self, sequence: Sequence, finish: Finish, *, forget: bool = False) -> None:
         if sequence.state is State.RUNNING:
             self._release(sequence, forget=forget)
-        else:
+        elif self._aside.pop(sequence.id, None) is None:
             self._waiting.remove(sequence)
         sequence.become(State.ENDED)
+        self.adapters.end(sequence.adapter, started=sequence.scheduled is not None)
         del self._by_id[sequence.id]
         drafted = sequence.accepted_tokens + sequence.rejected_tokens
         reply = len(sequence.ids) - sequence.prompt_tokens
@@ -523,7 +598,7 @@ class Scheduler:
         sequence.rope_length = length
         sequence.rope_limit = self.config.rope_limit(length)
         submit = sequence.submit
-        adapter = (submit.adapter.encode(),) if submit.adapter else ()
+        adapter = self.adapters.key(sequence.adapter)
         whole = () if self.config.media is None else self.config.media.root(submit)
         root = root_hash(submit.salt.encode(), *self.config.variants(length), *adapter, *whole)
         before, prompt = sequence.tables, sequence.prompt_tokens // self.cache.block_tokens

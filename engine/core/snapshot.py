@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from engine.api.messages import Logprob, Submit
+from engine.core.adapters import AdaptersState
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.fair import FairPolicy
@@ -65,6 +66,7 @@ class SequenceState(msgspec.Struct, array_like=True):
     forced: tuple[int, ...]
     accepted_tokens: int
     rejected_tokens: int
+    adapter: int = -1
 
 
 class PlannedState(msgspec.Struct, array_like=True):
@@ -104,6 +106,9 @@ class SchedulerState(msgspec.Struct, frozen=True):
     counters: Counters
     pool: PoolState
     fair: FairState | None = None
+    adapters: AdaptersState | None = None
+    aside: tuple[str, ...] = ()
+    """Requests that wait for a slot of their adapter."""
     snapshots: PoolState | None = None
     """Pool of the snapshots of recurrent state."""
 
@@ -122,13 +127,17 @@ def snapshot(scheduler: Scheduler) -> SchedulerState:
         dropped=scheduler._dropped,
         sequences=[_sequence_state(sequence) for sequence in sequences],
         in_flight=[
-            PlannedState(plan_without_tensors(planned.plan), [index[id(each)] for each in planned.sequences], planned.constrained)
+            PlannedState(
+                plan_without_tensors(planned.plan), [index[id(each)] for each in planned.sequences], planned.constrained
+            )
             for planned in scheduler._in_flight
         ],
         deadlines=scheduler._deadlines._entries,
         counters=scheduler.counters,
         pool=_pool_state(scheduler.cache.pool),
         fair=FairState(policy.served, policy.waiting.left) if isinstance(policy, FairPolicy) else None,
+        adapters=scheduler.adapters.state,
+        aside=tuple(scheduler._aside),
         snapshots=None if scheduler.cache.snapshots is None else _pool_state(scheduler.cache.snapshots.pool),
     )
 
@@ -150,12 +159,15 @@ def restore(scheduler: Scheduler, state: SchedulerState) -> None:
     for sequence in sequences:
         if sequence.state is State.RUNNING:
             policy.running.add(sequence)
-        elif sequence.state is State.WAITING:
+        elif sequence.state is State.WAITING and sequence.id not in state.aside:
             policy.waiting.add(sequence)
     scheduler._by_id.update((each.id, each) for each in sequences if each.state is not State.ENDED)
     scheduler._in_flight.extend(
         Planned(each.plan, [sequences[at] for at in each.sequences], each.constrained) for each in state.in_flight
     )
+    scheduler._aside.update((id, scheduler._by_id[id]) for id in state.aside)
+    if state.adapters is not None:
+        scheduler.adapters.state = state.adapters
     scheduler._deadlines._entries = state.deadlines
     scheduler.counters = state.counters
     scheduler.step, scheduler._now, scheduler._arrivals = state.step, state.now, state.arrivals

@@ -4,12 +4,18 @@ The pool has blocks of equal size for all groups. A block belongs to one group a
 tokens of all its layers in one contiguous range, `[layer][plane][token][kv head][dim]`, so that a block is a single
 transfer. Planes are keys and values, or the single plane of latent attention, whose only head is a token's latent and
 shared key. Groups have the same number of layers; if a kind of layers does not fill its last group, space is unused.
+
+Layers may have pages of several shapes (numbers and sizes of KV heads). A block then has as many layers of a shape as
+fill it exactly: twice as many with pages of half the size.
 """
 
-from collections.abc import Collection
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from engine.models.parts import LatentAttention, Model, SelfAttention, attentions
+from engine.api.errors import ConfigError
+from engine.models.parts import LatentAttention, Model, SelfAttention, cached_attentions
 
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
 # Of each key and each value in pages of whole numbers: a float32 that they are multiplied by.
@@ -38,14 +44,23 @@ def whole_blocks(tokens: int, rows: int, block_tokens: int = 16) -> int:
     return (tokens + (block_tokens - 1) * min(rows, tokens)) // block_tokens
 
 
+class Shape(NamedTuple):
+    """Shape of the pages of a block in the layers of a group."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
 @dataclass(frozen=True)
 class Group:
     """Attention layers that share block tables."""
 
     name: str
-    layers: tuple[int, ...]  # indexes into the model's attention layers
+    layers: tuple[int, ...]  # indexes into the model's attention layers that write pages
     window: int | None = None
     chunk: int | None = None  # of chunked attention, which excludes a window
+    shape: Shape | None = None  # of a layout with pages of several shapes
 
     @property
     def reach(self) -> int | None:
@@ -78,6 +93,19 @@ class Layout:
     scale_bytes: int = 0  # size of the scale that is stored with each key and each value
     planes: int = 2  # keys and values; 1: latents
 
+    def shape(self, group: Group) -> Shape:
+        return group.shape or Shape(self.layers_per_block, self.kv_heads, self.head_dim)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shape of each group."""
+        return tuple(map(self.shape, self.groups))
+
+    def layer_bytes(self, group: Group) -> int:
+        """Return the bytes of one token in one layer of a group."""
+        shape = self.shape(group)
+        return self.planes * shape.kv_heads * (shape.head_dim * self.element_bytes + self.scale_bytes)
+
     @property
     def vector_bytes(self) -> int:
         """Bytes of the key, value or latent of one head."""
@@ -91,7 +119,7 @@ class Layout:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token in all layers."""
-        return sum(len(group.layers) for group in self.groups) * self.page_bytes // self.block_tokens
+        return sum(len(group.layers) * self.layer_bytes(group) for group in self.groups)
 
     @property
     def block_bytes(self) -> int:
@@ -131,30 +159,44 @@ class Layout:
         return low
 
 
+Kind = tuple[int | None, int | None, int, int, int]  # window, chunk; planes, KV heads and head dimension of a page
+
+
 def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: int = 0, ranks: int = 1) -> Layout:
-    """Divide the model's causal attention layers into groups by window or chunk, with an equal number of layers per
-    group.
+    """Divide the model's causal attention layers into groups by window or chunk, and by the shape of their pages, with
+    an equal number of layers per group if all pages have the same shape.
 
     The number is the largest that leaves at most a tenth of all layers spare (22 window + 4 full: 4 per block, 7
-    groups, 2 spare). Among numbers with equally few groups, it is the one with the fewest spare layers.
+    groups, 2 spare). Among numbers with equally few groups, it is the one with the fewest spare layers. Raises
+    ConfigError for scales in pages of several shapes.
     """
-    parts = tuple(part for part in attentions(model) if part.causal)
+    parts = cached_attentions(model)
     if not parts:
         return Layout((), block_tokens, 0, 0, 0, element_bytes, scale_bytes)
-    kinds: dict[tuple[int | None, int | None], list[int]] = {}
+    kinds: dict[Kind, list[int]] = {}
     for index, part in enumerate(parts):
-        kinds.setdefault((part.window, part.chunk), []).append(index)
-    pages = {page_shape(part) for part in parts}
-    assert len(pages) == 1, "layers with different KV heads or head sizes need a pool with unequal pages"
-    size = _layers_per_block([len(members) for members in kinds.values()])
+        planes, kv_heads, head_dim = page_shape(part)
+        kinds.setdefault((part.window, part.chunk, planes, max(1, kv_heads // ranks), head_dim), []).append(index)
+    pages = {kind[2:] for kind in kinds}
+    assert len({planes for planes, _, _ in pages}) == 1, "a model has either keys and values, or latents"
+    if len(pages) > 1 and scale_bytes:
+        raise ConfigError("pages of several shapes cannot have scales; set quantization.kv_cache to another type")
+    planes, kv_heads, head_dim = max(pages, key=lambda page: (page[1] * page[2], page))
+    unit = math.lcm(*(heads * dim for _, heads, dim in pages))  # the least elements that each shape fills exactly
+    each = {kind: unit // (kind[3] * kind[4]) for kind in kinds}  # layers that fill them
+    size = _units_per_block([(len(members), each[kind]) for kind, members in kinds.items()])
     groups = []
-    for (window, chunk), members in sorted(kinds.items(), key=lambda item: (item[0][0] or 0, item[0][1] or 0)):
+    for kind, members in sorted(kinds.items(), key=lambda item: tuple(size or 0 for size in item[0])):
+        window, chunk, _, heads, dim = kind
         name = f"window{window}" if window is not None else "full" if chunk is None else f"chunk{chunk}"
-        divided = [tuple(members[at : at + size]) for at in range(0, len(members), size)]
-        groups += [Group(f"{name}.{i}", layers, window, chunk) for i, layers in enumerate(divided)]
-    planes, kv_heads, head_dim = pages.pop()
-    own = max(1, kv_heads // ranks)
-    return Layout(tuple(groups), block_tokens, size, own, head_dim, element_bytes, scale_bytes, planes)
+        shape = Shape(size * each[kind], heads, dim)
+        if len([one for one in kinds if one[:2] == kind[:2]]) > 1:
+            name += f".{heads}x{dim}"
+        divided = [tuple(members[at : at + shape.layers]) for at in range(0, len(members), shape.layers)]
+        own = shape if len(pages) > 1 else None
+        groups += [Group(f"{name}.{i}", layers, window, chunk, own) for i, layers in enumerate(divided)]
+    layers = size * unit // (kv_heads * head_dim)
+    return Layout(tuple(groups), block_tokens, layers, kv_heads, head_dim, element_bytes, scale_bytes, planes)
 
 
 def page_shape(part: SelfAttention) -> tuple[int, int, int]:
@@ -162,13 +204,17 @@ def page_shape(part: SelfAttention) -> tuple[int, int, int]:
     return (1, 1, part.state_dim) if isinstance(part, LatentAttention) else (2, part.kv_heads, part.head_dim)
 
 
-def _layers_per_block(counts: Collection[int]) -> int:
-    """Return the layers per block for kinds with these numbers of layers. 1 wastes nothing, so a result exists."""
-    best: tuple[int, int, int] | None = None
-    for size in range(1, max(counts) + 1):
-        groups = sum(blocks_of(count, size) for count in counts)
-        spare = groups * size - sum(counts)
-        if spare <= MAX_SPARE * sum(counts) and (best is None or (groups, spare) < best[:2]):
-            best = groups, spare, size
-    assert best is not None, "one layer per block wastes nothing"
-    return best[2]
+def _units_per_block(kinds: Sequence[tuple[int, int]]) -> int:
+    """Return the size of a block, in units that several layers of a kind fill: (layers, layers that fill a unit) of
+    each kind. If every number wastes more than MAX_SPARE, it is the one that wastes least."""
+    total = sum(count / each for count, each in kinds)
+    best: tuple[bool, int, float, int] | None = None
+    for size in range(1, max(blocks_of(*kind) for kind in kinds) + 1):
+        groups = sum(blocks_of(count, size * each) for count, each in kinds)
+        spare = groups * size - total
+        wasteful = spare > MAX_SPARE * total + 1e-9
+        found = wasteful, groups if not wasteful else 0, spare, size
+        if best is None or found[:3] < best[:3]:
+            best = found
+    assert best is not None, "there is at least one kind of layers"
+    return best[3]

@@ -5,27 +5,28 @@ single call. Every operation reads and writes rows of a few buffers that all lay
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from engine.api.errors import CheckpointError
 from engine.kv.layout import Layout, whole_blocks
-from engine.layers.batch import Batch, EncoderInputs
-from engine.layers.kv import KVLayer, kv_layers
+from engine.layers.batch import Batch, EncoderInputs, MediaRows
+from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
+from engine.layers.step import rope_positions
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.measures import buffer_widths
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
     Add,
+    AddMedia,
     AllReduce,
     Attend,
     AttendLatent,
@@ -34,12 +35,19 @@ from engine.lowering.program import (
     Combine,
     DeltaRule,
     Embed,
+    EmbedAudio,
     ExpandValues,
     ExpertLinear,
     Gate,
     GatedNorm,
+    Input,
+    InsertMedia,
+    Keep,
     Linear,
+    LookUp,
+    Multiply,
     Normalize,
+    NormalizeGroups,
     NormalizeParts,
     Op,
     PrepareKV,
@@ -51,6 +59,7 @@ from engine.lowering.program import (
     Route,
     Scale,
     ScaleQueries,
+    ScaleRoutes,
     SelectiveScan,
     Value,
     WriteKV,
@@ -103,187 +112,75 @@ class Buffers:
 
 
 @dataclass(frozen=True)
+class Region:
+    """Operations of one call. Those with keys and values have pages in the shape of this group."""
+
+    program: CompiledProgram
+    group: int
+
+
+@dataclass(frozen=True)
 class TorchOp:
     """An operation without a compiled kernel (`engine.lowering.measures.torch_parts`). torch computes it between two
     programs, on the first `tokens` rows of the buffers."""
 
     compute: Callable[[int], None]
+    media: bool = False  # only steps with media need it
 
 
-class CompiledModel:
+class CompiledOps:
+    """Operations as structures for the compiled kernels, which point to shared buffers."""
+
+    vocabulary: Vocabulary | None = None
+    states: LayerStates = ()  # of the last step; operations point to them
+    media: MediaRows | None = None  # of the running step
+
     def __init__(
         self,
         program: Program,
         weights: LoadedWeights,
-        vocabulary: Vocabulary,
-        layout: Layout,
+        kv_layers: Sequence[KVLayer],
         team: Team,
         collective: ShmCollective | None = None,
         adapters: LoadedAdapters = NO_ADAPTERS,
     ) -> None:
         """collective: shared memory of the ranks, if there are several."""
-        self.collective, self.team, self.adapters = collective, team, adapters
-        self.program, self.weights, self.vocabulary = program, weights, vocabulary
-        self.ops, self._kv_layers = compiled_ops(program), kv_layers(layout)
+        self.program, self.weights, self._kv_layers = program, weights, kv_layers
+        self.team, self.collective, self.adapters = team, collective, adapters
+        self.ops = compiled_ops(program)
         self.encoder_ops, self.cross_ops = compiled_encoder(program)
-        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
         every = (*self.encoder_ops, *self.cross_ops, *self.ops)
         widths = buffer_widths(every)
         self.buffers = Buffers(widths | {LOW_RANK: adapters.columns} if adapters.columns else widths)
         self.whole = _bidirectional_kv(every)
-        self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
-        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
-        self.states: LayerStates = ()  # of the last step; operations point to them
-        self._fit(MIN_TOKENS)
 
-    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
-        """Implement `TextModel.forward`."""
-        inputs = batch.encoder_inputs if self.encoder_ops else None
-        tokens = max(batch.tokens, 0 if inputs is None else len(inputs.ids))
-        if tokens > self.tokens or states is not self.states:
-            self.states = states
-            self._fit(max(tokens, 2 * self.tokens) if tokens > self.tokens else self.tokens)
-        if inputs is not None:
-            self._encode(inputs, pages)
-        tables, slot_mapping = batch.tables, batch.slot_mapping
-        if self.whole is not None and not self.encoder_ops:
-            tables, slot_mapping, pages = self.whole.placed(batch.count, batch.positions)
-        self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
-        data = StepData(
-            batch.tokens,
-            ids=batch.ids,
-            first=torch.tensor(batch.first),
-            count=torch.tensor(batch.count),
-            slots=batch.slots,
-            adapters=batch.adapters,
-            starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
-            angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
-            tables=tables,
-            slot_mapping=slot_mapping,
-            pages=pages,
-        )
-        self._run(self.regions, data, batch.tokens)
-        return self.buffers[self.program.out][: batch.tokens]
-
-    def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
-        """Compute encoder inputs, and write their keys and values for cross-attention to the pages."""
-        assert self.whole is not None, "an encoder has bidirectional attention"
-        tables, slot_mapping, own = self.whole.placed(inputs.count, inputs.positions)
-        self._embed_sums(self.encoder_ops[0], inputs.ids, inputs.positions, None)
-        count = torch.tensor(inputs.count)
-        data = StepData(
-            len(inputs.ids),
-            ids=inputs.ids,
-            first=torch.zeros_like(count),
-            count=count,
-            angles=[rotation.angles(inputs.positions, inputs.positions + 1) for rotation in self.rotations],
-            tables=tables,
-            slot_mapping=slot_mapping,
-            pages=own,
-        )
-        self._run(self.encoder_regions, data, len(inputs.ids))
-        # Nothing reads these pages now, so the step has no block tables.
-        unread = tuple(torch.zeros((len(count), 1), dtype=torch.int64) for _ in inputs.slot_mapping)
-        data = StepData(
-            len(inputs.ids),
-            first=torch.zeros_like(count),
-            count=count,
-            tables=unread,
-            slot_mapping=inputs.slot_mapping,
-            pages=pages,
-        )
-        self._run(self.cross_regions, data, len(inputs.ids))
-
-    def _run(self, regions: "Sequence[CompiledProgram | TorchOp]", data: StepData, tokens: int) -> None:
-        for part in regions:
-            if isinstance(part, CompiledProgram):
-                self.team.run(part, data)
-            else:
-                part.compute(tokens)
-
-    def _embed_sums(self, op: Op, ids: Tensor, positions: Tensor, segments: Tensor | None) -> None:
-        """Compute an embedding with positions or segments, whose small tables torch adds."""
-        assert isinstance(op, Embed), "a program begins with its embedding"
-        if _is_sum(op):
-            rows = self.weights.tables(op.weight).summed(ids, positions, segments, torch.float32)
-            self.buffers[op.y][: len(ids)] = rows
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Implement `TextModel.logits`. The result is valid until the next call."""
-        hidden = hidden.contiguous()
-        if len(hidden) > len(self.logit_rows):
-            # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
-            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
-        y = self.logit_rows[: len(hidden)]
-        head = self.vocabulary.head
-        assert isinstance(head, Packed), "a pooling model has no logits"
-        if self.collective is not None:
-            own = torch.empty(len(hidden), head.outputs)
-            self.team.run(
-                CompiledProgram([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)),
-                StepData(len(hidden)),
-            )
-            return self._gather_logits(own, y, self.collective)
-        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
-        self.team.run(CompiledProgram(ops, (hidden, y)), StepData(len(hidden)))
-        return y
-
-    def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
-        """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
-        rows = max(1, collective.floats // self.vocabulary.most)
-        for part, whole in zip(own.split(rows), y.split(rows), strict=True):
-            ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
-            self.team.run(CompiledProgram(ops, (part, whole)), StepData(len(part)))
-        return y
-
-    def _caps(self, y: Tensor) -> list[cpu.Op]:
-        part = self.vocabulary.out
-        assert part is not None, "only models with a head have logits"
-        if part.scale == 1.0 and part.softcap is None:
-            return []
-        cap = part.softcap or 0.0
-        return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
-
-    def reserve(self, tokens: int, rows: int) -> None:
-        """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
-        self._fit(max(tokens, self.tokens))
-        if self.vocabulary.head is not None:
-            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
-        if self.whole is not None:
-            self.whole.reserve(tokens, rows)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Size of the buffers of a step, without logits."""
-        return sum(room.nbytes for room in self.buffers.tensors.values()) + (self.whole.nbytes if self.whole else 0)
-
-    def _fit(self, tokens: int) -> None:
-        """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
-        first."""
-        self.tokens = tokens
-        self.regions: list[CompiledProgram | TorchOp] = []
-        self.encoder_regions: list[CompiledProgram | TorchOp] = []
-        self.cross_regions: list[CompiledProgram | TorchOp] = []
-        self.buffers.make(tokens)
-        if self.is_recurrent and not self.states:
-            return  # the first step brings the states
-        self.regions, self.encoder_regions, self.cross_regions = (
-            _regions([made for op in ops for made in self._compiled(op)], tuple(self.buffers.tensors.values()))
-            for ops in (self.ops, self.encoder_ops, self.cross_ops)
-        )
-
-    def _compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
+    def compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
         """Yield the structures of an operation."""
         values, weights = self.buffers, self.weights
         match op:
+            case Input() | EmbedAudio():
+                pass  # given before the step
+            case Keep():
+                yield _torch_keep(values[op.x], self._columns(op.y))
             case Embed():
                 if not _is_sum(op):
                     yield self._embed(values[op.y])
+            case InsertMedia() | AddMedia():
+                yield self._media(op)
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
+            case LookUp():
+                table = weights.token_rows(op.weight).table
+                yield _rows(table, op.weight.part.scale, values[op.y])
             case NormalizeParts():
                 yield from self._normalize_parts(op)
+            case NormalizeGroups():
+                layer, x, size = weights.norm(op.weight), self._columns(op.x), op.weight.norm.size
+                yield _norm(layer.norm, layer.weight, None, x, x, groups=op.x.width // size, size=size, shared=True)
+            case Multiply():
+                x, factor = values[op.x], weights.multiplier(op.weight).item()
+                yield cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=factor, cap=0.0)
             case Linear():
                 x = self._columns(op.x) if isinstance(op.x, Columns) else values[op.x]
                 yield from self._linear(op, x, values[op.y])
@@ -332,6 +229,8 @@ class CompiledModel:
                 yield self._route(op, values)
                 if op.part.scores == "sparsemixer":
                     yield _sparsemixer(op, values)
+            case ScaleRoutes():
+                yield _scale_routes(op, values, weights.correction(op.scales))
             case ExpertLinear():
                 layers = [weights.matrix(matrix) for matrix in op.matrices]
                 biases = [layer.own_bias for layer in layers]
@@ -352,6 +251,18 @@ class CompiledModel:
                 yield _torch_gate(op, self._columns(op.x), self._columns(op.gate), values[op.y])
             case _:
                 raise NotImplementedError(f"compiled kernels have no {type(op).__name__}")
+
+    def _media(self, op: InsertMedia | AddMedia) -> TorchOp:
+        x = self.buffers[op.x]
+
+        def compute(tokens: int) -> None:
+            assert self.media is not None, "a step without media has no such operation"
+            if isinstance(op, AddMedia):
+                self.media.add(x[:tokens], op.first)
+            else:
+                self.media.insert(x[:tokens])
+
+        return TorchOp(compute, media=True)
 
     def _linear(self, op: Linear, x: Tensor, y: Tensor) -> Iterator[cpu.Op]:
         """Yield the product, between the two operations of its adapters."""
@@ -475,15 +386,8 @@ class CompiledModel:
         return self.buffers[columns.value][:, columns.first : columns.first + columns.width]
 
     def _embed(self, x: Tensor) -> cpu.Embed:
-        table = self.vocabulary.table
-        return cpu.Embed(
-            table=table.data_ptr(),
-            out=x.data_ptr(),
-            out_stride=x.stride(0),
-            size=x.shape[1],
-            type=cpu.TYPES[table.dtype],
-            scale=self.vocabulary.part.scale,
-        )
+        assert self.vocabulary is not None, "a program with an embedding has a vocabulary"
+        return _rows(self.vocabulary.table, self.vocabulary.part.scale, x)
 
     def _qk_norm(self, op: QKNorm, qkv: Tensor) -> Iterator[cpu.Op | TorchOp]:
         layer, dim = self.weights.qk_norm(op.weight), op.weight.attention.head_dim
@@ -620,6 +524,198 @@ class CompiledModel:
         return KVLayer(0, 0) if layer is None else self._kv_layers[layer]
 
 
+class CompiledModel(CompiledOps):
+    vocabulary: Vocabulary
+
+    def __init__(
+        self,
+        program: Program,
+        weights: LoadedWeights,
+        vocabulary: Vocabulary,
+        layout: Layout,
+        team: Team,
+        collective: ShmCollective | None = None,
+        adapters: LoadedAdapters = NO_ADAPTERS,
+    ) -> None:
+        """collective: shared memory of the ranks, if there are several."""
+        super().__init__(program, weights, kv_layers(layout), team, collective, adapters)
+        self.vocabulary, self._layout = vocabulary, layout
+        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
+        self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
+        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
+        self._fit(MIN_TOKENS)
+
+    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
+        """Implement `TextModel.forward`."""
+        inputs = batch.encoder_inputs if self.encoder_ops else None
+        tokens = max(batch.tokens, 0 if inputs is None else len(inputs.ids))
+        if tokens > self.tokens or states is not self.states:
+            self.states = states
+            self._fit(max(tokens, 2 * self.tokens) if tokens > self.tokens else self.tokens)
+        if inputs is not None:
+            self._encode(inputs, pages)
+        tables, slot_mapping = batch.tables, batch.slot_mapping
+        if self.whole is not None and not self.encoder_ops:
+            tables, slot_mapping, pages = self.whole.placed(torch.tensor(batch.count), batch.positions)
+        self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
+        self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
+        angles = [rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations]
+        first, count = torch.tensor(batch.first), torch.tensor(batch.count)
+        own_pages = (self.whole is None or bool(self.encoder_ops)) and bool(self._layout.groups)
+        viewed = group_pages(self._layout, pages) if own_pages else (pages,)
+        parts = self.regions if self.media is None else self.media_regions
+        data = {
+            group: StepData(
+                batch.tokens,
+                ids=batch.ids,
+                first=first,
+                count=count,
+                slots=batch.slots,
+                adapters=batch.adapters,
+                starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
+                spans=batch.spans,
+                angles=angles,
+                tables=tables,
+                slot_mapping=slot_mapping,
+                pages=viewed[group],
+            )
+            for group in sorted({part.group for part in parts if isinstance(part, Region)})
+        }
+        self._run(parts, data, batch.tokens)
+        return self.buffers[self.program.out][: batch.tokens]
+
+    def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
+        """Compute encoder inputs, and write their keys and values for cross-attention to the pages."""
+        assert self.whole is not None, "an encoder has bidirectional attention"
+        count = torch.tensor(inputs.count)
+        tables, slot_mapping, own = self.whole.placed(count, inputs.positions)
+        embed = self.encoder_ops[0]
+        if isinstance(embed, EmbedAudio):
+            assert inputs.spectrograms is not None, "the encoder inputs are audio"
+            rows = self.weights.audio(embed.weight).embed(inputs.spectrograms, torch.float32)
+            self.buffers[embed.y][: len(inputs.ids)] = rows
+        else:
+            self._embed_sums(embed, inputs.ids, inputs.positions, None)
+        data = StepData(
+            len(inputs.ids),
+            ids=inputs.ids,
+            first=torch.zeros_like(count),
+            count=count,
+            angles=[rotation.angles(inputs.positions, inputs.positions + 1) for rotation in self.rotations],
+            tables=tables,
+            slot_mapping=slot_mapping,
+            pages=own,
+        )
+        self._run(self.encoder_regions, {0: data}, len(inputs.ids))
+        # Nothing reads these pages now, so the step has no block tables.
+        unread = tuple(torch.zeros((len(count), 1), dtype=torch.int64) for _ in inputs.slot_mapping)
+        data = StepData(
+            len(inputs.ids),
+            first=torch.zeros_like(count),
+            count=count,
+            tables=unread,
+            slot_mapping=inputs.slot_mapping,
+            pages=pages,
+        )
+        self._run(self.cross_regions, {0: data}, len(inputs.ids))
+
+    def _run(self, parts: "Sequence[Region | TorchOp]", data: Mapping[int, StepData], tokens: int) -> None:
+        for part in parts:
+            if isinstance(part, Region):
+                self.team.run(part.program, data[part.group])
+            else:
+                part.compute(tokens)
+
+    def _embed_sums(self, op: Op, ids: Tensor, positions: Tensor, segments: Tensor | None) -> None:
+        """Compute an embedding with positions or segments, whose small tables torch adds."""
+        assert isinstance(op, Embed), "a program begins with its embedding"
+        if _is_sum(op):
+            rows = self.weights.tables(op.weight).summed(ids, positions, segments, torch.float32)
+            self.buffers[op.y][: len(ids)] = rows
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Implement `TextModel.logits`. The result is valid until the next call."""
+        hidden = hidden.contiguous()
+        if len(hidden) > len(self.logit_rows):
+            # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
+            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
+        y = self.logit_rows[: len(hidden)]
+        head = self.vocabulary.head
+        assert isinstance(head, Packed), "a pooling model has no logits"
+        if self.collective is not None:
+            own = torch.empty(len(hidden), head.outputs)
+            self.team.run(
+                CompiledProgram([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)),
+                StepData(len(hidden)),
+            )
+            return self._gather_logits(own, y, self.collective)
+        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
+        self.team.run(CompiledProgram(ops, (hidden, y)), StepData(len(hidden)))
+        return y
+
+    def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
+        """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
+        rows = max(1, collective.floats // self.vocabulary.most)
+        for part, whole in zip(own.split(rows), y.split(rows), strict=True):
+            ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
+            self.team.run(CompiledProgram(ops, (part, whole)), StepData(len(part)))
+        return y
+
+    def _caps(self, y: Tensor) -> list[cpu.Op]:
+        part = self.vocabulary.out
+        assert part is not None, "only models with a head have logits"
+        if part.scale == 1.0 and part.softcap is None:
+            return []
+        cap = part.softcap or 0.0
+        return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
+
+    def reserve(self, tokens: int, rows: int) -> None:
+        """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
+        self._fit(max(tokens, self.tokens))
+        if self.vocabulary.head is not None:
+            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
+        if self.whole is not None:
+            self.whole.reserve(tokens, rows)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the buffers of a step, without logits."""
+        return sum(room.nbytes for room in self.buffers.tensors.values()) + (self.whole.nbytes if self.whole else 0)
+
+    def _fit(self, tokens: int) -> None:
+        """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
+        first."""
+        self.tokens = tokens
+        self.regions: list[Region | TorchOp] = []
+        self.encoder_regions: list[Region | TorchOp] = []
+        self.cross_regions: list[Region | TorchOp] = []
+        self.media_regions: list[Region | TorchOp] = []  # of a step with media
+        self.buffers.make(tokens)
+        if self.is_recurrent and not self.states:
+            return  # the first step brings the states
+        kept = tuple(self.buffers.tensors.values())
+        ops, encoder_ops, cross_ops = (
+            [made for op in group for made in self.compiled(op)]
+            for group in (self.ops, self.encoder_ops, self.cross_ops)
+        )
+        without_media = [op for op in ops if not (isinstance(op, TorchOp) and op.media)]
+        self.regions = regions(without_media, kept, self._layout)
+        self.media_regions = self.regions if len(without_media) == len(ops) else regions(ops, kept, self._layout)
+        self.encoder_regions, self.cross_regions = regions(encoder_ops, kept), regions(cross_ops, kept)
+
+
+def _rows(table: Tensor, scale: float, y: Tensor) -> cpu.Embed:
+    """Write the row of each token, times `scale`."""
+    return cpu.Embed(
+        table=table.data_ptr(),
+        out=y.data_ptr(),
+        out_stride=y.stride(0),
+        size=y.shape[1],
+        type=cpu.TYPES[table.dtype],
+        scale=scale,
+    )
+
+
 def _heads(x: Tensor, heads: int) -> Tensor:
     """[tokens, heads · dim] → [tokens, heads, dim]."""
     return x.unflatten(1, (heads, -1))
@@ -672,9 +768,9 @@ class BidirectionalKV:
         """Allocate pages for steps of this many tokens and prompts."""
         self.pages = self._made(whole_blocks(tokens, rows))
 
-    def placed(self, counts: Sequence[int], positions: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
-        """Return block tables, write positions and pages of a step. counts: of tokens of each prompt."""
-        count = torch.tensor(counts)
+    def placed(self, count: Tensor, positions: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
+        """Return block tables, write positions and pages of a step. count: tokens of each row; positions: of the tokens
+        in their rows."""
         blocks = -(-count // WHOLE_BLOCK)
         begin = blocks.cumsum(0) - blocks
         if int(blocks.sum()) > len(self.pages):
@@ -717,14 +813,33 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     return weights
 
 
-def _regions(ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor]) -> list[CompiledProgram | TorchOp]:
-    """Return programs that are as long as possible, with torch operations between them."""
-    found: list[CompiledProgram | TorchOp] = []
-    for is_torch, group in groupby(ops, lambda op: isinstance(op, TorchOp)):
-        if is_torch:
-            found += [op for op in group if isinstance(op, TorchOp)]
-        else:
-            found.append(CompiledProgram([op for op in group if not isinstance(op, TorchOp)], keep_alive))
+def regions(
+    ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor], layout: Layout | None = None
+) -> list[Region | TorchOp]:
+    """Return programs that are as long as possible, with torch operations between them. The operations of a program
+    have pages of one shape. layout: of the KV cache, if the operations use it."""
+    found: list[Region | TorchOp] = []
+    some: list[cpu.Op] = []
+    group = 0  # of the pages of `some`
+
+    def finish() -> None:
+        if some:
+            found.append(Region(CompiledProgram(some, keep_alive), group))
+            some.clear()
+
+    for op in ops:
+        if isinstance(op, TorchOp):
+            finish()
+            found.append(op)
+            continue
+        paged = isinstance(op, cpu.Attend | cpu.LatentKV) or (isinstance(op, cpu.RopeKV) and op.kv_heads > 0)
+        if paged and layout is not None and layout.groups:
+            own = layout.shapes.index(layout.shapes[op.group])  # the first group with pages of this shape
+            if own != group:
+                finish()
+                group = own
+        some.append(op)
+    finish()
     return found
 
 
@@ -770,9 +885,17 @@ def _projection_norm(layer: ProjectionNorm, qkv: Tensor) -> Iterator[cpu.Norm]:
 
 
 def _norm(
-    norm: Norm, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, *, groups: int = 1, size: int = 0
+    norm: Norm,
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    *,
+    groups: int = 1,
+    size: int = 0,
+    shared: bool = False,
 ) -> cpu.Norm:
-    """size: of each group; the norm's own if 0."""
+    """size: of each group; the norm's own if 0. shared: all groups have the same weights."""
     return cpu.Norm(
         x=x.data_ptr(),
         weight=weight.data_ptr(),
@@ -782,7 +905,7 @@ def _norm(
         y_stride=y.stride(0),
         groups=groups,
         size=size or norm.size,
-        weight_stride=size or norm.size,
+        weight_stride=0 if shared else size or norm.size,
         norm=cpu.LAYER if isinstance(norm, LayerNorm) else cpu.RMS,
         eps=norm.eps,
     )
@@ -805,6 +928,23 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
     def compute(tokens: int) -> None:
         own = logits[:tokens, : op.part.num_experts]
         weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
+
+    return TorchOp(compute)
+
+
+def _torch_keep(x: Tensor, y: Tensor) -> TorchOp:
+    def compute(tokens: int) -> None:
+        y[:tokens] = x[:tokens]
+
+    return TorchOp(compute)
+
+
+def _scale_routes(op: ScaleRoutes, values: Buffers, scales: Tensor | None) -> TorchOp:
+    chosen, weights = values[op.chosen].view(torch.int32), values[op.weights]
+    assert scales is not None, "a program that scales routes has numbers of the experts"
+
+    def compute(tokens: int) -> None:
+        weights[:tokens].mul_(scales[chosen[:tokens].long()])
 
     return TorchOp(compute)
 

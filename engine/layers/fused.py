@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.layers.kv import KVLayer, kv_layers
+from engine.layers.batch import MediaRows
+from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.loaded import routing
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
@@ -26,6 +27,7 @@ from engine.lowering.program import (
     AbsorbQueries,
     Activation,
     Add,
+    AddMedia,
     AddNormalize,
     Attend,
     AttendLatent,
@@ -38,9 +40,13 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    InsertMedia,
     Linear,
+    LookUp,
     Matrix,
+    Multiply,
     Normalize,
+    NormalizeGroups,
     NormalizeParts,
     Op,
     PrepareKV,
@@ -51,6 +57,7 @@ from engine.lowering.program import (
     Route,
     Scale,
     ScaleQueries,
+    ScaleRoutes,
     SelectiveScan,
     Value,
     WriteKV,
@@ -122,6 +129,9 @@ class DeviceStep:
     states: LayerStates = ()  # of the recurrent layers
     cross_attention: CrossAttentionInputs | None = None
     encoder_inputs: "DeviceStep | None" = None  # encoder inputs to read before this step
+    media: MediaRows | None = None  # None: no token is of media
+    axes: Tensor | None = None  # [tokens, 3] int32, M-RoPE positions in time, height and width; None: all `positions`
+    bidirectional: Tensor | None = None  # [tokens, 2] int32, spans of tokens that see one another; None: none do
 
 
 class FusedModel:
@@ -131,10 +141,9 @@ class FusedModel:
         self.vocabulary, self.weights = text_model.vocabulary, text_model.weights
         self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
         self.program = text_model.program
+        self.rope_axes = torch.tensor(self.program.rope_axes, dtype=torch.int32, device=text_model.device)
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in self.program.ropes}
-        # Heads for which decode attention divides its work.
-        latent = [op.heads for op in self.program.ops if isinstance(op, AttendLatent)]
-        self.scheduled_heads = head_blocks(latent[0]) if latent else self.layout.kv_heads
+        self._latent_heads = [op.heads for op in self.program.ops if isinstance(op, AttendLatent)][:1]
         layers = len(self.kv_layers)
         scales = scales or KVScales((1.0,) * layers, (1.0,) * layers)
         self.scales = list(zip(scales.k, scales.v, strict=True))
@@ -147,6 +156,10 @@ class FusedModel:
         """Return the operations that are launched, each with the buffers that nothing reads afterwards."""
         fused = quantize_outputs(fuse_add_normalize(fuse_prepare_kv(ops, norms=True)), self._quantizes)
         return list(zip(fused, last_uses(fused, out), strict=True))
+
+    def scheduled_heads(self, kv_heads: int) -> int:
+        """Return the heads for which decode attention divides its work."""
+        return head_blocks(self._latent_heads[0]) if self._latent_heads else kv_heads
 
     def _quantizes(self, op: Normalize | AddNormalize | Activation, matrices: Sequence[Matrix]) -> bool:
         if not isinstance(op, Activation) and not isinstance(op.weight.norm, RMSNorm):
@@ -178,22 +191,26 @@ class _Run:
     def __init__(self, model: FusedModel, step: DeviceStep) -> None:
         self.model, self.weights, self.step = model, model.weights, step
         self.values: dict[str, Any] = {}  # Tensor, or Rounded after a Quantized
+        positions, axes = (step.positions, None) if step.axes is None else (step.axes, model.rope_axes)
         self.angles: dict[Rope, tuple[Tensor, Tensor]] = {
-            rope: ROPE_ANGLES(step.positions, rotation.frequencies(step.rope_lengths), rotation.attention)
+            rope: ROPE_ANGLES(positions, rotation.frequencies(step.rope_lengths), rotation.attention, axes)
             for rope, rotation in model._rotations.items()
         }
-        sources, kv_heads = step.cross_attention, model.scheduled_heads
+        self.pages, layout = group_pages(model.layout, step.pages), model.layout
+        sources = step.cross_attention
         self.decoder_starts = None if sources is None else sources.decoder_starts
         self.schedules = {
-            (window, chunk): DECODE_SCHEDULE(
-                step.query_start, step.lengths, kv_heads, window, self.decoder_starts, chunk
+            (window, chunk, kv_heads): DECODE_SCHEDULE(
+                step.query_start, step.lengths, model.scheduled_heads(kv_heads), window, self.decoder_starts, chunk
             )
-            for window, chunk in {(group.window, group.chunk) for group in model.layout.groups}
+            for window, chunk, kv_heads in {
+                (group.window, group.chunk, layout.shape(group).kv_heads) for group in layout.groups
+            }
             if step.singles
         }
         self.cross_schedules = None
         if sources is not None:
-            self.cross_schedules = DECODE_SCHEDULE(sources.query_start, sources.lengths, kv_heads, None)
+            self.cross_schedules = DECODE_SCHEDULE(sources.query_start, sources.lengths, layout.kv_heads, None)
 
     def __getitem__(self, value: Value) -> Any:
         return self.values[value.name]
@@ -229,6 +246,21 @@ def _embed(op: Embed, run: _Run) -> None:
     run[op.y] = EMBEDDING(step.ids, vocabulary.table, run.model.dtype, vocabulary.part.scale, *added)
 
 
+def _insert_media(op: InsertMedia, run: _Run) -> None:
+    if run.step.media is not None:
+        run.step.media.insert(run[op.x])
+
+
+def _add_media(op: AddMedia, run: _Run) -> None:
+    if run.step.media is not None:
+        run.step.media.add(run[op.x], op.first)
+
+
+def _look_up(op: LookUp, run: _Run) -> None:
+    rows = run.weights.token_rows(op.weight)
+    run[op.y] = EMBEDDING(run.step.ids, rows.table, run.model.dtype, rows.part.scale, None, None, None, None)
+
+
 def _normalize(op: Normalize, run: _Run) -> None:
     run[op.y] = fused_norm(run.weights.norm(op.weight), run[op.x])
 
@@ -238,6 +270,14 @@ def _normalize_parts(op: NormalizeParts, run: _Run) -> None:
     for piece, weight in zip(run[op.x].split(sizes, 1), op.weights, strict=True):
         layer = run.weights.norm(weight)
         assert isinstance(layer.norm, RMSNorm), "parts have RMS norms"
+        RMS_NORM(piece, layer.weight, layer.norm.eps, None, 1.0, piece)
+
+
+def _normalize_groups(op: NormalizeGroups, run: _Run) -> None:
+    layer, x, size = run.weights.norm(op.weight), run.columns(op.x), op.weight.norm.size
+    assert isinstance(layer.norm, RMSNorm), "groups have RMS norms"
+    pieces = [x.view(-1, size)] if x.is_contiguous() else x.split(size, 1)
+    for piece in pieces:
         RMS_NORM(piece, layer.weight, layer.norm.eps, None, 1.0, piece)
 
 
@@ -285,6 +325,10 @@ def _add(op: Add, run: _Run) -> None:
     run[op.x].add_(run[op.y], alpha=op.scale)
 
 
+def _multiply(op: Multiply, run: _Run) -> None:
+    run[op.x].mul_(run.weights.multiplier(op.weight))
+
+
 def _scale(op: Scale, run: _Run) -> None:
     run.columns(op.x).mul_(op.factor)
 
@@ -327,7 +371,8 @@ def _prepare_kv(op: PrepareKV, run: _Run) -> None:
         return
     place, step = run.model.kv_layers[op.layer], run.step
     scales = run.model.scales[op.layer]
-    QK_NORM_ROPE_KV(qkv, step.pages, place.layer, step.slot_mapping[place.group], op.heads, *arguments, *scales, bias)
+    pages, slots = run.pages[place.group], step.slot_mapping[place.group]
+    QK_NORM_ROPE_KV(qkv, pages, place.layer, slots, op.heads, *arguments, *scales, bias)
 
 
 def _scale_queries(op: ScaleQueries, run: _Run) -> None:
@@ -339,7 +384,8 @@ def _write_kv(op: WriteKV, run: _Run) -> None:
     """Write the keys and values of encoder inputs; others are written by PrepareKV."""
     place, step = run.model.kv_layers[op.layer], run.step
     kv = run[op.qkv].unflatten(-1, (-1, op.head_dim))
-    QK_NORM_ROPE_KV(kv, step.pages, place.layer, step.slot_mapping[place.group], 0, *_PLAIN_QK, *_UNSCALED)
+    pages, slots = run.pages[place.group], step.slot_mapping[place.group]
+    QK_NORM_ROPE_KV(kv, pages, place.layer, slots, 0, *_PLAIN_QK, *_UNSCALED)
 
 
 def _attend(op: Attend, run: _Run) -> None:
@@ -359,17 +405,17 @@ def _attend(op: Attend, run: _Run) -> None:
 
 def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tensor) -> None:
     """Attend to the pages."""
-    part, step, table = op.part, run.step, run.step.tables[place.group]
+    part, step, table, pages = op.part, run.step, run.step.tables[place.group], run.pages[place.group]
     assert op.layer is not None, "pages belong to a layer"
     scales, starts = run.model.scales[op.layer], run.decoder_starts
     rows = step.slot, step.query_start, step.lengths
     options = op.scale, part.window, part.softcap, run.weights.sinks(op.sinks)
     last = *scales, starts, run.weights.slopes(op.slopes), part.chunk, run.weights.bias(op.bias)
     if step.singles:
-        schedules = run.schedules[part.window, part.chunk]
-        DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, schedules, out, *options, *last)
+        schedules = run.schedules[part.window, part.chunk, op.kv_heads]
+        DECODE_ATTENTION(q, pages, place.layer, table, *rows, schedules, out, *options, *last)
     if step.spans:
-        PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *options, None, *last)
+        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, step.bidirectional, *last)
 
 
 def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
@@ -379,7 +425,7 @@ def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
     y = q.new_empty(len(q), op.heads, part.state_dim)
     slots = step.slot_mapping[place.group]
     norm = layer.weight, layer.norm.eps
-    LATENT_KV(run[op.latent], q, step.pages, place.layer, slots, *norm, cos, sin, part.rope.interleaved, y)
+    LATENT_KV(run[op.latent], q, run.pages[place.group], place.layer, slots, *norm, cos, sin, part.rope.interleaved, y)
     run[op.y] = y.flatten(1)
 
 
@@ -394,9 +440,9 @@ def _attend_latent(op: AttendLatent, run: _Run) -> None:
     part, step, place = op.part, run.step, run.model.kv_layers[op.layer]
     q = run[op.q].unflatten(-1, (op.heads, part.state_dim))
     out = q.new_empty(len(q), op.heads, part.kv_lora_rank)
-    read = q, step.pages, place.layer, step.tables[place.group], step.slot, step.query_start, step.lengths
+    read = q, run.pages[place.group], place.layer, step.tables[place.group], step.slot, step.query_start, step.lengths
     if step.singles:
-        LATENT_DECODE(*read, run.schedules[None, None], out, part.scale)
+        LATENT_DECODE(*read, run.schedules[None, None, op.kv_heads], out, part.scale)
     if step.spans:
         LATENT_PREFILL(*read, out, part.scale)
     run[op.y] = out.flatten(1)
@@ -414,13 +460,15 @@ def _cross_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
     assert step.cross_attention is not None and run.cross_schedules is not None, "cross-attention needs encoder inputs"
     rows = step.cross_attention.slot, step.cross_attention.query_start, step.cross_attention.lengths
     options, table = (op.scale, None, op.part.softcap, None), step.tables[place.group]
-    DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, run.cross_schedules, out, *options, *_UNSCALED)
+    pages = run.pages[place.group]
+    DECODE_ATTENTION(q, pages, place.layer, table, *rows, run.cross_schedules, out, *options, *_UNSCALED)
 
 
 @dataclass(frozen=True)
 class _Routes:
     """Routes of a step's tokens, and the tiles of rows by expert."""
 
+    expert_ids: Tensor
     order: Tensor
     pairs: Tensor
     tiles: Tensor
@@ -432,8 +480,14 @@ def _route(op: Route, run: _Run) -> None:
     correction = run.weights.correction(op.correction)
     expert_ids, weights, order = EXPERT_ROUTES(logits, part.num_experts, routing(part), correction)
     rows = tile_rows(len(logits), part.top_k, part.num_experts)
-    run[op.chosen] = _Routes(order, *EXPERT_SCHEDULE(expert_ids, part.num_experts, rows), rows)
+    run[op.chosen] = _Routes(expert_ids, order, *EXPERT_SCHEDULE(expert_ids, part.num_experts, rows), rows)
     run[op.weights] = weights
+
+
+def _scale_routes(op: ScaleRoutes, run: _Run) -> None:
+    scales = run.weights.correction(op.scales)
+    assert scales is not None, "a program that scales routes has numbers of the experts"
+    run[op.weights].mul_(scales[run[op.chosen].expert_ids])
 
 
 def _expert_linear(op: ExpertLinear, run: _Run) -> None:
@@ -498,13 +552,18 @@ def _gated_norm(op: GatedNorm, run: _Run) -> None:
 
 FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Embed: _embed,
+    InsertMedia: _insert_media,
+    AddMedia: _add_media,
+    LookUp: _look_up,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
+    NormalizeGroups: _normalize_groups,
     AddNormalize: _add_normalize,
     Quantized: _quantized,
     Linear: _linear,
     Activation: _activation,
     Add: _add,
+    Multiply: _multiply,
     Scale: _scale,
     QKNorm: _qk_norm,
     Rotate: _rotate,
@@ -517,6 +576,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     AttendLatent: _attend_latent,
     ExpandValues: _expand_values,
     Route: _route,
+    ScaleRoutes: _scale_routes,
     ExpertLinear: _expert_linear,
     Combine: _combine,
     Gate: _gate,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from engine.kv.layout import Layout
 
 
@@ -11,6 +13,16 @@ class KVLayer:
 
     group: int
     layer: int
+
+
+def group_pages(layout: Layout, pages: Tensor) -> tuple[Tensor, ...]:
+    """Return the pages in the shape of each group, [blocks, layers, planes, block_tokens, kv_heads, head_dim]. All are
+    views of the same memory."""
+
+    def viewed(layers: int, kv_heads: int, head_dim: int) -> Tensor:
+        return pages.view(len(pages), layers, layout.planes, layout.block_tokens, kv_heads, head_dim)
+
+    return tuple(pages if group.shape is None else viewed(*group.shape) for group in layout.groups)
 
 
 def kv_layers(layout: Layout) -> list[KVLayer]:

@@ -12,7 +12,7 @@ from engine.distributed.world import World, share
 from engine.layers.audio import AudioLayer
 from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
-from engine.layers.vocabulary import EncoderEmbedding, Vocabulary
+from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
@@ -21,15 +21,18 @@ from engine.lowering.program import (
     Correction,
     DistanceBias,
     ExpertLinear,
+    ExpertScales,
     ForeignWeights,
     HeadMatrices,
     Matrix,
+    Multiplier,
     NormVector,
     Program,
     QKNormVectors,
     RecurrentParameter,
     SinkLogits,
     Tables,
+    TokenTable,
     Weight,
 )
 from engine.models.parts import Attention, Experts, RelativeBias
@@ -59,7 +62,7 @@ class ExpertCorrection:
 
     values: Tensor
 
-    def __init__(self, weight: Correction) -> None:
+    def __init__(self, weight: Correction | ExpertScales) -> None:
         self.path = weight.name
 
     def load(self, read: Read, target: Target) -> None:
@@ -147,6 +150,18 @@ class ParameterLayer:
         self.tensor = -tensor.exp() if self.parameter.negative_exp else tensor
 
 
+class MultiplierLayer:
+    """A single number, [1] fp32."""
+
+    tensor: Tensor
+
+    def __init__(self, weight: Multiplier) -> None:
+        self.name = weight.name
+
+    def load(self, read: Read, target: Target) -> None:
+        self.tensor = read(self.name).to(target.device, torch.float32, copy=True)
+
+
 class HeadWeights:
     """W_UK and W_UV of this rank's heads of a latent attention.
 
@@ -200,6 +215,8 @@ Loadable = (
     | ParameterLayer
     | Vocabulary
     | EncoderEmbedding
+    | TokenRows
+    | MultiplierLayer
     | AudioLayer
 )
 
@@ -239,7 +256,7 @@ class LoadedWeights:
         assert isinstance(found, HeadWeights), f"{weight.name} are matrices of heads"
         return found
 
-    def correction(self, weight: Correction | None) -> Tensor | None:
+    def correction(self, weight: Correction | ExpertScales | None) -> Tensor | None:
         """Return [num_experts] fp32, or None."""
         if weight is None:
             return None
@@ -277,6 +294,17 @@ class LoadedWeights:
         assert isinstance(found, ParameterLayer), f"{weight.name} is a parameter of a recurrent part"
         return found.tensor
 
+    def token_rows(self, weight: TokenTable) -> TokenRows:
+        found = self.by_name[weight.name]
+        assert isinstance(found, TokenRows), f"{weight.name} are rows of tokens"
+        return found
+
+    def multiplier(self, weight: Multiplier) -> Tensor:
+        """Return [1] fp32."""
+        found = self.by_name[weight.name]
+        assert isinstance(found, MultiplierLayer), f"{weight.name} is a number"
+        return found.tensor
+
     def tables(self, weight: Tables) -> Vocabulary | EncoderEmbedding:
         found = self.by_name[weight.name]
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
@@ -301,10 +329,10 @@ def routing(part: Experts) -> Routing:
     )
 
 
-def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWeights:
-    """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder. Raises ConfigError for
-    ALiBi, chunks and scaled queries outside of causal self-attention and relative biases outside of self-attention,
-    which no executor supports."""
+def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> LoadedWeights:
+    """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder, if there is one. Raises
+    ConfigError for ALiBi, chunks and scaled queries outside of causal self-attention and relative biases outside of
+    self-attention, which no executor supports."""
     for op in (*program.encoder, *program.ops):
         if isinstance(op, Attend) and op.part.alibi is not None and (op.layer is None or op.cross):
             raise ConfigError("ALiBi requires causal self-attention; remove it from this model's declaration")
@@ -335,7 +363,7 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return Sinks(part, path, world)
             case HeadMatrices():
                 return HeadWeights(weight, world)
-            case Correction():
+            case Correction() | ExpertScales():
                 return ExpertCorrection(weight)
             case ActivationNumbers():
                 return ActivationLayer(weight)
@@ -345,13 +373,19 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return BiasLayer(weight, world)
             case RecurrentParameter():
                 return ParameterLayer(weight, world)
+            case TokenTable():
+                return TokenRows(weight.part, weight.name)
+            case Multiplier():
+                return MultiplierLayer(weight)
             case AudioWeights(embed=audio, root=root):
                 return AudioLayer(audio, root)
             case ForeignWeights():
                 raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):
+                assert vocabulary is not None, "a program with tables has a vocabulary"
                 return vocabulary
             case Tables(embed=embed, root=root):
+                assert vocabulary is not None, "a program with tables has a vocabulary"
                 return EncoderEmbedding(embed, root, vocabulary)
 
     return LoadedWeights({weight.name: made(weight) for weight in program.weights}, stacks)

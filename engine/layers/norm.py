@@ -32,7 +32,8 @@ class NormLayer:
         if not self.norm.weight:
             self.weight = torch.ones(self.norm.size, device=target.device)
         else:
-            self.weight = _weight(self.norm, read(f"{self.path}.weight"), target.device)
+            last = self.norm.last if isinstance(self.norm, RMSNorm) else "weight"
+            self.weight = _weight(self.norm, read(join(self.path, last)), target.device)
         if isinstance(self.norm, LayerNorm) and self.norm.bias:
             self.bias = read(f"{self.path}.bias").to(target.device, torch.float32)
 
@@ -41,7 +42,8 @@ class NormLayer:
 
 
 class HeadNorm:
-    """Norm of each head of q and k separately, in one call. weight, bias: [heads + kv_heads, head_dim] of this rank."""
+    """Norm of each head of q and k separately, in one call. weight, bias: [heads + kv_heads, head_dim] of this rank,
+    without KV heads if the layer has no keys."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -49,7 +51,8 @@ class HeadNorm:
     def __init__(self, part: Attention, path: str, world: World) -> None:
         assert part.qk_norm is not None, "an attention without qk_norm has no norm layer"
         self.part, self.path, self.norm = part, path, part.qk_norm
-        self.shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
+        shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
+        self.shares = shares[:1] if part.shared_kv else shares
 
     def load(self, read: Read, target: Target) -> None:
         if not self.norm.weight:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.kv.layout import Layout
-from engine.layers.batch import Batch
+from engine.layers.batch import Batch, MediaRows
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.loaded import LoadedWeights, routing
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
@@ -22,6 +22,7 @@ from engine.lowering.program import (
     AbsorbQueries,
     Activation,
     Add,
+    AddMedia,
     AddNormalize,
     AllReduce,
     Attend,
@@ -36,8 +37,14 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    Input,
+    InsertMedia,
+    Keep,
     Linear,
+    LookUp,
+    Multiply,
     Normalize,
+    NormalizeGroups,
     NormalizeParts,
     Op,
     PrepareKV,
@@ -48,6 +55,7 @@ from engine.lowering.program import (
     Route,
     Scale,
     ScaleQueries,
+    ScaleRoutes,
     SelectiveScan,
     Value,
     WriteKV,
@@ -55,6 +63,7 @@ from engine.lowering.program import (
 from engine.lowering.rewrites import last_uses
 from kernels.activation import function, gated
 from kernels.attention.encoder_torch import encoder_attention
+from kernels.embedding import embedding
 from kernels.experts.routes import route
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv, write_latents
@@ -81,7 +90,10 @@ class Run:
     adapters: Tensor | None = None  # [tokens] int32
     spectrograms: Tensor | None = None  # [windows, mels, frames] of encoder inputs that are audio
     loaded: LoadedAdapters = NO_ADAPTERS
+    media: MediaRows | None = None
     values: dict[str, Tensor] = field(default_factory=dict)
+    read_again: frozenset[int] = frozenset()  # layers whose keys and values later layers share
+    written: dict[int, Tensor] = field(default_factory=dict)  # keys and values of this step in these layers
 
     def __getitem__(self, value: Value) -> Tensor:
         return self.values[value.name]
@@ -99,18 +111,22 @@ class ReferenceExecutor:
         self._encoder_unused = last_uses(program.encoder, program.encoder_out or program.out)
         self._parts = weights, world, kv_layers(layout), dtype
         self.adapters = NO_ADAPTERS
+        shared = (op.layer for op in program.ops if isinstance(op, Attend) and op.part.shared_kv)
+        self._read_again = frozenset(layer for layer in shared if layer is not None)
 
     def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
         """Return the hidden states after the final norm, [tokens, hidden]. Writes keys and values to the pages, and
         updates the states of the rows. states: from `layer_states`."""
         program = self.program
-        step = plan_step(batch, pages, self.layout, program.ropes, states)
+        step = plan_step(batch, pages, self.layout, program.ropes, states, program.rope_axes)
         if program.encoder and batch.encoder_inputs is not None:
             inputs = batch.encoder_inputs
-            alone = Step(pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
+            alone = Step(step.pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
             reading = Run(*self._parts, alone, inputs.ids, inputs.positions, spectrograms=inputs.spectrograms)
             execute(program.encoder, reading, self._encoder_unused)
-        run = Run(*self._parts, step, batch.ids, batch.positions, batch.segments, batch.adapters, self.adapters)
+        inputs_of = batch.ids, batch.positions, batch.segments, batch.adapters
+        run = Run(*self._parts, step, *inputs_of, self.adapters, batch.media)
+        run.read_again = self._read_again
         execute(program.ops, run, self._unused)
         return run[program.out]
 
@@ -123,8 +139,33 @@ def execute(ops: Sequence[Op], run: Run, unused: Sequence[Sequence[str]] = ()) -
             run.values.pop(name, None)
 
 
+def _input(op: Input, run: Run) -> None:
+    assert op.y.name in run.values, "the caller gives the rows"
+
+
+def _keep(op: Keep, run: Run) -> None:
+    if op.y.value.name not in run.values:
+        x = run[op.x]
+        run[op.y.value] = x.new_empty(len(x), op.y.value.width)
+    _columns(op.y, run).copy_(run[op.x])
+
+
 def _embed(op: Embed, run: Run) -> None:
     run[op.y] = run.weights.tables(op.weight).summed(run.ids, run.positions, run.segments, run.dtype)
+
+
+def _insert_media(op: InsertMedia, run: Run) -> None:
+    if run.media is not None:
+        run.media.insert(run[op.x])
+
+
+def _add_media(op: AddMedia, run: Run) -> None:
+    if run.media is not None:
+        run.media.add(run[op.x], op.first)
+
+
+def _look_up(op: LookUp, run: Run) -> None:
+    run[op.y] = embedding(run.ids, run.weights.token_rows(op.weight).table, run.dtype, op.weight.part.scale)
 
 
 def _embed_audio(op: EmbedAudio, run: Run) -> None:
@@ -140,6 +181,11 @@ def _normalize_parts(op: NormalizeParts, run: Run) -> None:
     sizes = [weight.norm.size for weight in op.weights]
     for piece, weight in zip(run[op.x].split(sizes, 1), op.weights, strict=True):
         piece.copy_(run.weights.norm(weight)(piece))
+
+
+def _normalize_groups(op: NormalizeGroups, run: Run) -> None:
+    groups = _heads(_columns(op.x, run), op.weight.norm.size)
+    groups.copy_(run.weights.norm(op.weight)(groups))
 
 
 def _linear(op: Linear, run: Run) -> None:
@@ -164,6 +210,10 @@ def _activation(op: Activation, run: Run) -> None:
 
 def _add(op: Add, run: Run) -> None:
     run[op.x] = run[op.x].add_(run[op.y], alpha=op.scale)
+
+
+def _multiply(op: Multiply, run: Run) -> None:
+    run[op.x].mul_(run.weights.multiplier(op.weight).to(run.dtype))
 
 
 def _scale(op: Scale, run: Run) -> None:
@@ -196,7 +246,9 @@ def _write_kv(op: WriteKV, run: Run) -> None:
     kv = _heads(run[op.qkv], op.head_dim)[:, op.heads :]
     place = run.kv_layers[op.layer]
     writes = (run.step.cross_writes if op.cross else run.step.writes)[place.group][place.layer]
-    write_kv(run.step.pages, writes, kv[:, : op.kv_heads], kv[:, op.kv_heads :])
+    if op.layer in run.read_again:
+        run.written[op.layer] = kv
+    write_kv(run.step.pages[place.group], writes, kv[:, : op.kv_heads], kv[:, op.kv_heads :])
 
 
 def _prepare_kv(op: PrepareKV, run: Run) -> None:
@@ -212,10 +264,12 @@ def _prepare_kv(op: PrepareKV, run: Run) -> None:
 def _attend(op: Attend, run: Run) -> None:
     part, step = op.part, run.step
     qkv = _heads(run[op.qkv], part.head_dim)
-    q, k, v = qkv.split((op.heads, op.kv_heads, op.kv_heads), 1) if not op.cross else (qkv, None, None)
+    q, k, v = (qkv, None, None) if op.queries_only else qkv.split((op.heads, op.kv_heads, op.kv_heads), 1)
+    if part.shared_kv and op.layer is not None:
+        k, v = run.written[op.layer].split(op.kv_heads, 1)
     if op.layer is None:
-        biases = run.weights.bias(op.bias)
-        run[op.y] = encoder_attention(q, k, v, step.count, op.scale, part.window, part.softcap, biases).flatten(1)
+        biases, rows = run.weights.bias(op.bias), step.windows if op.windowed else step.count
+        run[op.y] = encoder_attention(q, k, v, rows, op.scale, part.window, part.softcap, biases).flatten(1)
         return
     place = run.kv_layers[op.layer]
     reads = (step.cross_reads if op.cross else step.reads)[place.group]
@@ -223,7 +277,7 @@ def _attend(op: Attend, run: Run) -> None:
     if not op.cross:
         options |= {"sinks": run.weights.sinks(op.sinks), "slopes": run.weights.slopes(op.slopes)}
         options |= {"biases": run.weights.bias(op.bias)}
-    run[op.y] = paged_attention(q, k, v, step.pages, place.layer, reads, **options).flatten(1)
+    run[op.y] = paged_attention(q, k, v, step.pages[place.group], place.layer, reads, **options).flatten(1)
 
 
 def _prepare_latent(op: PrepareLatent, run: Run) -> None:
@@ -237,7 +291,7 @@ def _prepare_latent(op: PrepareLatent, run: Run) -> None:
     absorbed[..., rank:] = rotated
     run[op.y] = absorbed.flatten(1)
     place = run.kv_layers[op.layer]
-    write_latents(run.step.pages, run.step.writes[place.group][place.layer], latent)
+    write_latents(run.step.pages[place.group], run.step.writes[place.group][place.layer], latent)
 
 
 def _absorb_queries(op: AbsorbQueries, run: Run) -> None:
@@ -250,8 +304,8 @@ def _attend_latent(op: AttendLatent, run: Run) -> None:
     place, part, step = run.kv_layers[op.layer], op.part, run.step
     q = _heads(run[op.q], part.state_dim)
     options: dict[str, Any] = {"value_dim": part.kv_lora_rank, "scale": part.scale}
-    latents, reads = run[op.latent], step.reads[place.group]
-    run[op.y] = paged_latent_attention(q, latents, step.pages, place.layer, reads, **options).flatten(1)
+    latents, reads, pages = run[op.latent], step.reads[place.group], step.pages[place.group]
+    run[op.y] = paged_latent_attention(q, latents, pages, place.layer, reads, **options).flatten(1)
 
 
 def _expand_values(op: ExpandValues, run: Run) -> None:
@@ -263,6 +317,12 @@ def _expand_values(op: ExpandValues, run: Run) -> None:
 def _route(op: Route, run: Run) -> None:
     logits = run[op.logits][:, : op.part.num_experts]
     run[op.chosen], run[op.weights] = route(logits, routing(op.part), run.weights.correction(op.correction))
+
+
+def _scale_routes(op: ScaleRoutes, run: Run) -> None:
+    scales = run.weights.correction(op.scales)
+    assert scales is not None, "a program that scales routes has numbers of the experts"
+    run[op.weights].mul_(scales[run[op.chosen]])
 
 
 def _expert_linear(op: ExpertLinear, run: Run) -> None:
@@ -365,13 +425,20 @@ def _gated_norm(op: GatedNorm, run: Run) -> None:
 
 
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
+    Input: _input,
+    Keep: _keep,
     Embed: _embed,
+    InsertMedia: _insert_media,
+    AddMedia: _add_media,
+    LookUp: _look_up,
     EmbedAudio: _embed_audio,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
+    NormalizeGroups: _normalize_groups,
     Linear: _linear,
     Activation: _activation,
     Add: _add,
+    Multiply: _multiply,
     Scale: _scale,
     AllReduce: _all_reduce,
     QKNorm: _qk_norm,
@@ -385,6 +452,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     AttendLatent: _attend_latent,
     ExpandValues: _expand_values,
     Route: _route,
+    ScaleRoutes: _scale_routes,
     ExpertLinear: _expert_linear,
     Combine: _combine,
     Gate: _gate,

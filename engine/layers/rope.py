@@ -7,6 +7,7 @@ linear    all frequencies divided by a factor
 dynamic   theta grows with the length L of the sequence: theta · (factor · L / original - factor + 1)^(dim / (dim - 2))
 llama3    long wavelengths divided by a factor, short ones unchanged, interpolated in between
 yarn      likewise, by dimension instead of wavelength; cos and sin are multiplied (arXiv:2309.00071)
+proportional  the first frequencies divided by a factor, all others 0
 longrope  one divisor per frequency, from one of two lists: up to the original length, and beyond it (arXiv:2402.13753)
 
 dynamic and longrope depend on L, so each token has a length that determines its scaling.
@@ -23,6 +24,7 @@ from engine.models.parts import (
     Llama3Scaling,
     LongScaling,
     NoRotation,
+    ProportionalScaling,
     Rope,
     YarnScaling,
 )
@@ -30,7 +32,7 @@ from kernels.rope import rope_angles
 
 
 def angles(rope: Rope, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
+    """Return cos and sin, [tokens, 1, dim]; see `Rotation.angles`."""
     return Rotation(rope, positions.device).angles(positions, lengths)
 
 
@@ -45,7 +47,8 @@ class Rotation:
         self._fixed = self._made()
 
     def angles(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
+        """Return cos and sin, [tokens, 1, dim]. positions: [tokens], or [tokens, dim / 2] if pairs have different ones
+        (M-RoPE). lengths: [tokens] int64, at least position + 1."""
         return rope_angles(positions, self.frequencies(lengths), self.attention, self.rope.interleaved)
 
     def frequencies(self, lengths: Tensor) -> Tensor:
@@ -67,6 +70,8 @@ class Rotation:
         match rope.scaling:
             case NoRotation():
                 return torch.zeros_like(plain)
+            case ProportionalScaling(pairs=pairs, factor=factor):
+                return torch.where(torch.arange(len(plain), device=plain.device) < pairs, plain / factor, 0.0)
             case LinearScaling(factor=factor):
                 return plain / factor
             case Llama3Scaling():

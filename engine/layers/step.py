@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
+from engine.layers.kv import group_pages
 from engine.layers.rope import angles
 from engine.layers.states import LayerStates
 from engine.models.parts import Rope
@@ -18,19 +19,33 @@ from kernels.paged_kv import write_rows
 
 @dataclass(frozen=True)
 class Step:
-    pages: Tensor  # [blocks, layers_per_block, planes, block_tokens, kv_heads, head_dim]
+    pages: tuple[Tensor, ...]  # per group: [blocks, layers, planes, block_tokens, kv_heads, head_dim]
     reads: tuple[Reads, ...]  # per group
-    writes: tuple[Tensor, ...]  # per group: [layers_per_block, planes, tokens] int64
+    writes: tuple[Tensor, ...]  # per group: [layers, planes, tokens] int64
     angles: dict[Rope, tuple[Tensor, Tensor]]  # cos and sin, [tokens, 1, dim]
     count: tuple[int, ...]  # tokens of each row
     cross_reads: tuple[Reads, ...] = ()  # per group, for cross-attention
     cross_writes: tuple[Tensor, ...] = ()  # per group: [layers_per_block, 2, tokens of encoder inputs] int64
     states: LayerStates = ()
     state_rows: tuple[Tensor, ...] = ()  # query_start, slots and first of the rows (kernels/recurrent/common.py)
+    windows: tuple[int, ...] = ()  # patches of each window of a tower
 
 
-def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...], states: LayerStates = ()) -> Step:
-    layers, block_tokens, planes = layout.layers_per_block, layout.block_tokens, layout.planes
+def rope_positions(batch: Batch, rope_axes: tuple[int, ...]) -> Tensor:
+    """Return the positions that rotate the tokens: [tokens], or [tokens, pairs] with M-RoPE positions."""
+    return batch.positions if batch.axes is None else batch.axes[:, list(rope_axes)]
+
+
+def plan_step(
+    batch: Batch,
+    pages: Tensor,
+    layout: Layout,
+    ropes: tuple[Rope, ...],
+    states: LayerStates = (),
+    rope_axes: tuple[int, ...] = (),
+) -> Step:
+    shapes, block_tokens, planes = layout.shapes, layout.block_tokens, layout.planes
+    viewed = group_pages(layout, pages)
     sizes = Sizes(
         block_tokens=block_tokens,
         columns=batch.tables[0].shape[1] if batch.tables else 0,  # no tables without a KV cache
@@ -40,23 +55,34 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
     limits = {(group.window, group.chunk) for group in layout.groups}
     window_reads = {
         (window, chunk): causal_reads(
-            batch.first, batch.count, sizes, window=window, chunk=chunk, key_starts=batch.decoder_starts
+            batch.first,
+            batch.count,
+            sizes,
+            window=window,
+            chunk=chunk,
+            key_starts=batch.decoder_starts,
+            spans=batch.spans,
         )
         for window, chunk in limits
     }
     reads = tuple(
-        group_reads(window_reads[group.window, group.chunk], table, layers, planes)
-        for group, table in zip(layout.groups, batch.tables, strict=True)
+        group_reads(window_reads[group.window, group.chunk], table, shape.layers, planes)
+        for group, shape, table in zip(layout.groups, shapes, batch.tables, strict=True)
     )
-    writes = tuple(write_rows(slot_mapping, layers, block_tokens, planes) for slot_mapping in batch.slot_mapping)
-    rotary_angles = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}
+    writes = tuple(
+        write_rows(slot_mapping, shape.layers, block_tokens, planes)
+        for shape, slot_mapping in zip(shapes, batch.slot_mapping, strict=True)
+    )
+    positions = rope_positions(batch, rope_axes)
+    rotary_angles = {rope: angles(rope, positions, batch.rope_lengths) for rope in ropes}
     if batch.decoder_starts is None:
         rows = batch.state_rows if states else ()
-        return Step(pages, reads, writes, rotary_angles, batch.count, states=states, state_rows=rows)
+        return Step(viewed, reads, writes, rotary_angles, batch.count, states=states, state_rows=rows)
     whole = cross_reads(batch.decoder_starts, batch.count, sizes)
     kept = () if batch.encoder_inputs is None else batch.encoder_inputs.slot_mapping
+    layers = layout.layers_per_block
     return Step(
-        pages,
+        viewed,
         reads,
         writes,
         rotary_angles,

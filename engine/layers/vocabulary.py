@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.layers.linear import Read, Target
-from engine.models.parts import Embedding, Head, Lookup, Model
+from engine.models.parts import Embedding, Head, LayerInputs, Lookup, Model
 from engine.models.sources import join
 from engine.weights.slot import Slot, Slots
 from kernels.cpu.packing import Packed
@@ -146,6 +146,20 @@ class EncoderEmbedding:
         if self.position_rows is not None:
             x = x.add_(embedding(positions, self.position_rows, dtype))
         return x
+
+
+class TokenRows:
+    """Rows of tokens with a vector for each layer. On a CPU they stay in the mapped file."""
+
+    table: Tensor  # [vocab, layers · width]
+
+    def __init__(self, part: LayerInputs, path: str) -> None:
+        self.part, self.path = part, path
+
+    def load(self, read: Read, target: Target) -> None:
+        rows = read(f"{self.path}.weight")
+        in_file = target.device.type == "cpu" and rows.dtype != torch.float64
+        self.table = rows if in_file else rows.to(target.device, target.dtype)
 
 
 def added_rows(read: Read, root: str, part: Lookup | None, hidden: int, target: Target) -> Tensor | None:

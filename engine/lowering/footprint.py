@@ -10,7 +10,7 @@ true), and whether the groups of an act-order checkpoint are contiguous (assumed
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, cast
 
 from engine.api.config import Dtype, HeadBits, WeightBits
@@ -23,17 +23,22 @@ from engine.lowering.program import (
     AudioWeights,
     Correction,
     DistanceBias,
+    ExpertScales,
     ForeignWeights,
     HeadMatrices,
     Matrix,
+    Multiplier,
     NormVector,
     Part,
     QKNormVectors,
     RecurrentParameter,
     SinkLogits,
     Tables,
+    TokenTable,
 )
+from engine.lowering.tower import lower_tower
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
+from engine.models.media import Media, media_tensors, unlowered_tensors
 from engine.models.parts import (
     Attention,
     Dense,
@@ -61,6 +66,7 @@ PARTS: tuple[Part, ...] = (
     "head",
     "model",
     "adapters",
+    "tower",
 )
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -199,7 +205,7 @@ class _Footprint:
                     found = self._qk_norm(part, path)
                 case SinkLogits(attention=part, path=path):
                     found = (Holding("attention", weight.name, "float32", (self._share(part.heads), 4)),)
-                case Correction(experts=experts):
+                case Correction(experts=experts) | ExpertScales(experts=experts):
                     found = (Holding("experts", weight.name, "float32", (experts.num_experts, 4)),)
                 case ActivationNumbers():
                     found = (Holding("mlp", weight.name, "float32", (len(XIELU_NUMBERS), 4)),)
@@ -207,6 +213,10 @@ class _Footprint:
                     found = (self._parameter(parameter, weight.name),)
                 case HeadMatrices():
                     found = self._head_matrices(weight)
+                case TokenTable(part=inputs):
+                    found = (self._lookup(weight.name, inputs.vocab, inputs.layers * inputs.width),)
+                case Multiplier():
+                    found = (Holding("norms", weight.name, "float32", (4,)),)
                 case ForeignWeights():
                     found = self._foreign(weight)
                 case AudioWeights():
@@ -221,8 +231,31 @@ class _Footprint:
             yield from (one._replace(weight=weight.name) for one in found)
         if model.pooler is not None:
             yield from self._pooler(model.pooler)
+        if model.media is not None:
+            yield from self._tower(model.media)
 
     # Parts
+
+    def _tower(self, media: Media) -> Iterator[Holding]:
+        """Yield the tower and the projectors, which every rank has completely and in the type of the activations."""
+        stored, to = media_tensors(media), self.to
+        infos = {name: self.tensors[one.name] for name, one in stored.items() if one.name in self.tensors}
+        alone = replace(to, tiling=None, bits="stored", rank=0, ranks=1, fp8=False)
+        inner = _Footprint(self.model, infos, None, alone)
+        for name in unlowered_tensors(media):
+            yield Holding("tower", name, to.dtype, (math.prod(stored[name].shape), to.element_bytes))
+        for program in lower_tower(media).programs:
+            for weight in program.weights:
+                match weight:
+                    case Matrix():
+                        found: Iterable[Holding] = inner._linear(weight)
+                    case NormVector(norm=norm, path=path):
+                        found = inner._norm(norm, path)
+                    case QKNormVectors(attention=part, path=path):
+                        found = inner._qk_norm(part, path)
+                    case _:
+                        raise ValueError(f"{weight.name}: no memory is planned for it in a tower")
+                yield from (one._replace(part="tower", weight=weight.name) for one in found)
 
     def _foreign(self, weight: ForeignWeights) -> Iterator[Holding]:
         """Yield the tensors of the checkpoint, which transformers loads in the type of the activations."""
@@ -257,7 +290,7 @@ class _Footprint:
         return Holding("recurrent", name, "float32", (rows, *parameter.inner, parameter.repeat, 4))
 
     def _qk_norm(self, part: Attention, path: str) -> Iterator[Holding]:
-        heads, kv_heads = self._share(part.heads), self._share(part.kv_heads)
+        heads, kv_heads = self._share(part.heads), 0 if part.shared_kv else self._share(part.kv_heads)
         name = join(path, "+".join(norm.name for norm, _ in qk_norms(part)))
         yield Holding("norms", name, "float32", (heads + kv_heads, part.head_dim, 4))
         if isinstance(part.qk_norm, LayerNorm) and part.qk_norm.bias:

@@ -10,6 +10,7 @@ from engine.lowering.program import (
     Activation,
     ActivationNumbers,
     Add,
+    AddMedia,
     AlibiSlopes,
     Attend,
     AttendLatent,
@@ -24,14 +25,20 @@ from engine.lowering.program import (
     EmbedAudio,
     ExpandValues,
     ExpertLinear,
+    ExpertScales,
     ForeignDecoder,
     ForeignWeights,
     Gate,
     GatedNorm,
     HeadMatrices,
+    InsertMedia,
     Linear,
+    LookUp,
     Matrix,
+    Multiplier,
+    Multiply,
     Normalize,
+    NormalizeGroups,
     NormalizeParts,
     NormVector,
     Op,
@@ -45,9 +52,11 @@ from engine.lowering.program import (
     Route,
     Scale,
     ScaleQueries,
+    ScaleRoutes,
     SelectiveScan,
     SinkLogits,
     Tables,
+    TokenTable,
     Value,
     WriteKV,
 )
@@ -61,6 +70,8 @@ from engine.models.parts import (
     Experts,
     KimiDelta,
     LatentAttention,
+    LayerInput,
+    LayerInputs,
     Mamba,
     Mamba2,
     Model,
@@ -71,6 +82,7 @@ from engine.models.parts import (
     bodies,
     body_norms,
     body_scales,
+    output_norms,
 )
 from engine.models.ranks import divided_units, shared_units
 from engine.models.sources import (
@@ -78,6 +90,8 @@ from engine.models.sources import (
     exact_linears,
     join,
     latent_linears,
+    layer_input_linears,
+    layer_inputs_linear,
     mlp_linears,
     parameters,
     query_linears,
@@ -97,77 +111,31 @@ def lower(model: Model, ranks: int = 1) -> Program:
 Parameters = Mapping[str, RecurrentParameter]
 
 
-class _Lowering:
-    """`x` is the residual stream, `normed` the input of a residual block, `out` its output."""
+class PartLowering:
+    """Lowers the parts of blocks. `x` is the residual stream, `normed` the input of a residual block, `out` its
+    output."""
 
-    def __init__(self, model: Model, ranks: int) -> None:
-        self.model, self.ranks = model, ranks
-        hidden = model.embed.hidden
+    def __init__(self, hidden: int, ranks: int) -> None:
+        self.ranks = ranks
         self.x, self.normed, self.out = (Value(name=name, width=hidden) for name in ("x", "normed", "out"))
         self.layers = 0  # attention layers with a KV cache so far
+        self.last_of: dict[int | None, int] = {}  # window -> the last of them with this window
         self.recurrent = 0  # recurrent layers so far
+        self.windowed = False  # bidirectional attention is among the patches of a window
+        self.root = ""  # of the model's tensors
+        self.layer_inputs: Value | None = None  # inputs of all layers
 
-    def program(self) -> Program:
-        model, encoder = self.model, self.model.encoder
-        if model.foreign is not None:
-            return Program(
-                (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
-            )
-        before = () if encoder is None else tuple(self._encoder(encoder))
-        ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
-        cross: list[Op] = []
-        for index, block in enumerate(model.blocks):
-            path = join(model.root, model.layers, str(index))
-            for part in block:
-                ops += self._residual_block(part, path)
-                cross += self._cross_kv(part, path)
-        ops += self._final_norm(model.norm)
-        out = self.x if model.norm is None else self.normed
-        if encoder is None:
-            return Program(tuple(ops), out)
-        states = self.x if encoder.norm is None else self.normed
-        linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
-        return Program(tuple(ops), out, (*before, *linked), states)
-
-    def _foreign(self) -> Iterator[Op]:
-        """Yield the attention of a decoder that transformers computes."""
-        attentions = (body for body in all_bodies(self.model) if isinstance(body, Attention))
-        for layer, part in enumerate(attentions):
-            qkv = Value(name="qkv", width=(part.heads + 2 * part.kv_heads) * part.head_dim)
-            y = Value(name="attended", width=part.heads * part.head_dim)
-            yield Attend(qkv=qkv, y=y, part=part, layer=layer, heads=part.heads, kv_heads=part.kv_heads)
-
-    def _encoder(self, encoder: Encoder) -> Iterator[Op]:
-        root = self.model.root
-        if isinstance(encoder.embed, AudioEmbedding):
-            yield EmbedAudio(y=self.x, weight=AudioWeights(embed=encoder.embed, root=root))
-        else:
-            yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
-        for index, block in enumerate(encoder.blocks):
-            for part in block:
-                yield from self._residual_block(part, join(root, encoder.layers, str(index)))
-        yield from self._final_norm(encoder.norm)
-
-    def _embedding(self, tables: Tables) -> Iterator[Op]:
-        yield Embed(y=self.x, weight=tables)
-        if tables.embed.norm is not None:
-            yield self._norm(tables.embed.norm, self.model.root, self.x, self.x)
-
-    def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
-        if norm is not None:
-            yield self._norm(norm, self.model.root, self.x, self.normed)
-
-    def _residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
+    def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         read, scales = self.x, body_scales(part)
-        assert part.after is None or scales[0] == 1.0, "a norm would remove the scale"
+        assert (part.after is None and not output_norms(part)) or scales[0] == 1.0, "a norm would remove the scale"
         if part.before is not None:
             read = self.normed
-            yield self._norm(part.before, path, self.x, read)
+            yield self.norm(part.before, path, self.x, read)
         for number, body in enumerate(bodies(part)):
             y = self.out if number == 0 else Value(name="other", width=self.out.width)
             if norms := body_norms(part):
                 read = self.normed
-                yield self._norm(norms[number], path, self.x, read)
+                yield self.norm(norms[number], path, self.x, read)
             match body:
                 case Attention():
                     yield from self._attention(body, join(path, body.name), read, y)
@@ -176,16 +144,32 @@ class _Lowering:
                 case LatentAttention():
                     yield from self._latent_attention(body, join(path, body.name), read, y)
                 case MLP():
-                    yield from self._mlp(body, join(path, body.name), read, y, "mlp")
+                    yield from self.mlp(body, join(path, body.name), read, y, "mlp")
                 case Experts():
                     yield from self._experts(body, join(path, body.name), read, y)
+                case LayerInput():
+                    yield from self._layer_input(body, join(path, body.name), read, y)
+            if afters := output_norms(part):
+                yield self.norm(afters[number], path, y, y)
             if number > 0:
                 yield Add(x=self.out, y=y, scale=scales[number] / scales[0])
         if part.after is not None:
-            yield self._norm(part.after, path, self.out, self.out)
+            yield self.norm(part.after, path, self.out, self.out)
         yield Add(x=self.x, y=self.out, scale=part.scale * scales[0])
         if part.last is not None:
-            yield self._norm(part.last, path, self.x, self.x)
+            yield self.norm(part.last, path, self.x, self.x)
+        if part.multiplier:
+            yield Multiply(x=self.x, weight=Multiplier(name=join(path, part.multiplier)))
+
+    def _layer_input(self, part: LayerInput, path: str, x: Value, y: Value) -> Iterator[Op]:
+        gate, up = (Matrix(linear=linear, path=path, part="mlp") for linear in layer_input_linears(part))
+        assert self.layer_inputs is not None, "a layer that reads its input belongs to a model that has them"
+        own = Columns(value=self.layer_inputs, first=part.layer * part.width, width=part.width)
+        wide, gated = Value(name="up", width=part.width), Value(name="activated", width=part.width)
+        yield Linear(x=x, y=wide, weight=gate)
+        yield Activation(x=wide, y=gated, act=part.act, gated=False)
+        yield Gate(x=_whole(gated), gate=own, y=gated, act="none")
+        yield Linear(x=gated, y=y, weight=up)
 
     def _attention(self, part: Attention, path: str, x: Value, y: Value) -> Iterator[Op]:
         *into, out = (Matrix(linear=linear, path=path, part="attention") for linear in attention_linears(part))
@@ -195,28 +179,33 @@ class _Lowering:
         slopes = None if part.alibi is None else AlibiSlopes(alibi=part.alibi, heads=part.heads)
         bias = None
         if part.relative is not None:
-            bias = DistanceBias(relative=part.relative, heads=part.heads, root=self.model.root)
+            bias = DistanceBias(relative=part.relative, heads=part.heads, root=self.root)
         if part.source:
             q = Value(name="q", width=heads * dim)
             yield Linear(x=x, y=q, weight=into[0])
             layer = self.layers - 1
             yield Attend(qkv=q, y=attended, part=part, layer=layer, heads=heads, kv_heads=kv_heads, cross=True)
         else:
-            qkv = Value(name="qkv", width=(heads + 2 * kv_heads) * dim)
+            keys = 0 if part.shared_kv else kv_heads  # in qkv
+            qkv = Value(name="qkv", width=(heads + 2 * keys) * dim)
             gate = Value(name="gate", width=heads * dim)
             if part.gated:
                 yield Linear(x=x, y=gate, weight=into[0])
             yield Linear(x=x, y=qkv, weight=into[-1])
+            if part.v_norm is not None and not part.shared_kv:
+                values = Columns(value=qkv, first=(heads + keys) * dim, width=keys * dim)
+                yield NormalizeGroups(x=values, weight=NormVector(norm=part.v_norm, path=path))
             prepare: list[Op] = []
             if part.qk_norm is not None:
                 vectors = QKNormVectors(attention=part, path=path)
-                prepare.append(QKNorm(qkv=qkv, weight=vectors, heads=heads + kv_heads, queries=heads))
+                prepare.append(QKNorm(qkv=qkv, weight=vectors, heads=heads + keys, queries=heads))
             if part.rope is not None:
-                prepare.append(Rotate(qkv=qkv, rope=part.rope, heads=heads + kv_heads, head_dim=dim))
+                prepare.append(Rotate(qkv=qkv, rope=part.rope, heads=heads + keys, head_dim=dim))
             yield from reversed(prepare) if part.qk_norm_last else prepare
-            number = self.layers if part.causal else None
-            if number is not None:
+            number = self.last_of[part.window] if part.shared_kv else self.layers if part.causal else None
+            if number is not None and not part.shared_kv:
                 self.layers += 1
+                self.last_of[part.window] = number
                 yield WriteKV(qkv=qkv, layer=number, heads=heads, kv_heads=kv_heads, head_dim=dim)
             if part.query_scale is not None:
                 yield ScaleQueries(qkv=qkv, factor=part.query_scale, heads=heads, head_dim=dim)
@@ -230,6 +219,7 @@ class _Lowering:
                 sinks=sinks,
                 slopes=slopes,
                 bias=bias,
+                windowed=self.windowed and number is None,
             )
             if part.gated:
                 yield Gate(x=_whole(attended), gate=_whole(gate), y=attended, act="sigmoid")
@@ -417,7 +407,7 @@ class _Lowering:
             assert part.q_norm is not None, "queries of low rank have a norm"
             read = Value(name="q_latent", width=part.q_lora_rank)
             yield Linear(x=x, y=read, weight=queries[0])
-            yield self._norm(part.q_norm, path, read, read)
+            yield self.norm(part.q_norm, path, read, read)
         yield Linear(x=read, y=q, weight=queries[-1])
         yield Linear(x=x, y=latent, weight=down)
         norm, layer = NormVector(norm=part.latent_norm, path=path), self.layers
@@ -428,19 +418,7 @@ class _Lowering:
         yield ExpandValues(x=attended, y=values, weight=matrices, heads=heads)
         yield self._summed(values, y, out)
 
-    def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:
-        """Yield the operations that write the keys and values of encoder states for a cross-attention. Its layer is the
-        one lowered last."""
-        for part in bodies(block):
-            if isinstance(part, Attention) and part.source:
-                inside, kv_heads = join(path, part.name), self._share(part.kv_heads, "KV heads")
-                matrix = Matrix(linear=attention_linears(part)[1], path=inside, part="attention")
-                kv = Value(name="kv", width=2 * kv_heads * part.head_dim)
-                yield Linear(x=self.x, y=kv, weight=matrix)
-                sizes = {"heads": 0, "kv_heads": kv_heads, "head_dim": part.head_dim}
-                yield WriteKV(qkv=kv, layer=self.layers - 1, cross=True, **sizes)
-
-    def _mlp(self, part: MLP, path: str, x: Value, y: Value, kind: Part, *, partial: bool = False) -> Iterator[Op]:
+    def mlp(self, part: MLP, path: str, x: Value, y: Value, kind: Part, *, partial: bool = False) -> Iterator[Op]:
         """partial: this rank's share of a sum that another operation completes."""
         up, down = (Matrix(linear=linear, path=path, part=kind) for linear in mlp_linears(part))
         inner = self._share(part.intermediate_size, "inner values")
@@ -467,9 +445,16 @@ class _Lowering:
         wide = Value(name="pairs_up", width=self._rows(ups[0]), rows=k)
         activated = Value(name="pairs_activated", width=inner, rows=k)
         pairs = Value(name="pairs", width=self.out.width, rows=k)
-        yield Linear(x=x, y=logits, weight=router, fp32=True)
+        read = x
+        if part.router_norm is not None:
+            read = Value(name="router_input", width=x.width)
+            yield self.norm(part.router_norm, path, self.x, read)
+        yield Linear(x=read, y=logits, weight=router, fp32=True)
+        yield from _scaled(_whole(logits), part.logits_scale)
         correction = Correction(experts=part, path=path) if part.correction else None
         yield Route(logits=logits, chosen=chosen, weights=weights, part=part, correction=correction)
+        if part.expert_scales:
+            yield ScaleRoutes(chosen=chosen, weights=weights, scales=ExpertScales(experts=part, path=path))
         of_inputs, of_outputs = (weights, None) if part.scales_inputs else (None, weights)
         gated = part.gate is not None
         yield ExpertLinear(x=x, y=wide, chosen=chosen, matrices=ups, top_k=k, gathered=True, weights=of_inputs)
@@ -479,7 +464,7 @@ class _Lowering:
         if part.shared is not None:
             shared = Value(name="shared", width=self.out.width)
             inside = join(path, part.shared.name)
-            yield from self._mlp(part.shared, inside, x, shared, "experts", partial=True)
+            yield from self.mlp(part.shared, inside, x, shared, "experts", partial=True)
         yield Combine(
             x=pairs,
             chosen=chosen,
@@ -495,7 +480,7 @@ class _Lowering:
         """Return a projection whose inputs are divided among the ranks."""
         return Linear(x=x, y=y, weight=weight, reduce=self.ranks > 1)
 
-    def _norm(self, norm: parts.Norm, path: str, x: Value, y: Value) -> Normalize:
+    def norm(self, norm: parts.Norm, path: str, x: Value, y: Value) -> Normalize:
         return Normalize(x=x, y=y, weight=NormVector(norm=norm, path=path))
 
     def _rows(self, matrix: Matrix) -> int:
@@ -505,6 +490,108 @@ class _Lowering:
 
     def _share(self, units: int, what: str) -> int:
         return shared_units(units, 0, self.ranks, what)[1]
+
+
+class _Lowering(PartLowering):
+    """Lowers a model."""
+
+    def __init__(self, model: Model, ranks: int) -> None:
+        super().__init__(model.embed.hidden, ranks)
+        self.model, self.root = model, model.root
+
+    def program(self) -> Program:
+        model, encoder = self.model, self.model.encoder
+        if model.foreign is not None:
+            return Program(
+                (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
+            )
+        before = () if encoder is None else tuple(self._encoder(encoder))
+        ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
+        if model.layer_inputs is not None:
+            ops += self._layer_inputs(model.layer_inputs)
+        cross: list[Op] = []
+        for index, block in enumerate(model.blocks):
+            path = join(model.root, model.layers, str(index))
+            for part in block:
+                ops += self.residual_block(part, path)
+                cross += self._cross_kv(part, path)
+            ops += self._deepstack(index)
+        ops += self._final_norm(model.norm)
+        out = self.x if model.norm is None else self.normed
+        if encoder is None:
+            return Program(tuple(ops), out, rope_axes=self._rope_axes())
+        states = self.x if encoder.norm is None else self.normed
+        linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
+        return Program(tuple(ops), out, (*before, *linked), states)
+
+    def _deepstack(self, index: int) -> Iterator[Op]:
+        media = self.model.media
+        if media is not None and index in media.deepstack:
+            yield AddMedia(x=self.x, first=self.x.width * (1 + media.deepstack.index(index)))
+
+    def _rope_axes(self) -> tuple[int, ...]:
+        """Return the axis of each rotated pair. Interleaved: pairs alternate between time, height and width, as long as
+        the sections of height and width last."""
+        positions = None if self.model.media is None else self.model.media.positions
+        if positions is None:
+            return ()
+        sections = positions.sections
+        if not positions.interleaved:
+            return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+        return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(sum(sections)))
+
+    def _foreign(self) -> Iterator[Op]:
+        """Yield the attention of a decoder that transformers computes."""
+        attentions = (body for body in all_bodies(self.model) if isinstance(body, Attention))
+        for layer, part in enumerate(attentions):
+            qkv = Value(name="qkv", width=(part.heads + 2 * part.kv_heads) * part.head_dim)
+            y = Value(name="attended", width=part.heads * part.head_dim)
+            yield Attend(qkv=qkv, y=y, part=part, layer=layer, heads=part.heads, kv_heads=part.kv_heads)
+
+    def _encoder(self, encoder: Encoder) -> Iterator[Op]:
+        root = self.model.root
+        if isinstance(encoder.embed, AudioEmbedding):
+            yield EmbedAudio(y=self.x, weight=AudioWeights(embed=encoder.embed, root=root))
+        else:
+            yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
+        for index, block in enumerate(encoder.blocks):
+            for part in block:
+                yield from self.residual_block(part, join(root, encoder.layers, str(index)))
+        yield from self._final_norm(encoder.norm)
+
+    def _embedding(self, tables: Tables) -> Iterator[Op]:
+        yield Embed(y=self.x, weight=tables)
+        if self.model.media is not None:
+            yield InsertMedia(x=self.x)
+        if tables.embed.norm is not None:
+            yield self.norm(tables.embed.norm, self.model.root, self.x, self.x)
+
+    def _layer_inputs(self, part: LayerInputs) -> Iterator[Op]:
+        root = self.model.root
+        width = part.layers * part.width
+        self.layer_inputs, rows = Value(name="layer_inputs", width=width), Value(name="layer_rows", width=width)
+        matrix = Matrix(linear=layer_inputs_linear(part, self.model.embed.hidden), path=root, part="embedding")
+        yield Linear(x=self.x, y=self.layer_inputs, weight=matrix)
+        yield NormalizeGroups(x=_whole(self.layer_inputs), weight=NormVector(norm=part.norm, path=root))
+        yield LookUp(y=rows, weight=TokenTable(part=part, root=root))
+        yield Add(x=self.layer_inputs, y=rows)
+        yield from _scaled(_whole(self.layer_inputs), part.factor)
+
+    def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
+        if norm is not None:
+            yield self.norm(norm, self.model.root, self.x, self.normed)
+
+    def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:
+        """Yield the operations that write the keys and values of encoder states for a cross-attention. Its layer is the
+        one lowered last."""
+        for part in bodies(block):
+            if isinstance(part, Attention) and part.source:
+                inside, kv_heads = join(path, part.name), self._share(part.kv_heads, "KV heads")
+                matrix = Matrix(linear=attention_linears(part)[1], path=inside, part="attention")
+                kv = Value(name="kv", width=2 * kv_heads * part.head_dim)
+                yield Linear(x=self.x, y=kv, weight=matrix)
+                sizes = {"heads": 0, "kv_heads": kv_heads, "head_dim": part.head_dim}
+                yield WriteKV(qkv=kv, layer=self.layers - 1, cross=True, **sizes)
 
 
 def _scaled(columns: Columns, factor: float) -> Iterator[Scale]:

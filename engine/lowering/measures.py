@@ -18,6 +18,7 @@ from engine.lowering.program import (
     Op,
     Program,
     Route,
+    ScaleRoutes,
     values_read,
     values_written,
     weights_of,
@@ -41,7 +42,12 @@ def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ..
     found = tuple(f"activation {act} of {count} MLPs" for act, count in acts.most_common())
     gates = sum(isinstance(op, Gate) for op in ops)
     routes = sum(isinstance(op, Route) and op.part.scores == "sparsemixer" for op in ops)
-    more = {"gates of attention or convolutions": gates, "weightings of experts by SparseMixer": routes}
+    scaled = sum(isinstance(op, ScaleRoutes) for op in ops)
+    more = {
+        "gates of attention, convolutions or layer inputs": gates,
+        "weightings of experts by SparseMixer": routes,
+        "weightings of experts by their own numbers": scaled,
+    }
     return *found, *(f"{count} {what}" for what, count in more.items() if count)
 
 

@@ -15,14 +15,15 @@ from typing import Literal
 
 from engine.models import parts
 from engine.models.parts import (
-    AudioEmbedding,
     Alibi,
     Attention,
+    AudioEmbedding,
     Embedding,
     Experts,
     Foreign,
     Head,
     LatentAttention,
+    LayerInputs,
     Norm,
     Parameter,
     QueryScale,
@@ -31,7 +32,7 @@ from engine.models.parts import (
 )
 from engine.models.sources import ACT_FN, join, latent_linears
 
-Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters"]
+Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,18 @@ class Correction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertScales:
+    """A number for each expert, which multiplies the weights of its pairs."""
+
+    experts: Experts
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, self.experts.expert_scales)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ActivationNumbers:
     """Learned numbers of the activation xIELU."""
 
@@ -212,6 +225,25 @@ class RecurrentParameter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenTable:
+    """Rows of tokens with a vector for each layer."""
+
+    part: LayerInputs
+    root: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.part.table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplier:
+    """A single number."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForeignWeights:
     """All weights of a decoder that transformers computes."""
 
@@ -231,9 +263,12 @@ Weight = (
     | DistanceBias
     | HeadMatrices
     | Correction
+    | ExpertScales
     | ActivationNumbers
     | RecurrentParameter
     | Tables
+    | TokenTable
+    | Multiplier
     | AudioWeights
     | ForeignWeights
 )
@@ -243,11 +278,41 @@ Weight = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Input:
+    """y = the rows that the caller gives, such as embedded patches of images."""
+
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True)
 class Embed:
     """y = scale · row of the token + row of its position + row of its segment."""
 
     y: Value
     weight: Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsertMedia:
+    """x = the first columns of the embeddings of media, for the tokens of media in a step."""
+
+    x: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddMedia:
+    """x += columns of the embeddings of media, from `first` on, for the tokens of media in a step."""
+
+    x: Value
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookUp:
+    """y = scale · row of the token."""
+
+    y: Value
+    weight: TokenTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +338,14 @@ class NormalizeParts:
 
     x: Value
     weights: tuple[NormVector, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizeGroups:
+    """Normalise groups of consecutive columns in place, each of the norm's size, with the same weights."""
+
+    x: "Columns"
+    weight: NormVector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +384,14 @@ class Add:
     x: Value
     y: Value
     scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiply:
+    """x *= a number of the checkpoint."""
+
+    x: Value
+    weight: Multiplier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +464,8 @@ class PrepareKV:
 @dataclass(frozen=True, kw_only=True)
 class Attend:
     """y = attention of the queries in qkv over the pages of a layer, or over the keys and values of the same step
-    (layer None). cross: over an encoder input; qkv has only queries."""
+    (layer None). cross: over an encoder input. windowed: over the window of a patch, in place of its row. With
+    `queries_only`, qkv has only queries."""
 
     qkv: Value
     y: Value
@@ -395,6 +477,11 @@ class Attend:
     slopes: AlibiSlopes | None = None
     bias: DistanceBias | None = None
     cross: bool = False
+    windowed: bool = False
+
+    @property
+    def queries_only(self) -> bool:
+        return self.cross or self.part.shared_kv
 
     @property
     def scale(self) -> float:
@@ -489,6 +576,15 @@ class Route:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScaleRoutes:
+    """Multiply the weight of each pair by the number of its expert, in place."""
+
+    chosen: Value
+    weights: Value
+    scales: ExpertScales
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertLinear:
     """y[pair] = x[pair] W^T (+ b) of the pair's expert. gathered: x has one row per token, which its pairs share.
     weights: of the pairs, which multiply their rows of x. Only rank 0 adds the biases of products that a later
@@ -530,6 +626,14 @@ class Columns:
     value: Value
     first: int
     width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """y = x: a feature of a tower, which later operations on x do not change."""
+
+    x: Value
+    y: Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -652,13 +756,19 @@ class Quantized:
 
 
 Op = (
-    Embed
+    Input
+    | Embed
     | EmbedAudio
+    | LookUp
+    | InsertMedia
+    | AddMedia
     | Normalize
     | NormalizeParts
+    | NormalizeGroups
     | Linear
     | Activation
     | Add
+    | Multiply
     | Scale
     | AllReduce
     | QKNorm
@@ -672,9 +782,11 @@ Op = (
     | AttendLatent
     | ExpandValues
     | Route
+    | ScaleRoutes
     | ExpertLinear
     | Combine
     | Gate
+    | Keep
     | CausalConv
     | DeltaRule
     | SelectiveScan
@@ -694,6 +806,7 @@ class Program:
     out: Value  # the hidden states
     encoder: tuple[Op, ...] = ()
     encoder_out: Value | None = None
+    rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -704,6 +817,13 @@ class Program:
             for weight in weights_of(op):
                 found.setdefault(weight.name, weight)
         return tuple(found.values())
+
+    @property
+    def given(self) -> Value:
+        """The rows that the caller gives."""
+        (first, *_) = self.ops
+        assert isinstance(first, Input), "the program receives rows"
+        return first.y
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
@@ -733,6 +853,8 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield norm
         case Route(correction=Correction() as correction):
             yield correction
+        case ScaleRoutes(scales=scales):
+            yield scales
         case Activation(numbers=ActivationNumbers() as numbers):
             yield numbers
         case PrepareKV(norm=QKNorm(weight=weight)):
@@ -749,8 +871,11 @@ def weights_of(op: Op) -> Iterator[Weight]:
             yield from weights_of(inner)
         case (
             Embed()
+            | LookUp()
+            | Multiply()
             | EmbedAudio()
             | Normalize()
+            | NormalizeGroups()
             | Linear()
             | QKNorm()
             | AddNormalize()
@@ -764,8 +889,10 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Embed() | EmbedAudio() | ForeignDecoder():
+        case Input() | Embed() | EmbedAudio() | LookUp() | ForeignDecoder():
             return ()
+        case Multiply():
+            return (op.x,)
         case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
         case Linear():
@@ -778,14 +905,18 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.q, op.latent
         case Add():
             return op.x, op.y
-        case Scale():
+        case Keep():
+            return op.x, op.y.value  # its other columns are kept
+        case Scale() | NormalizeGroups():
             return (op.x.value,)
-        case AllReduce():
+        case AllReduce() | InsertMedia() | AddMedia():
             return (op.x,)
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
         case Route():
             return (op.logits,)
+        case ScaleRoutes():
+            return op.chosen, op.weights
         case ExpertLinear():
             return op.x, op.chosen, *(() if op.weights is None else (op.weights,))
         case Combine():
@@ -810,8 +941,12 @@ def values_read(op: Op) -> tuple[Value, ...]:
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Embed() | EmbedAudio() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+        case Input() | Embed() | EmbedAudio() | LookUp():
             return (op.y,)
+        case Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+            return (op.y,)
+        case Keep():
+            return (op.y.value,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)
         case AbsorbQueries() | AttendLatent() | ExpandValues():
@@ -820,9 +955,9 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q, op.y
         case ForeignDecoder():
             return (op.y,)
-        case Add() | AllReduce() | NormalizeParts():
+        case Add() | Multiply() | AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
             return (op.x,)
-        case Scale():
+        case Scale() | NormalizeGroups():
             return (op.x.value,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)
@@ -830,6 +965,8 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return ()
         case Route():
             return op.chosen, op.weights
+        case ScaleRoutes():
+            return (op.weights,)
         case AddNormalize():
             return op.x, op.y
         case Quantized():

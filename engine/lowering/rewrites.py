@@ -55,9 +55,9 @@ def fuse_prepare_kv(ops: Sequence[Op], *, norms: bool) -> Ops:
                 qkv=op.qkv,
                 norm=None,
                 rope=None,
-                layer=op.layer,
+                layer=None if op.queries_only else op.layer,
                 heads=op.heads,
-                kv_heads=op.kv_heads,
+                kv_heads=0 if op.queries_only else op.kv_heads,
                 head_dim=op.part.head_dim,
             )
             scaled = [made.pop()] if made and isinstance(made[-1], ScaleQueries) else []

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from engine.api.errors import CheckpointError
 from engine.models.config import ACTIVATIONS
-from engine.models.parts import MLP, XIELU, Experts, Model, all_bodies, encoder_bodies
+from engine.models.parts import MLP, XIELU, Experts, LayerInput, Model, all_bodies, encoder_bodies
 
 
 def check_parts(model: Model, place: str) -> None:
@@ -18,7 +18,7 @@ def check_parts(model: Model, place: str) -> None:
 def _acts(model: Model) -> Iterator[tuple[str, bool]]:
     """Yield the activation of every MLP, and whether it is no expert; the routed experts of a layer count as one."""
     for body in (*encoder_bodies(model), *all_bodies(model)):
-        if isinstance(body, MLP | Experts):
+        if isinstance(body, MLP | Experts | LayerInput):
             yield body.act, isinstance(body, MLP)
         if isinstance(body, Experts) and body.shared is not None:
             yield body.shared.act, True

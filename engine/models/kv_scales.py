@@ -65,7 +65,7 @@ def _attentions(model: Model) -> Iterator[tuple[str, Attention]]:
     for index, block in enumerate(model.blocks):
         for branch in block:
             for body in bodies(branch):
-                if isinstance(body, Attention) and not body.source:
+                if isinstance(body, Attention) and not body.source and not body.shared_kv:
                     yield join(model.root, model.layers, str(index), body.name), body
 
 

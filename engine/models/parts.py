@@ -6,7 +6,10 @@ own load code or forward pass.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeGuard
+
+if TYPE_CHECKING:
+    from engine.models.media import Media
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,7 @@ class RMSNorm:
     weight: bool = True  # False: w is 1 (Llama 4)
     offset: float = 0.0  # 1: the checkpoint stores w - 1 (Gemma)
     name: str = ""
+    last: str = "weight"  # last component of the tensor's name; "": the tensor is `name` itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +117,15 @@ class NoRotation:
     """All frequencies are 0: the layer has no positions, but the shape of one that has (Kimi Linear)."""
 
 
-Scaling = NoRotation | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+@dataclass(frozen=True, kw_only=True)
+class ProportionalScaling:
+    """Only the first `pairs` frequencies are used, divided by `factor`; all others are 0 (Gemma 4)."""
+
+    pairs: int
+    factor: float = 1.0
+
+
+Scaling = NoRotation | ProportionalScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +239,10 @@ class Attention:
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     qk_norm_last: bool = False
     qk_norm_listed: bool = False  # `own` weights are one tensor for each head, with its number after the name
+    v_norm: RMSNorm | None = None  # of each head's values, without a weight
+    shared_kv: bool = False
+    """There is no projection to keys and values: the layer reads the pages of the last layer before it that has such
+    projections and the same window (Gemma 3n)."""
     gated: bool = False
     """The output of each head is multiplied by sigmoid(its gate). The projection to q has the query of each head,
     followed by its gate (Qwen3-Next), unless `gate_source` names a projection to the gates."""
@@ -335,7 +351,9 @@ class Experts:
 
     Expert e is an MLP with tensors under `experts`.e: act(gate x) · up x, or with `limit` and `up_offset`
     act(min(gate x, limit)) · (clamp(up x, -limit, limit) + up_offset). The router is a separate projection, which is
-    never quantized. `stacked` declares the tensors of a checkpoint that has all experts in one tensor.
+    never quantized. With `router_norm`, its input is the norm of the residual stream instead of the experts' input, and
+    its logits are multiplied by `logits_scale`. w_e is also multiplied by the number of the expert under
+    `expert_scales`, if there is one. `stacked` declares the tensors of a checkpoint that has all experts in one tensor.
     """
 
     hidden: int
@@ -350,6 +368,9 @@ class Experts:
     bias: bool = False  # of the experts' projections
     router: str = "gate"
     router_bias: bool = False
+    router_norm: RMSNorm | None = None
+    logits_scale: float = 1.0
+    expert_scales: str = ""  # name of a number for each expert
     correction: str = ""  # name of a number for each expert
     correction_is_row: bool = False  # stored as [1, num_experts] (ERNIE)
     groups: int = 1
@@ -482,9 +503,23 @@ class ShortConv:
     name: str = "conv"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerInput:
+    """up(act(gate x) · input of the layer), where the input is the layer's part of `LayerInputs`. Every rank has both
+    matrices."""
+
+    hidden: int
+    width: int  # of the input
+    layer: int
+    act: str
+    gate: str = "per_layer_input_gate"
+    up: str = "per_layer_projection"
+    name: str = ""
+
+
 Recurrent = DeltaNet | KimiDelta | Mamba | Mamba2 | ShortConv
 SelfAttention = Attention | LatentAttention
-Body = SelfAttention | MLP | Experts | Recurrent
+Body = SelfAttention | MLP | Experts | Recurrent | LayerInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,17 +529,19 @@ class Parallel:
     bodies: tuple[Body, ...]
     scales: tuple[float, ...] = ()  # factor of each body's output, greater than 0; empty: all are 1
     norms: tuple[Norm, ...] = ()  # norm of the input of each body, in place of the block's `before` (GPT-NeoX)
+    after: tuple[Norm, ...] = ()  # norm of the output of each body, before they are added (Gemma 4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualBlock:
-    """x = last(x + scale · after(body(before(x))))."""
+    """x = last(x + scale · after(body(before(x)))), or with `multiplier` its product with that number."""
 
     body: Body | Parallel
     before: Norm | None = None
     after: Norm | None = None
     scale: float = 1.0
     last: Norm | None = None
+    multiplier: str = ""  # name of a tensor with a single number
 
 
 Block = tuple[ResidualBlock, ...]
@@ -533,6 +570,22 @@ class Embedding:
     positions: Lookup | None = None
     segments: Lookup | None = None
     norm: Norm | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerInputs:
+    """A vector of each token for each layer (per-layer embeddings): factor · (norm(W x) + scale · row of the token),
+    where x is the token's embedding, and the norm is over the vector of each layer. A row has the vectors of all
+    layers. Every rank has both matrices."""
+
+    vocab: int
+    layers: int
+    width: int  # of the vector of a layer
+    scale: float
+    factor: float
+    norm: RMSNorm
+    table: str = "embed_tokens_per_layer"
+    projection: str = "per_layer_model_projection"  # W
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -660,6 +713,8 @@ class Model:
     unread: tuple[str, ...] = ()  # prefixes of tensors that checkpoints may have and that are not used
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
     foreign: Foreign | None = None
+    media: "Media | None" = None  # tower and projectors of images and videos
+    layer_inputs: LayerInputs | None = None
 
     @property
     def max_encoder_input(self) -> int:
@@ -676,6 +731,13 @@ class Model:
 def attentions(model: Model) -> tuple[SelfAttention, ...]:
     """Return the self-attention part of each layer that has one, in order."""
     return tuple(body for body in all_bodies(model) if is_self_attention(body))
+
+
+def cached_attentions(model: Model) -> tuple[SelfAttention, ...]:
+    """Return the attention parts that write keys and values, or latents, to pages, in order."""
+    return tuple(
+        part for part in attentions(model) if part.causal and not (isinstance(part, Attention) and part.shared_kv)
+    )
 
 
 def is_self_attention(body: Body) -> TypeGuard[SelfAttention]:
@@ -698,9 +760,16 @@ def body_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
     return branch.body.norms if isinstance(branch.body, Parallel) else ()
 
 
+def output_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
+    """Return the norm of the output of each body of a residual block; empty if there are none."""
+    return branch.body.after if isinstance(branch.body, Parallel) else ()
+
+
 def block_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
     """Return all norms of the hidden states in a residual block."""
-    return tuple(norm for norm in (branch.before, *body_norms(branch), branch.after, branch.last) if norm is not None)
+    routers = (body.router_norm for body in bodies(branch) if isinstance(body, Experts))
+    around = branch.before, *body_norms(branch), *output_norms(branch), branch.after, branch.last
+    return tuple(norm for norm in (*around, *routers) if norm is not None)
 
 
 def all_bodies(model: Model) -> tuple[Body, ...]:

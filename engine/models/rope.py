@@ -15,6 +15,7 @@ from engine.models.parts import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     Rope,
     Scaling,
     YarnScaling,
@@ -36,6 +37,8 @@ def rope(
     parameters = _parameters(c, kind)
     base = _number(parameters, "rope_theta", _number(c.values, "rope_theta", theta))
     share = _number(parameters, "partial_rotary_factor", _number(c.values, "partial_rotary_factor", partial))
+    if _kind(parameters) == "proportional":
+        return Rope(dim=c.head_dim, theta=base, interleaved=interleaved, scaling=_proportional(c, parameters, share))
     dim = int(c.head_dim * share) if 0 < share <= 1 else 0
     if dim < 2 or dim % 2:
         raise CheckpointError(
@@ -140,6 +143,16 @@ def _original(c: Config, parameters: Mapping[str, Any]) -> int:
     if value <= 0:
         raise CheckpointError(f"config.json: {key} is {value}; it must be greater than 0")
     return value
+
+
+def _proportional(c: Config, parameters: Mapping[str, Any], share: float) -> Scaling:
+    pairs = int(share * c.head_dim // 2) if 0 < share <= 1 else 0
+    if pairs < 1 or c.head_dim % 2:
+        raise CheckpointError(
+            f"config.json: a head of {c.head_dim} dimensions with partial_rotary_factor {share:g} has {pairs} rotated "
+            "pairs; proportional rotary positions need at least one, and an even number of dimensions"
+        )
+    return ProportionalScaling(pairs=pairs, factor=_number(parameters, "factor", 1.0))
 
 
 def _linear(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling:

@@ -21,6 +21,8 @@ from engine.models.parts import (
     Experts,
     KimiDelta,
     LatentAttention,
+    LayerInput,
+    LayerInputs,
     LayerNorm,
     Linear,
     Mamba,
@@ -119,9 +121,13 @@ def latent_norms(part: LatentAttention) -> tuple[RMSNorm, ...]:
 
 def _qkv_rows(part: Attention) -> tuple[Rows, ...]:
     names, heads = part.sources, (part.heads, part.kv_heads, part.kv_heads)
+    if part.shared_kv:
+        return (Rows(source=names[0], units=part.heads, width=part.head_dim),)
     rows = [Rows(source=name, units=units, width=part.head_dim) for name, units in zip(names, heads, strict=False)]
     if not part.key_bias:
         rows[1] = replace(rows[1], has_bias=False)
+    if names[1] == names[2] != names[0]:
+        return tuple(rows)  # the values are the keys before their norm (Gemma 4)
     if part.groups == 1 and part.order == "qkv":
         return packed(*rows)
     sizes = [units * part.head_dim // part.groups for units in heads]  # rows of q, k and v in a group
@@ -145,6 +151,20 @@ def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
     up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
     return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=part.bias)
+
+
+def layer_input_linears(part: LayerInput) -> tuple[Linear, Linear]:
+    """Return the projection to the gate, and the one of the gated input."""
+    gate, up = Rows(source=part.gate, units=part.width), Rows(source=part.up, units=part.hidden)
+    return (
+        Linear(rows=(gate,), inputs=part.hidden, split=None),
+        Linear(rows=(up,), inputs=part.width, split=None),
+    )
+
+
+def layer_inputs_linear(part: LayerInputs, hidden: int) -> Linear:
+    rows = Rows(source=part.projection, units=part.layers, width=part.width)
+    return Linear(rows=(rows,), inputs=hidden, split=None)
 
 
 def router_linear(part: Experts) -> Linear:
@@ -314,7 +334,8 @@ def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
     if part.qk_norm is None:
         return ()
     found = []
-    for name, heads in zip(part.qk_norm_names, (part.heads, part.kv_heads), strict=True):
+    sizes = (part.heads,) if part.shared_kv else (part.heads, part.kv_heads)
+    for name, heads in zip(part.qk_norm_names, sizes, strict=False):
         shapes = {"head": (part.head_dim,), "own": (heads, part.head_dim), "all": (heads * part.head_dim,)}
         found.append((replace(part.qk_norm, name=name), shapes[part.qk_norm_span]))
     return tuple(found)
@@ -347,7 +368,7 @@ def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
     name = join(path, norm.name)
     match norm:
         case RMSNorm(weight=weight):
-            return {f"{name}.weight": shape} if weight else {}
+            return {join(name, norm.last): shape} if weight else {}
         case LayerNorm(weight=weight, bias=bias):
             present = [suffix for suffix, has in (("weight", weight), ("bias", bias)) if has]
             return {f"{name}.{suffix}": shape for suffix in present}
@@ -368,10 +389,12 @@ def sources(model: Model) -> Shapes:
             found |= norm_sources(model.encoder.norm, model.root, (model.encoder.norm.size,))
     for path, block in placed_blocks(model):
         for branch in block:
-            found |= _branch_sources(branch, path)
+            found |= branch_sources(branch, path)
             found |= _bias_sources(branch, model.root)
     if model.norm is not None:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
+    if model.layer_inputs is not None:
+        found |= _layer_inputs_sources(model.layer_inputs, model)
     if model.head is not None and not model.head.tied:
         found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.hidden)
     if model.head is not None and model.head.bias:
@@ -379,6 +402,12 @@ def sources(model: Model) -> Shapes:
     if model.head is not None and model.head.added:
         found[model.head.added] = (1, model.embed.vocab)
     return found | _pooler_sources(model)
+
+
+def _layer_inputs_sources(part: LayerInputs, model: Model) -> Shapes:
+    found: Shapes = {f"{join(model.root, part.table)}.weight": (part.vocab, part.layers * part.width)}
+    found |= linear_sources(layer_inputs_linear(part, model.embed.hidden), model.root)
+    return found | norm_sources(part.norm, model.root, (part.norm.size,))
 
 
 def placed_blocks(model: Model) -> Iterator[tuple[str, Block]]:
@@ -424,9 +453,8 @@ def _pooler_sources(model: Model) -> Shapes:
 def linear_paths(model: Model) -> tuple[str, ...]:
     """Return the checkpoint paths of the projections: each source of a fused one, and the head if it is not tied."""
     found: dict[str, None] = {}
-    for path, body in _placed_bodies(model):
-        for inside, linear in _linears(body, path):
-            found |= dict.fromkeys(join(inside, piece.source) for piece in linear.rows)
+    for inside, linear in projections(model):
+        found |= dict.fromkeys(join(inside, piece.source) for piece in linear.rows)
     return (*found, *([] if model.head is None or model.head.tied else [model.head.name]))
 
 
@@ -500,9 +528,8 @@ def expansions(model: Model) -> frozenset[str]:
 def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
     """Return the paths of the sources of each fused matrix; a tied head's source is the embedding."""
     found: dict[tuple[str, ...], None] = {}
-    for path, body in _placed_bodies(model):
-        for inside, linear in _linears(body, path):
-            found[tuple(dict.fromkeys(join(inside, piece.source) for piece in linear.rows))] = None
+    for inside, linear in projections(model):
+        found[tuple(dict.fromkeys(join(inside, piece.source) for piece in linear.rows))] = None
     if model.head is None:
         return tuple(found)
     head = join(model.root, model.embed.name) if model.head.tied else model.head.name
@@ -511,6 +538,8 @@ def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
 
 def projections(model: Model) -> Iterator[tuple[str, Linear]]:
     """Yield every projection except the head, with the path of its sources."""
+    if model.layer_inputs is not None:
+        yield model.root, layer_inputs_linear(model.layer_inputs, model.embed.hidden)
     for path, body in _placed_bodies(model):
         yield from _linears(body, path)
 
@@ -533,6 +562,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in (*query_linears(body), *latent_linears(body)))
         case MLP():
             yield from ((inside, linear) for linear in mlp_linears(body))
+        case LayerInput():
+            yield from ((inside, linear) for linear in layer_input_linears(body))
         case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
             yield from ((inside, linear) for linear in recurrent_linears(body))
         case Experts():
@@ -541,10 +572,13 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
                 yield from _linears(mlp, inside)
 
 
-def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
+def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
+    """Return the tensors of a residual block of the layer at `path`."""
     found: Shapes = {}
     for norm in block_norms(branch):
         found |= norm_sources(norm, path, (norm.size,))
+    if branch.multiplier:
+        found[join(path, branch.multiplier)] = (1,)
     for body in bodies(branch):
         if isinstance(body, Attention):
             for norm, shape in qk_norms(body):
@@ -564,6 +598,8 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
         if isinstance(body, Experts) and body.correction:
             shape = (1, body.num_experts) if body.correction_is_row else (body.num_experts,)
             found[join(path, body.name, body.correction)] = shape
+        if isinstance(body, Experts) and body.expert_scales:
+            found[join(path, body.name, body.expert_scales)] = (body.num_experts,)
         if isinstance(body, Recurrent):
             for parameter in parameters(body).values():
                 height: Counter[str] = Counter()
@@ -591,6 +627,10 @@ def harmless(model: Model, name: str) -> bool:
         return True
     if name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread:
         return True
+    if model.media is not None:
+        tower = model.media.tower
+        if name.startswith(tuple(join(tower.root, one) for one in tower.unread)):
+            return True
     return model.head is not None and model.head.tied and name == f"{model.head.name}.weight"
 
 

@@ -3,8 +3,8 @@
 The decoder's settings are those of `text_config`, or the flat ones of older exports. Its weights have a prefix such as
 `language_model.model.` or `model.language_model.`. Rotary positions in sections (M-RoPE) equal plain RoPE for prompts
 with only text, because all sections then have the same position. Source: transformers modeling_gemma3.py,
-modeling_llava.py, modeling_llama4.py, modeling_mistral3.py, modeling_qwen2_vl.py, modeling_qwen2_5_vl.py,
-modeling_qwen3_vl.py, modeling_qwen3_5.py.
+modeling_gemma4.py, modeling_llava.py, modeling_llama4.py, modeling_mistral3.py, modeling_qwen2_vl.py,
+modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_qwen3_5.py.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,17 @@ from engine.models.sources import join
 
 # Type of the decoder in text_config -> its architecture, and the defaults of settings that exporters omit.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("GemmaForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {"vocab_size": 262_208, "num_attention_heads": 8, "head_dim": 256}),
+    "gemma4_text": (
+        "Gemma4ForCausalLM",
+        {
+            **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8},
+            **{"vocab_size": 262_144},
+        },
+    ),
+    "granite": ("GraniteForCausalLM", {}),
     "llama": (
         "LlamaForCausalLM",
         {
@@ -50,7 +60,9 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
+    "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM", {}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
 }
@@ -59,6 +71,7 @@ FLAT = {
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
 }
 KEY = "model.text_only"
+PREFIX_FLAG = "use_bidirectional_attention"
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
@@ -81,7 +94,14 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(made.get(key), dict):
             made[key] = _plain_rope(made[key])
+    made.pop(PREFIX_FLAG, None)  # of the prompt alone, which `Media.attention` declares
     return made
+
+
+def has_prefix_attention(config: Mapping[str, Any]) -> bool:
+    """Return whether the tokens of a prompt attend to one another in both directions, but those of a reply do not
+    (PaliGemma)."""
+    return _name(config) == "PaliGemmaForConditionalGeneration"
 
 
 def text_decoder(model: Model, tensors: Mapping[str, object]) -> Model:

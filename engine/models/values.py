@@ -23,6 +23,7 @@ from engine.models.parts import (
     Mamba2,
     Model,
     Parallel,
+    ProportionalScaling,
     RMSNorm,
     Rope,
     YarnScaling,
@@ -42,6 +43,7 @@ RULES: dict[type, dict[str, tuple[str, str, Test]]] = {
     LayerNorm: {"eps": ("layer_norm_eps (epsilon of the norms)", *_NOT_NEGATIVE)},
     Rope: {"theta": ("rope_theta", *_POSITIVE)},
     LinearScaling: {"factor": ("factor of the linear RoPE scaling", *_POSITIVE)},
+    ProportionalScaling: {"factor": ("factor of the proportional RoPE scaling", *_POSITIVE)},
     DynamicScaling: {
         "factor": ("factor of the dynamic RoPE scaling", *_POSITIVE),
         "original": ("max_position_embeddings", *_POSITIVE),

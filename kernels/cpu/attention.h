@@ -51,6 +51,17 @@ static inline int64_t first_key(int64_t position, int64_t window, int64_t chunk)
     return window ? std::max<int64_t>(0, position - window + 1) : 0;
 }
 
+// Positions that a token reads with causal attention: up to its own, and all of its span, whose tokens see one another.
+struct Reach {
+    int64_t begin, end;
+};
+
+static inline Reach reach_of(const int64_t* spans, int64_t token, int64_t position, int64_t window, int64_t chunk) {
+    const Reach own{first_key(position, window, chunk), position + 1};
+    if (!spans || spans[2 * token] >= spans[2 * token + 1]) return own;
+    return {std::min(own.begin, spans[2 * token]), std::max(own.end, spans[2 * token + 1])};
+}
+
 static Schedule schedule(const Step& step, int64_t window, int64_t chunk, int64_t group_size, bool causal, bool cross) {
     const size_t tokens = size_t(step.tokens);
     Schedule made{window, chunk, group_size, causal, cross, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
@@ -61,8 +72,13 @@ static Schedule schedule(const Step& step, int64_t window, int64_t chunk, int64_
             const int64_t count = std::min(run, step.count[row] - at), position = step.first[row] + at;
             const int64_t start = step.starts ? step.starts[row] : 0;
             const int64_t row_end = cross ? start : step.first[row] + step.count[row];
-            const int64_t begin = cross ? 0 : std::max(start, first_key(position, window, chunk));
-            const int64_t end = causal ? position + count : window ? std::min(row_end, position + count - 1 + window) : row_end;
+            int64_t begin = cross ? 0 : std::max(start, first_key(position, window, chunk));
+            int64_t end = causal ? position + count : window ? std::min(row_end, position + count - 1 + window) : row_end;
+            for (int64_t i = 0; causal && step.spans && i < count; i++) {
+                const Reach reach = reach_of(step.spans, token + at + i, position + i, window, chunk);
+                begin = std::min(begin, reach.begin);
+                end = std::min(row_end, std::max(end, reach.end));
+            }
             const int64_t splits = (end - 1) / SPLIT - begin / SPLIT + 1;
             if (step.count[row] > 1 || splits == 1) {
                 made.pieces.push_back({token + at, count, position, row, begin, end, -1});
@@ -283,14 +299,16 @@ static inline void softmax_chunk(const Attend& op, const float* key_scales, cons
 }
 
 // Adds one chunk, which begins at position `start`, to the split's sums.
-template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Piece& piece, const Chunk<T>& chunk,
-                                                               const Chunk<T>& next, int64_t head, int64_t start, Workspace& room) {
+template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Step& step, const Piece& piece,
+                                                               const Chunk<T>& chunk, const Chunk<T>& next, int64_t head, int64_t start,
+                                                               Workspace& room) {
     const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.value_dim);
     product<Keys, AHEAD, false>(vectors, chunk, next, 0, op.dim, chunk.first(), chunk.last(), room.queries, padded(op.dim), room.scores, CHUNK);
     for (int64_t i = 0; i < vectors; i++) {
         const int64_t position = piece.position + i / group_size - start;
-        const int64_t from = std::max(chunk.from, first_key(position + start, op.window, op.chunk) - start);
-        const int64_t to = op.causal ? std::min(chunk.to, position + 1) : op.window ? std::min(chunk.to, position + op.window) : chunk.to;
+        const Reach reach = reach_of(op.causal ? step.spans : nullptr, piece.token + i / group_size, position + start, op.window, op.chunk);
+        const int64_t from = std::max(chunk.from, reach.begin - start);
+        const int64_t to = op.causal ? std::min(chunk.to, reach.end - start) : op.window ? std::min(chunk.to, position + op.window) : chunk.to;
         const int64_t query_head = head * group_size + i % group_size;
         float* scores = room.scores + i * CHUNK;
         auto softmax = [&]<Added ADDED>(const float* added) {
@@ -320,15 +338,15 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
             const int64_t then = end(at);
             const Chunk<T> next = then < high ? gather_chunk<T>(op, step, piece, head, then, end(then)) : chunk;
             find_scales<T>(op, step, piece, head, at, then, room, chunk);
-            if (vectors <= TILE) attend_chunk<true>(op, piece, chunk, next, head, at / CHUNK * CHUNK, room);
-            else if constexpr (sizeof(T) == 4) attend_chunk<false>(op, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
+            if (vectors <= TILE) attend_chunk<true>(op, step, piece, chunk, next, head, at / CHUNK * CHUNK, room);
+            else if constexpr (sizeof(T) == 4) attend_chunk<false>(op, step, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
             chunk = next;
         }
     } else {
         for (int64_t at = low; at < high; at = end(at)) {
             Chunk<float> chunk = widen_chunk<T>(op, step, piece, head, at, end(at), room);
             find_scales<T>(op, step, piece, head, at, end(at), room, chunk);
-            attend_chunk<false>(op, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
+            attend_chunk<false>(op, step, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
         }
     }
     for (int64_t i = 0; i < vectors; i++) room.split[size_t(i)].weight = ::sum(load(room.weights + i * W));

@@ -230,6 +230,7 @@ struct Step {
     const int64_t* slots;                // [rows] slot of the state of recurrent layers
     const int32_t* adapters;             // [tokens] adapter of each token, or -1; null: no token has one
     const int64_t* starts;               // [rows] tokens of the encoder input, which come first; null: there is none
+    const int64_t* spans;                // [tokens, 2] begin and end of each token's span, equal for none; null: no token has one
     const Angles* angles;
     const Group* groups;
     void* pages;  // [blocks, layers, planes, kv_heads] parts of a page, see pages.h

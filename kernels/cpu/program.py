@@ -322,7 +322,7 @@ class _Group(Structure):
 class _Step(Structure):
     _fields_ = [
         *_fields(c_int64, "tokens rows table_width"),
-        *_fields(c_void_p, "ids first count slots adapters starts angles groups pages"),
+        *_fields(c_void_p, "ids first count slots adapters starts spans angles groups pages"),
         *_fields(c_int64, "layers planes block_tokens page_kv_heads page_dim"),
         ("page_type", c_int32),
     ]
@@ -391,7 +391,8 @@ class Program:
 
 class StepData:
     """Tensors of one step, contiguous and on the CPU. Counts, positions and slots are int64; adapters:
-    [tokens] int32, -1 for none; starts: [rows], tokens of the encoder input of each; pages: see pages.py."""
+    [tokens] int32, -1 for none; starts: [rows], tokens of the encoder input of each; spans: [tokens, 2] int64, as in
+    `Batch`; pages: see pages.py."""
 
     def __init__(
         self,
@@ -403,12 +404,13 @@ class StepData:
         slots: Tensor | None = None,
         adapters: Tensor | None = None,
         starts: Tensor | None = None,
+        spans: Tensor | None = None,
         angles: Sequence[tuple[Tensor, Tensor]] = (),
         tables: Sequence[Tensor] = (),
         slot_mapping: Sequence[Tensor] = (),
         pages: Tensor | None = None,
     ) -> None:
-        self.keep_alive = (ids, first, count, slots, adapters, starts, *angles, *tables, *slot_mapping, pages)
+        self.keep_alive = (ids, first, count, slots, adapters, starts, spans, *angles, *tables, *slot_mapping, pages)
         self._angles = (_Angles * len(angles))(*(_Angles(_at(cos), _at(sin)) for cos, sin in angles))
         self._groups = (_Group * len(tables))(
             *(_Group(_at(table), _at(own)) for table, own in zip(tables, slot_mapping, strict=True))
@@ -424,6 +426,7 @@ class StepData:
             slots=_at(slots),
             adapters=_at(adapters),
             starts=_at(starts),
+            spans=_at(spans),
             angles=ctypes.addressof(self._angles),
             groups=ctypes.addressof(self._groups),
             pages=_at(pages),

@@ -23,6 +23,7 @@ TEXT = {
 }
 EYES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
 SECTIONS = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}
+GEMMA_4 = ["full_attention", "sliding_attention", "full_attention"]
 TASK = TaskConfig(text_only=True)
 
 
@@ -31,6 +32,14 @@ def gemma3() -> Any:
     eyes = transformers.SiglipVisionConfig(**EYES, image_size=16)
     config = transformers.Gemma3Config(text_config=text, vision_config=eyes, mm_tokens_per_image=4)
     return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def gemma4() -> Any:
+    layers = {"global_head_dim": 16, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCAB}
+    text = transformers.Gemma4TextConfig(
+        **TEXT, **layers, sliding_window=8, layer_types=GEMMA_4, num_kv_shared_layers=1
+    )
+    return transformers.Gemma4ForConditionalGeneration(transformers.Gemma4Config(text_config=text))
 
 
 def llava() -> Any:
@@ -80,8 +89,15 @@ def qwen35() -> Any:
     return transformers.Qwen3_5ForConditionalGeneration(config)
 
 
-MODELS = {"gemma3": gemma3, "llava": llava, "llama4": llama4, "mistral3": mistral3, "qwen2.5": qwen25, "qwen3": qwen3}
-MODELS |= {"qwen3.5": qwen35}
+MODELS = {
+    "gemma3": gemma3,
+    "llava": llava,
+    "llama4": llama4,
+    "mistral3": mistral3,
+    "qwen2.5": qwen25,
+    "qwen3": qwen3,
+}
+MODELS |= {"qwen3.5": qwen35, "gemma4": gemma4}
 
 
 @pytest.fixture(scope="module", params=MODELS)

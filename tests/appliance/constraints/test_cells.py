@@ -123,12 +123,10 @@ def declared(folder: Path, change: str) -> Saved:
 
 DECLARATION = """
 from dataclasses import replace
-from itertools import cycle
 from engine.models import llama
 from engine.models.parts import Alibi, Attention, LayerNorm
 
 ARCHITECTURES = ("OwnLlama",)
-COUNTS = cycle((2, 4))
 
 
 def changed(branch):
@@ -159,7 +157,8 @@ def normed(folder: Path) -> Saved:
 
 
 def uneven(folder: Path) -> Saved:
-    return declared(folder, "kv_heads=next(COUNTS)")
+    sizes = {"head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 0, "sliding_window": 5}
+    return save(folder, "Gemma4Text", **sizes)
 
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}

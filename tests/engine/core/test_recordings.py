@@ -23,7 +23,16 @@ from engine.core.replay import main as replay_main
 from engine.core.scheduler import Planned, Scheduler
 from engine.core.snapshot import SchedulerState, restore, snapshot
 from engine.core.whatif.__main__ import main as whatif_main
-from engine.models.parts import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, Rope, YarnScaling
+from engine.models.parts import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    NoRotation,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
+)
 
 CONFIG = SchedulerConfig(layout=make_layout((None, 9)), blocks=30, max_context=100, max_step_tokens=16, max_running=4)
 
@@ -80,6 +89,8 @@ def test_a_restored_scheduler_has_the_whole_state_at_every_step(policy: str, win
 
 def test_every_configuration_is_recorded_whole() -> None:
     scalings = (
+        NoRotation(),
+        ProportionalScaling(pairs=3, factor=2.0),
         LinearScaling(factor=2.0),
         DynamicScaling(factor=2.0, original=100),
         Llama3Scaling(factor=2.0, low_freq=1.0, high_freq=4.0, original=8),

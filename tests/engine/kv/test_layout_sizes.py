@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.api.errors import ConfigError
 from engine.kv.layout import Group, Layout, blocks_of, layout
 from engine.models.parts import Attention, Embedding, Head, Model, ResidualBlock
 
@@ -47,6 +48,45 @@ def test_a_block_holds_keys_and_values_of_all_its_layers():
 def test_scales_count_for_each_key_and_each_value():
     made = layout(model([None]), block_tokens=5, element_bytes=1, scale_bytes=4)
     assert made.page_bytes == 2 * 5 * 2 * (4 + 4)
+
+
+def of_shapes(*parts):
+    """A model with layers of (number, window, KV heads, size of a head)."""
+    blocks = []
+    for count, window, kv_heads, dim in parts:
+        part = Attention(hidden=8, heads=4, kv_heads=kv_heads, head_dim=dim, rope=None, window=window)
+        blocks += [(ResidualBlock(body=part),)] * count
+    return replace(model([]), blocks=tuple(blocks))
+
+
+@pytest.mark.parametrize(
+    ("parts", "layers", "names"),
+    [
+        ([(12, 9, 1, 8), (3, None, 1, 16)], [6, 6, 3], "full.0 window9.0 window9.1"),
+        ([(4, 9, 4, 8), (2, None, 1, 16)], [1, 1, 1, 1, 2], "full.0 window9.0 window9.1 window9.2 window9.3"),
+        ([(2, None, 3, 4), (3, None, 2, 4)], [2, 3], "full.2x4.0 full.3x4.0"),
+    ],
+)
+def test_pages_of_several_shapes_fill_blocks_of_one_size(parts, layers, names):
+    made = layout(of_shapes(*parts), block_tokens=5, element_bytes=2)
+    assert " ".join(group.name for group in made.groups) == names
+    assert sorted(len(group.layers) for group in made.groups) == sorted(layers)
+    for group in made.groups:
+        shape = made.shape(group)
+        assert shape.layers * 2 * 5 * shape.kv_heads * shape.head_dim * 2 == made.block_bytes
+        assert len(group.layers) <= shape.layers
+    sizes = [2 * 2 * kv_heads * dim * count for count, _, kv_heads, dim in parts]
+    assert made.token_bytes == sum(sizes)
+
+
+def test_ranks_divide_the_heads_of_each_shape():
+    made = layout(of_shapes((2, 9, 4, 8), (1, None, 1, 16)), block_tokens=4, element_bytes=4, ranks=2)
+    assert [(shape.kv_heads, shape.head_dim) for shape in made.shapes] == [(1, 16), (2, 8), (2, 8)]
+
+
+def test_scales_need_pages_of_one_shape():
+    with pytest.raises(ConfigError, match="pages of several shapes cannot have scales"):
+        layout(of_shapes((2, 9, 1, 8), (1, None, 1, 16)), block_tokens=4, element_bytes=1, scale_bytes=4)
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9])

@@ -46,6 +46,8 @@ GRANITE = {"intermediate_size": 22, "embedding_multiplier": 3.0, "residual_multi
 EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
 GPT_OSS = {"intermediate_size": 22, "sliding_window": 5, "swiglu_limit": 0.6, "rope_parameters": {
     **YARN, "rope_theta": 100.0, "truncate": False}}  # fmt: skip
+GEMMA_4 = {"head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 4, "hidden_size_per_layer_input": 10,
+           "vocab_size_per_layer_input": VOCAB, "sliding_window": 5}  # fmt: skip
 LLAMA4 = {"intermediate_size": 22, "intermediate_size_mlp": 66, "num_local_experts": 4, "attention_chunk_size": 8,
           "floor_scale": 3, "attn_scale": 0.7}  # fmt: skip
 AFMOE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3, "num_dense_layers": 1,
@@ -210,6 +212,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe-shared-odd": ("GraniteMoeShared", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_local_experts": 3,
                                                     "num_experts_per_tok": 3, "shared_intermediate_size": 0}),
     "gemma": ("Gemma", {**SIZES, "head_dim": 16, "attention_bias": True, "hidden_act": "gelu"}),
+    "gemma4": ("Gemma4Text", {**SIZES, **GEMMA_4, "attention_bias": True, "layer_types": HYBRID[:2] * 2,
+                              "use_double_wide_mlp": True, "num_kv_shared_layers": 2}),
+    "gemma4-moe": ("Gemma4Text", {**SIZES, **ONE_KV, **GEMMA_4, "num_hidden_layers": 5, "layer_types": [
+        "full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "num_attention_heads": 4, "num_key_value_heads": 4, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0, "final_logit_softcapping": 5.0, "enable_moe_block": True, "num_experts": 6,
+        "top_k_experts": 3, "moe_intermediate_size": 22, "intermediate_size": 66, "tie_word_embeddings": False}),
     "gpt-oss": ("GptOss", {**SIZES, **GPT_OSS, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "gpt-oss-odd": ("GptOss", {**SIZES, **ONE_KV, **GPT_OSS, "head_dim": 8, "intermediate_size": 35,
                                "num_local_experts": 5, "num_experts_per_tok": 1, "num_hidden_layers": 4,
@@ -304,6 +313,8 @@ def random_family(name: str, more: dict[str, Any] | None = None) -> Any:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.15)
+            if buffer_name.endswith("layer_scalar"):
+                buffer.fill_(0.8)
         if name == "baichuan2":
             head = model.lm_head.weight
             head.copy_(torch.nn.functional.normalize(head))

@@ -27,9 +27,9 @@ from tests.tiers import NIGHTLY
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
-DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd")
+DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "gemma4")
 LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear")  # parts: kernels/test_ops.py
-EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd")
+EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd", "gemma4-moe")
 
 
 IN_STEPS = ((29,), (9, 9, 9, 1, 1), (1,) * 16 + (13,))  # tokens of a prompt of 29 in each step
@@ -103,7 +103,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("gpt2", 2), ("starcoder", 3), ("neox", 3), ("codegen", 2), ("falcon", 6), ("falcon-7b", 5)),
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
         *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
-        *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2)),
+        *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2), ("gemma4", 2), ("gemma4-moe", 2)),
         *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
@@ -222,6 +222,10 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("falcon-h1", "projectors_bias", True, "projectors_bias and mamba_proj_bias differ"),
         ("falcon-h1", "ssm_multipliers", [1.0], r"ssm_multipliers is \[1.0\]; it must be a list of 5 numbers"),
         ("jamba", "attn_layer_offset", 3, "attn_layer_offset is 3; it must be less than attn_layer_period, 3"),
+        ("gemma4", "num_kv_shared_layers", 4, "num_kv_shared_layers is 4, and there are 4 layers"),
+        ("gemma4", "num_kv_shared_layers", 3, "no layer before the last 3 is of the kind full_attention"),
+        ("gemma4", "use_bidirectional_attention", "all", "supported are null and"),
+        ("gemma4", "per_layer_config", {"1": {"head_dim": 16}}, "per_layer_config differs between layers"),
         ("mamba", "hidden_act", "gelu", "hidden_act is gelu; Mamba mixers have silu"),
     ],
 )
@@ -236,6 +240,7 @@ def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, m
 DEFAULTS = {
     "FalconH1": transformers.FalconH1Config(num_hidden_layers=2, vocab_size=VOCAB),
     "FalconMamba": transformers.FalconMambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
+    "Gemma4": transformers.Gemma4TextConfig(num_hidden_layers=7, vocab_size=VOCAB),
     "GptOss": transformers.GptOssConfig(num_hidden_layers=3, vocab_size=VOCAB),
     "Jamba": transformers.JambaConfig(num_hidden_layers=6, vocab_size=VOCAB),
     "KimiLinear": transformers.KimiLinearConfig(num_hidden_layers=5, vocab_size=VOCAB),
