@@ -109,7 +109,6 @@ FEATURES = (
     Line("recurrent layers"),
     Line("an encoder-decoder model"),
     Line("as above, rounded to int8", {"weights": "int8"}),
-    Line("a speech model", model={"speech": True}),
     Line("relative position biases"),
     Line("a mixture of experts", model={"experts": True}),
     Line("as above, rounded to fp8", {"weights": "fp8"}, model={"experts": True}),

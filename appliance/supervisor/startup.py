@@ -104,7 +104,15 @@ _POOLING: dict[Task, tuple[str, dict[str, Any]]] = {
 
 def _speech_line(url: str, gateway: GatewayConfig) -> str:
     key = ["-H", "Authorization: Bearer YOUR_KEY"] if gateway.api_keys is not None else []
-    words = ["curl", f"{url}/v1/audio/transcriptions", *key, "-F", f"model={gateway.names[0]}", "-F", "file=@speech.wav"]
+    words = [
+        "curl",
+        f"{url}/v1/audio/transcriptions",
+        *key,
+        "-F",
+        f"model={gateway.names[0]}",
+        "-F",
+        "file=@speech.wav",
+    ]
     return shlex.join(words)
 
 

@@ -3,7 +3,7 @@ single call. Every operation reads and writes rows of a few buffers that all lay
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch

@@ -62,6 +62,4 @@ def clock(seconds: float, separator: str) -> str:
     """Return hours, minutes, seconds and milliseconds."""
     whole = round(seconds * 1000)
     minutes, milliseconds = divmod(whole, 60_000)
-    return (
-        f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}{separator}{milliseconds % 1000:03}"
-    )
+    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}{separator}{milliseconds % 1000:03}"

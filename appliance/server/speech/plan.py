@@ -105,8 +105,10 @@ def plan_speech(body: SpeechFields, served: Served) -> SpeechPlan:
     _check(body)
     if translates and not tokens.languages:
         raise RequestError("This model transcribes English only and cannot translate. Use another model.", "model")
-    if isinstance(body, TranslationRequest) and body.to_language not in (None, "") and (
-        language_code(str(body.to_language)) != "en"
+    if (
+        isinstance(body, TranslationRequest)
+        and body.to_language not in (None, "")
+        and (language_code(str(body.to_language)) != "en")
     ):
         raise RequestError("to_language: this model translates into English only. Leave it out.", "to_language")
     before: tuple[int, ...] = ()
@@ -143,11 +145,10 @@ def _check(body: SpeechFields) -> None:
             f"response_format {body.response_format} cannot be streamed. Use json or text, or leave out stream.",
             "response_format",
         )
-    if isinstance(body, TranscriptionRequest):
-        if "word" in body.timestamp_granularities:
-            raise RequestError(
-                "timestamp_granularities: word is not supported; segments have timestamps.", "timestamp_granularities"
-            )
+    if isinstance(body, TranscriptionRequest) and "word" in body.timestamp_granularities:
+        raise RequestError(
+            "timestamp_granularities: word is not supported; segments have timestamps.", "timestamp_granularities"
+        )
 
 
 def _language(given: str | None, tokens: SpeechTokens) -> str | None:

@@ -126,9 +126,7 @@ def _reply(request: _Request, plan: SpeechPlan, segments: list[Segment]) -> Resp
     return as_json(call, {"text": joined(segments), "usage": _usage(recognizer)})
 
 
-async def create_transcript(
-    service: Service, request: Request, body: SpeechFields, data: bytes, kind: str
-) -> Response:
+async def create_transcript(service: Service, request: Request, body: SpeechFields, data: bytes, kind: str) -> Response:
     call = receive(service, request, body.model, kind)
     log_request(call, body, {"prompt"})
     plan = await asyncio.to_thread(plan_speech, body, call.context)

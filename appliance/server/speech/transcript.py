@@ -77,9 +77,7 @@ def cut_segments(tokens: Sequence[int], zero: int, positions: int) -> tuple[list
     found, first = [], 0
     for cut in cuts:
         piece = tokens[first:cut]
-        found.append(
-            TokenSegment(min(piece[0] - zero, positions), min(piece[-1] - zero, positions), tuple(piece))
-        )
+        found.append(TokenSegment(min(piece[0] - zero, positions), min(piece[-1] - zero, positions), tuple(piece)))
         first = cut
     covered = positions if complete else tokens[first - 1] - zero
     # A pass that covers nothing would be repeated for ever.

@@ -3,7 +3,6 @@
 import asyncio
 import io
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx

@@ -270,7 +270,7 @@ def test_forms_that_have_no_file_are_refused(gateway: SpeechGateway) -> None:
 
 def test_other_models_and_routes_are_refused(
     gateway: SpeechGateway,
-    make_gateway: Callable[..., Any]  # noqa: F811
+    make_gateway: Callable[..., Any],  # noqa: F811
 ) -> None:
     assert gateway.send(wav(clip(0.1)), model="other").status_code == 404
     status, found = gateway.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
