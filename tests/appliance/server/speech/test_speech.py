@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from appliance.config.gateway import SpeechModel
+from appliance.server.routing.refused import content_hash
 from appliance.server.speech import transcript
 from engine.media.audio import windows
 from engine.media.spectrogram import HOP, SAMPLE_RATE, log_mel, read_spectrogram
@@ -177,6 +178,14 @@ def test_silence_has_no_text(gateway: SpeechGateway, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(transcript, "NO_SPEECH", 0.0)
     found = gateway.send(wav(clip(1.0)), language="en", response_format="verbose_json").json()
     assert found["text"] == "" and found["segments"] == [] and len(gateway.submits) == 1
+
+
+def test_quarantine_tells_recordings_apart(gateway: SpeechGateway, greedy: None) -> None:
+    """All windows have the same token ids; a recording that crashes engines must not isolate the others."""
+    for seed in (1, 2, 1):
+        gateway.send(wav(clip(0.5, seed)), language="en", max_completion_tokens="1")
+    one, other, again = (content_hash(submit) for submit in gateway.submits[:3])
+    assert one == again != other
 
 
 def test_seconds_of_audio_are_counted(gateway: SpeechGateway, greedy: None) -> None:
