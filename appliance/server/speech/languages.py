@@ -120,8 +120,8 @@ OTHER_NAMES: dict[str, str] = {
 
 
 def language_code(given: str) -> str:
-    """Return the code of a language that is given as a code or a name, with an optional region (`pt-BR`). A code that
-    is not in the table is returned as it is."""
+    """Return the code of a language that is given as a code or a name, with an optional region (`pt-BR`). Other
+    codes are returned unchanged."""
     name = given.strip().lower()
     by_name = {spelled: code for code, spelled in LANGUAGES.items()} | OTHER_NAMES
     return by_name.get(name, name.replace("_", "-").partition("-")[0])

@@ -55,7 +55,7 @@ class TokenSegment:
 
 
 def average_logprob(logprobs: Sequence[float], tokens: int) -> float:
-    """Return the average logprob of `tokens` tokens and the end token; `logprobs` has that of the end, if it was
+    """Return the average logprob of `tokens` tokens and the end token. `logprobs` includes the end token if it was
     sampled."""
     return sum(logprobs) / (tokens + 1)
 

@@ -61,6 +61,15 @@ def assert_same(whisper: Whisper, prompt: AudioPrompt, made: Generation) -> None
         assert found.logprob == pytest.approx(expected[position, found.token].item(), abs=1e-4)
 
 
+def test_torch_kernels_give_the_same_replies(whisper: Whisper, llm: LLM) -> None:
+    each = prompts(whisper)[:3]
+    with LLM(whisper.path, **SMALL, kernels="torch") as torch_llm:
+        made = torch_llm.generate(each, greedy(8))
+    for prompt, one, other in zip(each, made, llm.generate(each, greedy(8)), strict=True):
+        assert_same(whisper, prompt, one)
+        assert one.ids == other.ids
+
+
 def test_replies_equal_transformers_alone_and_in_a_batch(whisper: Whisper, llm: LLM) -> None:
     each = prompts(whisper)
     together = llm.generate(each, greedy(12))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from appliance.config.gateway import SpeechModel
+from appliance.server.first_requests import ask_each_kind, kinds
 from appliance.server.routing.refused import content_hash
 from appliance.server.speech import transcript
 from engine.media.audio import windows
@@ -320,3 +321,9 @@ def test_the_official_client_sends_a_file(gateway: SpeechGateway, greedy: None) 
             await audio.transcriptions.create(**options, language="klingon")
 
     gateway.openai(calls)
+
+
+def test_an_engine_is_ready_when_it_has_transcribed_a_second_of_silence(gateway: SpeechGateway) -> None:
+    assert list(kinds(gateway.service)) == ["/v1/audio/transcriptions"]
+    assert asyncio.run(ask_each_kind(gateway.service, gateway.app.router, 0))
+    assert gateway.submits and {submit.max_tokens for submit in gateway.submits} == {4}
