@@ -54,6 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.worker": (
         *("engine.api", "engine.core.plan", "engine.kv", "engine.models", "engine.weights", "engine.distributed"),
         *("engine.formats", "engine.layers", "engine.lowering", "engine.sampling", "engine.text", "engine.imports"),
+        "engine.media.spectrogram",
         "kernels",
     ),
     "appliance": (),
@@ -147,6 +148,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.server.pooling": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.config", "appliance.chat_templates", "engine.api", "engine.text"),
+    ),
+    "appliance.server.speech": (
+        *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
+        *("appliance.config", "appliance.observability", "engine.api", "engine.media", "engine.text"),
     ),
     "appliance.server.cohere": (
         *("appliance.server.schema", "appliance.server.chat", "appliance.server.http", "appliance.server.pooling"),

@@ -128,6 +128,11 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | `qwen3_5_text` | `Qwen3_5ForCausalLM` | Qwen3.5 |
 | `qwen3_5_moe_text` | `Qwen3_5MoeForCausalLM` | Qwen3.5 with experts |
 
+## Speech models
+
+Whisper transcribes and translates audio files ([speech.md](speech.md)). Its encoder reads the spectrogram of a window of
+30 s, with 80 or 128 mel bands; its decoder has cross-attention. The head shares the token embedding.
+
 ## Encoder-decoder models
 
 BART, mBART, Pegasus, Marian, M2M100 (which includes NLLB), T5 (which includes Flan-T5), mT5 and UMT5 read an input with

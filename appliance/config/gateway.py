@@ -46,7 +46,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
 
 
-Task = Literal["generate", "embed", "classify", "token_embed", "token_classify", "score"]
+Task = Literal["generate", "transcribe", "embed", "classify", "token_embed", "token_classify", "score"]
 
 
 class LateReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +88,18 @@ class EncoderLimits(msgspec.Struct, frozen=True, kw_only=True):
     banned: tuple[tuple[int, ...], ...] = ()  # token sequences that a reply must not contain
 
 
+class SpeechModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs and replies of a speech model."""
+
+    mels: int  # bands of a spectrogram
+    positions: int  # of a window of audio, 0.02 s each
+    reply: int  # maximum tokens of a reply, including those it begins with
+    multilingual: bool  # replies begin with a language and a task
+    latest_first: int | None = None  # largest first timestamp, in units of 0.02 s
+    suppressed: tuple[int, ...] = ()  # tokens that are never sampled
+    suppressed_first: tuple[int, ...] = ()  # nor as the first token of a transcript
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of the gateway: the sections of the manifest that it reads, and values that planning computes.
     Durations are in seconds, sizes in bytes. Keys of the sections that only engines read, and paths as they are
@@ -110,6 +122,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tasks: tuple[Task, ...] = ("generate",)  # tasks that requests may use
     pooled: PooledModel | None = None  # set unless the only task is generation
     encoder: EncoderLimits | None = None  # set for encoder-decoder models
+    speech: SpeechModel | None = None  # set for speech models
     images: bool = False  # the model accepts images and `limits.media.images` permits them
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning

@@ -43,6 +43,7 @@ class ModelFacts:
     experts: bool = False  # True for mixture-of-experts models
     stateful: int = 0  # number of layers with recurrent state
     pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
+    speech: bool = False  # True for speech models, whose encoder input is audio
     foreign: str = ""  # architecture that only transformers' own code computes; "" for declared models
     mixed_expert_formats: tuple[WeightBits, ...] = ()
     """Values of quantization.weights for which the experts of one layer would have several formats."""
@@ -83,6 +84,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         experts=has_experts(model),
         stateful=len(recurrents(model)),
         pools=model.pooler is not None,
+        speech=model.audio is not None,
         foreign="" if model.foreign is None else model.foreign.architecture,
         mixed_expert_formats=_mixed_expert_formats(checkpoint),
         quantized=str(own) if is_quantized else "",

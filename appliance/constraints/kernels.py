@@ -79,6 +79,17 @@ RULES = (
         chosen=True,
     ),
     Rule(
+        name="triton-speech",
+        keys=("kernels",),
+        facts=("model.speech",),
+        holds=lambda view: view.kernels != TRITON or not view.facts.model.speech,
+        text="Triton kernels do not support speech models",
+        because=lambda facts: (
+            "Triton kernels do not support speech models: set hardware.kernels to torch, or leave it out"
+        ),
+        chosen=True,
+    ),
+    Rule(
         name="gpu-there",
         keys=("device",),
         facts=("machine.gpus",),

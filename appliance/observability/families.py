@@ -269,6 +269,13 @@ def counters() -> tuple[Family, ...]:
             start=(("queue_full",), ("unreachable",), ("rejected",), ("shutdown",)),
             per_engine=False,
         ),
+        Family("counter", "audio_seconds", "Duration of the audio of speech requests.", per_engine=False),
+        Family(
+            "counter",
+            "audio_fallbacks",
+            "Windows of audio that were decoded again at a higher temperature, because their text was implausible.",
+            per_engine=False,
+        ),
         Family(
             "counter",
             "key_tokens",

@@ -23,6 +23,7 @@ from appliance.config.version import __version__
 from appliance.planning.choice import Choice, refuse
 from appliance.planning.output_format import model_type
 from appliance.planning.pooled import pooled_model, tasks_of
+from appliance.planning.speech import speech_model
 from appliance.planning.targets import passed_on
 from engine.media.families import has_processor
 from engine.models.checkpoint import Checkpoint
@@ -93,6 +94,7 @@ def gateway_config(
         tasks=tasks_of(checkpoint),
         pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
         encoder=encoder,
+        speech=speech_model(checkpoint),
         images=_accepts_images(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,

@@ -59,6 +59,7 @@ from engine.api.config import (
 from engine.api.files import real_path
 from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint
+from engine.models.parts import Model
 
 
 @dataclass(frozen=True)
@@ -237,8 +238,12 @@ def _engine_config(
         scheduling=SchedulingConfig(**passed("engine.scheduling")),
         cache=CacheConfig(**passed("engine.cache")),
         speculation=SpeculationConfig(**passed("engine.speculation")),
-        lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None)),
+        lifecycle=LifecycleConfig(self_test=self_test(manifest, golden, skipped=_has_no_prompts(checkpoint.model))),
     )
+
+
+def _has_no_prompts(model: Model) -> bool:
+    return model.pooler is not None or model.audio is not None
 
 
 def _crash_folder(settings: Settings) -> Path | None:

@@ -60,6 +60,8 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     A classifier with a single label scores pairs of texts; an embedding model scores them by the similarity of vectors.
     """
     pooler = checkpoint.model.pooler
+    if checkpoint.model.audio is not None:
+        return ("transcribe",)
     if pooler is None:
         return ("generate",)
     if pooler.task == "embed":

@@ -57,7 +57,8 @@ def as_text(plan: Plan) -> str:
     checkpoint = f"checkpoint: {plan.origin}" + (f", tokenizer {plan.tokenizer}" if plan.tokenizer else "")
     lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), checkpoint, *_assumed(plan), ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
-    self_test = describe_self_test(plan.engines[0], lock_path(plan.path).name, pools=plan.gateway.pooled is not None)
+    skipped = plan.gateway.pooled is not None or plan.gateway.speech is not None
+    self_test = describe_self_test(plan.engines[0], lock_path(plan.path).name, skipped=skipped)
     stored = storage_line(plan.gateway)
     lines += ["", self_test, *([f"storage: {stored}"] if stored else []), "", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)

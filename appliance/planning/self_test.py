@@ -9,17 +9,18 @@ from engine.api.config import EngineConfig, SelfTest
 from engine.api.golden import BANDS, Arithmetic, Recorded
 
 
-def self_test(manifest: Manifest, golden: Recorded | None, *, pools: bool) -> SelfTest:
-    """Return the self-test settings. Pooling models have no logits to compare, so they run no self-test prompts.
+def self_test(manifest: Manifest, golden: Recorded | None, *, skipped: bool) -> SelfTest:
+    """Return the self-test settings. skipped: the model has no self-test prompts. Pooling models have no logits to
+    compare, and speech models read audio.
 
     `golden` are the reference outputs of the lock file, if the lock is enforced.
     """
     wanted = manifest.lifecycle.self_test
     return SelfTest(
         **passed_on(manifest, "engine.lifecycle.self_test"),
-        prompts=0 if pools else wanted.prompts,
+        prompts=0 if skipped else wanted.prompts,
         tolerance=None if wanted.tolerance == "auto" else wanted.tolerance,
-        locked=golden if wanted.prompts and not pools else None,
+        locked=golden if wanted.prompts and not skipped else None,
         refuses=manifest.model.lock != "warn",
         release=__version__,
     )
@@ -41,11 +42,15 @@ def tolerance(manifest: Manifest, engine: EngineConfig) -> Choice[float]:
     return Choice(BANDS[found], f"{reasons[found]}; identical engines agree bit for bit")
 
 
-def describe_self_test(engine: EngineConfig, lock: str, *, pools: bool) -> str:
+def describe_self_test(engine: EngineConfig, lock: str, *, skipped: bool) -> str:
     """Return the plan's line about the self-test. `lock` is the name of the lock file."""
     test = engine.lifecycle.self_test
     if not test.prompts:
-        why = "pooling models have no logits" if pools else "lifecycle.self_test.prompts is 0"
+        why = (
+            "pooling models have no logits, and speech models read audio"
+            if skipped
+            else "lifecycle.self_test.prompts is 0"
+        )
         return f"self-test: none ({why})"
     when = [
         *(["before it serves"] if test.at_start else []),

@@ -6,12 +6,15 @@ clients use. These requests do not appear in request metrics, logs or the journa
 """
 
 import asyncio
+import io
 import logging
 import uuid
+import wave
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import orjson
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.types import ASGIApp, Message, Scope
@@ -30,6 +33,7 @@ TOKENS = 2
 POLL_S = 0.02
 RETRY_S = 0.5
 RANK = "x-data-parallel-rank"
+SAMPLE_RATE = 16_000  # of the silence for speech models
 
 Variants = Sequence[dict[str, Any]]
 """Bodies of one kind of request. The model has to answer only one of them, since a template may reject the others."""
@@ -62,10 +66,30 @@ def kinds(service: Service) -> dict[str, Variants]:
         wanted["/classify"] = [{"input": TEXT}]
     if "score" in config.tasks:
         wanted["/score"] = [{"text_1": TEXT, "text_2": TEXT}]
+    if "transcribe" in config.tasks:
+        wanted["/v1/audio/transcriptions"] = [{"file": silence(), "temperature": "1", "max_completion_tokens": "2"}]
     for task in ("token_embed", "token_classify"):
         if task in config.tasks:
             wanted[f"/pooling#{task}"] = [{"input": TEXT, "task": task}]
     return wanted
+
+
+def silence() -> bytes:
+    """Return a WAV file of a second of silence."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, SAMPLE_RATE, 0, "NONE", "not compressed"))
+        writer.writeframes(bytes(2 * SAMPLE_RATE))
+    return file.getvalue()
+
+
+def _encoded(body: dict[str, Any]) -> tuple[bytes, str]:
+    """Return a body and its content type: a form if it has a file, else JSON."""
+    if "file" not in body:
+        return orjson.dumps(body), "application/json"
+    fields = {name: value for name, value in body.items() if name != "file"}
+    form = httpx.Request("POST", "http://engine", data=fields, files={"file": ("silence.wav", body["file"])})
+    return form.read(), form.headers["content-type"]
 
 
 async def answer_each(service: Service, routes: ASGIApp, failed: Callable[[str], None]) -> None:
@@ -145,7 +169,8 @@ async def _request(service: Service, routes: ASGIApp, path: str, body: dict[str,
 
     Raise the route's errors.
     """
-    given: Message = {"type": "http.request", "body": orjson.dumps(body)}
+    data, content_type = _encoded(body)
+    given: Message = {"type": "http.request", "body": data}
     client_stays = asyncio.Event()
 
     async def receive() -> Message:
@@ -159,7 +184,7 @@ async def _request(service: Service, routes: ASGIApp, path: str, body: dict[str,
         return None
 
     request_id = f"first-request-{uuid.uuid4().hex}"
-    headers = [(b"content-type", b"application/json"), (RANK.encode(), str(engine).encode())]
+    headers = [(b"content-type", content_type.encode()), (RANK.encode(), str(engine).encode())]
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},

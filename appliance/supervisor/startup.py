@@ -102,9 +102,25 @@ _POOLING: dict[Task, tuple[str, dict[str, Any]]] = {
 }
 
 
+def _speech_line(url: str, gateway: GatewayConfig) -> str:
+    key = ["-H", "Authorization: Bearer YOUR_KEY"] if gateway.api_keys is not None else []
+    words = [
+        "curl",
+        f"{url}/v1/audio/transcriptions",
+        *key,
+        "-F",
+        f"model={gateway.names[0]}",
+        "-F",
+        "file=@speech.wav",
+    ]
+    return shlex.join(words)
+
+
 def curl_line(url: str, gateway: GatewayConfig) -> str:
     """Return a request to paste into a shell, for a route that the model supports: streamed chat, a completion for an
     encoder-decoder model, or the first task of a pooling model."""
+    if gateway.speech is not None:
+        return _speech_line(url, gateway)
     if "generate" not in gateway.tasks:
         route, fields = next(_POOLING[task] for task in gateway.tasks if task in _POOLING)
     elif gateway.encoder is not None:

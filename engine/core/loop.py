@@ -514,7 +514,7 @@ def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, .
     """Return the self-test with the golden prompts of the lock file first, then generated ones and `texts`; None if
     it is disabled."""
     wanted, locked = config.lifecycle.self_test, config.lifecycle.self_test.locked
-    if not wanted.prompts or worker.model.audio is not None:
+    if not wanted.prompts or worker.model.audio is not None:  # golden prompts are text
         return None
     block_tokens = worker.layout.block_tokens
     groups, longest = len(worker.layout.groups), config.model.max_context

@@ -71,7 +71,7 @@ def _decoded(file: soundfile.SoundFile, max_seconds: float, param: str) -> Sampl
         if read > most:
             raise AudioError(
                 f"The recording is longer than {max_seconds:g} seconds, the maximum of this server "
-                "(endpoints.audio.max_seconds). Send it in parts.",
+                "(limits.max_audio_seconds). Send it in parts.",
                 param,
             )
         mono = block[:, 0] if channels == 1 else block.mean(1, dtype=np.float32)

@@ -675,8 +675,8 @@ class Pooler:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """Encoder of an encoder-decoder model. Its token embedding is the decoder's. An encoder of audio reads whole windows
-    of `max_encoder_input` positions."""
+    """Encoder of an encoder-decoder model. Its token embedding is the decoder's. An encoder of audio reads complete
+    windows of `max_encoder_input` positions."""
 
     embed: Embedding | AudioEmbedding
     blocks: tuple[Block, ...]

@@ -88,6 +88,20 @@ class Limits(Section):
         example="1MiB",
     )
     """Maximum size of a request body; larger ones get 413."""
+    max_audio_file: Bytes = declare(
+        25 * 2**20,
+        effect=LIVE,
+        clients=Limit("larger audio files get 413"),
+        example="10MiB",
+    )
+    """Maximum size of an audio file; larger ones get 413. limits.max_body must have room for it."""
+    max_audio_seconds: Annotated[Seconds, Field(gt=0)] = declare(
+        3600.0,
+        effect=LIVE,
+        clients=Limit("longer recordings get 400"),
+        example="10m",
+    )
+    """Maximum duration of a recording; longer ones get 400."""
     max_output_tokens: Count | None = declare(
         None,
         effect=LIVE_OUTPUTS,

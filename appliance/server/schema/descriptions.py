@@ -176,6 +176,20 @@ DESCRIPTIONS: dict[str | tuple[str, str], str] = {
     "return_documents": "Return the text of each document.",
     "max_tokens_per_query": "Cut queries to this many tokens; 0: no limit.",
     "max_tokens_per_doc": "Cut documents to this many tokens; 0: no limit.",
+    # Speech
+    "file": "Audio file: WAV, FLAC, Ogg or MP3.",
+    "language": "Language of the recording as a code such as `en`, or an English name; default: detected.",
+    "to_language": "Language of the translation; only `en`.",
+    "timestamp_granularities": "Parts with timestamps in `verbose_json`: `segment`.",
+    **{
+        (schema, field): text
+        for schema in ("TranscriptionRequest", "TranslationRequest")
+        for field, text in (
+            ("prompt", "Text before the recording, such as names to spell."),
+            ("response_format", "Format of the reply."),
+            ("temperature", "Sampling temperature; 0 raises it only for implausible text."),
+        )
+    },
     # Hosting platforms
     "instances": "Texts, or objects with the fields of a request; each gets a prediction.",
     ("PredictRequest", "parameters"): "Fields of all instances.",

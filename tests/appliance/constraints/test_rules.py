@@ -105,6 +105,7 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         stateful=3,
         latent=520,
         adapters=2,
+        speech=True,
     )
     foreign = replace(PLAIN, foreign="OtherForCausalLM")
     for facts in (*FACTS.values(), *(replace(FACTS["four GPUs"], model=model) for model in (more, foreign))):

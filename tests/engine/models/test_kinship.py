@@ -17,9 +17,9 @@ OTHERS = "nor is its family"
 @pytest.mark.parametrize(
     ("name", "more", "kind", "said"),
     [
-        ("WhisperForConditionalGeneration", {"is_encoder_decoder": True}, "audio", NONE),
-        ("Qwen2AudioForConditionalGeneration", {"audio_config": {}}, "audio", NONE),
-        ("Wav2Vec2ForCTC", {}, "audio", NONE),
+        ("Speech2TextForConditionalGeneration", {"is_encoder_decoder": True}, "audio", OTHERS),
+        ("Qwen2AudioForConditionalGeneration", {"audio_config": {}}, "audio", OTHERS),
+        ("Wav2Vec2ForCTC", {}, "audio", OTHERS),
         ("CLIPModel", {"vision_config": {}}, "vision", NONE),
         ("MllamaForConditionalGeneration", {"vision_config": {}, "text_config": {}}, "vision", NONE),
         ("ViTForImageClassification", {}, "vision", NONE),

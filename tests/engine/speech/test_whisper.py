@@ -1,19 +1,26 @@
 """Compare Whisper in the whole engine with transformers in float32."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
 
 from engine.api.errors import RequestError
 from engine.api.messages import SpeechRules
 from engine.kv.layout import layout
 from engine.llm import LLM, AudioPrompt, Generation, Params
 from engine.models.checkpoint import read_checkpoint
-from tests.engine.speech.whisper import SIZES, Whisper, spectrogram, write
+from engine.sampling.speech import apply_rules
+from tests.engine.speech.whisper import LANGUAGES, SIZES, Whisper, spectrogram, write
 
 WINDOW = SIZES["max_source_positions"]
 SMALL = {"block_tokens": 16, "kv_bytes": 4 << 20, "threads": 1, "max_running": 4, "max_step_tokens": 2 * WINDOW + 9}
@@ -22,6 +29,12 @@ SMALL = {"block_tokens": 16, "kv_bytes": 4 << 20, "threads": 1, "max_running": 4
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Whisper:
     return write(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def llm(whisper: Whisper) -> Iterator[LLM]:
+    with LLM(whisper.path, **SMALL) as made:
+        yield made
 
 
 def greedy(count: int, **more: object) -> Params:
@@ -48,20 +61,27 @@ def assert_same(whisper: Whisper, prompt: AudioPrompt, made: Generation) -> None
         assert found.logprob == pytest.approx(expected[position, found.token].item(), abs=1e-4)
 
 
-def test_replies_equal_transformers_alone_and_in_a_batch(whisper: Whisper) -> None:
+def test_torch_kernels_give_the_same_replies(whisper: Whisper, llm: LLM) -> None:
+    each = prompts(whisper)[:3]
+    with LLM(whisper.path, **SMALL, kernels="torch") as torch_llm:
+        made = torch_llm.generate(each, greedy(8))
+    for prompt, one, other in zip(each, made, llm.generate(each, greedy(8)), strict=True):
+        assert_same(whisper, prompt, one)
+        assert one.ids == other.ids
+
+
+def test_replies_equal_transformers_alone_and_in_a_batch(whisper: Whisper, llm: LLM) -> None:
     each = prompts(whisper)
-    with LLM(whisper.path, **SMALL) as llm:
-        together = llm.generate(each, greedy(12))
-        alone = [llm.generate(one, greedy(12))[0] for one in each[:2]]
+    together = llm.generate(each, greedy(12))
+    alone = [llm.generate(one, greedy(12))[0] for one in each[:2]]
     for prompt, made in zip(each, together, strict=True):
         assert_same(whisper, prompt, made)
     assert [one.ids for one in alone] == [one.ids for one in together[:2]]
     assert len({tuple(one.ids) for one in together}) > 1, "the replies do not depend on the audio"
 
 
-def test_replies_depend_on_the_audio(whisper: Whisper) -> None:
-    with LLM(whisper.path, **SMALL) as llm:
-        one, other = llm.generate([AudioPrompt(spectrogram(seed), whisper.begins()) for seed in (1, 2)], greedy(6))
+def test_replies_depend_on_the_audio(whisper: Whisper, llm: LLM) -> None:
+    one, other = llm.generate([AudioPrompt(spectrogram(seed), whisper.begins()) for seed in (1, 2)], greedy(6))
     assert [a.logprob for a in one.logprobs] != [b.logprob for b in other.logprobs]
 
 
@@ -76,27 +96,25 @@ def test_preempted_requests_encode_their_audio_again(whisper: Whisper) -> None:
         assert_same(whisper, prompt, one)
 
 
-def test_a_request_is_resumed_after_emitted_tokens(whisper: Whisper) -> None:
+def test_a_request_is_resumed_after_emitted_tokens(whisper: Whisper, llm: LLM) -> None:
     prompt = prompts(whisper)[0]
-    with LLM(whisper.path, **SMALL) as llm:
-        whole = llm.generate(prompt, greedy(10))[0]
-        submit, reply = llm._submit(prompt, greedy(10))
-        llm._loop.post([msgspec.structs.replace(submit, emitted=tuple(whole.ids[:4]))])
-        llm._collect({submit.id: reply})
+    whole = llm.generate(prompt, greedy(10))[0]
+    submit, reply = llm._submit(prompt, greedy(10))
+    llm._loop.post([msgspec.structs.replace(submit, emitted=tuple(whole.ids[:4]))])
+    llm._collect({submit.id: reply})
     assert reply.generation.ids == whole.ids[4:]
 
 
-def test_a_reply_ends_where_the_decoder_has_no_positions_left(whisper: Whisper) -> None:
+def test_a_reply_ends_where_the_decoder_has_no_positions_left(whisper: Whisper, llm: LLM) -> None:
     prompt = prompts(whisper)[0]
-    with LLM(whisper.path, **SMALL) as llm:
-        made = llm.generate(prompt, greedy(1000))[0]
+    made = llm.generate(prompt, greedy(1000))[0]
     assert made.finish == "length" and len(made.ids) == SIZES["max_target_positions"] - len(prompt.ids)
     assert_same(whisper, prompt, made)
 
 
-def test_rules_of_timestamps_give_the_tokens_of_transformers(whisper: Whisper) -> None:
+def rules_of(whisper: Whisper) -> SpeechRules:
     generation = whisper.model.generation_config
-    rules = SpeechRules(
+    return SpeechRules(
         begin=((whisper.id("<|en|>"),), (whisper.id("<|transcribe|>"),)),
         timestamps=whisper.id("<|0.00|>"),
         no_timestamps=generation.no_timestamps_token_id,
@@ -105,35 +123,75 @@ def test_rules_of_timestamps_give_the_tokens_of_transformers(whisper: Whisper) -
         suppressed=tuple(generation.suppress_tokens),
         suppressed_first=tuple(generation.begin_suppress_tokens),
     )
-    params = Params(temperature=0.0, max_tokens=40, speech=rules)
-    start = (whisper.id("<|startoftranscript|>"),)
-    with LLM(whisper.path, **SMALL) as llm:
-        made = llm.generate([AudioPrompt(spectrogram(seed), start) for seed in range(3)], params)
+
+
+def processors(whisper: Whisper, begins: int) -> list[Any]:
+    """Those that transformers uses for a transcript with timestamps, in its order."""
+    generation = whisper.model.generation_config
+    return [
+        SuppressTokensAtBeginLogitsProcessor(generation.begin_suppress_tokens, begin_index=begins),
+        SuppressTokensLogitsProcessor(generation.suppress_tokens),
+        WhisperTimeStampLogitsProcessor(generation, begin_index=begins),
+    ]
+
+
+def test_replies_with_timestamps_are_those_of_transformers_logits_processors(whisper: Whisper, llm: LLM) -> None:
+    rules = rules_of(whisper)
+    params = Params(temperature=0.0, max_tokens=30, speech=rules, logprobs=0)
+    start = whisper.id("<|startoftranscript|>")
+    made = llm.generate([AudioPrompt(spectrogram(seed), (start,)) for seed in range(3)], params)
     for seed, one in enumerate(made):
-        expected = whisper.model.generate(
-            input_features=torch.from_numpy(spectrogram(seed))[None],
-            language="en",
-            task="transcribe",
-            return_timestamps=True,
-            max_new_tokens=38,
-            return_segments=True,
-        )["segments"][0]
-        tokens = [token for segment in expected for token in segment["tokens"].tolist()]
-        found = [token for token in one.ids[2:] if token != rules.end]
         assert one.ids[:2] == [rules.begin[0][0], rules.begin[1][0]]
-        assert found[: len(tokens)] == tokens and len(tokens) > 5
+        reply = [start, *one.ids]
+        logits = whisper.logits(spectrogram(seed), reply[:-1])
+        for at in range(3, len(reply)):
+            scores = logits[None, at - 1].clone()
+            for processor in processors(whisper, 3):
+                scores = processor(torch.tensor([reply[:at]]), scores)
+            assert reply[at] == int(scores.argmax()), (seed, at)
+            found = one.logprobs[at - 1].logprob
+            assert found == pytest.approx(float(scores.log_softmax(-1)[0, reply[at]]), abs=1e-4)
+        assert sum(token >= rules.timestamps for token in one.ids) > 0
+
+
+def test_rules_equal_transformers_for_random_transcripts(whisper: Whisper) -> None:
+    rules, rng = rules_of(whisper), np.random.default_rng(5)
+    zero, vocab = rules.timestamps, whisper.tokenizer.get_vocab_size()
+    assert zero is not None
+    for _ in range(200):
+        length = int(rng.integers(0, 6))
+        times = np.sort(rng.integers(zero, vocab, length))
+        transcript = [int(rng.choice((time, 40))) for time in times]
+        logits = torch.from_numpy(rng.normal(size=vocab).astype(np.float32) * rng.choice((0.5, 3)))
+        expected = logits[None].clone()
+        for processor in processors(whisper, 3):
+            expected = processor(torch.tensor([[301, 302, 306, *transcript]]), expected)
+        apply_rules(logits, rules, transcript)
+        torch.testing.assert_close(logits, expected[0])
+
+
+def test_first_tokens_are_restricted_but_their_logprobs_are_not(whisper: Whisper, llm: LLM) -> None:
+    """The most likely language is sampled, and the probability of no speech is known."""
+    start, codes = whisper.id("<|startoftranscript|>"), [whisper.id(f"<|{code}|>") for code in LANGUAGES]
+    rules = msgspec.structs.replace(rules_of(whisper), begin=(tuple(codes),))
+    params = Params(temperature=0.0, max_tokens=2, speech=rules, logprobs=0, logprob_ids=(whisper.id("<|nospeech|>"),))
+    (made,) = llm.generate(AudioPrompt(spectrogram(4), (start,)), params)
+    expected = whisper.logits(spectrogram(4), [start])[0].log_softmax(-1)
+    assert made.ids[0] == max(codes, key=lambda code: float(expected[code]))
+    assert made.logprobs[0].logprob == pytest.approx(float(expected[made.ids[0]]), abs=1e-4)
+    assert made.logprobs[0].top_logprobs[0] == pytest.approx(float(expected[whisper.id("<|nospeech|>")]), abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("shape", "words"), [((80, 2 * WINDOW - 2), "one window of audio"), ((128, 2 * WINDOW), "no input_features")]
 )
-def test_windows_of_other_shapes_are_refused(whisper: Whisper, shape: Sequence[int], words: str) -> None:
-    with LLM(whisper.path, **SMALL) as llm, pytest.raises(RequestError, match=words):
+def test_windows_of_other_shapes_are_refused(whisper: Whisper, llm: LLM, shape: Sequence[int], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
         llm.generate(AudioPrompt(np.zeros(shape, np.float32), whisper.begins()), greedy(3))
 
 
-def test_prompts_of_text_are_refused(whisper: Whisper) -> None:
-    with LLM(whisper.path, **SMALL) as llm, pytest.raises(RequestError, match="one window of audio"):
+def test_prompts_of_text_are_refused(whisper: Whisper, llm: LLM) -> None:
+    with pytest.raises(RequestError, match="one window of audio"):
         llm.generate([[0] * WINDOW], greedy(3))
 
 

@@ -18,6 +18,7 @@ from appliance.observability.metrics import Metrics
 from appliance.server.app import build_app
 from appliance.server.chat.text import load_text
 from appliance.server.http.service import Service
+from appliance.server.routing.adapters import AdapterRegistry
 from appliance.server.routing.placement import ANYWHERE, Placement
 from appliance.server.routing.router import Load
 from engine.api.messages import Delta, Logprob, Sampling, Submit, Timing
@@ -114,6 +115,7 @@ class ScriptedRouter:
 
     def __init__(self) -> None:
         self.reply: Callable[[Submit], list[Delta]] = lambda submit: []
+        self.adapters = AdapterRegistry(())
         self.hold = False
         self.failure: Exception | None = None
         self.submits: list[Submit] = []

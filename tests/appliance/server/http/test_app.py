@@ -117,7 +117,7 @@ def test_every_field_of_every_request_body_is_described():
     ]
     schemas = {}
     for extra in found:
-        schema = extra["requestBody"]["content"]["application/json"]["schema"]
+        (schema,) = (content["schema"] for content in extra["requestBody"]["content"].values())
         schemas |= {schema["title"]: schema} | schema.get("$defs", {})
     assert len(schemas) > 20
     for name, schema in schemas.items():
@@ -129,10 +129,11 @@ def test_every_field_of_every_request_body_is_described():
 
 def test_every_description_of_a_field_is_used():
     schemas = [
-        extra["requestBody"]["content"]["application/json"]["schema"]
+        content["schema"]
         for _, router in ROUTES
         for route in router.routes
         if (extra := getattr(route, "openapi_extra", None))
+        for content in extra["requestBody"]["content"].values()
     ]
     fields = {(s["title"], field) for s in schemas for field in s["properties"]}
     fields |= {(n, field) for s in schemas for n, d in s.get("$defs", {}).items() for field in d.get("properties", {})}

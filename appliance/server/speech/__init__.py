@@ -1,0 +1,1 @@
+"""Speech recognition: transcriptions and translations of audio files (docs/speech.md)."""

@@ -1,0 +1,159 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations (docs/speech.md)."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from appliance.observability.log import Outcome
+from appliance.observability.metrics import now
+from appliance.server.errors.api import EngineFailed, Unavailable, error_object
+from appliance.server.http.disconnect import until_disconnect
+from appliance.server.http.pipeline import Call, as_json, log_request, receive, route
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service, service_of
+from appliance.server.http.sse import EventStream, guarded, record
+from appliance.server.schema.speech import SpeechFields, TranscriptionRequest, TranslationRequest
+from appliance.server.speech.form import form_body, read_form
+from appliance.server.speech.formats import Segment, joined, srt, verbose_segment, vtt
+from appliance.server.speech.plan import SpeechPlan, language_name, plan_speech
+from appliance.server.speech.recognize import Recognizer, Run
+from engine.api.messages import Delta, Submit
+from engine.media.audio import read_audio
+
+router = APIRouter()
+
+
+def _usage(recognizer: Recognizer) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(recognizer.seconds)}
+
+
+def _runner(call: Call) -> Run:
+    async def run(submit: Submit) -> list[Delta]:
+        """Return the deltas of one sequence."""
+        found: list[Delta] = []
+        async with route(call, (submit,)) as stream:
+            async for _, delta in stream.deltas():
+                if delta.finish == "abort":
+                    raise Unavailable("The service is shutting down. Repeat the request later.", DRAIN_RETRY_AFTER_S)
+                found.append(delta)
+        if not found or found[-1].finish is None:
+            raise EngineFailed
+        return found
+
+    return run
+
+
+class _Request:
+    """One request: its segments, counted in metrics and in the log when it ends for any reason."""
+
+    def __init__(self, call: Call, body: SpeechFields, recognizer: Recognizer) -> None:
+        self.call, self.body, self.recognizer = call, body, recognizer
+        self._began_s = now()
+        self._first_s: float | None = None
+        self.finished = False
+
+    async def segments(self) -> AsyncGenerator[list[Segment], None]:
+        try:
+            async with aclosing(self.recognizer.segments()) as found:
+                async for segments in found:
+                    self._first_s = self._first_s or now()
+                    yield segments
+            self.finished = True
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        service, made = self.call.service, self.recognizer
+        service.metrics.request_done(1, made.tokens)
+        service.metrics.add("audio_seconds", made.seconds)
+        service.metrics.add("audio_fallbacks", made.fallbacks)
+        service.log.completed(
+            self.call.subject,
+            Outcome(
+                model=service.reply_name(self.body.model),
+                prompt_tokens=0,
+                completion_tokens=made.tokens,
+                finish_reason="stop" if self.finished else "cancelled",
+                ttft_s=round(self._first_s - self._began_s, 4) if self._first_s else None,
+                seconds=round(now() - self._began_s, 4),
+            ),
+        )
+
+    async def whole(self) -> list[Segment]:
+        async with aclosing(self.segments()) as found:
+            return [segment async for segments in found for segment in segments]
+
+
+async def _events(request: _Request, segments: AsyncIterator[list[Segment]]) -> AsyncIterator[bytes]:
+    """Yield the events of a stream: a delta for each segment. The deltas together are the text without the spaces
+    around it, so the spaces at the end of a delta are sent with the next one."""
+    text = held = ""
+    async for found in segments:
+        for segment in found:
+            piece = held + segment.text if text else segment.text.lstrip()
+            delta = piece.rstrip()
+            held = piece[len(delta) :] if delta or text else ""
+            if delta:
+                text += delta
+                yield record({"type": "transcript.text.delta", "delta": delta})
+    yield record({"type": "transcript.text.done", "text": text, "usage": _usage(request.recognizer)})
+
+
+def _reply(request: _Request, plan: SpeechPlan, segments: list[Segment]) -> Response:
+    call, recognizer = request.call, request.recognizer
+    match request.body.response_format:
+        case "text":
+            return Response(joined(segments) + "\n", media_type="text/plain")
+        case "srt":
+            return Response(srt(segments), media_type="text/plain")
+        case "vtt":
+            return Response(vtt(segments), media_type="text/vtt")
+        case "verbose_json":
+            language = "en" if plan.task == "translate" else recognizer.language or "en"
+            value = {
+                "task": plan.task,
+                "language": language_name(language),
+                "duration": round(recognizer.seconds, 2),
+                "text": joined(segments),
+                "segments": [verbose_segment(index, one) for index, one in enumerate(segments)],
+                "usage": _usage(recognizer),
+            }
+            return as_json(call, value)
+    return as_json(call, {"text": joined(segments), "usage": _usage(recognizer)})
+
+
+async def create_transcript(service: Service, request: Request, body: SpeechFields, data: bytes, kind: str) -> Response:
+    call = receive(service, request, body.model, kind)
+    log_request(call, body, {"prompt"})
+    plan = await asyncio.to_thread(plan_speech, body, call.context)
+    limit = service.config.limits.max_audio_seconds
+    samples = await until_disconnect(request, asyncio.to_thread(read_audio, data, max_seconds=limit))
+    made = _Request(call, body, Recognizer(plan, samples, _runner(call)))
+    if not body.stream:
+        return _reply(made, plan, await until_disconnect(request, made.whole()))
+    segments = made.segments()
+    records = guarded(_events(made, segments), lambda error: error_object(error, call.identity.request_id))
+    pause_s = service.config.endpoints.stream_keep_alive
+    return EventStream(records, aclosing(segments), pause_s=pause_s)
+
+
+@router.post(
+    "/v1/audio/transcriptions", openapi_extra=form_body(TranscriptionRequest), summary="Transcribe an audio file"
+)
+async def transcriptions(request: Request) -> Response:
+    service = service_of(request)
+    body, data = await read_form(service, request, TranscriptionRequest)
+    return await create_transcript(service, request, body, data, "transcriptions")
+
+
+@router.post(
+    "/v1/audio/translations", openapi_extra=form_body(TranslationRequest), summary="Translate speech into English"
+)
+async def translations(request: Request) -> Response:
+    service = service_of(request)
+    body, data = await read_form(service, request, TranslationRequest)
+    return await create_transcript(service, request, body, data, "translations")
