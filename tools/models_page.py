@@ -77,6 +77,7 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | decoder in `text_config` | served as | models |
 |---|---|---|
 | `gemma3_text` | `Gemma3ForCausalLM` | Gemma 3 |
+| `gemma3n_text` | `Gemma3nForCausalLM` | Gemma 3n |
 | `gemma4_text` | `Gemma4ForCausalLM` | Gemma 4 |
 | `llama` | `LlamaForCausalLM` | LLaVA and others |
 | `llama4_text` | `Llama4ForCausalLM` | Llama 4 |

@@ -19,6 +19,7 @@ from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
+from engine.layers.streams import computed
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.measures import buffer_widths
 from engine.lowering.program import (
@@ -29,8 +30,10 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Collect,
     Columns,
     Combine,
+    Correct,
     DeltaRule,
     Embed,
     ExpandValues,
@@ -44,6 +47,7 @@ from engine.lowering.program import (
     NormalizeGroups,
     NormalizeParts,
     Op,
+    Predict,
     PrepareKV,
     PrepareLatent,
     Program,
@@ -55,6 +59,10 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    Sparsify,
+    Spread,
+    StreamOp,
+    Tanh,
     Value,
 )
 from engine.lowering.rewrites import compiled_ops
@@ -140,6 +148,10 @@ class CompiledModel:
         self.buffers = Buffers(widths | {LOW_RANK: adapters.columns} if adapters.columns else widths)
         # torch adds the rows of positions and segments, which are small tables.
         self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
+        # So are rows of a table that lacks some tokens.
+        self._looked_up = [
+            op for op in self.ops if isinstance(op, LookUp) and op.weight.part.vocab < vocabulary.part.vocab
+        ]
         self.whole = _bidirectional_kv(self.ops)
         self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
@@ -159,6 +171,8 @@ class CompiledModel:
             assert isinstance(embed, Embed), "a program begins with its embedding"
             rows = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
             self.buffers[embed.y][: batch.tokens] = rows
+        for op in self._looked_up:
+            self.buffers[op.y][: batch.tokens] = self.weights.token_rows(op.weight).look_up(batch.ids, torch.float32)
         angles = [rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations]
         first, count = torch.tensor(batch.first), torch.tensor(batch.count)
         viewed = group_pages(self._layout, pages) if self.whole is None and self._layout.groups else (pages,)
@@ -254,6 +268,8 @@ class CompiledModel:
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
+            case LookUp() if op in self._looked_up:
+                pass
             case LookUp():
                 table = weights.token_rows(op.weight).table
                 yield _rows(table, op.weight.part.scale, values[op.y])
@@ -263,15 +279,16 @@ class CompiledModel:
                 layer, x, size = weights.norm(op.weight), self._columns(op.x), op.weight.norm.size
                 yield _norm(layer.norm, layer.weight, None, x, x, groups=op.x.width // size, size=size, shared=True)
             case Multiply():
-                x, factor = values[op.x], weights.multiplier(op.weight).item()
-                yield cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=factor, cap=0.0)
+                yield _multiply(op, values, weights.multiplier(op.weight))
+            case Spread() | Predict() | Correct() | Collect() | Tanh() | Sparsify():
+                yield self._stream(op)
             case Linear():
                 x = self._columns(op.x) if isinstance(op.x, Columns) else values[op.x]
                 yield from self._linear(op, x, values[op.y])
             case Activation():
                 yield _activation(op, values[op.x], values[op.y], weights.activation(op.numbers))
             case Add():
-                x, y = values[op.x], values[op.y]
+                x, y = self._columns(op.x) if isinstance(op.x, Columns) else values[op.x], values[op.y]
                 yield cpu.Add(
                     x=x.data_ptr(),
                     y=y.data_ptr(),
@@ -342,6 +359,15 @@ class CompiledModel:
         u = self.buffers[Value(name=LOW_RANK, width=self.adapters.columns)]
         before, after = cpu.lora(lora.a, lora.b, lora.ranks, lora.pieces, x, y, u)
         yield from (before, product, after)
+
+    def _stream(self, op: StreamOp) -> TorchOp:
+        world = self.vocabulary.world
+
+        def compute(tokens: int) -> None:
+            for value, tensor in computed(op, lambda one: self.buffers[one][:tokens], world):
+                self.buffers[value][:tokens] = tensor
+
+        return TorchOp(compute)
 
     def _normalize_parts(self, op: NormalizeParts) -> Iterator[cpu.Norm]:
         at = 0
@@ -806,6 +832,17 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
     def compute(tokens: int) -> None:
         own = logits[:tokens, : op.part.num_experts]
         weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
+
+    return TorchOp(compute)
+
+
+def _multiply(op: Multiply, values: Buffers, factor: Tensor) -> cpu.Cap | TorchOp:
+    x, y = values[op.x], values[op.y]
+    if op.weight.size == 1 and op.x == op.y:
+        return cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=factor.item(), cap=0.0)
+
+    def compute(tokens: int) -> None:
+        torch.mul(x[:tokens], factor, out=y[:tokens])
 
     return TorchOp(compute)
 

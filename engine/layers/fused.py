@@ -22,6 +22,7 @@ from engine.layers.query_scale import query_factors
 from engine.layers.rope import Rotation
 from engine.layers.rounded import rounding_of
 from engine.layers.states import LayerStates
+from engine.layers.streams import computed
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
@@ -30,8 +31,10 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Collect,
     Columns,
     Combine,
+    Correct,
     DeltaRule,
     Embed,
     ExpandValues,
@@ -46,6 +49,7 @@ from engine.lowering.program import (
     NormalizeGroups,
     NormalizeParts,
     Op,
+    Predict,
     PrepareKV,
     PrepareLatent,
     QKNorm,
@@ -56,6 +60,10 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    Sparsify,
+    Spread,
+    StreamOp,
+    Tanh,
     Value,
     WriteKV,
 )
@@ -240,7 +248,8 @@ def _embed(op: Embed, run: _Run) -> None:
 
 def _look_up(op: LookUp, run: _Run) -> None:
     rows = run.weights.token_rows(op.weight)
-    run[op.y] = EMBEDDING(run.step.ids, rows.table, run.model.dtype, rows.part.scale, None, None, None, None)
+    ids = torch.where(run.step.ids < rows.part.vocab, run.step.ids, 0)
+    run[op.y] = EMBEDDING(ids, rows.table, run.model.dtype, rows.part.scale, None, None, None, None)
 
 
 def _normalize(op: Normalize, run: _Run) -> None:
@@ -304,11 +313,12 @@ def _activation(op: Activation, run: _Run) -> None:
 
 
 def _add(op: Add, run: _Run) -> None:
-    run[op.x].add_(run[op.y], alpha=op.scale)
+    x = run.columns(op.x) if isinstance(op.x, Columns) else run[op.x]
+    x.add_(run[op.y], alpha=op.scale)
 
 
 def _multiply(op: Multiply, run: _Run) -> None:
-    run[op.x].mul_(run.weights.multiplier(op.weight))
+    run[op.y] = run[op.x] * run.weights.multiplier(op.weight).to(run.model.dtype)
 
 
 def _scale(op: Scale, run: _Run) -> None:
@@ -492,6 +502,11 @@ def _combine(op: Combine, run: _Run) -> None:
     run[op.y] = run.model.vocabulary.world.all_reduce(y).to(dtype) if op.reduce else y
 
 
+def _stream(op: StreamOp, run: _Run) -> None:
+    for value, tensor in computed(op, run.__getitem__, run.model.vocabulary.world):
+        run[value] = tensor
+
+
 def _gate(op: Gate, run: _Run) -> None:
     gate = run.columns(op.gate)
     run[op.y] = run.columns(op.x) * (gate.sigmoid() if op.act == "sigmoid" else gate)
@@ -558,6 +573,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     ScaleRoutes: _scale_routes,
     ExpertLinear: _expert_linear,
     Combine: _combine,
+    **dict.fromkeys((Spread, Predict, Correct, Collect, Tanh, Sparsify), _stream),
     Gate: _gate,
     CausalConv: _causal_conv,
     DeltaRule: _delta_rule,

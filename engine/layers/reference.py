@@ -18,6 +18,7 @@ from engine.layers.norm import normed
 from engine.layers.query_scale import query_factors
 from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
+from engine.layers.streams import computed
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
@@ -27,8 +28,10 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Collect,
     Columns,
     Combine,
+    Correct,
     DeltaRule,
     Embed,
     ExpandValues,
@@ -42,6 +45,7 @@ from engine.lowering.program import (
     NormalizeGroups,
     NormalizeParts,
     Op,
+    Predict,
     PrepareKV,
     PrepareLatent,
     Program,
@@ -52,13 +56,16 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    Sparsify,
+    Spread,
+    StreamOp,
+    Tanh,
     Value,
     WriteKV,
 )
 from engine.lowering.rewrites import last_uses
 from kernels.activation import function, gated
 from kernels.attention.encoder_torch import encoder_attention
-from kernels.embedding import embedding
 from kernels.experts.routes import route
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv, write_latents
@@ -135,7 +142,7 @@ def _embed(op: Embed, run: Run) -> None:
 
 
 def _look_up(op: LookUp, run: Run) -> None:
-    run[op.y] = embedding(run.ids, run.weights.token_rows(op.weight).table, run.dtype, op.weight.part.scale)
+    run[op.y] = run.weights.token_rows(op.weight).look_up(run.ids, run.dtype)
 
 
 def _normalize(op: Normalize, run: Run) -> None:
@@ -174,11 +181,12 @@ def _activation(op: Activation, run: Run) -> None:
 
 
 def _add(op: Add, run: Run) -> None:
-    run[op.x] = run[op.x].add_(run[op.y], alpha=op.scale)
+    x = _columns(op.x, run) if isinstance(op.x, Columns) else run[op.x]
+    x.add_(run[op.y], alpha=op.scale)
 
 
 def _multiply(op: Multiply, run: Run) -> None:
-    run[op.x].mul_(run.weights.multiplier(op.weight).to(run.dtype))
+    run[op.y] = run[op.x] * run.weights.multiplier(op.weight).to(run.dtype)
 
 
 def _scale(op: Scale, run: Run) -> None:
@@ -329,6 +337,11 @@ def _columns(columns: Columns, run: Run) -> Tensor:
     return run[columns.value][:, columns.first : columns.first + columns.width]
 
 
+def _stream(op: StreamOp, run: Run) -> None:
+    for value, tensor in computed(op, run.__getitem__, run.world):
+        run[value] = tensor
+
+
 def _gate(op: Gate, run: Run) -> None:
     gate = _columns(op.gate, run)
     run[op.y] = _columns(op.x, run) * (gate.sigmoid() if op.act == "sigmoid" else gate)
@@ -413,6 +426,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     ScaleRoutes: _scale_routes,
     ExpertLinear: _expert_linear,
     Combine: _combine,
+    **dict.fromkeys((Spread, Predict, Correct, Collect, Tanh, Sparsify), _stream),
     Gate: _gate,
     CausalConv: _causal_conv,
     DeltaRule: _delta_rule,

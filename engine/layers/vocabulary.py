@@ -161,6 +161,11 @@ class TokenRows:
         in_file = target.device.type == "cpu" and rows.dtype != torch.float64
         self.table = rows if in_file else rows.to(target.device, target.dtype)
 
+    def look_up(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """[tokens] → [tokens, layers · width]. Tokens that the table lacks have its first row."""
+        known = torch.where(ids < self.part.vocab, ids, 0)
+        return embedding(known, self.table, dtype, self.part.scale)
+
 
 def added_rows(read: Read, root: str, part: Lookup | None, hidden: int, target: Target) -> Tensor | None:
     """Return a position or segment table, [rows, hidden]: computed, or from the checkpoint (mapped on a CPU)."""

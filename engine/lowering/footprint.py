@@ -210,8 +210,8 @@ class _Footprint:
                     found = self._head_matrices(weight)
                 case TokenTable(part=inputs):
                     found = (self._lookup(weight.name, inputs.vocab, inputs.layers * inputs.width),)
-                case Multiplier():
-                    found = (Holding("norms", weight.name, "float32", (4,)),)
+                case Multiplier(size=size):
+                    found = (Holding("norms", weight.name, "float32", (size, 4)),)
                 case ForeignWeights():
                     found = self._foreign(weight)
                 case AlibiSlopes(heads=heads):

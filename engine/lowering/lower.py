@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from statistics import NormalDist
 
 from engine.lowering.program import (
     AbsorbQueries,
@@ -14,8 +15,10 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Collect,
     Columns,
     Combine,
+    Correct,
     Correction,
     DeltaRule,
     Embed,
@@ -38,6 +41,7 @@ from engine.lowering.program import (
     NormVector,
     Op,
     Part,
+    Predict,
     PrepareLatent,
     Program,
     QKNorm,
@@ -50,7 +54,10 @@ from engine.lowering.program import (
     ScaleRoutes,
     SelectiveScan,
     SinkLogits,
+    Sparsify,
+    Spread,
     Tables,
+    Tanh,
     TokenTable,
     Value,
     WriteKV,
@@ -66,12 +73,14 @@ from engine.models.parts import (
     LatentAttention,
     LayerInput,
     LayerInputs,
+    LowRank,
     Mamba,
     Mamba2,
     Model,
     Recurrent,
     ResidualBlock,
     ShortConv,
+    Streams,
     all_bodies,
     bodies,
     body_norms,
@@ -81,17 +90,20 @@ from engine.models.parts import (
 from engine.models.ranks import divided_units, shared_units
 from engine.models.sources import (
     attention_linears,
+    coefficient_linears,
     exact_linears,
     join,
     latent_linears,
     layer_input_linears,
     layer_inputs_linear,
+    low_rank_linears,
     mlp_linears,
     parameters,
     query_linears,
     recurrent_linears,
     routed_mlps,
     router_linear,
+    stream_linears,
 )
 
 
@@ -126,12 +138,19 @@ class _Lowering:
         ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
         if model.layer_inputs is not None:
             ops += self._layer_inputs(model.layer_inputs)
+        if model.streams is not None:
+            ops += self._spread(model.streams)
         cross: list[Op] = []
         for index, block in enumerate(model.blocks):
             path = join(model.root, model.layers, str(index))
+            if model.streams is not None:
+                ops += self._stream_block(model.streams, block, path)
+                continue
             for part in block:
                 ops += self._residual_block(part, path)
                 cross += self._cross_kv(part, path)
+        if model.streams is not None:
+            ops += self._collect(model.streams)
         ops += self._final_norm(model.norm)
         out = self.x if model.norm is None else self.normed
         if encoder is None:
@@ -186,13 +205,78 @@ class _Lowering:
         yield Gate(x=_whole(gated), gate=own, y=gated, act="none")
         yield Linear(x=gated, y=y, weight=up)
 
+    def _spread(self, part: Streams) -> Iterator[Op]:
+        hidden, root = self.x.width, self.model.root
+        matrix = Matrix(linear=stream_linears(part, hidden)[0], path=root, part="embedding")
+        projected = Value(name="projected_streams", width=(part.count - 1) * hidden)
+        yield Linear(x=self.x, y=projected, weight=matrix)
+        yield Spread(x=self.x, projected=projected, y=self._streams(part))
+
+    def _collect(self, part: Streams) -> Iterator[Op]:
+        hidden, streams, others = self.x.width, self._streams(part), []
+        for number, linear in enumerate(stream_linears(part, hidden)[1:], 1):
+            others.append(Value(name=f"stream_{number}", width=hidden))
+            own = Columns(value=streams, first=number * hidden, width=hidden)
+            yield Linear(x=own, y=others[-1], weight=Matrix(linear=linear, path=self.model.root, part="embedding"))
+        yield Collect(x=self.x, others=tuple(others))
+
+    def _stream_block(self, part: Streams, block: Sequence[ResidualBlock], path: str) -> Iterator[Op]:
+        """Yield the blocks of a layer, of which the last is a `LayerInput`, between prediction and correction."""
+        *inner, last = block
+        hidden, streams = self.x.width, self._streams(part)
+        matrices = (
+            Matrix(linear=linear, path=path, part="mlp", quantized=False)
+            for linear in coefficient_linears(part, hidden)
+        )
+        router, prediction, correction = matrices
+        predictions = Value(name="predictions", width=streams.width)
+        of_prediction, of_correction = (
+            Value(name="coefficients", width=self._rows(matrix)) for matrix in (prediction, correction)
+        )
+        yield from self._coefficients(part, path, router, prediction, of_prediction)
+        yield Predict(streams=streams, coefficients=of_prediction, y=predictions, x=self.x, count=part.count)
+        for one in inner:
+            yield from self._residual_block(one, path)
+        yield from self._coefficients(part, path, router, correction, of_correction)
+        yield Correct(predictions=predictions, x=self.x, coefficients=of_correction, y=streams)
+        assert isinstance(last.body, LayerInput) and last.after is not None, "the last block is the layer's input"
+        read = self.x
+        if part.scaled:
+            read = self.normed
+            yield Multiply(x=self.x, y=read, weight=Multiplier(name=join(path, part.scale), size=hidden))
+        yield from self._layer_input(last.body, join(path, last.body.name), read, self.out)
+        yield self._norm(last.after, path, self.out, self.out)
+        for number in range(1, part.count):
+            yield Add(x=Columns(value=streams, first=number * hidden, width=hidden), y=self.out)
+
+    def _coefficients(self, part: Streams, path: str, router: Matrix, matrix: Matrix, y: Value) -> Iterator[Op]:
+        inputs = Value(name="modalities", width=part.count)
+        yield self._norm(part.norm, path, self.x, self.normed)
+        yield Linear(x=self.normed, y=inputs, weight=router)
+        yield Tanh(x=inputs, factor=1 / self.x.width)
+        yield Linear(x=inputs, y=y, weight=matrix)
+
+    def _streams(self, part: Streams) -> Value:
+        return Value(name="streams", width=part.count * self.x.width)
+
+    def _low_rank(self, part: LowRank, path: str, x: Value, y: Value) -> Iterator[Op]:
+        down, up = (Matrix(linear=linear, path=path, part="attention") for linear in low_rank_linears(part))
+        narrow = Value(name="low_rank", width=part.rank)
+        yield Linear(x=x, y=narrow, weight=down)
+        yield Linear(x=narrow, y=y, weight=up)
+        yield self._norm(part.norm, path, y, y)
+        yield Add(x=y, y=x)
+
     def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
         if norm is not None:
             yield self._norm(norm, self.model.root, self.x, self.normed)
 
     def _residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         read, scales = self.x, body_scales(part)
-        assert (part.after is None and not output_norms(part)) or scales[0] == 1.0, "a norm would remove the scale"
+        afters = output_norms(part)
+        assert (part.after is None and not afters) or scales[0] == 1.0, "a norm would remove the scale"
+        # The ranks' shares of a sum are added before a norm. A body that every rank computes must not be part of it.
+        assert part.body is bodies(part)[0] or not any(isinstance(one, LowRank) for one in bodies(part)) or afters[0]
         if part.before is not None:
             read = self.normed
             yield self._norm(part.before, path, self.x, read)
@@ -214,17 +298,21 @@ class _Lowering:
                     yield from self._experts(body, join(path, body.name), read, y)
                 case LayerInput():
                     yield from self._layer_input(body, join(path, body.name), read, y)
-            if afters := output_norms(part):
-                yield self._norm(afters[number], path, y, y)
+                case LowRank():
+                    yield from self._low_rank(body, join(path, body.name), read, y)
+            after = afters[number] if afters else None
+            if after is not None:
+                yield self._norm(after, path, y, y)
             if number > 0:
                 yield Add(x=self.out, y=y, scale=scales[number] / scales[0])
         if part.after is not None:
             yield self._norm(part.after, path, self.out, self.out)
         yield Add(x=self.x, y=self.out, scale=part.scale * scales[0])
+        yield from _scaled(_whole(self.x), part.factor)
         if part.last is not None:
             yield self._norm(part.last, path, self.x, self.x)
         if part.multiplier:
-            yield Multiply(x=self.x, weight=Multiplier(name=join(path, part.multiplier)))
+            yield Multiply(x=self.x, y=self.x, weight=Multiplier(name=join(path, part.multiplier)))
 
     def _attention(self, part: Attention, path: str, x: Value, y: Value) -> Iterator[Op]:
         *into, out = (Matrix(linear=linear, path=path, part="attention") for linear in attention_linears(part))
@@ -487,7 +575,10 @@ class _Lowering:
         wide, activated = Value(name="up", width=self._rows(up)), Value(name="activated", width=inner)
         numbers = ActivationNumbers(path=path) if part.act == parts.XIELU else None
         yield Linear(x=x, y=wide, weight=up)
-        yield from _scaled(Columns(value=wide, first=0, width=inner), part.gate_scale)
+        gate = Columns(value=wide, first=0, width=inner)
+        yield from _scaled(gate, part.gate_scale)
+        if part.sparsity:
+            yield Sparsify(x=gate, multiplier=NormalDist().inv_cdf(part.sparsity), size=part.intermediate_size)
         yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None, numbers=numbers)
         yield Linear(x=activated, y=y, weight=down, partial=True) if partial else self._summed(activated, y, down)
 

@@ -19,6 +19,8 @@ from engine.lowering.program import (
     Program,
     Route,
     ScaleRoutes,
+    Sparsify,
+    StreamOp,
     values_read,
     values_written,
     weights_of,
@@ -47,6 +49,10 @@ def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ..
         "gates of attention, convolutions or layer inputs": gates,
         "weightings of experts by SparseMixer": routes,
         "weightings of experts by their own numbers": scaled,
+        "sparse activations": sum(isinstance(op, Sparsify) for op in ops),
+        "operations on streams of hidden states": sum(
+            isinstance(op, StreamOp) and not isinstance(op, Sparsify) for op in ops
+        ),
     }
     return *found, *(f"{count} {what}" for what, count in more.items() if count)
 

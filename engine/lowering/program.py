@@ -205,9 +205,10 @@ class TokenTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiplier:
-    """A single number."""
+    """A number, or a vector."""
 
     name: str
+    size: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,18 +315,20 @@ class Activation:
 
 @dataclass(frozen=True, kw_only=True)
 class Add:
-    """x += scale · y, which is the output of a block, or that of another body of the same block."""
+    """x += scale · y, which is the output of a block, or that of another body of the same block. x: a buffer, or some
+    of its columns."""
 
-    x: Value
+    x: "Value | Columns"
     y: Value
     scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply:
-    """x *= a number of the checkpoint."""
+    """y = x times a number of the checkpoint, or a vector, element by element. y may be x."""
 
     x: Value
+    y: Value
     weight: Multiplier
 
 
@@ -569,6 +572,61 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """y = the streams of x and of its projections to the other streams (kernels/streams.py)."""
+
+    x: Value
+    projected: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """y = predictions of the streams, of which x is the first."""
+
+    streams: Value
+    coefficients: Value
+    y: Value
+    x: Value
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correct:
+    """y = streams corrected by the change of the first prediction to x, which becomes the first stream."""
+
+    predictions: Value
+    x: Value
+    coefficients: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collect:
+    """x = mean of x, the first stream, and of the projections of the others, scaled to its size."""
+
+    x: Value
+    others: tuple[Value, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tanh:
+    """x = tanh(factor · x)."""
+
+    x: Value
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparsify:
+    """x = max(x - mean - multiplier · standard deviation, 0), over the `size` columns of all ranks."""
+
+    x: Columns
+    multiplier: float
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gate:
     """y = x · act(gate), element by element. act: sigmoid or none."""
 
@@ -705,6 +763,12 @@ Op = (
     | ScaleRoutes
     | ExpertLinear
     | Combine
+    | Spread
+    | Predict
+    | Correct
+    | Collect
+    | Tanh
+    | Sparsify
     | Gate
     | CausalConv
     | DeltaRule
@@ -714,6 +778,7 @@ Op = (
     | AddNormalize
     | Quantized
 )
+StreamOp = Spread | Predict | Correct | Collect | Tanh | Sparsify
 Recurrence = CausalConv | DeltaRule | SelectiveScan
 
 
@@ -801,12 +866,20 @@ def values_read(op: Op) -> tuple[Value, ...]:
     match op:
         case Embed() | LookUp() | ForeignDecoder():
             return ()
-        case Multiply():
+        case Multiply() | Tanh():
             return (op.x,)
+        case Spread():
+            return op.x, op.projected
+        case Predict():
+            return op.streams, op.coefficients
+        case Correct():
+            return op.predictions, op.x, op.coefficients
+        case Collect():
+            return op.x, *op.others
         case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
         case Linear():
-            return (op.x.value if isinstance(op.x, Columns) else op.x,)
+            return (_buffer(op.x),)
         case PrepareLatent():
             return op.latent, op.q
         case AbsorbQueries():
@@ -814,8 +887,8 @@ def values_read(op: Op) -> tuple[Value, ...]:
         case AttendLatent():
             return op.q, op.latent
         case Add():
-            return op.x, op.y
-        case Scale() | NormalizeGroups():
+            return _buffer(op.x), op.y
+        case Scale() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
         case AllReduce():
             return (op.x,)
@@ -846,9 +919,19 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return values_read(op.op)
 
 
+def _buffer(x: Value | Columns) -> Value:
+    return x.value if isinstance(x, Columns) else x
+
+
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
+        case Predict() | Correct():
+            return op.y, op.x
+        case Spread() | Multiply():
+            return (op.y,)
+        case Collect() | Tanh():
+            return (op.x,)
         case Embed() | LookUp() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
@@ -859,9 +942,11 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q, op.y
         case ForeignDecoder():
             return (op.y,)
-        case Add() | Multiply() | AllReduce() | NormalizeParts():
+        case Add():
+            return (_buffer(op.x),)
+        case AllReduce() | NormalizeParts():
             return (op.x,)
-        case Scale() | NormalizeGroups():
+        case Scale() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)

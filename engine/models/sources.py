@@ -24,6 +24,7 @@ from engine.models.parts import (
     LayerInputs,
     LayerNorm,
     Linear,
+    LowRank,
     Mamba,
     Mamba2,
     Model,
@@ -35,6 +36,7 @@ from engine.models.parts import (
     RMSNorm,
     Rows,
     ShortConv,
+    Streams,
     TokenLogits,
     block_norms,
     bodies,
@@ -162,6 +164,33 @@ def layer_input_linears(part: LayerInput) -> tuple[Linear, Linear]:
 def layer_inputs_linear(part: LayerInputs, hidden: int) -> Linear:
     rows = Rows(source=part.projection, units=part.layers, width=part.width)
     return Linear(rows=(rows,), inputs=hidden, split=None)
+
+
+def low_rank_linears(part: LowRank) -> tuple[Linear, Linear]:
+    down, up = Rows(source=part.down, units=part.rank), Rows(source=part.up, units=part.hidden)
+    return (
+        Linear(rows=(down,), inputs=part.hidden, split=None),
+        Linear(rows=(up,), inputs=part.rank, split=None),
+    )
+
+
+def stream_linears(part: Streams, hidden: int) -> tuple[Linear, ...]:
+    """Return the fused projection from the embedding to all other streams, and the projection of each of these to the
+    output."""
+    into = tuple(Rows(source=f"{part.into}.{number}", units=hidden) for number in range(part.count - 1))
+    out = (Rows(source=f"{part.out}.{number}", units=hidden) for number in range(part.count - 1))
+    return tuple(Linear(rows=rows, inputs=hidden, split=None) for rows in (into, *((one,) for one in out)))
+
+
+def coefficient_linears(part: Streams, hidden: int) -> tuple[Linear, Linear, Linear]:
+    """Return the projections of a layer to the inputs of the coefficients, and from them to those of predictions and of
+    corrections. They are never quantized."""
+    sizes = (part.router, part.count, hidden), (part.prediction, part.count**2, part.count)
+    router, prediction, correction = (
+        Linear(rows=(Rows(source=name, units=units),), inputs=inputs, split=None)
+        for name, units, inputs in (*sizes, (part.correction, part.count, part.count))
+    )
+    return router, prediction, correction
 
 
 def router_linear(part: Experts) -> Linear:
@@ -386,6 +415,8 @@ def sources(model: Model) -> Shapes:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
     if model.layer_inputs is not None:
         found |= _layer_inputs_sources(model.layer_inputs, model)
+    if model.streams is not None:
+        found |= _stream_sources(model.streams, model)
     if model.head is not None and not model.head.tied:
         found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.hidden)
     if model.head is not None and model.head.bias:
@@ -399,6 +430,24 @@ def _layer_inputs_sources(part: LayerInputs, model: Model) -> Shapes:
     found: Shapes = {f"{join(model.root, part.table)}.weight": (part.vocab, part.layers * part.width)}
     found |= linear_sources(layer_inputs_linear(part, model.embed.hidden), model.root)
     return found | norm_sources(part.norm, model.root, (part.norm.size,))
+
+
+def _stream_sources(part: Streams, model: Model) -> Shapes:
+    found: Shapes = {}
+    for path, linear in _stream_projections(part, model):
+        found |= linear_sources(linear, path)
+    for path, _ in placed_blocks(model):
+        found |= norm_sources(part.norm, path, (part.norm.size,))
+        if part.scaled:
+            found[join(path, part.scale)] = (model.embed.hidden,)
+    return found
+
+
+def _stream_projections(part: Streams, model: Model) -> Iterator[tuple[str, Linear]]:
+    hidden = model.embed.hidden
+    yield from ((model.root, linear) for linear in stream_linears(part, hidden))
+    for path, _ in placed_blocks(model):
+        yield from ((path, linear) for linear in coefficient_linears(part, hidden))
 
 
 def placed_blocks(model: Model) -> Iterator[tuple[str, Block]]:
@@ -442,7 +491,8 @@ def linear_paths(model: Model) -> tuple[str, ...]:
 
 
 def unquantized(model: Model) -> frozenset[str]:
-    """Return the weights that are never quantized: routers of experts, and `exact_linears` of recurrent parts."""
+    """Return the weights that are never quantized: routers of experts, `exact_linears` of recurrent parts, and
+    projections to coefficients of streams."""
     found: set[str] = set()
     for path, body in _placed_bodies(model):
         inside = join(path, body.name)
@@ -452,6 +502,10 @@ def unquantized(model: Model) -> frozenset[str]:
             case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
                 for linear in exact_linears(body):
                     found.update(linear_sources(linear, inside))
+    if model.streams is not None:
+        for path, _ in placed_blocks(model):
+            for linear in coefficient_linears(model.streams, model.embed.hidden):
+                found.update(linear_sources(linear, path))
     return frozenset(found)
 
 
@@ -523,6 +577,8 @@ def projections(model: Model) -> Iterator[tuple[str, Linear]]:
     """Yield every projection except the head, with the path of its sources."""
     if model.layer_inputs is not None:
         yield model.root, layer_inputs_linear(model.layer_inputs, model.embed.hidden)
+    if model.streams is not None:
+        yield from _stream_projections(model.streams, model)
     for path, body in _placed_bodies(model):
         yield from _linears(body, path)
 
@@ -547,6 +603,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in mlp_linears(body))
         case LayerInput():
             yield from ((inside, linear) for linear in layer_input_linears(body))
+        case LowRank():
+            yield from ((inside, linear) for linear in low_rank_linears(body))
         case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
             yield from ((inside, linear) for linear in recurrent_linears(body))
         case Experts():
@@ -572,6 +630,8 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
         if isinstance(body, LatentAttention):
             for rms in latent_norms(body):
                 found |= norm_sources(rms, join(path, body.name), (rms.size,))
+        if isinstance(body, LowRank):
+            found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
         if isinstance(body, MLP) and body.act == XIELU:
             found |= {join(path, body.name, ACT_FN, name): shape for name, shape in XIELU_NUMBERS.items()}
         if isinstance(body, Mamba):
