@@ -20,6 +20,7 @@ from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
 from engine.layers.streams import computed
+from engine.layers.values import pad_values
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.measures import buffer_widths
 from engine.lowering.program import (
@@ -34,6 +35,7 @@ from engine.lowering.program import (
     Columns,
     Combine,
     Correct,
+    CutHeads,
     DeltaRule,
     Embed,
     ExpandValues,
@@ -47,6 +49,7 @@ from engine.lowering.program import (
     NormalizeGroups,
     NormalizeParts,
     Op,
+    PadValues,
     Predict,
     PrepareKV,
     PrepareLatent,
@@ -280,6 +283,10 @@ class CompiledModel:
                 yield _norm(layer.norm, layer.weight, None, x, x, groups=op.x.width // size, size=size, shared=True)
             case Multiply():
                 yield _multiply(op, values, weights.multiplier(op.weight))
+            case PadValues():
+                yield _pad_values(op, values)
+            case CutHeads():
+                yield _cut_heads(op, values)
             case Spread() | Predict() | Correct() | Collect() | Tanh() | Sparsify():
                 yield self._stream(op)
             case Linear():
@@ -832,6 +839,24 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
     def compute(tokens: int) -> None:
         own = logits[:tokens, : op.part.num_experts]
         weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
+
+    return TorchOp(compute)
+
+
+def _pad_values(op: PadValues, values: Buffers) -> TorchOp:
+    x, y = values[op.x], values[op.y]
+
+    def compute(tokens: int) -> None:
+        pad_values(op, x[:tokens], y[:tokens])
+
+    return TorchOp(compute)
+
+
+def _cut_heads(op: CutHeads, values: Buffers) -> TorchOp:
+    x, y = _heads(values[op.x], op.heads), _heads(values[op.y], op.heads)
+
+    def compute(tokens: int) -> None:
+        y[:tokens] = x[:tokens, :, : y.shape[2]]
 
     return TorchOp(compute)
 

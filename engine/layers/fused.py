@@ -23,6 +23,7 @@ from engine.layers.rope import Rotation
 from engine.layers.rounded import rounding_of
 from engine.layers.states import LayerStates
 from engine.layers.streams import computed
+from engine.layers.values import pad_values
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
@@ -35,6 +36,7 @@ from engine.lowering.program import (
     Columns,
     Combine,
     Correct,
+    CutHeads,
     DeltaRule,
     Embed,
     ExpandValues,
@@ -49,6 +51,7 @@ from engine.lowering.program import (
     NormalizeGroups,
     NormalizeParts,
     Op,
+    PadValues,
     Predict,
     PrepareKV,
     PrepareLatent,
@@ -507,6 +510,15 @@ def _stream(op: StreamOp, run: _Run) -> None:
         run[value] = tensor
 
 
+def _pad_values(op: PadValues, run: _Run) -> None:
+    x = run[op.x]
+    run[op.y] = pad_values(op, x, x.new_empty(len(x), op.y.width))
+
+
+def _cut_heads(op: CutHeads, run: _Run) -> None:
+    run[op.y] = run[op.x].unflatten(-1, (op.heads, -1))[..., : op.y.width // op.heads].flatten(1)
+
+
 def _gate(op: Gate, run: _Run) -> None:
     gate = run.columns(op.gate)
     run[op.y] = run.columns(op.x) * (gate.sigmoid() if op.act == "sigmoid" else gate)
@@ -574,6 +586,8 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     ExpertLinear: _expert_linear,
     Combine: _combine,
     **dict.fromkeys((Spread, Predict, Correct, Collect, Tanh, Sparsify), _stream),
+    PadValues: _pad_values,
+    CutHeads: _cut_heads,
     Gate: _gate,
     CausalConv: _causal_conv,
     DeltaRule: _delta_rule,

@@ -19,6 +19,7 @@ from engine.layers.query_scale import query_factors
 from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
 from engine.layers.streams import computed
+from engine.layers.values import pad_values
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
@@ -32,6 +33,7 @@ from engine.lowering.program import (
     Columns,
     Combine,
     Correct,
+    CutHeads,
     DeltaRule,
     Embed,
     ExpandValues,
@@ -45,6 +47,7 @@ from engine.lowering.program import (
     NormalizeGroups,
     NormalizeParts,
     Op,
+    PadValues,
     Predict,
     PrepareKV,
     PrepareLatent,
@@ -342,6 +345,15 @@ def _stream(op: StreamOp, run: Run) -> None:
         run[value] = tensor
 
 
+def _pad_values(op: PadValues, run: Run) -> None:
+    x = run[op.x]
+    run[op.y] = pad_values(op, x, x.new_empty(len(x), op.y.width))
+
+
+def _cut_heads(op: CutHeads, run: Run) -> None:
+    run[op.y] = _heads(run[op.x], op.x.width // op.heads)[..., : op.y.width // op.heads].flatten(1)
+
+
 def _gate(op: Gate, run: Run) -> None:
     gate = _columns(op.gate, run)
     run[op.y] = _columns(op.x, run) * (gate.sigmoid() if op.act == "sigmoid" else gate)
@@ -427,6 +439,8 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     ExpertLinear: _expert_linear,
     Combine: _combine,
     **dict.fromkeys((Spread, Predict, Correct, Collect, Tanh, Sparsify), _stream),
+    PadValues: _pad_values,
+    CutHeads: _cut_heads,
     Gate: _gate,
     CausalConv: _causal_conv,
     DeltaRule: _delta_rule,

@@ -20,6 +20,7 @@ from engine.lowering.program import (
     Combine,
     Correct,
     Correction,
+    CutHeads,
     DeltaRule,
     Embed,
     ExpandValues,
@@ -40,6 +41,7 @@ from engine.lowering.program import (
     NormalizeParts,
     NormVector,
     Op,
+    PadValues,
     Part,
     Predict,
     PrepareLatent,
@@ -331,7 +333,7 @@ class _Lowering:
             gate = Value(name="gate", width=heads * dim)
             if part.gated:
                 yield Linear(x=x, y=gate, weight=into[0])
-            yield Linear(x=x, y=qkv, weight=into[-1])
+            yield from self._qkv(part, x, qkv, into[-1], heads + keys, keys)
             if part.v_norm is not None and not part.shared_kv:
                 values = Columns(value=qkv, first=(heads + keys) * dim, width=keys * dim)
                 yield NormalizeGroups(x=values, weight=NormVector(norm=part.v_norm, path=path))
@@ -361,7 +363,24 @@ class _Lowering:
             )
             if part.gated:
                 yield Gate(x=_whole(attended), gate=_whole(gate), y=attended, act="sigmoid")
+        if part.value_dim is not None:
+            cut = Value(name="cut", width=heads * part.value_width)
+            yield CutHeads(x=attended, y=cut, heads=heads)
+            attended = cut
         yield self._summed(attended, y, out)
+
+    def _qkv(self, part: Attention, x: Value, qkv: Value, matrix: Matrix, heads: int, keys: int) -> Iterator[Op]:
+        """Project x to queries, keys and values. heads: queries and keys."""
+        dim, width = part.head_dim, part.value_width
+        first = heads * dim
+        if part.value_dim is None:
+            yield Linear(x=x, y=qkv, weight=matrix)
+            yield from _scaled(Columns(value=qkv, first=first, width=keys * width), part.value_scale)
+            return
+        narrow = Value(name="narrow_qkv", width=first + keys * width)
+        yield Linear(x=x, y=narrow, weight=matrix)
+        yield from _scaled(Columns(value=narrow, first=first, width=keys * width), part.value_scale)
+        yield PadValues(x=narrow, y=qkv, heads=heads, kv_heads=keys, head_dim=dim, value_dim=width)
 
     def _recurrent(self, part: Recurrent, path: str, x: Value, y: Value) -> Iterator[Op]:
         layer, self.recurrent = self.recurrent, self.recurrent + 1

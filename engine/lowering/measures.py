@@ -16,6 +16,7 @@ from engine.lowering.program import (
     Linear,
     Matrix,
     Op,
+    PadValues,
     Program,
     Route,
     ScaleRoutes,
@@ -49,6 +50,7 @@ def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ..
         "gates of attention, convolutions or layer inputs": gates,
         "weightings of experts by SparseMixer": routes,
         "weightings of experts by their own numbers": scaled,
+        "attention layers with small values": sum(isinstance(op, PadValues) for op in ops),
         "sparse activations": sum(isinstance(op, Sparsify) for op in ops),
         "operations on streams of hidden states": sum(
             isinstance(op, StreamOp) and not isinstance(op, Sparsify) for op in ops

@@ -98,7 +98,7 @@ class SinkLogits:
 
     @cached_property
     def name(self) -> str:
-        return join(self.path, "sinks")
+        return join(self.path, self.attention.sinks_name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +362,28 @@ class Rotate:
     rope: Rope
     heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadValues:
+    """y = x with zeros after the values of each head, so that they have the size of keys. x: heads that are queries or
+    keys, then values."""
+
+    x: Value
+    y: Value
+    heads: int  # queries and keys
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutHeads:
+    """y = the first columns of each head of x."""
+
+    x: Value
+    y: Value
+    heads: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -752,6 +774,8 @@ Op = (
     | QKNorm
     | Rotate
     | ScaleQueries
+    | PadValues
+    | CutHeads
     | WriteKV
     | PrepareKV
     | Attend
@@ -866,7 +890,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
     match op:
         case Embed() | LookUp() | ForeignDecoder():
             return ()
-        case Multiply() | Tanh():
+        case Multiply() | Tanh() | PadValues() | CutHeads():
             return (op.x,)
         case Spread():
             return op.x, op.projected
@@ -928,7 +952,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
     match op:
         case Predict() | Correct():
             return op.y, op.x
-        case Spread() | Multiply():
+        case Spread() | Multiply() | PadValues() | CutHeads():
             return (op.y,)
         case Collect() | Tanh():
             return (op.x,)

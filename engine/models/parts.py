@@ -203,6 +203,11 @@ class Attention:
     them. They are stored in the pages of the preceding self-attention of the block, at the positions of the encoder
     input, which that self-attention does not read."""
     sinks: bool = False  # each head has a learned additional logit in its softmax, without a value (gpt-oss)
+    sinks_name: str = "sinks"
+    value_dim: int | None = None
+    """Size of a head's values, if it is less than that of keys: values are stored with zeros after them, and outputs
+    are cut (MiMo-V2-Flash). It excludes `groups`, `order` and `gated`."""
+    value_scale: float = 1.0  # multiplies the values
     alibi: Alibi | None = None  # of causal self-attention
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
     groups: int = 1
@@ -221,6 +226,11 @@ class Attention:
     followed by its gate (Qwen3-Next), unless `gate_source` names a projection to the gates."""
     gate_source: str = ""  # without a bias
     name: str = "self_attn"
+
+    @property
+    def value_width(self) -> int:
+        """Size of a head's values, and of its output."""
+        return self.value_dim or self.head_dim
 
     @property
     def supported_limits(self) -> bool:

@@ -68,7 +68,7 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
     rows = _qkv_rows(part)
     out = Linear(
         rows=(Rows(source=part.sources[3], units=part.hidden),),
-        inputs=part.heads * part.head_dim,
+        inputs=part.heads * part.value_width,
         split="inputs",
         bias=part.bias[1],
     )
@@ -124,7 +124,10 @@ def _qkv_rows(part: Attention) -> tuple[Rows, ...]:
     names, heads = part.sources, (part.heads, part.kv_heads, part.kv_heads)
     if part.shared_kv:
         return (Rows(source=names[0], units=part.heads, width=part.head_dim),)
-    rows = [Rows(source=name, units=units, width=part.head_dim) for name, units in zip(names, heads, strict=False)]
+    widths = part.head_dim, part.head_dim, part.value_width
+    rows = [
+        Rows(source=name, units=units, width=width) for name, units, width in zip(names, heads, widths, strict=False)
+    ]
     if names[1] == names[2] != names[0]:
         return tuple(rows)  # the values are the keys before their norm (Gemma 4)
     if part.groups == 1 and part.order == "qkv":
@@ -626,7 +629,7 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                 for name in qk_norm_paths(body, norm):
                     found |= norm_sources(replace(norm, name=name), join(path, body.name), own)
             if body.sinks:
-                found[f"{join(path, body.name)}.sinks"] = (body.heads,)
+                found[join(path, body.name, body.sinks_name)] = (body.heads,)
         if isinstance(body, LatentAttention):
             for rms in latent_norms(body):
                 found |= norm_sources(rms, join(path, body.name), (rms.size,))
