@@ -44,6 +44,7 @@ from engine.lowering.program import (
     GatedNorm,
     Linear,
     LookUp,
+    LookUpPositions,
     Multiply,
     Normalize,
     NormalizeGroups,
@@ -150,8 +151,10 @@ class CompiledModel:
         widths = buffer_widths(self.ops)
         self.buffers = Buffers(widths | {LOW_RANK: adapters.columns} if adapters.columns else widths)
         # torch adds the rows of positions and segments, which are small tables.
-        self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
+        part = vocabulary.part
+        self.sums = part.width is None and (part.positions is not None or part.segments is not None)
         # So are rows of a table that lacks some tokens.
+        self._positions = [op.y for op in self.ops if isinstance(op, LookUpPositions)]
         self._looked_up = [
             op for op in self.ops if isinstance(op, LookUp) and op.weight.part.vocab < vocabulary.part.vocab
         ]
@@ -174,6 +177,8 @@ class CompiledModel:
             assert isinstance(embed, Embed), "a program begins with its embedding"
             rows = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
             self.buffers[embed.y][: batch.tokens] = rows
+        for y in self._positions:
+            self.buffers[y][: batch.tokens] = self.vocabulary.position(batch.positions, torch.float32)
         for op in self._looked_up:
             self.buffers[op.y][: batch.tokens] = self.weights.token_rows(op.weight).look_up(batch.ids, torch.float32)
         angles = [rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations]
@@ -271,6 +276,8 @@ class CompiledModel:
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
+            case LookUpPositions():
+                pass  # before the first program
             case LookUp() if op in self._looked_up:
                 pass
             case LookUp():

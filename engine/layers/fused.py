@@ -45,6 +45,7 @@ from engine.lowering.program import (
     GatedNorm,
     Linear,
     LookUp,
+    LookUpPositions,
     Matrix,
     Multiply,
     Normalize,
@@ -245,6 +246,9 @@ def _embed(op: Embed, run: _Run) -> None:
     if vocabulary.world.size > 1:
         run[op.y] = tables.summed(step.ids, step.positions, step.segments, run.model.dtype)
         return
+    if op.weight.embed.width is not None:
+        run[op.y] = EMBEDDING(step.ids, vocabulary.table, run.model.dtype, vocabulary.part.scale)
+        return
     added = step.positions, tables.position_rows, step.segments, tables.segments
     run[op.y] = EMBEDDING(step.ids, vocabulary.table, run.model.dtype, vocabulary.part.scale, *added)
 
@@ -252,7 +256,11 @@ def _embed(op: Embed, run: _Run) -> None:
 def _look_up(op: LookUp, run: _Run) -> None:
     rows = run.weights.token_rows(op.weight)
     ids = torch.where(run.step.ids < rows.part.vocab, run.step.ids, 0)
-    run[op.y] = EMBEDDING(ids, rows.table, run.model.dtype, rows.part.scale, None, None, None, None)
+    run[op.y] = EMBEDDING(ids, rows.table, run.model.dtype, rows.part.scale)
+
+
+def _look_up_positions(op: LookUpPositions, run: _Run) -> None:
+    run[op.y] = run.model.vocabulary.position(run.step.positions, run.model.dtype)
 
 
 def _normalize(op: Normalize, run: _Run) -> None:
@@ -561,6 +569,7 @@ def _gated_norm(op: GatedNorm, run: _Run) -> None:
 FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Embed: _embed,
     LookUp: _look_up,
+    LookUpPositions: _look_up_positions,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
     NormalizeGroups: _normalize_groups,

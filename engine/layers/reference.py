@@ -20,6 +20,7 @@ from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
 from engine.layers.streams import computed
 from engine.layers.values import pad_values
+from engine.layers.vocabulary import Vocabulary
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
@@ -42,6 +43,7 @@ from engine.lowering.program import (
     GatedNorm,
     Linear,
     LookUp,
+    LookUpPositions,
     Multiply,
     Normalize,
     NormalizeGroups,
@@ -146,6 +148,12 @@ def _embed(op: Embed, run: Run) -> None:
 
 def _look_up(op: LookUp, run: Run) -> None:
     run[op.y] = run.weights.token_rows(op.weight).look_up(run.ids, run.dtype)
+
+
+def _look_up_positions(op: LookUpPositions, run: Run) -> None:
+    tables = run.weights.tables(op.weight)
+    assert isinstance(tables, Vocabulary), "only decoders project the rows of tokens"
+    run[op.y] = tables.position(run.positions, run.dtype)
 
 
 def _normalize(op: Normalize, run: Run) -> None:
@@ -415,6 +423,7 @@ def _gated_norm(op: GatedNorm, run: Run) -> None:
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     Embed: _embed,
     LookUp: _look_up,
+    LookUpPositions: _look_up_positions,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
     NormalizeGroups: _normalize_groups,

@@ -33,6 +33,7 @@ from engine.lowering.program import (
     HeadMatrices,
     Linear,
     LookUp,
+    LookUpPositions,
     Matrix,
     Multiplier,
     Multiply,
@@ -106,6 +107,7 @@ from engine.models.sources import (
     routed_mlps,
     router_linear,
     stream_linears,
+    width_linears,
 )
 
 
@@ -155,6 +157,11 @@ class _Lowering:
             ops += self._collect(model.streams)
         ops += self._final_norm(model.norm)
         out = self.x if model.norm is None else self.normed
+        for linear in width_linears(model.embed)[1:]:
+            narrow = Value(name="token_rows", width=model.embed.row_width)
+            matrix = Matrix(linear=linear, path=model.root, part="head")
+            ops.append(Linear(x=out, y=narrow, weight=matrix))
+            out = narrow
         if encoder is None:
             return Program(tuple(ops), out)
         states = self.x if encoder.norm is None else self.normed
@@ -178,7 +185,17 @@ class _Lowering:
         yield from self._final_norm(encoder.norm)
 
     def _embedding(self, tables: Tables) -> Iterator[Op]:
-        yield Embed(y=self.x, weight=tables)
+        embed = tables.embed
+        if embed.width is None:
+            yield Embed(y=self.x, weight=tables)
+        else:
+            assert embed.segments is None, "projected rows have no segments"
+            rows, into = Value(name="token_rows", width=embed.width), width_linears(embed)[0]
+            yield Embed(y=rows, weight=tables)
+            yield Linear(x=rows, y=self.x, weight=Matrix(linear=into, path=self.model.root, part="embedding"))
+            if embed.positions is not None:
+                yield LookUpPositions(y=self.out, weight=tables)
+                yield Add(x=self.x, y=self.out)
         if tables.embed.norm is not None:
             yield self._norm(tables.embed.norm, self.model.root, self.x, self.x)
 

@@ -245,7 +245,16 @@ Weight = (
 
 @dataclass(frozen=True, kw_only=True)
 class Embed:
-    """y = scale · row of the token + row of its position + row of its segment."""
+    """y = scale · row of the token + row of its position + row of its segment; only the row of the token if it has
+    another width than the hidden states."""
+
+    y: Value
+    weight: Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookUpPositions:
+    """y = row of the position. The tables of an embedding with projected rows are used separately."""
 
     y: Value
     weight: Tables
@@ -762,6 +771,7 @@ class Quantized:
 Op = (
     Embed
     | LookUp
+    | LookUpPositions
     | Normalize
     | NormalizeParts
     | NormalizeGroups
@@ -872,6 +882,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
         case (
             Embed()
             | LookUp()
+            | LookUpPositions()
             | Multiply()
             | Normalize()
             | NormalizeGroups()
@@ -888,7 +899,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Embed() | LookUp() | ForeignDecoder():
+        case Embed() | LookUp() | LookUpPositions() | ForeignDecoder():
             return ()
         case Multiply() | Tanh() | PadValues() | CutHeads():
             return (op.x,)
@@ -956,7 +967,9 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Collect() | Tanh():
             return (op.x,)
-        case Embed() | LookUp() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+        case LookUp() | LookUpPositions():
+            return (op.y,)
+        case Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)

@@ -560,15 +560,24 @@ class Lookup:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """x = norm(scale · row of the token + row of its position + row of its segment)."""
+    """x = norm(scale · row of the token + row of its position + row of its segment). With `width`, the row of a token
+    is projected by `into`, and the hidden states by `out` before the head; there are no segments (OPT-350M)."""
 
     vocab: int
     hidden: int
+    width: int | None = None  # of the rows of tokens; None: `hidden`
+    into: str = "project_in"
+    out: str = "project_out"
     scale: float = 1.0
     name: str = "embed_tokens"
     positions: Lookup | None = None
     segments: Lookup | None = None
     norm: Norm | None = None
+
+    @property
+    def row_width(self) -> int:
+        """Size of a token's row, and of the inputs of the head."""
+        return self.width or self.hidden
 
 
 @dataclass(frozen=True, kw_only=True)

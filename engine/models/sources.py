@@ -196,6 +196,17 @@ def coefficient_linears(part: Streams, hidden: int) -> tuple[Linear, Linear, Lin
     return router, prediction, correction
 
 
+def width_linears(embed: Embedding) -> tuple[Linear, ...]:
+    """Return the projections from rows of tokens to hidden states, and back; none if they have the same size."""
+    if embed.width is None:
+        return ()
+    into, out = Rows(source=embed.into, units=embed.hidden), Rows(source=embed.out, units=embed.width)
+    return (
+        Linear(rows=(into,), inputs=embed.width, split=None),
+        Linear(rows=(out,), inputs=embed.hidden, split=None),
+    )
+
+
 def router_linear(part: Experts) -> Linear:
     """Return the projection to the logits of all experts and, if the shared expert has a gate, its logit. Every rank
     has all of them."""
@@ -421,7 +432,7 @@ def sources(model: Model) -> Shapes:
     if model.streams is not None:
         found |= _stream_sources(model.streams, model)
     if model.head is not None and not model.head.tied:
-        found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.hidden)
+        found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.row_width)
     if model.head is not None and model.head.bias:
         found[f"{model.head.name}.bias"] = (model.embed.vocab,)
     if model.head is not None and model.head.added:
@@ -463,7 +474,9 @@ def placed_blocks(model: Model) -> Iterator[tuple[str, Block]]:
 
 
 def _embedding_sources(embed: Embedding, root: str) -> Shapes:
-    found: Shapes = {f"{join(root, embed.name)}.weight": (embed.vocab, embed.hidden)}
+    found: Shapes = {f"{join(root, embed.name)}.weight": (embed.vocab, embed.row_width)}
+    for linear in width_linears(embed):
+        found |= linear_sources(linear, root)
     for table in (embed.positions, embed.segments):
         if table is not None and table.period is None:
             found[f"{join(root, table.name)}.weight"] = (table.count, embed.hidden)
@@ -578,6 +591,7 @@ def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
 
 def projections(model: Model) -> Iterator[tuple[str, Linear]]:
     """Yield every projection except the head, with the path of its sources."""
+    yield from ((model.root, linear) for linear in width_linears(model.embed))
     if model.layer_inputs is not None:
         yield model.root, layer_inputs_linear(model.layer_inputs, model.embed.hidden)
     if model.streams is not None:

@@ -29,7 +29,7 @@ TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
 DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "gemma4")
 # Their kernels are in kernels/test_ops.py.
-LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear", "gemma3n", "mimo-v2")
+LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear", "gemma3n", "mimo-v2", "opt-350m")
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd", "gemma4-moe")
 
 
@@ -105,7 +105,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
         *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
         *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2), ("gemma4", 2), ("gemma4-moe", 2)),
-        *(("gemma3n", 2), ("mimo-v2", 2)),
+        *(("gemma3n", 2), ("mimo-v2", 2), ("opt-350m", 2)),
         *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
@@ -196,7 +196,7 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("mpt", "no_bias", False, "no_bias is False"),
         ("mpt", "norm_type", "rmsnorm", "norm_type is 'rmsnorm'"),
         ("mpt", "logit_scale", 0.5, "logit_scale is 0.5"),
-        ("opt", "word_embed_proj_dim", 24, "word_embed_proj_dim is 24 and hidden_size 48"),
+        ("opt", "word_embed_proj_dim", 0, "word_embed_proj_dim is 0; it must be a whole number of at least 1"),
         ("olmo", "clip_qkv", 8.0, "clip_qkv"),
         ("qwen1", "visual", {}, "vision encoder"),
         ("minicpm", "sparse_config", {}, "sparse_config"),
@@ -231,7 +231,7 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("gemma4", "num_kv_shared_layers", 3, "no layer before the last 3 is of the kind full_attention"),
         ("gemma4", "use_bidirectional_attention", "all", "supported are null and"),
         ("gemma4", "per_layer_config", {"1": {"head_dim": 16}}, "per_layer_config differs between layers"),
-        ("mimo-v2", "v_head_dim", 13, "v_head_dim is 13 and head_dim 12"),
+        ("mimo-v2", "v_head_dim", 25, "v_head_dim is 25 and head_dim 24"),
         ("mimo-v2", "num_key_value_heads", 8, "the first must be a multiple of twice the second"),
         ("mamba", "hidden_act", "gelu", "hidden_act is gelu; Mamba mixers have silu"),
     ],
