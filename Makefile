@@ -7,6 +7,7 @@
 # make test REPEAT=3                  run up to 3 failed tests again, alone: tests/repeat.py
 # make test-all                       like test, with every instruction set of this CPU and the nightly tests
 # make emulated                       set up, then test the AVX-512 and AMX kernels on a CPU that has only AVX2
+# make kernels TRITON=3.6.0           set up, then compile every kernel for an H100 with another release of Triton
 # make quick                          set up, then run the unit tests, which take about a minute
 # make prose                          rate of hard-to-read phrases in comments and docs; PROSE='--diff main' for added lines
 MANIFEST ?= manifests/demo.yaml
@@ -14,6 +15,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 TEXTS ?= 10000
 SEED ?= 7
+TRITON ?= 3.6.0
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
@@ -22,7 +24,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 INSTALL := $(BIN)/python requirements/install.py
 
-.PHONY: serve test test-all emulated quick fuzz lint types prose clients image-test bench lock clean
+.PHONY: serve test test-all emulated kernels quick fuzz lint types prose clients image-test bench lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,6 +46,10 @@ EMULATED := $(addprefix tests/kernels/test_compiled,.py _attention.py _experts.p
 
 emulated: $(VENV)/.test
 	$(BIN)/pytest -q --emulate $(EMULATED)
+
+kernels: $(VENV)/.test
+	@$(PIP) install --no-deps --upgrade --target $(VENV)/triton-$(TRITON) triton==$(TRITON)
+	PYTHONPATH=$(VENV)/triton-$(TRITON) $(BIN)/python -m kernels.report --check --target sm_90
 
 # Folders of unit tests. tests/test_tiers.py lists the others.
 UNIT := $(addprefix tests/appliance/,chaos cli config deployment hardware migration observability output_formats planning security) \

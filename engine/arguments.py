@@ -45,6 +45,7 @@ ARGUMENTS = {OTHER_NAMES.get(field, field.rpartition(".")[2]): field for field i
 
 SECTIONS = (
     "model",
+    "adapter_loading",
     "quantization",
     "parallelism",
     "hardware",

@@ -18,13 +18,16 @@ import torch
 
 from engine.api.config import MAX_RUNNING, AdapterConfig, EngineConfig, TaskConfig, with_values
 from engine.api.errors import ConfigError, EngineGone, RequestError
+from engine.api.media import MediaItem
 from engine.api.messages import (
     Abort,
+    AdapterChanged,
     Delta,
     Failed,
     Finish,
     FromEngine,
     Grammar,
+    LoadAdapter,
     Logprob,
     Output,
     Pooled,
@@ -34,6 +37,7 @@ from engine.api.messages import (
     Submit,
     Thinking,
     Timing,
+    UnloadAdapter,
 )
 from engine.api.ranges import (
     check_lengths,
@@ -54,6 +58,7 @@ from engine.core.loop import build_loop
 from engine.formats.load_time import load_formats
 from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.lowering.footprint import Holder, weight_bytes
+from engine.media.spectrogram import Samples, spectrogram_item
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model, is_bidirectional
 from engine.models.stored import native_paths
@@ -69,7 +74,24 @@ STEP_TOKENS = 512
 CACHE_SHARE = 0.5  # default KV cache size as a share of free memory
 CACHE_BYTES = 2 << 30  # upper limit of that default, unless one request of full length needs more; pages are zeroed
 
-Prompt = str | Sequence[int]
+
+@dataclass(frozen=True)
+class MediaPrompt:
+    """A prompt with images or videos, as the model's processor returns it."""
+
+    ids: tuple[int, ...]  # with a placeholder for each embedding
+    media: tuple[MediaItem, ...]
+
+
+@dataclass(frozen=True)
+class AudioPrompt:
+    """Prompt of a speech model: a window of audio, and the first tokens of the reply."""
+
+    spectrogram: Samples  # [mels, frames], from `engine.media.spectrogram.log_mel`
+    ids: tuple[int, ...] = ()  # empty: those of the checkpoint
+
+
+Prompt = str | Sequence[int] | MediaPrompt | AudioPrompt
 
 
 class Params(Sampling, frozen=True, kw_only=True):
@@ -231,7 +253,8 @@ class LLM:
     ) -> list[Generation]:
         """Return one Generation per prompt, in order.
 
-        A prompt is text or token ids; with an encoder-decoder model it is the encoder input. `params` is one value for
+        A prompt is text or token ids, with media in a `MediaPrompt`; with an encoder-decoder model it is the encoder
+        input. `params` is one value for
         all prompts, or one each. Raises RequestError for an invalid request; the others are aborted then."""
         each = _each_prompt(prompts)
         wanted = _each_params(params, len(each))
@@ -271,6 +294,26 @@ class LLM:
             self._collect(replies)
         return [_array(reply) for reply in replies.values()]
 
+    def load_adapter(self, name: str, folder: str | Path, *, replace: bool = False) -> None:
+        """Load a LoRA adapter. It needs slots: `LLM(path, max_active=2)`. `replace`: read the files of a loaded adapter
+        again. Raises ConfigError for an adapter that cannot be loaded."""
+        self._change_adapter(LoadAdapter(name, str(folder), replace))
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove a LoRA adapter."""
+        self._change_adapter(UnloadAdapter(name))
+
+    def _change_adapter(self, message: LoadAdapter | UnloadAdapter) -> None:
+        with self._busy:
+            self._loop.post([message])
+            while True:
+                for one in self._received():
+                    if isinstance(one, AdapterChanged):
+                        if one.error:
+                            with python_names():
+                                raise ConfigError(one.error)
+                        return
+
     def close(self) -> None:
         self._loop.stop()
         self._thread.join()
@@ -290,16 +333,23 @@ class LLM:
             self._messages.put(error)
 
     def _submit(self, prompt: Prompt, params: Params) -> tuple[Submit, _Reply]:
+        media: tuple[MediaItem, ...] = ()
+        if isinstance(prompt, MediaPrompt):
+            prompt, media = prompt.ids, prompt.media
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError(f"{self.config.model.path} has no tokenizer; give prompts as token ids", "prompt")
             prompt = self.tokenizer.encode(prompt)
         if params.stop and self.tokenizer is None:
             raise RequestError(f"{self.config.model.path} has no tokenizer; `stop` strings need one", "stop")
+        begins = self._begins
+        if isinstance(prompt, AudioPrompt):
+            media, begins = (spectrogram_item(prompt.spectrogram),), prompt.ids or begins
+            prompt = (0,) * (prompt.spectrogram.shape[1] // 2)
         ids = tuple(prompt)
         submit = Submit(
             str(next(self._numbers)),
-            (*ids, *self._begins),
+            (*ids, *begins),
             params.sampling(),
             params.max_tokens,
             eos_token_ids=self._eos,
@@ -309,6 +359,7 @@ class LLM:
             thinking=params.thinking,
             source=len(ids) if self._begins else 0,
             adapter=params.adapter,
+            media=media,
         )
         return submit, _Reply(submit, params, self.tokenizer)
 
@@ -317,10 +368,7 @@ class LLM:
         open_ids = set(replies)
         try:
             while open_ids:
-                got = self._messages.get()
-                if isinstance(got, Exception):
-                    self._messages.put(got)  # for the next call
-                    raise EngineGone(f"the engine is not running: {type(got).__name__}: {got}") from got
+                got = self._received()
                 failed = {message.id: message for message in got if isinstance(message, Failed)}
                 for message in got:
                     if isinstance(message, Stats):
@@ -333,6 +381,13 @@ class LLM:
         finally:
             if open_ids:
                 self._loop.post([Abort(tuple(open_ids))])
+
+    def _received(self) -> list[FromEngine]:
+        got = self._messages.get()
+        if isinstance(got, Exception):
+            self._messages.put(got)  # for the next call
+            raise EngineGone(f"the engine is not running: {type(got).__name__}: {got}") from got
+        return got
 
     def _take(self, output: Output, replies: dict[str, _Reply], failed: Mapping[str | None, Failed]) -> set[str]:
         """Distribute deltas. Return the ids of requests that ended. Deltas of aborted earlier requests are ignored."""
@@ -358,7 +413,7 @@ def _array(reply: _Reply) -> np.ndarray:
 
 
 def _each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | MediaPrompt | AudioPrompt):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
         raise RequestError("prompts must be a text, a list of texts, or a list of lists of token ids", "prompt")
@@ -423,8 +478,8 @@ def _kernels(device: str, dtype: str, model: Model) -> str:
     if model.foreign is not None:
         return "torch"
     if device == "cuda":
-        return "triton" if installed() else "torch"
-    return best() if dtype == "float32" and model.encoder is None else "torch"
+        return "triton" if installed() and model.audio is None else "torch"
+    return best() if dtype == "float32" else "torch"
 
 
 def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, weights: str) -> str:

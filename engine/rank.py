@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Protocol
 
+from engine.api.config import AdapterConfig
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError
 from engine.api.messages import PhaseMemory, RankMemory
 from engine.binding import bind
@@ -30,8 +31,10 @@ from engine.worker.rank_messages import (
     Built,
     Done,
     FromRank,
+    HandleAdapter,
     LateMasks,
     Loading,
+    RegisterAdapter,
     Step,
     checksum,
     encode,
@@ -44,12 +47,22 @@ class Handle(Protocol):
     def result(self) -> StepResult: ...
 
 
+class AdapterStore(Protocol):
+    """See engine.worker.adapters, which imports torch."""
+
+    def read_and_register(self, version: int, adapter: AdapterConfig) -> None: ...
+    def prepare(self, version: int) -> None: ...
+    def release(self, version: int) -> None: ...
+    def forget(self, version: int) -> None: ...
+
+
 class Rank:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()
         self._steps: SimpleQueue[tuple[StepPlan, Masks | PendingMasks]] = SimpleQueue()
         self._running: SimpleQueue[Handle] = SimpleQueue()
+        self._store: AdapterStore | None = None  # set with the worker
 
     def serve(self) -> None:
         """Run forever: the process exits when the engine ends or when an error occurs."""
@@ -67,12 +80,20 @@ class Rank:
                 case Step(plan, None):
                     waiting.append(PendingMasks())
                     self._steps.put((plan, waiting[-1]))
-                case Step(plan, masks):
+                case Step(plan, masks) if masks is not None:
                     self._steps.put((plan, unpacked(masks)))
                 case LateMasks(masks):
                     waiting.popleft().set_result(unpacked(masks))
+                case RegisterAdapter(version, adapter):
+                    self._adapters().read_and_register(version, adapter)
+                case HandleAdapter(verb, version):
+                    getattr(self._adapters(), verb)(version)
                 case Begin():
                     raise AssertionError("Begin is sent only once")
+
+    def _adapters(self) -> AdapterStore:
+        assert self._store is not None, "adapters are sent only to ranks with adapter slots"
+        return self._store
 
     def _read(self) -> bytes:
         try:
@@ -103,6 +124,7 @@ class Rank:
 
         taken: dict[str, PhaseMemory] = {}
         worker = build_rank(begin.config, begin.rank, begin.rendezvous, progress, taken.__setitem__)
+        self._store = worker.adapters
         gc.collect()
         gc.freeze()
         self._send(

@@ -7,7 +7,7 @@ two batched products for each KV head. Each longer row is one call of torch's fu
 pages, or over the step's own keys if no token precedes them. Position p reads positions max(0, p - window + 1) … p,
 or with `chunk` positions floor(p / chunk) · chunk … p.
 `softcap` c: scores become c · tanh(s / c). `slopes`: then the head's slope · (position of the key - position of the
-query) is added (ALiBi). `sinks`: an additional logit of each head, whose value is zero (kernels/attention/common.py).
+query) is added (ALiBi), or with `biases` the bias of the head for that distance (T5). `sinks`: an additional logit of each head, whose value is zero (kernels/attention/common.py).
 
 A masked score is -inf, so its weight is exactly 0; pages are finite (see paged_kv), so masked values have no effect.
 """
@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.attention.common import distance_biases
 from kernels.paged_kv import stored
 
 # Elements of one gather of keys: 16 MiB of fp32 stays in the last-level cache between the gather and its product.
 GATHER_ELEMENTS = 1 << 22
-# Elements of one score matrix of a softcap, of slopes or of sinks, for which there is no fused kernel.
+# Elements of one score matrix of a softcap, of slopes, of biases or of sinks, for which there is no fused kernel.
 SCORE_ELEMENTS = 1 << 23
 
 
@@ -87,11 +88,13 @@ def causal_reads(
     window: int | None,
     chunk: int | None = None,
     key_starts: Sequence[int] | None = None,
+    spans: Tensor | None = None,
 ) -> WindowReads:
     """Plan the reads of rows: row i computes `count[i]` positions from `first[i]`, and reads none before
-    `key_starts[i]` (default: 0)."""
+    `key_starts[i]` (default: 0). spans: [tokens, 2] int64, begin and end of each token's span (see
+    kernels/attention/prefill.py), which ends within its row; equal for none."""
     singles: list[_Single] = []
-    spans = []
+    several = []
     token = 0
     for row, (at, size, begin) in enumerate(zip(first, count, key_starts or (0,) * len(first), strict=True)):
         low = max(begin, 0 if window is None else at - window + 1, 0 if chunk is None else at // chunk * chunk)
@@ -99,9 +102,10 @@ def causal_reads(
         if size == 1:
             singles.append((at // sizes.block_tokens + 1 - low, row, token, low, at, begin))
         else:
-            spans.append(_span(row, at, size, token, low, begin, (window, chunk), sizes))
+            own = None if spans is None else spans[token : token + size]
+            several.append(_span(row, at, size, token, low, begin, (window, chunk), sizes, own))
         token += size
-    return WindowReads(_buckets(singles, (window, chunk), sizes), tuple(spans))
+    return WindowReads(_buckets(singles, (window, chunk), sizes), tuple(several))
 
 
 def cross_reads(lengths: Sequence[int], count: Sequence[int], sizes: Sizes) -> WindowReads:
@@ -152,10 +156,11 @@ def paged_attention(
     softcap: float | None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    biases: Tensor | None = None,
 ) -> Tensor:
     """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already, or None where only pages
-    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks, slopes: [heads] → [tokens, heads, dim] of
-    q's type."""
+    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks, slopes: [heads]; biases: [heads, 2 · reach +
+    1], see `distance_biases` → [tokens, heads, dim] of q's type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]
     for bucket, planes in zip(reads.window_reads.buckets, reads.buckets, strict=True):
@@ -164,7 +169,7 @@ def paged_attention(
         keys, values = (
             flat.index_select(0, plane).view(rows, -1, *pages.shape[-2:]).to(q.dtype) for plane in planes[layer]
         )
-        result = _decode(some, keys, values, bucket, scale, softcap, sinks, slopes)
+        result = _decode(some, keys, values, bucket, scale, softcap, sinks, slopes, biases)
         if whole:
             return result
         out.index_copy_(0, bucket.tokens, result)
@@ -179,10 +184,10 @@ def paged_attention(
             keys, values = (
                 flat.index_select(0, plane).flatten(0, 1)[: span.length].to(q.dtype) for plane in planes[layer]
             )
-        if softcap is None and sinks is None and slopes is None:
+        if softcap is None and sinks is None and slopes is None and biases is None:
             out[own] = _fused(q[own], keys, values, span.mask, scale)
         else:
-            out[own] = _by_scores(q[own], keys, values, span.mask, scale, softcap, sinks, slopes)
+            out[own] = _by_scores(q[own], keys, values, span.mask, scale, softcap, sinks, slopes, biases)
     return out
 
 
@@ -195,6 +200,7 @@ def _decode(
     softcap: float | None,
     sinks: Tensor | None,
     slopes: Tensor | None,
+    biases: Tensor | None,
 ) -> Tensor:
     """q: [rows, heads, dim]; k, v: [rows, length, kv_heads, dim]."""
     rows, kv_heads = q.shape[0], k.shape[2]
@@ -208,6 +214,9 @@ def _decode(
     if slopes is not None:
         distance = bucket.offset + torch.arange(k.shape[1], device=k.device)  # [rows, 1, length]
         scores.addcmul_(slopes.view(kv_heads, 1, -1, 1), distance.float())
+    if biases is not None:
+        distance = bucket.offset.squeeze(2) + torch.arange(k.shape[1], device=k.device)  # [rows, length]
+        scores.add_(distance_biases(biases, distance).unflatten(0, (kv_heads, -1)).transpose(1, 2))
     weights = _weights(scores.add_(bucket.bias), None if sinks is None else sinks.view(kv_heads, 1, -1))
     out = torch.empty_like(grouped)
     for head in range(kv_heads):
@@ -246,8 +255,9 @@ def _by_scores(
     softcap: float | None,
     sinks: Tensor | None,
     slopes: Tensor | None,
+    biases: Tensor | None,
 ) -> Tensor:
-    """Compute attention with softcap, slopes or sinks, in slices of the queries that limit the size of the scores. The
+    """Compute attention with softcap, slopes, biases or sinks, in slices of the queries that limit the size of the scores. The
     last key has the position of the last query."""
     tokens, heads, _ = q.shape
     if mask is None:
@@ -265,6 +275,10 @@ def _by_scores(
             query = torch.arange(at, at + scores.shape[2], device=k.device).unsqueeze(1)
             distance = torch.arange(tokens - k.shape[0], tokens, device=k.device) - query
             scores.addcmul_(slopes.view(k.shape[1], -1, 1, 1), distance.float())
+        if biases is not None:
+            query = torch.arange(at, at + scores.shape[2], device=k.device).unsqueeze(1)
+            distance = torch.arange(tokens - k.shape[0], tokens, device=k.device) - query
+            scores.add_(distance_biases(biases, distance).unflatten(0, (k.shape[1], -1)))
         pieces.append(_weights(scores.add_(mask[at : at + step]), own) @ values)
     return torch.cat(pieces, 2).permute(2, 0, 1, 3).flatten(1, 2)
 
@@ -274,17 +288,28 @@ _Limits = tuple[int | None, int | None]  # window and chunk
 _ALL: _Limits = (None, None)
 
 
-def _span(row: int, first: int, count: int, token: int, low: int, begin: int, limits: _Limits, sizes: Sizes) -> Span:
-    """low: the first block that is read. begin: the first position that is read without a window or chunks."""
+def _span(
+    row: int,
+    first: int,
+    count: int,
+    token: int,
+    low: int,
+    begin: int,
+    limits: _Limits,
+    sizes: Sizes,
+    spans: Tensor | None = None,
+) -> Span:
+    """low: the first block that is read. begin: the first position that is read without a window or chunks. spans: of
+    its tokens."""
     stop, device = token + count, sizes.device
     if first == begin:
-        masked = any(limit is not None and limit < count for limit in limits)
-        mask = _mask(count, first, first, count, limits, begin, device) if masked else None
+        masked = spans is not None or any(limit is not None and limit < count for limit in limits)
+        mask = _mask(count, first, first, count, limits, begin, device, spans) if masked else None
         return Span(token, stop, row, None, count, mask)
     at = low * sizes.block_tokens
     length = first + count - at
     columns = slice(low, -(-(first + count) // sizes.block_tokens))
-    return Span(token, stop, row, columns, length, _mask(count, first, at, length, limits, begin, device))
+    return Span(token, stop, row, columns, length, _mask(count, first, at, length, limits, begin, device, spans))
 
 
 def span_mask(span: Span, device: torch.device) -> Tensor:
@@ -293,21 +318,33 @@ def span_mask(span: Span, device: torch.device) -> Tensor:
     return _mask(count, 0, 0, count, _ALL, 0, device) if span.mask is None else span.mask
 
 
-def _mask(count: int, first: int, low: int, length: int, limits: _Limits, begin: int, device: torch.device) -> Tensor:
+def _mask(
+    count: int,
+    first: int,
+    low: int,
+    length: int,
+    limits: _Limits,
+    begin: int,
+    device: torch.device,
+    spans: Tensor | None = None,
+) -> Tensor:
     """[count, length] fp32: 0 where position first + i reads position low + j, else -inf."""
     query = torch.arange(first, first + count, device=device).unsqueeze(1)
-    return _bias(query, torch.arange(low, low + length, device=device), limits, begin)
+    return _bias(query, torch.arange(low, low + length, device=device), limits, begin, spans)
 
 
-def _bias(query: Tensor, key: Tensor, limits: _Limits, begin: Tensor | int) -> Tensor:
+def _bias(query: Tensor, key: Tensor, limits: _Limits, begin: Tensor | int, spans: Tensor | None = None) -> Tensor:
     """Return 0 where the position `query` reads the position `key`, else -inf. Positions before `begin` are not
     read."""
     window, chunk = limits
-    hidden = (key > query) | (key < begin)
+    hidden = key > query
     if chunk is not None:
         hidden |= key < query - query % chunk
     if window is not None:
         hidden |= key <= query - window
+    if spans is not None:
+        hidden &= (key < spans[:, :1]) | (key >= spans[:, 1:])
+    hidden |= key < begin
     return torch.zeros(hidden.shape, device=key.device).masked_fill_(hidden, float("-inf"))
 
 

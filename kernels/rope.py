@@ -17,10 +17,10 @@ from kernels.op import Args, Case, Make, Op, nbytes
 def rope_angles(positions: Tensor, frequencies: Tensor, attention: float, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Return cos and sin for `rotate_`, each [tokens, 1, dim] fp32; sin includes the sign for its place in the pair.
 
-    positions: [tokens] int64; frequencies: [dim / 2], or [tokens, dim / 2] where they depend on the token's sequence;
+    positions: [tokens] int64, or [tokens, dim / 2] if each pair has its own; frequencies: [dim / 2], or [tokens, dim / 2] where they depend on the token's sequence;
     attention multiplies both (yarn, longrope).
     """
-    angles = positions.float().unsqueeze(1) * frequencies
+    angles = (positions.unsqueeze(1) if positions.ndim == 1 else positions).float() * frequencies
     cos, sin = angles.cos().mul_(attention), angles.sin().mul_(attention)
     if interleaved:
         both = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)

@@ -33,6 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.api": (),
     "engine.gguf": ("engine.api.errors", "engine.api.files"),
     "engine.text": ("engine.gguf", "engine.api.errors", "engine.api.files"),
+    "engine.media": ("engine.api.errors", "engine.api.files", "engine.api.media"),
     "engine.formats": ("engine.api.errors", "kernels.fp8", "kernels.quantisation"),
     "engine.models": (
         *("engine.formats", "engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files"),
@@ -62,9 +63,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.hardware": ("kernels.cpu.library",),
     "appliance.output_formats": ("engine.api", "engine.structured.definition", "engine.structured.schema"),
     "appliance.migration": ("appliance.config", "appliance.output_formats"),
-    "appliance.chat_templates": ("engine.api", "engine.text"),
-    "appliance.security": ("appliance.config", "engine.api"),
     "appliance.runtime": ("appliance.config",),
+    "appliance.chat_templates": ("appliance.runtime.limited_processes", "engine.api", "engine.text"),
+    "appliance.images": (
+        *("appliance.config.sections", "appliance.runtime.limited_processes"),
+        *("engine.api.errors", "engine.api.files", "engine.media"),
+    ),
+    "appliance.security": ("appliance.config", "engine.api"),
     "appliance.observability": ("appliance.config", "appliance.security", "engine.api"),
     "appliance.checkpoints": ("appliance.config", "appliance.runtime", "engine.api", "engine.models"),
     "appliance.constraints": (
@@ -76,7 +81,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.config", "appliance.hardware", "appliance.constraints", "appliance.checkpoints"),
         *("appliance.security", "appliance.chat_templates", "appliance.output_formats"),
         *("engine.api", "engine.formats", "engine.gguf", "engine.kv.layout", "engine.kv.states", "engine.models"),
-        "engine.lowering",
+        *("engine.lowering", "engine.media.families"),
         *("engine.text", "kernels.cpu.library"),
     ),
     "appliance.planning.diff": (
@@ -111,13 +116,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "appliance.server.chat": (
         *("appliance.server.schema", "appliance.config", "appliance.chat_templates", "appliance.output_formats"),
+        *("appliance.images.part", "engine.media"),
         *("engine.api", "engine.text", "engine.structured.definition", "engine.structured.schema"),
     ),
     "appliance.server.http": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat"),
         *("appliance.server.reply_store", "appliance.server.routing"),
         *("appliance.config", "appliance.security", "appliance.runtime", "appliance.observability"),
-        *("appliance.chat_templates", "engine.api", "engine.text"),
+        *("appliance.chat_templates", "appliance.images", "engine.api", "engine.text"),
     ),
     "appliance.server.admin": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.http"),
@@ -126,16 +132,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "appliance.server.openai": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.reply_store", "appliance.output_formats", "appliance.observability"),
-        *("engine.api", "engine.text"),
+        *("appliance.images.part", "engine.api", "engine.text"),
     ),
     "appliance.server.openai.responses": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
         *("appliance.server.reply_store", "appliance.server.routing"),
-        *("appliance.output_formats", "appliance.observability", "engine.api"),
+        *("appliance.output_formats", "appliance.observability", "appliance.images.part", "engine.api"),
     ),
     "appliance.server.anthropic": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
-        *("appliance.server.reply_store", "appliance.output_formats", "appliance.observability", "engine.api"),
+        *("appliance.server.reply_store", "appliance.output_formats", "appliance.observability"),
+        *("appliance.images.part", "engine.api"),
     ),
     "appliance.server.pooling": (
         *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
@@ -178,6 +185,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 TORCH_FREE = (
     "appliance",
     "engine.api",
+    "engine.media",
     "engine.text",
     "engine.gguf",
     "engine.models",

@@ -101,6 +101,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     names: tuple[str, ...]  # served names, canonical first
     model: str
     adapters: tuple[str, ...] = ()  # names of the LoRA adapters, which requests use as `model`
+    adapter_folders: tuple[str, ...] = ()  # folders from which adapters may be loaded; empty: none may be
+    adapters_on_request: bool = False  # load an adapter that a request names as its model
     engines: tuple[str, ...]  # Unix sockets of the engine processes
     max_context: int
     vocab_size: int  # size of the model's logits
@@ -108,6 +110,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tasks: tuple[Task, ...] = ("generate",)  # tasks that requests may use
     pooled: PooledModel | None = None  # set unless the only task is generation
     encoder: EncoderLimits | None = None  # set for encoder-decoder models
+    images: bool = False  # the model accepts images and `limits.media.images` permits them
     chat_template: str | None = None
     format: str = "auto"  # format of tool calls and reasoning
     model_type: str = ""  # model type in config.json

@@ -11,6 +11,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from appliance.config.key import NO_EFFECT, Note, declare
+from appliance.config.sections.adapter_loading import AdapterLoading
 from appliance.config.sections.adapters import ADAPTERS, Adapter
 from appliance.config.sections.endpoints import Endpoints
 from appliance.config.sections.engine import Engine
@@ -47,6 +48,8 @@ class Manifest(Section):
         strict=False,
     )
     """LoRA adapters of the model, which requests select by name (docs/adapters.md)."""
+    adapter_loading: AdapterLoading = AdapterLoading()
+    """LoRA adapters that are loaded and unloaded while the service runs."""
     quantization: Quantization = Quantization()
     """Number formats of weights and KV cache."""
     parallelism: Parallelism = Parallelism()

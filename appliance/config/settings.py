@@ -100,6 +100,7 @@ def _named_paths(manifest: Manifest) -> Iterator[Path]:
     """Yield the paths of values that name files below chosen names and in lists."""
     yield from (("secrets", name, "file") for name in manifest.secrets)
     yield from (("adapters", number, "path") for number in range(len(manifest.adapters)))
+    yield from (("adapter_loading", "folders", number) for number in range(len(manifest.adapter_loading.folders)))
 
 
 def environment() -> dict[str, str]:

@@ -43,7 +43,6 @@ class ModelFacts:
     experts: bool = False  # True for mixture-of-experts models
     stateful: int = 0  # number of layers with recurrent state
     pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
-    encoder_decoder: bool = False  # True for encoder-decoder models
     foreign: str = ""  # architecture that only transformers' own code computes; "" for declared models
     mixed_expert_formats: tuple[WeightBits, ...] = ()
     """Values of quantization.weights for which the experts of one layer would have several formats."""
@@ -84,7 +83,6 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         experts=has_experts(model),
         stateful=len(recurrents(model)),
         pools=model.pooler is not None,
-        encoder_decoder=model.encoder is not None,
         foreign="" if model.foreign is None else model.foreign.architecture,
         mixed_expert_formats=_mixed_expert_formats(checkpoint),
         quantized=str(own) if is_quantized else "",
@@ -101,7 +99,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         wrong_chunks=any(not part.supported_limits for part in attending),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in own_heads),
         pages=tuple(dict.fromkeys(page_shape(part)[1:] for part in parts)),
-        adapters=len(checkpoint.adapters),
+        adapters=len(checkpoint.adapters) or (checkpoint.adapter_slots or (0,))[0],
         latent=max((part.kv_lora_rank for part in parts if isinstance(part, LatentAttention)), default=0),
     )
 

@@ -176,14 +176,6 @@ RULES = (
         chosen=True,
     ),
     Rule(
-        name="compiled-sources",
-        keys=("kernels",),
-        facts=("model.encoder_decoder",),
-        holds=lambda view: not is_compiled(view.kernels) or not view.facts.model.encoder_decoder,
-        text="compiled kernels do not support encoder-decoder models",
-        because=lambda facts: "compiled kernels do not support encoder-decoder models",
-    ),
-    Rule(
         name="bfloat16",
         keys=("device", "dtype"),
         facts=("machine.gpus",),

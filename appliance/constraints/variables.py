@@ -68,8 +68,6 @@ def _kernels_why(view: View) -> str:
         return "the fused kernels for a GPU"
     if view.kernels == TORCH and view.facts.model.foreign:
         return f"{view.facts.model.foreign} has no declaration: transformers' code computes it, several times slower"
-    if view.kernels == TORCH and view.facts.model.encoder_decoder:
-        return "compiled kernels do not support encoder-decoder models"
     if view.kernels == TORCH:
         return "no compiled kernels are installed; install with a C++ compiler to be 2 to 6 times as fast"
     return "the fastest compiled kernels for this CPU"
@@ -167,9 +165,8 @@ VARIABLES = (
         values=_always(TORCH, TRITON, *VARIANTS),
         auto=_kernels,
         why=_kernels_why,
-        prefers="on a CPU the fastest compiled variant that it runs, torch for encoder-decoder models, beside "
-        "other types than float32 and where none is compiled; on a GPU Triton, torch where Triton is missing or does "
-        "not serve the model",
+        prefers="on a CPU the fastest compiled variant that it runs, torch beside other types than float32 and where "
+        "none is compiled; on a GPU Triton, torch where Triton is missing or does not serve the model",
     ),
     Variable(
         key="hardware.graphs",

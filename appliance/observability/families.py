@@ -85,6 +85,9 @@ def gauges() -> tuple[Family, ...]:
             "Mean number of tokens of a row with a draft since the start of the engine; 0 without drafts.",
             speculative=True,
         ),
+        Family("gauge", "adapters_loaded", "LoRA adapters that requests can select."),
+        Family("gauge", "adapters_active", "LoRA adapters on the device."),
+        Family("gauge", "requests_waiting_for_adapter", "Requests that wait for a LoRA adapter or a slot for it."),
         Family("gauge", "requests_held", "Sequences that wait for an engine to restart.", per_engine=False),
         Family("gauge", "journal_bytes", "Size of the journal of durable replies.", per_engine=False),
         Family(
@@ -172,6 +175,9 @@ def counters() -> tuple[Family, ...]:
         Family(
             "counter", "adapter_generation_tokens", "Generated tokens of a LoRA adapter.", labels=("adapter",), start=()
         ),
+        Family("counter", "adapter_evictions", "LoRA adapters that left their slot for another one."),
+        Family("counter", "adapter_loads", "LoRA adapters that were read from their files or the host cache."),
+        Family("counter", "adapter_load_seconds", "Time to read LoRA adapters."),
         counter("preemptions", "Preemptions of running requests, which released their KV blocks.", "num_preemptions"),
         counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
         counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),

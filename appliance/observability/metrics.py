@@ -129,8 +129,9 @@ class Metrics(Collector):
     def finished(self, engine: str, reason: Finish, generated: int, max_tokens: int, adapter: str = "") -> None:
         """Record the end of a sequence. Each child of one request counts (ME-03)."""
         if adapter:
-            self.add("adapter_requests", 1, engine, adapter)
-            self.add("adapter_generation_tokens", generated, engine, adapter)
+            for name, count in (("adapter_requests", 1), ("adapter_generation_tokens", generated)):
+                self._numbers[name].setdefault((engine, adapter), 0.0)  # the adapter may have been loaded since
+                self.add(name, count, engine, adapter)
         self.add("requests", 1, engine, reason)
         self.observe("request_generation_tokens", generated, engine)
         self.observe("request_params_max_tokens", max_tokens, engine)
@@ -176,6 +177,12 @@ class Metrics(Collector):
         self.add("grammar_compile_seconds", max(0.0, stats.grammar_seconds - last.grammar_seconds), engine)
         self.add("masks", max(0, stats.masks - last.masks), engine)
         self.add("mask_seconds", max(0.0, stats.mask_seconds - last.mask_seconds), engine)
+        self.set("adapters_loaded", stats.adapters_loaded, engine)
+        self.set("adapters_active", stats.adapters_active, engine)
+        self.set("requests_waiting_for_adapter", stats.adapter_waiting, engine)
+        self.add("adapter_evictions", max(0, stats.adapter_evictions - last.adapter_evictions), engine)
+        self.add("adapter_loads", max(0, stats.adapter_loads - last.adapter_loads), engine)
+        self.add("adapter_load_seconds", max(0.0, stats.adapter_load_seconds - last.adapter_load_seconds), engine)
         self._last[index] = stats
 
     def _drafts(self, engine: str, last: Stats, stats: Stats) -> None:

@@ -7,8 +7,9 @@ from appliance.checkpoints.facts import Facts
 from appliance.config import exits
 from appliance.config.problems import Problem, Refused, unread
 from appliance.config.settings import Settings
+from appliance.planning.choice import refuse
 from engine.api.errors import EngineError
-from engine.lowering.adapters import fitted_adapters
+from engine.lowering.adapters import adapters_problem, check_ranks, fitted_adapters
 from engine.models.adapters import Adapter, read_adapter
 from engine.models.checkpoint import Checkpoint
 
@@ -16,12 +17,17 @@ from engine.models.checkpoint import Checkpoint
 def read_adapters(settings: Settings, checkpoint: Checkpoint) -> tuple[Adapter, ...]:
     """Return the adapters in the order of the manifest. Raise Refused with a problem for each that the model cannot
     have."""
-    found, problems = [], []
+    found, problems, loading = [], list[Problem](), settings.manifest.adapter_loading
+    unsuited = None if loading.max_active is None else adapters_problem(checkpoint.model)
+    if unsuited is not None:
+        refuse(settings, "adapter_loading.max_active", unsuited)
     for number, wanted in enumerate(settings.manifest.adapters):
         key = ("adapters", number, "path")
         try:
             adapter = read_adapter(wanted.name, settings.file(key))
             fitted_adapters(checkpoint.model, [adapter])
+            if loading.max_active is not None:
+                check_ranks(adapter, loading.max_rank)
         except EngineError as error:
             problems.append(unread(settings.place(key), key, str(error)))
         else:

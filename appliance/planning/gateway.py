@@ -24,6 +24,7 @@ from appliance.planning.choice import Choice, refuse
 from appliance.planning.output_format import model_type
 from appliance.planning.pooled import pooled_model, tasks_of
 from appliance.planning.targets import passed_on
+from engine.media.families import has_processor
 from engine.models.checkpoint import Checkpoint
 
 JOURNAL = "requests.journal"
@@ -84,6 +85,7 @@ def gateway_config(
         **passed_on(manifest, "gateway", choices),
         names=names,
         adapters=tuple(adapter.name for adapter in manifest.adapters),
+        adapter_folders=_adapter_folders(settings),
         model=str(checkpoint.path),
         engines=(),
         vocab_size=checkpoint.model.embed.vocab,
@@ -91,6 +93,7 @@ def gateway_config(
         tasks=tasks_of(checkpoint),
         pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
         encoder=encoder,
+        images=_accepts_images(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,
         model_type=model_type(checkpoint),
@@ -107,12 +110,28 @@ def gateway_config(
     return with_values(config, _unused(config))
 
 
+def _accepts_images(manifest: Manifest, checkpoint: Checkpoint) -> bool:
+    """Return True if the served model has a tower for images, whose processor is known, and images are not turned
+    off."""
+    return manifest.limits.media.images > 0 and not manifest.model.text_only and has_processor(checkpoint.path)
+
+
 def _unused(config: GatewayConfig) -> dict[str, Any]:
     """Return the defaults of keys that the gateway does not read, so that their changes do not concern it: keys of
     engines, and paths as they are written. Complete paths are fields of their own."""
     defaults = msgspec.structs.replace(config, **{name: type(getattr(config, name))() for name in SECTIONS})
     keys = [key for key, declared in metadata().items() if declared.effect.restart == "engine" or declared.is_path]
     return {key: value_at(defaults, key) for key in keys if key.partition(".")[0] in SECTIONS}
+
+
+def _adapter_folders(settings: Settings) -> tuple[str, ...]:
+    """Return the folders from which adapters may be loaded. Raise Refused without slots for them."""
+    loading = settings.manifest.adapter_loading
+    if loading.folders and loading.max_active is None:
+        refuse(settings, "adapter_loading.folders", "requires adapter_loading.max_active, the number of adapter slots")
+    if loading.on_request and not loading.folders:
+        refuse(settings, "adapter_loading.on_request", "requires adapter_loading.folders")
+    return tuple(str(settings.file(("adapter_loading", "folders", at))) for at in range(len(loading.folders)))
 
 
 def _tls(settings: Settings) -> Tls | None:

@@ -18,11 +18,14 @@ def appliance_bytes(vocab: int) -> int:
     return APPLIANCE_BYTES + TOKENIZER_BYTES * vocab
 
 
-def host_memory(*, device: str, engines: int, vocab: int, pinned: int, loading: int) -> tuple[Host, Account]:
+def host_memory(
+    *, device: str, engines: int, vocab: int, pinned: int, loading: int, adapters: int = 0
+) -> tuple[Host, Account]:
     """Return the host memory and its derivation.
 
-    `loading` is the number of bytes that reading one matrix takes, and `pinned` the page-locked bytes of one engine. On
-    a CPU both are part of the engines' own budget, and so are the engine processes.
+    `loading` is the number of bytes that reading one matrix takes, and `pinned` the page-locked bytes of one engine,
+    `adapters` those of its adapter cache. On a CPU all are part of the engines' own budget, and so are the engine
+    processes.
     """
     steps = [
         Step("launcher, supervisord, restart monitor, gateway", number(APPLIANCE_BYTES), APPLIANCE_BYTES),
@@ -36,12 +39,14 @@ def host_memory(*, device: str, engines: int, vocab: int, pinned: int, loading: 
             product("page-locked copies", engines, pinned),
             product("one matrix while it is loaded", engines, loading),
         ]
+        if adapters:
+            steps.append(product("adapters in the host cache", engines, adapters))
     on_gpu = device == "cuda"
     host = Host(
         appliance=appliance_bytes(vocab),
         engines=process,
         pinned=engines * pinned if on_gpu else 0,
-        loading=engines * loading if on_gpu else 0,
+        loading=engines * (loading + adapters) if on_gpu else 0,
         shared=0,  # engines and gateway communicate over sockets
     )
     return host, Account("host", "host memory in addition to the engines' memory budget", tuple(steps))

@@ -28,7 +28,15 @@ from engine.api.config import MAX_RUNNING, Device, graph_ladder
 from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.kv.states import StateLayout, num_snapshots, state_layout
-from engine.lowering.adapters import adapter_holdings, adapter_stacks, fitted_adapters, widest_columns
+from engine.lowering.adapters import (
+    AdapterStack,
+    adapter_holdings,
+    adapter_stacks,
+    fitted_adapters,
+    slot_holdings,
+    slot_stacks,
+    widest_columns,
+)
 from engine.lowering.footprint import (
     Holder,
     Holding,
@@ -158,6 +166,7 @@ def measure(
         engines=view.data * view.tensor,
         vocab=model.embed.vocab,
         pinned=pinned_bytes(size=size, max_context=_table_context(manifest, checkpoint)),
+        adapters=0 if checkpoint.adapter_slots is None else view.tensor * manifest.adapter_loading.host_cache,
         loading=max(map(temporary_bytes, ranks)),
     )
     usable, element_bytes = usable_memory(manifest, checkpoint, machine, view), ELEMENT_BYTES[view.activations]
@@ -176,10 +185,11 @@ def measure(
         fixed = (*fixed, product(STATES, slots, state_layout(model, view.tensor).slot_bytes))
     if mapped := max(map(mapped_bytes, ranks)):
         fixed = (*fixed, Step("weights mapped from the checkpoint file", number(mapped), mapped))
-    if compiled and checkpoint.adapters:
-        fitted = fitted_adapters(model, checkpoint.adapters)
-        columns = widest_columns(adapter_stacks(lower(model, view.tensor), fitted, view.tensor))
-        fixed = (*fixed, low_rank_buffer(size, columns))
+    if compiled and (stacks := _adapter_stacks(checkpoint, view)):
+        fixed = (*fixed, low_rank_buffer(size, widest_columns(stacks)))
+    if checkpoint.adapter_slots is not None and view.device == "cpu":
+        cache = manifest.adapter_loading.host_cache
+        fixed = (*fixed, Step("adapters in the host cache", number(cache), cache))
     if compiled:
         context = _table_context(manifest, checkpoint)
         kv_tokens = min(pages.block_tokens * pages.blocks(usable.bytes), size.slots * context)
@@ -304,9 +314,20 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
         ranks=view.tensor,
         fp8=view.kernels == TRITON,
     )
-    fitted = fitted_adapters(checkpoint.model, checkpoint.adapters)
-    adapters = adapter_holdings(checkpoint.model, fitted, view.tensor, view.activations)
+    if checkpoint.adapter_slots is None:
+        fitted = fitted_adapters(checkpoint.model, checkpoint.adapters)
+        adapters = adapter_holdings(checkpoint.model, fitted, view.tensor, view.activations)
+    else:
+        adapters = slot_holdings(checkpoint.model, *checkpoint.adapter_slots, view.tensor, view.activations)
     return (*adapters, *footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder))
+
+
+def _adapter_stacks(checkpoint: Checkpoint, view: View) -> tuple[AdapterStack, ...]:
+    """Return the stacked matrices of adapters, or of slots for them."""
+    program = lower(checkpoint.model, view.tensor)
+    if checkpoint.adapter_slots is not None:
+        return slot_stacks(program, *checkpoint.adapter_slots, view.tensor)
+    return adapter_stacks(program, fitted_adapters(checkpoint.model, checkpoint.adapters), view.tensor)
 
 
 def _pages(checkpoint: Checkpoint, view: View) -> Layout:

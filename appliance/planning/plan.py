@@ -43,6 +43,7 @@ from appliance.planning.weight_format import other_than_auto, weight_format
 from engine.api import config as engine_config
 from engine.api.config import (
     AdapterConfig,
+    AdapterLoadingConfig,
     CacheConfig,
     EngineConfig,
     HardwareConfig,
@@ -212,6 +213,7 @@ def _engine_config(
             dtype=view.activations,
             task=resolved_task(manifest, checkpoint),
         ),
+        adapter_loading=AdapterLoadingConfig(**passed("engine.adapter_loading")),
         adapters=tuple(AdapterConfig(name=one.name, path=str(one.path)) for one in checkpoint.adapters),
         quantization=QuantizationConfig(
             **passed("engine.quantization"),
@@ -273,7 +275,10 @@ def _adapters(settings: Settings) -> dict[str, Choice[Any]]:
     """Return the adapters with paths relative to the manifest's folder."""
     each = enumerate(settings.manifest.adapters)
     found = [{"name": one.name, "path": settings.from_manifest(("adapters", at, "path"))} for at, one in each]
-    return {"adapters": Choice(found)} if found else {}
+    folders = [settings.from_manifest(("adapter_loading", "folders", at))
+               for at in range(len(settings.manifest.adapter_loading.folders))]  # fmt: skip
+    named = {"adapters": Choice(found)} if found else {}
+    return named | ({"adapter_loading.folders": Choice(folders)} if folders else {})
 
 
 def fingerprint(settings: Settings) -> str:
@@ -347,6 +352,9 @@ def _engines(config: EngineConfig, settings: Settings, places: ThreadPlacement) 
     )
 
 
+PATH_LISTS = ("adapters", "adapter_loading.folders")  # lists with paths, which `_adapters` resolves
+
+
 def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Effective, ...]:
     """Return every key with its value. Secrets appear by name only."""
     found = []
@@ -364,7 +372,7 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         if choice and choice.reason:
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
         else:
-            resolved = choice.value if key.name == "adapters" and choice else paths.get(key.path, value)
+            resolved = choice.value if key.name in PATH_LISTS and choice else paths.get(key.path, value)
             found.append(Effective(key.name, value, settings.origin(key), resolved))
     for name in PLATFORMS:
         if choice := choices.get(name):

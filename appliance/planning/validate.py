@@ -147,7 +147,9 @@ def _validated(
         raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
     if problems or unanswerable:
         raise Refused([*problems, *unanswerable], exits.MANIFEST if problems else exits.CHECKPOINT)
-    checkpoint = replace(checkpoint, adapters=adapters)
+    loading = settings.manifest.adapter_loading
+    slots = None if loading.max_active is None else (loading.max_active, loading.max_rank)
+    checkpoint = replace(checkpoint, adapters=adapters, adapter_slots=slots)
     planned = _planned(settings, checkpoint, machine, looked_at, known)
     _check_scales(settings, checkpoint, planned)
     assumed = checkpoint.assumed

@@ -6,6 +6,7 @@ the widest layer is overestimated; on a GPU, profiling replaces the estimate wit
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from appliance.planning.derivation import Step, number, product
 from engine.api.config import num_slots
@@ -13,7 +14,7 @@ from engine.kv.layout import Layout, blocks_of, whole_blocks
 from engine.lowering.lower import lower
 from engine.lowering.measures import attends, buffer_widths, largest_product, widest_input, widest_sum
 from engine.lowering.program import Attend, AttendLatent, Route
-from engine.lowering.rewrites import compiled_ops
+from engine.lowering.rewrites import compiled_encoder, compiled_ops
 from engine.models.parts import (
     MLP,
     Attention,
@@ -106,7 +107,8 @@ def workspace(
             return tuple(found)
         found.append(product("logits (rows × vocab × copies)", size.logit_rows, model.embed.vocab, 4, COPIES[kernels]))
         return tuple(found)
-    for name, width in buffer_widths(compiled_ops(lower(model, ranks))).items():
+    program = lower(model, ranks)
+    for name, width in buffer_widths((*compiled_ops(program), *chain(*compiled_encoder(program)))).items():
         found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
     found += _whole(model, size, ranks)
     found.append(product("packed rows (tokens × inputs)", size.tokens + VECTOR, *_packed(model, kernels, ranks), 4))
@@ -172,8 +174,10 @@ def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> 
     if kernels != "torch":
         return (states,)
     longest = min(model.max_encoder_input, size.tokens)
-    heads = max(op.heads for op in attends(lower(model).encoder))
-    return states, product("scores of an encoder input (heads × tokens × tokens)", heads, longest, longest, 4)
+    found = attends(lower(model).encoder)
+    heads, copies = max(op.heads for op in found), 1 + any(op.part.relative is not None for op in found)
+    name = "scores of an encoder input (copies × heads × tokens × tokens)"
+    return states, product(name, copies, heads, longest, longest, 4)
 
 
 def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
@@ -190,7 +194,8 @@ def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
 
 def _whole(model: Model, size: StepSize, ranks: int) -> tuple[Step, ...]:
     """Return the memory of one layer's keys and values for bidirectional prompts."""
-    op = next((op for op in attends(lower(model, ranks).ops) if op.layer is None), None)
+    program = lower(model, ranks)
+    op = next((op for op in attends((*program.encoder, *program.ops)) if op.layer is None), None)
     if op is None:
         return ()
     blocks = whole_blocks(size.tokens, size.slots, WHOLE_BLOCK)
@@ -231,7 +236,8 @@ def _packed(model: Model, kernels: str, ranks: int) -> tuple[int, ...]:
     """
     tiles = tiling(kernels)
     copies = 2 if tiles is not None and tiles.matrix else 1
-    most, times = widest_input(lower(model, ranks).ops)
+    program = lower(model, ranks)
+    most, times = widest_input((*program.encoder, *program.ops))
     most = max(most, model.embed.hidden)
     return (copies * most, times) if times > 1 else (copies * most,)
 

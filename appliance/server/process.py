@@ -47,6 +47,7 @@ from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from appliance.server.middleware import DRAINING
 from appliance.server.openai.responses.store import ResponseStore
 from appliance.server.reply_store.journal import open_reply_store, open_responses
+from appliance.server.routing.adapters import AdapterRegistry
 from appliance.server.routing.router import Router
 from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
 
@@ -84,6 +85,14 @@ def build_service(
             allowances.spend(owner, tokens, now())
             metrics.add("key_tokens", tokens, allowances.shown(owner))
 
+    adapters = AdapterRegistry(
+        config.adapters,
+        names=config.names,
+        folders=config.adapter_folders,
+        on_request=config.adapters_on_request,
+        run=config.run,
+        clients=lambda: [engine.client for engine in router.engines],
+    )
     router = Router(
         config.engines,
         config.limits.max_waiting,
@@ -96,6 +105,7 @@ def build_service(
         report_in_flight=partial(write_inflight, config.run),
         spend=spend,
         decoder_start_ids=() if config.encoder is None else config.encoder.decoder_start_ids,
+        adapters=adapters,
     )
     reply_store = open_reply_store(config, metrics)
     tracing = Tracing(traces, metrics, config.version)

@@ -25,16 +25,19 @@ from engine.api.events import TimelineEvents
 from engine.api.frames import FrameReader, encode, from_engine
 from engine.api.messages import (
     Abort,
+    AdapterChanged,
     Control,
     Delta,
     Failed,
     FromEngine,
+    LoadAdapter,
     Loading,
     Output,
     Ready,
     Stats,
     Submit,
     ToEngine,
+    UnloadAdapter,
 )
 
 READ_BYTES = 1 << 18
@@ -201,12 +204,14 @@ class EngineClient:
         on_state: Callable[[EngineState], None] | None = None,
         on_output: Callable[[Output], None] | None = None,
         on_timeline: Callable[[TimelineEvents], None] | None = None,
+        on_adapter: Callable[[AdapterChanged], None] | None = None,
     ) -> None:
         self.path = socket_path
         self.state = DOWN
         self.ready: Ready | None = None
         self.stats = Stats()
         self._on_stats, self._on_state, self._on_output, self._on_timeline = on_stats, on_state, on_output, on_timeline
+        self._on_adapter = on_adapter
         self._streams: dict[str, Stream] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._is_ready = asyncio.Event()
@@ -267,6 +272,10 @@ class EngineClient:
     def control(self, verb: Literal["stats", "reset_prefix_cache", "drain"]) -> None:
         self._send([Control(verb)])
 
+    def send_adapter(self, message: LoadAdapter | UnloadAdapter) -> None:
+        """Load or unload a LoRA adapter. The answer is passed to `on_adapter`."""
+        self._send([message])
+
     # One connection
 
     async def _serve(self, reader: asyncio.StreamReader) -> None:
@@ -296,6 +305,9 @@ class EngineClient:
                 stream = self._streams.get(message.id or "")
                 if stream is not None:
                     stream.fail(_error(message))
+            case AdapterChanged():
+                if self._on_adapter is not None:
+                    self._on_adapter(message)
             case TimelineEvents():
                 if self._on_timeline is not None:
                     self._on_timeline(message)

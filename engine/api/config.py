@@ -69,6 +69,22 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder with adapter_config.json and adapter_model.safetensors."""
 
 
+class AdapterLoadingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """LoRA adapters that enter and leave slots of the device while the engine runs."""
+
+    max_active: int | None = None
+    """Number of slots. None: the adapters of the configuration are loaded at the start, and there are no others."""
+    max_rank: int = 16
+    """Largest rank of an adapter."""
+    host_cache: int = 1 << 30
+    """Bytes of adapters that are kept ready in the host's memory, of each rank."""
+
+    def __post_init__(self) -> None:
+        _check_positive("adapter_loading", self, "max_rank")
+        if self.max_active is not None:
+            _check_positive("adapter_loading", self, "max_active")
+
+
 class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Number formats of weights and KV cache."""
 
@@ -145,6 +161,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     overlap: bool = True
     """Plan the next step while the current one runs."""
+    max_media_tokens: int = 4096
+    """Embeddings of media that one step computes. A single item may have more."""
 
     @property
     def slots(self) -> int:
@@ -152,7 +170,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return num_slots(self.max_running, self.max_step_tokens)
 
     def __post_init__(self) -> None:
-        _check_positive("engine.scheduling", self, "max_running", "max_step_tokens")
+        _check_positive("engine.scheduling", self, "max_running", "max_step_tokens", "max_media_tokens")
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -204,6 +222,8 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Process and its steps, logged next to the measured value. 0: not planned."""
     graphs: int = 0
     """Limit of the captured graphs."""
+    media_cache: int = 256 * 2**20
+    """Embeddings of media that are kept for further requests with the same media."""
     ranks: tuple[dict[str, int], ...] = ()
     """Memory of each rank by part, with the part names of RankMemory.held."""
 
@@ -244,6 +264,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: ModelConfig
     adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters that requests may select."""
+    adapter_loading: AdapterLoadingConfig = AdapterLoadingConfig()
     quantization: QuantizationConfig = QuantizationConfig()
     parallelism: ParallelismConfig = ParallelismConfig()
     hardware: HardwareConfig = HardwareConfig()

@@ -46,6 +46,22 @@ class Blocked(msgspec.Struct, frozen=True, tag="blocked"):
         return need + (f"; the largest users are {held}" if held else "")
 
 
+class AdapterMissing(msgspec.Struct, frozen=True, tag="adapter_missing"):
+    """The LoRA adapter of the request is not on the device. Requests behind it are scheduled meanwhile."""
+
+    name: str
+    slots: int  # number of adapter slots, all in use; 0: the adapter is being read
+
+    @property
+    def lacks(self) -> str:
+        return "adapter slot" if self.slots else "adapter"
+
+    def __str__(self) -> str:
+        if not self.slots:
+            return f"waits until adapter {self.name} is read"
+        return f"waits for adapter {self.name}: all {self.slots:,} slots are used (adapter_loading.max_active)"
+
+
 class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
     """The request was scheduled."""
 
@@ -101,7 +117,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended", omit_defaults=True):
         return f"ends ({self.finish}) with {counted(self.tokens, 'token')}{drafts}"
 
 
-Event = Queued | Blocked | Admitted | Preempted | Outgrown | Expired | Ended
+Event = Queued | Blocked | AdapterMissing | Admitted | Preempted | Outgrown | Expired | Ended
 
 
 class TimelineEvents(msgspec.Struct, frozen=True, tag="told"):

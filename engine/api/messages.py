@@ -1,7 +1,7 @@
 """Messages between gateway and engine. Times are seconds of the sender's monotonic clock unless stated otherwise.
 
-To the engine: Submit, Abort, Control. From the engine: Loading, Ready, Output (one frame per step for all requests),
-Failed, Stats, TimelineEvents (engine/api/events.py).
+To the engine: Submit, Abort, Control, LoadAdapter, UnloadAdapter. From the engine: Loading, Ready, Output (one frame
+per step for all requests), Failed, Stats, AdapterChanged, TimelineEvents (engine/api/events.py).
 """
 
 from typing import Literal
@@ -11,6 +11,19 @@ import msgspec
 from engine.api.events import Finish as Finish
 from engine.api.events import TimelineEvents
 from engine.api.golden import Against
+from engine.api.media import MediaItem
+
+
+class SpeechRules(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whisper's rules for the tokens of a transcript (engine/sampling/speech.py)."""
+
+    begin: tuple[tuple[int, ...], ...] = ()  # tokens allowed at the first positions of the reply: language, task, …
+    timestamps: int | None = None  # id of the timestamp 0; higher ids are later times. None: text without timestamps
+    no_timestamps: int | None = None  # id of the token that selects text without timestamps
+    latest_first: int | None = None  # largest number of the first timestamp
+    end: int = 0  # id of the end token; ids below it are text
+    suppressed: tuple[int, ...] = ()  # never sampled
+    suppressed_first: tuple[int, ...] = ()  # nor as the first token after `begin`
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,6 +48,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int | None = None  # likewise for prompt tokens
     logprobs_mode: Literal["raw", "processed"] = "raw"
     logprob_ids: tuple[int, ...] = ()  # with logprobs: these tokens in this order instead of the most likely ones
+    speech: SpeechRules | None = None
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -94,6 +108,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     segments: tuple[int, ...] = ()  # lengths of the prompt's segments, with token types 0, 1, …; empty: one segment
     source: int = 0  # leading prompt tokens that the encoder reads (encoder-decoder); the others begin the reply
     adapter: str = ""  # name of the LoRA adapter; empty: the base model
+    media: tuple[MediaItem, ...] = ()  # in the order of their spans
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -109,7 +124,21 @@ class Control(msgspec.Struct, frozen=True, tag="control"):
     """stats: send Stats now. reset_prefix_cache: drop all cached blocks. drain: finish open requests, then exit 0."""
 
 
-ToEngine = Submit | Abort | Control
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", omit_defaults=True):
+    """Load a LoRA adapter. The answer is AdapterChanged; requests with its name that follow wait for the result."""
+
+    name: str
+    path: str
+    replace: bool = False  # read the files again if an adapter with this name and path is loaded
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Remove a LoRA adapter. Open requests with it are completed. The answer is AdapterChanged."""
+
+    name: str
+
+
+ToEngine = Submit | Abort | Control | LoadAdapter | UnloadAdapter
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -229,6 +258,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     param: str | None = None
 
 
+class AdapterChanged(msgspec.Struct, frozen=True, tag="adapter_changed", omit_defaults=True):
+    """A LoRA adapter was loaded or unloaded, or could not be loaded."""
+
+    name: str
+    loaded: bool = True  # False: unloaded
+    error: str = ""  # reason why it could not be loaded; an adapter that was loaded before is kept
+    seconds: float = 0.0  # from the message to the answer
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     """Gauges, and counters since the engine's start. Sent when a step ends, at most ten times per second, and when the
     engine becomes idle."""
@@ -258,6 +296,15 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     grammar_seconds: float = 0.0
     masks: int = 0  # rows
     mask_seconds: float = 0.0
+    media_encoded: int = 0  # items that the tower computed
+    media_cached: int = 0  # items whose embeddings were cached
+    media_seconds: float = 0.0  # time of the tower
+    adapters_loaded: int = 0  # LoRA adapters that requests may select
+    adapters_active: int = 0  # of them, on the device
+    adapter_evictions: int = 0
+    adapter_waiting: int = 0  # requests that wait for an adapter or a slot for it
+    adapter_loads: int = 0  # adapters that were read since the start
+    adapter_load_seconds: float = 0.0
 
 
-FromEngine = Loading | Ready | Output | Failed | Stats | TimelineEvents
+FromEngine = Loading | Ready | Output | Failed | Stats | AdapterChanged | TimelineEvents

@@ -7,7 +7,8 @@ from typing import Literal
 
 from engine.api.config import MAX_RUNNING, SpeculationConfig, num_slots
 from engine.api.errors import RequestError
-from engine.api.messages import PoolingTask, Submit
+from engine.api.messages import PoolingTask, SpeechRules, Submit
+from engine.core.media import MediaLimits, check_items
 from engine.kv.layout import Layout
 from engine.models.parts import LongScaling, Rope
 
@@ -57,12 +58,15 @@ class EncoderLimits:
 
     longest: int  # encoder input
     reply: int  # reply, including the tokens it begins with
+    spectrogram: tuple[int, int] | None = None  # speech model: its inputs are spectrograms of these mels and frames
 
     def check(self, submit: Submit, room: int) -> None:
         """Raise RequestError for invalid lengths. room: the longest encoder input that fits into a step, next to one
         token of every running request."""
         source, begins = submit.source, len(submit.prompt) - submit.source
         longest = min(self.longest, room)
+        if self.spectrogram is not None:
+            self._check_audio(submit, self.spectrogram, room)
         if not 1 <= source <= longest:
             raise RequestError(f"the encoder input has {source} tokens; it must have 1 to {longest}", "prompt")
         if not 1 <= begins < self.reply:
@@ -72,6 +76,23 @@ class EncoderLimits:
             )
         if submit.sampling.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs is not available for encoder-decoder models", "prompt_logprobs")
+
+    def _check_audio(self, submit: Submit, spectrogram: tuple[int, int], room: int) -> None:
+        items, source = submit.media, submit.source
+        if len(items) != 1 or items[0].modality != "audio" or source != self.longest:
+            raise RequestError(f"media: the model reads one window of audio in {self.longest} positions", "media")
+        check_items(submit)
+        tensor = items[0].tensors.get("input_features")
+        if items[0].spans != ((0, source),) or tensor is None or tensor.shape != spectrogram:
+            raise RequestError(f"media: the window has no input_features of shape {list(spectrogram)}", "media")
+        if tensor.dtype != "float32":
+            raise RequestError(f"media: input_features are of type {tensor.dtype}, not float32", "media")
+        if source > room:
+            raise RequestError(
+                f"a window has {source} positions, which are computed in one step with room for {room}; raise "
+                "engine.scheduling.max_step_tokens",
+                "media",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +112,10 @@ class SchedulerConfig:
     whole: bool = False  # prompts are computed in one step, because attention is bidirectional
     sources: EncoderLimits | None = None  # encoder-decoder model; its prompts are not cached
     snapshots: int | None = None  # recurrent or hybrid model: number of snapshots of its state
-    adapters: tuple[str, ...] = ()  # names of the LoRA adapters, in the order of the worker
+    adapters: tuple[str, ...] = ()  # names of the LoRA adapters at the start, in the order of the worker
+    adapter_slots: int | None = None  # LoRA adapters on the device at a time; None: all of them, always
     speculation: SpeculationConfig = SpeculationConfig()
+    media: MediaLimits | None = None  # None: the model reads only text
 
     def speculates(self, submit: Submit) -> bool:
         """Return whether this request may have drafts."""
@@ -121,10 +144,6 @@ class SchedulerConfig:
         """Return the cache key of this rotary scaling, on which the keys depend as on the tokens."""
         return tuple(str(rope.variant(length)).encode() for rope in self.ropes)
 
-    def adapter_number(self, submit: Submit) -> int:
-        """Return the number of the request's adapter, or -1."""
-        return self.adapters.index(submit.adapter) if submit.adapter else -1
-
     def may_skip(self, submit: Submit) -> bool:
         """Return whether cached tokens of this request may be skipped. Pooling over all tokens needs their states."""
         pooling = submit.pooling
@@ -142,10 +161,8 @@ class SchedulerConfig:
             raise RequestError(
                 f"the prompt has {length} tokens; max_context={self.max_context} leaves room for {room}", "prompt"
             )
-        if submit.adapter and submit.adapter not in self.adapters:
-            known = ", ".join(self.adapters) or "none"
-            raise RequestError(f"adapter {submit.adapter!a}: not loaded; loaded are {known}", "model")
         self._check_ids(submit)
+        self._check_media(submit)
         if self.pooled is not None:
             self.pooled.check(submit)
         elif submit.pooling is not None:
@@ -171,6 +188,13 @@ class SchedulerConfig:
                 "max_tokens",
             )
 
+    def _check_media(self, submit: Submit) -> None:
+        if self.media is not None:
+            self.media.check(submit, self.max_step_tokens - self.slots + 1)
+        elif submit.media and (self.sources is None or self.sources.spectrogram is None):
+            kind = submit.media[0].modality
+            raise RequestError(f"media: this model reads only text; remove the {kind} from the prompt", "media")
+
     def _check_ids(self, submit: Submit) -> None:
         """Check token ids. They index tables of the worker: one out of range would crash the process."""
         sampling = submit.sampling
@@ -182,9 +206,17 @@ class SchedulerConfig:
             "logit_bias": sampling.logit_bias,
             "allowed_token_ids": sampling.allowed_token_ids or (),
             "bad_words": chain.from_iterable(sampling.bad_words),
+            "speech": _rule_ids(sampling.speech),
         }
         for param, ids in named.items():
             found = tuple(ids)
             if found and (min(found) < 0 or max(found) >= self.vocab_size):
                 wrong = next(id for id in found if not 0 <= id < self.vocab_size)
                 raise RequestError(f"token id {wrong}: the vocabulary has ids 0 to {self.vocab_size - 1}", param)
+
+
+def _rule_ids(rules: SpeechRules | None) -> tuple[int, ...]:
+    if rules is None:
+        return ()
+    single = (one for one in (rules.timestamps, rules.no_timestamps) if one is not None)
+    return (*chain.from_iterable(rules.begin), *single, rules.end, *rules.suppressed, *rules.suppressed_first)

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from engine.core.plan import MediaCounts
 from engine.kv.cache import Hit
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counters in tokens, except `preemptions`. A prompt is counted once, when it is first scheduled."""
+    """Counters in tokens, except `preemptions` and those of media. A prompt is counted once, when it is first scheduled."""
 
     prompt_tokens: int = 0  # cached and computed tokens
     generated_tokens: int = 0
@@ -23,6 +24,14 @@ class Counters:
     accepted_tokens: int = 0  # draft tokens that were accepted
     accepted_at: list[int] = field(default_factory=list)  # accepted tokens by position in their draft
     steps: list[int] = field(default_factory=list)  # sizes of the steps since the last report
+    media_encoded: int = 0
+    media_cached: int = 0
+    media_seconds: float = 0.0
+
+    def media(self, counts: MediaCounts) -> None:
+        self.media_encoded += counts.encoded
+        self.media_cached += counts.cached
+        self.media_seconds += counts.seconds
 
     def draft(self, drafted: int, accepted: int) -> None:
         """Count a verified draft."""

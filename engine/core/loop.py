@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -27,16 +28,20 @@ from engine.api.messages import (
     Failed,
     Finish,
     FromEngine,
+    LoadAdapter,
     Output,
     Pooling,
     PoolingTask,
     RankMemory,
     Submit,
     ToEngine,
+    UnloadAdapter,
 )
+from engine.core.adapter_loads import AdapterLoads, AdapterStore
 from engine.core.config import EncoderLimits, PooledTasks, SchedulerConfig
 from engine.core.golden import HealthCheck, Run, SelfTestRunner
 from engine.core.grammars import Grammars, OpenCompiler
+from engine.core.media import MediaLimits
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
@@ -45,6 +50,7 @@ from engine.models.parts import Model, Pooler, attentions, is_bidirectional
 
 TimedEvent = tuple[str, float, Event]
 
+ADAPTER_WAIT_S = 0.1  # interval of heartbeats while all requests wait for adapters to be read
 STATS_S = 0.1  # minimum interval between Stats
 
 
@@ -66,6 +72,10 @@ class Worker(Protocol):
     seconds: dict[str, float]
     reserved: tuple[int, ...]  # additional blocks for golden prompts
     arithmetic: Arithmetic  # determines the outputs together with the weights
+
+    @property
+    def adapters(self) -> AdapterStore | None:
+        """LoRA adapters by version. None: they do not change after the start."""
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Handle:
         """Start a step without waiting for it. Late masks are set before the result is awaited."""
@@ -92,7 +102,9 @@ class Loop:
     heartbeat: called before the loop waits for a step (BUSY) and before it sleeps (IDLE).
     self_test: golden prompts to run while idle.
     pooling: parameters of the health check, for a pooling model.
-    encoder_decoder: the model is an encoder-decoder."""
+    encoder_decoder: the model is an encoder-decoder.
+    adapters: folders of the LoRA adapters at the start.
+    adapter_store: reads adapters while the engine runs; None if they do not change."""
 
     def __init__(
         self,
@@ -109,6 +121,8 @@ class Loop:
         self_test: SelfTestRunner | None = None,
         pooling: Pooling | None = None,
         encoder_decoder: bool = False,
+        adapters: dict[str, str] | None = None,
+        adapter_store: AdapterStore | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._pooling, self._encoder_decoder = pooling, encoder_decoder
@@ -121,6 +135,14 @@ class Loop:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._out: list[FromEngine] = []
         self._events = [] if events is None else events
+        self._adapters = AdapterLoads(
+            scheduler,
+            adapter_store,
+            adapters or {},
+            call=self.call,
+            send=lambda message: self._out.append(message),
+            submit=self._submit,
+        )
         self._stopping = self._draining = False
         self._jumps_ahead = scheduler.config.speculation.enabled
         self._stats_at, self._stats_stale = 0.0, True
@@ -167,6 +189,8 @@ class Loop:
             idle = not in_flight and self._idle
             if idle:
                 self._on_idle()
+            if not in_flight and self._adapters.busy and self.scheduler.waiting_for_adapters:
+                self._wait_for_adapters()
             self._handle_messages(wait=idle)
             if self._stopping:
                 return
@@ -182,9 +206,10 @@ class Loop:
             if self.scheduler.late(now):
                 self._expire(now)
             planned = self.scheduler.plan(now)
+            self._adapters.apply()
             if planned is not None:
                 in_flight.append(self._start(planned))
-            assert in_flight or not (self.scheduler.running or self.scheduler.waiting), (
+            assert in_flight or self._adapters.busy or not (self.scheduler.running or self.scheduler.waiting), (
                 "requests are queued but no step can run"
             )
             if in_flight and (planned is None or len(in_flight) == self._depth):
@@ -229,6 +254,7 @@ class Loop:
         """Abort every request without sending deltas."""
         self.scheduler.end_all()
         self._grammars.drop_all()
+        self._adapters.drop_all()
 
     def _handle_messages(self, *, wait: bool) -> None:
         """Handle all queued messages. `wait`: block until there is at least one."""
@@ -238,6 +264,14 @@ class Loop:
                 wait = False
         except Empty:
             return
+
+    def _wait_for_adapters(self) -> None:
+        """Wait for a message, such as that an adapter has been read, unless other requests can run."""
+        if self.scheduler.running or self.scheduler.waiting > self.scheduler.waiting_for_adapters:
+            return
+        self._heartbeat(State.BUSY)
+        with suppress(Empty):
+            self._inbox.get(timeout=ADAPTER_WAIT_S)()
 
     def _on_idle(self) -> None:
         """Prepare for an idle period."""
@@ -271,6 +305,12 @@ class Loop:
                     self._submit(message, arrived)
                 case Abort(ids):
                     self._abort(ids)
+                case LoadAdapter():
+                    self._stats_stale = True
+                    self._adapters.load(message)
+                case UnloadAdapter(name):
+                    self._stats_stale = True
+                    self._adapters.unload(name)
                 case Control(verb="stats"):
                     self._report()
                 case Control(verb="reset_prefix_cache"):
@@ -283,6 +323,8 @@ class Loop:
         try:
             if self._draining:
                 raise EngineGone("the engine is shutting down; send the request to another engine")
+            if self._adapters.holds(submit, arrived):
+                return
             if submit.grammar is None and submit.thinking is None:
                 self._admit(submit, arrived)
             else:
@@ -310,7 +352,7 @@ class Loop:
         deltas = []
         for id in ids:
             delta = self.scheduler.end(id, "abort")
-            if self._grammars.drop(id):
+            if self._grammars.drop(id) or self._adapters.drop(id):
                 delta = Delta(id, finish="abort")
             if delta is not None:
                 deltas.append(delta)
@@ -394,6 +436,8 @@ class Loop:
             grammar_seconds=counters.compile_seconds,
             masks=counters.masks,
             mask_seconds=counters.mask_seconds,
+            adapter_loads=self._adapters.loads,
+            adapter_load_seconds=self._adapters.load_seconds,
         )
         if self._self_test is not None:
             counts = self._self_test.counts
@@ -434,7 +478,9 @@ def build_loop(
         sources=encoder_limits(worker.model),
         snapshots=worker.snapshots,
         adapters=tuple(adapter.name for adapter in config.adapters),
+        adapter_slots=config.adapter_loading.max_active,
         speculation=config.speculation,
+        media=media_limits(worker.model, config.scheduling.max_media_tokens),
     )
     grammars, events, on_idle = Grammars(open_compiler), list[TimedEvent](), None
 
@@ -459,6 +505,8 @@ def build_loop(
         self_test=self_test,
         pooling=None if pooled is None else Pooling(pooled.tasks[0]),
         encoder_decoder=settings.sources is not None,
+        adapters={adapter.name: adapter.path for adapter in config.adapters},
+        adapter_store=worker.adapters,
     )
 
 
@@ -466,7 +514,7 @@ def build_self_test(config: EngineConfig, worker: Worker, texts: tuple[Prompt, .
     """Return the self-test with the golden prompts of the lock file first, then generated ones and `texts`; None if
     it is disabled."""
     wanted, locked = config.lifecycle.self_test, config.lifecycle.self_test.locked
-    if not wanted.prompts:
+    if not wanted.prompts or worker.model.audio is not None:
         return None
     block_tokens = worker.layout.block_tokens
     groups, longest = len(worker.layout.groups), config.model.max_context
@@ -510,7 +558,26 @@ def encoder_limits(model: Model) -> EncoderLimits | None:
     """Return the length limits of an encoder-decoder model, or None for other models."""
     if model.encoder is None:
         return None
-    return EncoderLimits(longest=model.max_encoder_input, reply=model.max_context - model.max_encoder_input)
+    audio = model.audio
+    return EncoderLimits(
+        longest=model.max_encoder_input,
+        reply=model.max_context - model.max_encoder_input,
+        spectrogram=None if audio is None else (audio.mels, audio.frames),
+    )
+
+
+def media_limits(model: Model, step_tokens: int) -> MediaLimits | None:
+    """Return the media that a model reads, or None if it reads only text."""
+    media = model.media
+    if media is None:
+        return None
+    windows = [part.window for part in attentions(model) if part.window is not None]
+    return MediaLimits(
+        modalities=("image",) if media.video_token is None else ("image", "video"),
+        step_tokens=step_tokens,
+        attention=media.attention,
+        window=min(windows, default=None),
+    )
 
 
 def _tasks(pooler: Pooler) -> tuple[PoolingTask, ...]:

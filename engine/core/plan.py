@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.api.golden import LogitFingerprint
+from engine.api.media import MediaItem
 from engine.api.messages import Logprob, Pooled, Pooling, Sampling
 
 Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
@@ -41,7 +42,8 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     pooling: Pooling | None = None  # pool the prompt once it is computed
     segments: tuple[int, ...] = ()  # lengths of the prompt's segments
     source: int = 0  # leading tokens that the encoder reads; the first row computes all of them
-    adapter: int = -1  # number of the LoRA adapter; -1: none
+    adapter: int = -1  # slot of the LoRA adapter; -1: none
+    media: tuple[MediaItem, ...] = ()  # all items of the prompt
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -76,6 +78,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     fingerprinted: bool = False  # return fingerprints of the logits of sampled rows; the host waits for them
     restored: tuple[tuple[int, int], ...] = ()  # (snapshot, slot): copy this state before the rows run
     saved: tuple[tuple[int, int], ...] = ()  # (slot, snapshot): copy this state after the rows have run
+    adapters: tuple[tuple[int, int], ...] = ()  # (adapter slot, version): move this LoRA adapter there before all else
 
     @property
     def first_samples(self) -> list[int]:
@@ -85,6 +88,15 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     @property
     def tokens(self) -> int:
         return sum(row.count for row in self.rows)
+
+
+@dataclass(frozen=True)
+class MediaCounts:
+    """Media whose embeddings a step needed first."""
+
+    encoded: int = 0  # items that the tower computed
+    cached: int = 0  # items whose embeddings were cached
+    seconds: float = 0.0  # time of the tower
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,7 @@ class StepResult:
     failed: dict[int, str] = field(default_factory=dict)  # reason why no token could be sampled; `sampled` is undefined
     fingerprints: dict[int, LogitFingerprint] = field(default_factory=dict)  # if the plan requests them
     pooled: dict[int, Pooled] = field(default_factory=dict)  # of prompts that the row completed
+    media: MediaCounts | None = None  # None: the step needed no embeddings
 
     def tokens(self, row: int) -> tuple[int, ...]:
         """Return the tokens of a row that samples."""

@@ -16,10 +16,15 @@ import msgspec
 from engine.api.errors import ConfigError
 from engine.api.messages import Delta, Finish, Submit
 from engine.core.config import SchedulerConfig
+from engine.core.media import plan_without_tensors, without_tensors
 from engine.core.plan import StepResult
 from engine.core.records import (
     FORMAT,
     LENGTH,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterPrepared,
+    AdapterUnloaded,
     AllEnded,
     Applied,
     CacheReset,
@@ -62,7 +67,7 @@ class Recorder(Scheduler):
             raise ConfigError(f"record={path}: {error.strerror}; set it to a writable file, or remove it") from error
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
-        self._write(Submitted(submit, now))
+        self._write(Submitted(without_tensors(submit), now))
         return super().submit(submit, now)
 
     def propose(self, id: str, tokens: tuple[int, ...]) -> None:
@@ -85,9 +90,25 @@ class Recorder(Scheduler):
         self._write(CacheReset())
         super().reset_prefix_cache()
 
+    def load_adapter(self, name: str) -> int:
+        self._write(AdapterLoaded(name))
+        return super().load_adapter(name)
+
+    def unload_adapter(self, name: str) -> None:
+        self._write(AdapterUnloaded(name))
+        super().unload_adapter(name)
+
+    def adapter_prepared(self, version: int) -> None:
+        self._write(AdapterPrepared(version))
+        super().adapter_prepared(version)
+
+    def adapter_failed(self, version: int) -> list[Delta]:
+        self._write(AdapterFailed(version))
+        return super().adapter_failed(version)
+
     def plan(self, now: float) -> Planned | None:
         planned = super().plan(now)
-        self._write(PlanMade(now, None if planned is None else planned.plan))
+        self._write(PlanMade(now, None if planned is None else plan_without_tensors(planned.plan)))
         return planned
 
     def apply(self, result: StepResult, now: float) -> AppliedStep:

@@ -12,12 +12,12 @@ import struct
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
 from engine.api.errors import ConfigError
-from engine.api.messages import Finish, Submit
+from engine.api.messages import Delta, Finish, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepPlan
 from engine.core.snapshot import SchedulerState
@@ -33,7 +33,7 @@ from engine.models.parts import (
     YarnScaling,
 )
 
-FORMAT = 4
+FORMAT = 5
 LENGTH = struct.Struct("<I")
 MAX_BLOCKS = 1 << 24  # a scheduler with this many KV blocks takes about 1 GB of memory
 MAX_RUNNING = 1 << 20
@@ -94,6 +94,30 @@ class CacheReset(msgspec.Struct, frozen=True, tag="cache_reset"):
     pass
 
 
+class AdapterRecord(msgspec.Struct, frozen=True):
+    """An event of an adapter."""
+
+
+class AdapterLoaded(AdapterRecord, frozen=True, tag="adapter_loaded"):
+    name: str
+
+
+class AdapterUnloaded(AdapterRecord, frozen=True, tag="adapter_unloaded"):
+    name: str
+
+
+class AdapterPrepared(AdapterRecord, frozen=True, tag="adapter_prepared"):
+    """The host cache has this version of an adapter."""
+
+    version: int
+
+
+class AdapterFailed(AdapterRecord, frozen=True, tag="adapter_failed"):
+    """This version of an adapter could not be read."""
+
+    version: int
+
+
 class DeadlinesPassed(msgspec.Struct, frozen=True, tag="deadlines_passed"):
     now: float
 
@@ -114,7 +138,44 @@ class Applied(msgspec.Struct, frozen=True, tag="applied"):
     further: dict[int, tuple[int, ...]] = {}
 
 
-Record = Started | Submitted | Proposed | Ended | DeadlinesPassed | AllEnded | CacheReset | PlanMade | Applied
+Record = (
+    Started
+    | Submitted
+    | Proposed
+    | Ended
+    | DeadlinesPassed
+    | AllEnded
+    | CacheReset
+    | PlanMade
+    | Applied
+    | AdapterLoaded
+    | AdapterUnloaded
+    | AdapterPrepared
+    | AdapterFailed
+)
+
+
+class AdapterEvents(Protocol):
+    """The events of adapters, of a scheduler."""
+
+    def load_adapter(self, name: str) -> int: ...
+    def unload_adapter(self, name: str) -> None: ...
+    def adapter_prepared(self, version: int) -> None: ...
+    def adapter_failed(self, version: int) -> list[Delta]: ...
+
+
+def do_adapter(scheduler: AdapterEvents, record: AdapterRecord) -> list[Delta]:
+    """Repeat a recorded event of an adapter. Return the last deltas of requests that it ended."""
+    match record:
+        case AdapterLoaded(name):
+            scheduler.load_adapter(name)
+        case AdapterUnloaded(name):
+            scheduler.unload_adapter(name)
+        case AdapterPrepared(version):
+            scheduler.adapter_prepared(version)
+        case AdapterFailed(version):
+            return scheduler.adapter_failed(version)
+    return []
 
 
 def older(path: Path) -> Path:
@@ -191,6 +252,7 @@ def decode_config(started: Started) -> SchedulerConfig:
         "blocks": (config.blocks, MAX_BLOCKS),
         "snapshots": (1 + (config.snapshots or 0), MAX_BLOCKS),
         "max_running": (config.max_running, MAX_RUNNING),
+        "adapter_slots": (1 if config.adapter_slots is None else config.adapter_slots, MAX_RUNNING),
         "max_step_tokens": (config.max_step_tokens, MAX_BLOCKS),
         "layout.block_tokens": (config.layout.block_tokens, MAX_BLOCKS),
     }

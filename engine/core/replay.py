@@ -16,6 +16,7 @@ from engine.api.errors import ConfigError, RequestError
 from engine.api.printable import printable
 from engine.core.plan import StepPlan, StepResult
 from engine.core.records import (
+    AdapterRecord,
     AllEnded,
     Applied,
     CacheReset,
@@ -27,6 +28,7 @@ from engine.core.records import (
     Started,
     Submitted,
     decode_config,
+    do_adapter,
     read_records,
 )
 from engine.core.scheduler import Notify, Scheduler
@@ -119,6 +121,8 @@ def _do(scheduler: Scheduler, record: Record, note: Note | None) -> None:
             scheduler.end_all()
         case CacheReset():
             scheduler.reset_prefix_cache()
+        case AdapterRecord():
+            do_adapter(scheduler, record)
         case Applied(now, step, sampled, failed, further):
             settled = scheduler.apply(StepResult(step, sampled, further, failed=failed), now)
             for failure in settled.failed:

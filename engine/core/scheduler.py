@@ -22,14 +22,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.api.errors import NOTHING_LEFT, RequestError, StepError
-from engine.api.events import Admitted, Blocked, Ended, Event, Expired, Outgrown, Preempted, Queued
+from engine.api.events import AdapterMissing, Admitted, Blocked, Ended, Event, Expired, Outgrown, Preempted, Queued
 from engine.api.hashes import root_hash
 from engine.api.messages import Delta, Failed, Finish, Logprob, Pooled, Stats, Submit
+from engine.core.adapters import Adapters
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.deadlines import Deadlines
 from engine.core.drafts import NgramIndex
 from engine.core.fair import FairPolicy
+from engine.core.media import block_marks, step_part
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.core.policies import FirstComeFirstServed, PriorityPolicy, SchedulingPolicy
 from engine.core.sequence import Sequence, State
@@ -69,11 +71,13 @@ class _Draft:
     step: int
     budget: int
     drafts: int  # draft tokens that it has room for
+    embeddings: int = 0  # of media that the tower may compute
     rows: list[Row] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     new: list[NewRow] = field(default_factory=list)
     restored: list[tuple[int, int]] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)
+    adapters: list[tuple[int, int]] = field(default_factory=list)
     preempted: bool = False
 
 
@@ -89,6 +93,7 @@ class Scheduler:
         prefix = config.prefix_cache and config.sources is None
         self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=prefix, snapshots=config.snapshots)
         self.counters = Counters()
+        self.adapters = Adapters(config.adapters, config.adapter_slots)
         self.step = 0
         self._notify = notify or _ignore_event
         self._now = 0.0  # time of the last event that had one
@@ -97,6 +102,7 @@ class Scheduler:
         self._dropped: list[int] = []  # slots freed since the last plan
         self._policy = POLICIES[config.policy]()
         self._running, self._waiting = self._policy.running, self._policy.waiting
+        self._aside: dict[str, Sequence] = {}  # queued requests that wait for a slot of their adapter
         self._deadlines = Deadlines()
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: deque[Planned] = deque()
@@ -108,7 +114,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._aside)
+
+    @property
+    def waiting_for_adapters(self) -> int:
+        """Number of queued requests that wait for an adapter or a slot for it."""
+        return len(self._aside)
 
     @property
     def in_flight(self) -> int:
@@ -119,7 +130,7 @@ class Scheduler:
         return Stats(
             step=self.step,
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=self.waiting,
             kv_blocks_used=pool.used,
             kv_blocks_total=pool.size - 1,
             prompt_tokens=counters.prompt_tokens,
@@ -134,6 +145,13 @@ class Scheduler:
             accepted_tokens=counters.accepted_tokens,
             accepted_at=tuple(counters.accepted_at),
             step_tokens=tuple(counters.steps),
+            media_encoded=counters.media_encoded,
+            media_cached=counters.media_cached,
+            media_seconds=counters.media_seconds,
+            adapters_loaded=len(self.adapters.names),
+            adapters_active=self.adapters.active,
+            adapter_evictions=self.adapters.state.evictions,
+            adapter_waiting=self.waiting_for_adapters,
         )
 
     # Events
@@ -142,6 +160,9 @@ class Scheduler:
         """Raise RequestError for a request that can never be served, or whose id is in use."""
         if submit.id in self._by_id:
             raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
+        if submit.adapter and submit.adapter not in self.adapters.names:
+            known = ", ".join(self.adapters.names) or "none"
+            raise RequestError(f"adapter {submit.adapter!a}: not loaded; loaded are {known}", "model")
         self.config.check(submit)
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
@@ -152,6 +173,7 @@ class Scheduler:
         self._arrivals += 1
         sequence = Sequence(submit, self._arrivals, now, self.config.longest(submit))
         sequence.speculative = self.config.speculates(submit)
+        sequence.adapter = self.adapters.version_of(submit.adapter)
         finish, reason = sequence.finish() if submit.emitted else (None, None)
         if finish is not None:
             return Delta(submit.id, finish=finish, stop_reason=reason, timing=sequence.timing())
@@ -159,6 +181,7 @@ class Scheduler:
         if sequence.total > sequence.rope_limit:
             self._set_rope_length(sequence, sequence.total)
         self._by_id[submit.id] = sequence
+        self.adapters.add(sequence.adapter)
         self._deadlines.add(sequence, self._by_id)
         self._policy.arrive(sequence)
         ahead = self._waiting.before(sequence)
@@ -203,12 +226,41 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         self.cache.forget_all()
 
+    def load_adapter(self, name: str) -> int:
+        """Register an adapter, or a new version of it. Requests that have not started use it. Return the number of the
+        version."""
+        version = self.adapters.load(name)
+        for sequence in self._by_id.values():
+            if sequence.submit.adapter == name and sequence.scheduled is None:
+                self.adapters.replace(sequence.adapter, version)
+                sequence.adapter = version
+                self._set_rope_length(sequence, sequence.rope_length)
+        return version
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove an adapter. Open requests with it are completed."""
+        self.adapters.unload(name)
+
+    def adapter_prepared(self, version: int) -> None:
+        """Note that this version can be moved to a slot."""
+        self.adapters.prepared(version)
+
+    def adapter_failed(self, version: int) -> list[Delta]:
+        """End the requests that wait for a version that could not be read."""
+        self.adapters.failed(version)
+        found = [each for each in self._by_id.values() if each.adapter == version and each.scheduled is None]
+        for sequence in found:
+            self._end(sequence, "error")
+        return [Delta(sequence.id, finish="error", timing=sequence.timing()) for sequence in found]
+
     def plan(self, now: float) -> Planned | None:
         """Return the next step, or None if nothing can be computed until a result or a request arrives."""
         self._now = now
         if self._waits_for_drafts:
             return None
-        draft = _Draft(self.step + 1, self.config.max_step_tokens, self._room_for_drafts())
+        media = self.config.media
+        embeddings = 0 if media is None else media.step_tokens
+        draft = _Draft(self.step + 1, self.config.max_step_tokens, self._room_for_drafts(), embeddings)
         if self.cache.snapshots is not None:
             for sequence in self._running:
                 self.cache.publish_states(sequence.tables, sequence.ids)
@@ -218,6 +270,7 @@ class Scheduler:
             if draft.budget and sequence.state is State.RUNNING:
                 self._plan_prompt(draft, sequence)
         self._policy.charge(draft.sequences)
+        self._queue_again()
         while draft.budget and len(self._waiting) and not draft.preempted and self._admit(draft, now):
             pass
         if not draft.rows:
@@ -230,6 +283,7 @@ class Scheduler:
             tuple(draft.rows),
             restored=tuple(draft.restored),
             saved=tuple(draft.saved),
+            adapters=tuple(draft.adapters),
         )
         self._dropped.clear()
         constrained = [i for i, s in enumerate(draft.sequences) if s.constrained and draft.rows[i].sample]
@@ -244,6 +298,8 @@ class Scheduler:
         planned = self._in_flight.popleft()
         assert planned.plan.step == result.step, f"result {result.step} came for step {planned.plan.step}"
         settled = AppliedStep()
+        if result.media is not None:
+            self.counters.media(result.media)
         for index, sequence in enumerate(planned.sequences):
             if sequence.state is State.ENDED:
                 continue
@@ -322,7 +378,7 @@ class Scheduler:
         config = self.config
         if not config.speculation.enabled:
             return 0
-        rows = config.slots + config.speculation.rows - min(config.slots, len(self._running) + len(self._waiting))
+        rows = config.slots + config.speculation.rows - min(config.slots, len(self._running) + self.waiting)
         return min(rows, (config.max_step_tokens - len(self._running)) // 2)
 
     def _drafts(self, draft: _Draft, sequence: Sequence) -> tuple[int, ...]:
@@ -349,15 +405,27 @@ class Scheduler:
         first = sequence.computed
         known = min(sequence.total, sequence.last)
         end = self.cache.cut(sequence.tables, first, min(known, first + draft.budget), known)
+        embeddings = 0
+        if self.config.media is not None:
+            part = step_part(self.config.media, sequence.submit, (first, end), draft.embeddings, enters=False)
+            end, embeddings = part.end, part.embeddings
+            if end == first:
+                return
         blocks = self._allocate(draft, sequence, end)
         if blocks is not None:
+            draft.embeddings -= embeddings
             self._add_row(draft, sequence, end - first, blocks)
 
     def _admit(self, draft: _Draft, now: float) -> bool:
         """Admit the first queued sequence if there is a place in the batch, and blocks for all its tokens in addition
         to
-        one for each running sequence, which would soon preempt it otherwise. Return whether it was admitted."""
+        one for each running sequence, which would soon preempt it otherwise. A sequence
+        whose adapter has no slot is set aside. Return whether the next one may be admitted."""
         sequence, spare = self._waiting.first, self.cache.spare(len(self._running))
+        adapter_slot = self.adapters.find_slot(sequence.adapter, started=sequence.scheduled is not None)
+        if adapter_slot is None:
+            self._set_aside(sequence)
+            return True
         source = sequence.submit.source
         at_once = sequence.total if self.config.whole else source + 1 if source else 1
         if sequence.pending or at_once > draft.budget:
@@ -377,6 +445,13 @@ class Scheduler:
         if wanted > spare:
             self._block(sequence, Blocked("blocks", wanted, spare, self._holders()))
             return False
+        end = min(sequence.total, hit.tokens + draft.budget)
+        if self.config.media is not None:
+            part = step_part(self.config.media, sequence.submit, (hit.tokens, end), draft.embeddings, enters=True)
+            if part.end == hit.tokens:
+                return False
+            end = part.end
+            draft.embeddings -= part.embeddings
         self._waiting.remove(sequence)
         sequence.blocked = ""
         sequence.become(State.RUNNING)
@@ -385,6 +460,11 @@ class Scheduler:
         self.cache.start(sequence.tables, hit)
         sequence.computed = hit.tokens
         sequence.charged = max(sequence.charged, hit.tokens)
+        filled = (self.adapters.start if sequence.scheduled is None else self.adapters.use)(
+            sequence.adapter, adapter_slot
+        )
+        if filled:
+            draft.adapters.append((adapter_slot, sequence.adapter))
         if sequence.scheduled is None:
             sequence.scheduled = now
             sequence.cached_tokens = min(hit.tokens, sequence.prompt_tokens)
@@ -393,7 +473,6 @@ class Scheduler:
         snapshot = self.cache.restore(sequence.tables, hit, sequence.total)
         if snapshot is not None:
             draft.restored.append((snapshot, sequence.slot))
-        end = min(sequence.total, hit.tokens + draft.budget)
         end = self.cache.cut(sequence.tables, hit.tokens, end, sequence.total)
         added = self.cache.grow(sequence.tables, sequence.ids, hit.tokens, end)
         assert added is not None, "the free blocks were checked before"
@@ -408,14 +487,32 @@ class Scheduler:
                 sequence.submit.pooling,
                 sequence.submit.segments,
                 source,
-                self.config.adapter_number(sequence.submit),
+                adapter_slot,
+                sequence.submit.media,
             )
         )
         self._add_row(draft, sequence, end - hit.tokens, tuple(map(tuple, sequence.tables.blocks)))
         self._policy.charge((sequence,))
         return True
 
-    def _block(self, sequence: Sequence, why: Blocked) -> None:
+    def _set_aside(self, sequence: Sequence) -> None:
+        """Take a sequence out of the queue until the adapters change, so that the next ones can be admitted."""
+        name, slots = sequence.submit.adapter, self.config.adapter_slots or 0
+        ready = self.adapters.state.versions[sequence.adapter].ready
+        self._block(sequence, AdapterMissing(name, slots if ready else 0))
+        self._waiting.remove(sequence)
+        self._aside[sequence.id] = sequence
+
+    def _queue_again(self) -> None:
+        """Queue the sequences that were set aside, if slots or adapters have changed since."""
+        state = self.adapters.state
+        if state.changed:
+            state.changed, state.reserved = False, None
+            for sequence in self._aside.values():
+                self._waiting.add(sequence)
+            self._aside.clear()
+
+    def _block(self, sequence: Sequence, why: Blocked | AdapterMissing) -> None:
         """Report why the first queued sequence cannot run, once per reason."""
         if sequence.blocked != why.lacks:
             sequence.blocked = why.lacks
@@ -485,9 +582,10 @@ class Scheduler:
     def _end(self, sequence: Sequence, finish: Finish, *, forget: bool = False) -> None:
         if sequence.state is State.RUNNING:
             self._release(sequence, forget=forget)
-        else:
+        elif self._aside.pop(sequence.id, None) is None:
             self._waiting.remove(sequence)
         sequence.become(State.ENDED)
+        self.adapters.end(sequence.adapter, started=sequence.scheduled is not None)
         del self._by_id[sequence.id]
         drafted = sequence.accepted_tokens + sequence.rejected_tokens
         reply = len(sequence.ids) - sequence.prompt_tokens
@@ -500,10 +598,12 @@ class Scheduler:
         sequence.rope_length = length
         sequence.rope_limit = self.config.rope_limit(length)
         submit = sequence.submit
-        adapter = (submit.adapter.encode(),) if submit.adapter else ()
-        root = root_hash(submit.salt.encode(), *self.config.variants(length), *adapter)
+        adapter = self.adapters.key(sequence.adapter)
+        whole = () if self.config.media is None else self.config.media.root(submit)
+        root = root_hash(submit.salt.encode(), *self.config.variants(length), *adapter, *whole)
         before, prompt = sequence.tables, sequence.prompt_tokens // self.cache.block_tokens
-        sequence.tables = Tables(root, len(self.cache.groups), prompt)
+        marks = block_marks(submit, self.cache.block_tokens)
+        sequence.tables = Tables(root, len(self.cache.groups), prompt, marks)
         sequence.tables.written, sequence.tables.settled = before.written, before.settled
 
     # Results

@@ -33,6 +33,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "arrival",
         "arrived",
         "blocked",
@@ -95,6 +96,7 @@ class Sequence:
         self.forced: tuple[int, ...] = ()  # draft of the next tokens, from a grammar or a thinking budget
         self.accepted_tokens = self.rejected_tokens = 0  # draft tokens
         self.slot = -1
+        self.adapter = -1  # version of its LoRA adapter; -1: none; set by the scheduler
         self.blocked = ""  # reported reason why it cannot run, as the first in the queue
         self.step = 0  # last step that has a row of it
         self.rope_length = self.prompt_tokens

@@ -10,9 +10,11 @@ from typing import Literal
 import msgspec
 
 from engine.api.messages import Logprob, Submit
+from engine.core.adapters import AdaptersState
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.fair import FairPolicy
+from engine.core.media import block_marks, plan_without_tensors, without_tensors
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Planned, Scheduler
 from engine.core.sequence import Sequence, State
@@ -64,6 +66,7 @@ class SequenceState(msgspec.Struct, array_like=True):
     forced: tuple[int, ...]
     accepted_tokens: int
     rejected_tokens: int
+    adapter: int = -1
 
 
 class PlannedState(msgspec.Struct, array_like=True):
@@ -103,6 +106,9 @@ class SchedulerState(msgspec.Struct, frozen=True):
     counters: Counters
     pool: PoolState
     fair: FairState | None = None
+    adapters: AdaptersState | None = None
+    aside: tuple[str, ...] = ()
+    """Requests that wait for a slot of their adapter."""
     snapshots: PoolState | None = None
     """Pool of the snapshots of recurrent state."""
 
@@ -121,13 +127,17 @@ def snapshot(scheduler: Scheduler) -> SchedulerState:
         dropped=scheduler._dropped,
         sequences=[_sequence_state(sequence) for sequence in sequences],
         in_flight=[
-            PlannedState(planned.plan, [index[id(each)] for each in planned.sequences], planned.constrained)
+            PlannedState(
+                plan_without_tensors(planned.plan), [index[id(each)] for each in planned.sequences], planned.constrained
+            )
             for planned in scheduler._in_flight
         ],
         deadlines=scheduler._deadlines._entries,
         counters=scheduler.counters,
         pool=_pool_state(scheduler.cache.pool),
         fair=FairState(policy.served, policy.waiting.left) if isinstance(policy, FairPolicy) else None,
+        adapters=scheduler.adapters.state,
+        aside=tuple(scheduler._aside),
         snapshots=None if scheduler.cache.snapshots is None else _pool_state(scheduler.cache.snapshots.pool),
     )
 
@@ -149,12 +159,15 @@ def restore(scheduler: Scheduler, state: SchedulerState) -> None:
     for sequence in sequences:
         if sequence.state is State.RUNNING:
             policy.running.add(sequence)
-        elif sequence.state is State.WAITING:
+        elif sequence.state is State.WAITING and sequence.id not in state.aside:
             policy.waiting.add(sequence)
     scheduler._by_id.update((each.id, each) for each in sequences if each.state is not State.ENDED)
     scheduler._in_flight.extend(
         Planned(each.plan, [sequences[at] for at in each.sequences], each.constrained) for each in state.in_flight
     )
+    scheduler._aside.update((id, scheduler._by_id[id]) for id in state.aside)
+    if state.adapters is not None:
+        scheduler.adapters.state = state.adapters
     scheduler._deadlines._entries = state.deadlines
     scheduler.counters = state.counters
     scheduler.step, scheduler._now, scheduler._arrivals = state.step, state.now, state.arrivals
@@ -167,14 +180,14 @@ SEQUENCE_FIELDS = tuple(name for name in SequenceState.__struct_fields__ if name
 def _sequence_state(sequence: Sequence) -> SequenceState:
     tables = TablesState(*(getattr(sequence.tables, name) for name in TablesState.__struct_fields__))
     same = {name: getattr(sequence, name) for name in SEQUENCE_FIELDS}
-    return SequenceState(submit=sequence.submit, tables=tables, **same)
+    return SequenceState(submit=without_tensors(sequence.submit), tables=tables, **same)
 
 
 def _sequence(state: SequenceState, config: SchedulerConfig) -> Sequence:
     sequence = Sequence(state.submit, state.arrival, state.arrived, config.longest(state.submit))
     for name in SEQUENCE_FIELDS:
         setattr(sequence, name, getattr(state, name))
-    sequence.tables = Tables(state.tables.root, 0)
+    sequence.tables = Tables(state.tables.root, 0, marks=block_marks(state.submit, config.layout.block_tokens))
     for name in TablesState.__struct_fields__:
         setattr(sequence.tables, name, getattr(state.tables, name))
     return sequence

@@ -15,10 +15,11 @@ A recurrent or hybrid model also needs the state after the prefix, which only ex
 token cannot be recomputed from the state after it.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from engine.api.hashes import extend
+from engine.api.hashes import NO_MARKS, extend
 from engine.kv.layout import NULL_BLOCK, Group, blocks_of
 from engine.kv.pool import Pool
 from engine.kv.snapshots import SavePoints, Snapshots
@@ -34,12 +35,25 @@ class Tables:
     written: tokens of these blocks that the sequence added to the cache. Preemption does not change it.
     settled: number of these blocks that are accounted for in `written`. Preemption does not change it.
     points: snapshots of the recurrent state.
+    marks: what blocks depend on besides their tokens, by number: the media in them.
     """
 
-    __slots__ = ("blocks", "hashes", "points", "prompt", "published", "released", "root", "settled", "touch", "written")
+    __slots__ = (
+        "blocks",
+        "hashes",
+        "marks",
+        "points",
+        "prompt",
+        "published",
+        "released",
+        "root",
+        "settled",
+        "touch",
+        "written",
+    )
 
-    def __init__(self, root: bytes, groups: int, prompt: int = 0) -> None:
-        self.root = root
+    def __init__(self, root: bytes, groups: int, prompt: int = 0, marks: Mapping[int, bytes] = NO_MARKS) -> None:
+        self.root, self.marks = root, marks
         self.hashes: list[bytes] = []
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
         self.released = [0] * groups  # index of the first block of each group that is not released
@@ -95,7 +109,7 @@ class Cache:
         """Look up the prefix of a sequence without blocks."""
         if not self._prefix:
             return MISS
-        extend(tables.hashes, tables.root, ids, self.block_tokens)
+        extend(tables.hashes, tables.root, ids, self.block_tokens, tables.marks)
         if self.snapshots is not None:
             return self._lookup_state(self.snapshots, tables.hashes, (len(ids) - 1) // self.block_tokens)
         full = len(ids) // self.block_tokens
@@ -196,7 +210,7 @@ class Cache:
     def publish_states(self, tables: Tables, ids: list[int]) -> None:
         """Publish the snapshots of earlier plans whose tokens are known."""
         if self.snapshots is not None and tables.points.saved:
-            extend(tables.hashes, tables.root, ids, self.block_tokens)
+            extend(tables.hashes, tables.root, ids, self.block_tokens, tables.marks)
             self.snapshots.publish(tables.points, tables.hashes)
 
     def grow(self, tables: Tables, ids: list[int], first: int, end: int) -> Blocks | None:
@@ -225,7 +239,7 @@ class Cache:
         full = min(computed, len(ids)) // self.block_tokens
         if not self._prefix or full <= tables.published:
             return
-        extend(tables.hashes, tables.root, ids, self.block_tokens)
+        extend(tables.hashes, tables.root, ids, self.block_tokens, tables.marks)
         new: set[int] = set()
         for index, blocks in enumerate(tables.blocks):
             for i in range(tables.published, full):

@@ -14,6 +14,23 @@ class EncoderInputs:
     positions: Tensor  # [tokens] int64
     slot_mapping: tuple[Tensor, ...]  # per group: [tokens] int64
     count: tuple[int, ...]  # tokens of each encoder input
+    spectrograms: Tensor | None = None  # [inputs, mels, frames] float32, for a speech model
+
+
+@dataclass(frozen=True)
+class MediaRows:
+    """Embeddings of the tokens of media in a step."""
+
+    tokens: Tensor  # [n] int64, index in the step
+    embeddings: Tensor  # [n, Media.width] of the activations' type
+
+    def insert(self, x: Tensor) -> None:
+        """Replace the rows of these tokens in x: [tokens, hidden]."""
+        x.index_copy_(0, self.tokens, self.embeddings[:, : x.shape[1]])
+
+    def add(self, x: Tensor, first: int) -> None:
+        """Add columns of the embeddings, from `first` on, to the rows of these tokens in x: [tokens, hidden]."""
+        x.index_add_(0, self.tokens, self.embeddings[:, first : first + x.shape[1]])
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,11 @@ class Batch:
     decoder_starts: tuple[int, ...] | None = None  # encoder-decoder: positions at which the decoder's tokens begin
     encoder_inputs: EncoderInputs | None = None  # encoder inputs that the step reads
     adapters: Tensor | None = None  # [tokens] int32, adapter of each token, -1 for none; None: no token has one
+    media: MediaRows | None = None  # None: no token is of media
+    axes: Tensor | None = None  # [tokens, 3] int64, M-RoPE positions in time, height and width; None: all `positions`
+    spans: Tensor | None = None
+    """[tokens, 2] int64, begin and end of the positions that see one another in both directions with the token, equal
+    for none; None: attention is causal for all tokens."""
 
     @property
     def rows(self) -> int:

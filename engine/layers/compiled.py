@@ -3,7 +3,7 @@ single call. Every operation reads and writes rows of a few buffers that all lay
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.api.errors import CheckpointError
 from engine.kv.layout import Layout, whole_blocks
-from engine.layers.batch import Batch
+from engine.layers.batch import Batch, EncoderInputs, MediaRows
 from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
@@ -19,6 +19,7 @@ from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
+from engine.layers.step import rope_positions
 from engine.layers.streams import computed
 from engine.layers.values import pad_values
 from engine.layers.vocabulary import Vocabulary
@@ -27,6 +28,7 @@ from engine.lowering.program import (
     AbsorbQueries,
     Activation,
     Add,
+    AddMedia,
     AllReduce,
     Attend,
     AttendLatent,
@@ -38,10 +40,14 @@ from engine.lowering.program import (
     CutHeads,
     DeltaRule,
     Embed,
+    EmbedAudio,
     ExpandValues,
     ExpertLinear,
     Gate,
     GatedNorm,
+    Input,
+    InsertMedia,
+    Keep,
     Linear,
     LookUp,
     LookUpPositions,
@@ -68,8 +74,9 @@ from engine.lowering.program import (
     StreamOp,
     Tanh,
     Value,
+    WriteKV,
 )
-from engine.lowering.rewrites import compiled_ops
+from engine.lowering.rewrites import compiled_encoder, compiled_ops
 from engine.models.parts import LayerNorm, Norm
 from kernels.activation import function, gated
 from kernels.cpu import program as cpu
@@ -130,156 +137,55 @@ class TorchOp:
     programs, on the first `tokens` rows of the buffers."""
 
     compute: Callable[[int], None]
+    media: bool = False  # only steps with media need it
 
 
-class CompiledModel:
+class CompiledOps:
+    """Operations as structures for the compiled kernels, which point to shared buffers."""
+
+    vocabulary: Vocabulary | None = None
+    states: LayerStates = ()  # of the last step; operations point to them
+    media: MediaRows | None = None  # of the running step
+
     def __init__(
         self,
         program: Program,
         weights: LoadedWeights,
-        vocabulary: Vocabulary,
-        layout: Layout,
+        kv_layers: Sequence[KVLayer],
         team: Team,
         collective: ShmCollective | None = None,
         adapters: LoadedAdapters = NO_ADAPTERS,
     ) -> None:
         """collective: shared memory of the ranks, if there are several."""
-        self.collective, self.team, self.adapters = collective, team, adapters
-        self.program, self.weights, self.vocabulary = program, weights, vocabulary
-        self.ops, self._kv_layers, self._layout = compiled_ops(program), kv_layers(layout), layout
-        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
-        widths = buffer_widths(self.ops)
+        self.program, self.weights, self._kv_layers = program, weights, kv_layers
+        self.team, self.collective, self.adapters = team, collective, adapters
+        self.ops = compiled_ops(program)
+        self.encoder_ops, self.cross_ops = compiled_encoder(program)
+        every = (*self.encoder_ops, *self.cross_ops, *self.ops)
+        widths = buffer_widths(every)
         self.buffers = Buffers(widths | {LOW_RANK: adapters.columns} if adapters.columns else widths)
-        # torch adds the rows of positions and segments, which are small tables.
-        part = vocabulary.part
-        self.sums = part.width is None and (part.positions is not None or part.segments is not None)
-        # So are rows of a table that lacks some tokens.
-        self._positions = [op.y for op in self.ops if isinstance(op, LookUpPositions)]
-        self._looked_up = [
-            op for op in self.ops if isinstance(op, LookUp) and op.weight.part.vocab < vocabulary.part.vocab
-        ]
-        self.whole = _bidirectional_kv(self.ops)
-        self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
-        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
-        self.states: LayerStates = ()  # of the last step; operations point to them
-        self._fit(MIN_TOKENS)
+        self.whole = _bidirectional_kv(every)
 
-    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
-        """Implement `TextModel.forward`."""
-        if batch.tokens > self.tokens or states is not self.states:
-            self.states = states
-            self._fit(max(batch.tokens, 2 * self.tokens) if batch.tokens > self.tokens else self.tokens)
-        tables, slot_mapping = batch.tables, batch.slot_mapping
-        if self.whole is not None:
-            tables, slot_mapping, pages = self.whole.placed(batch)
-        if self.sums:
-            embed = self.ops[0]
-            assert isinstance(embed, Embed), "a program begins with its embedding"
-            rows = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
-            self.buffers[embed.y][: batch.tokens] = rows
-        for y in self._positions:
-            self.buffers[y][: batch.tokens] = self.vocabulary.position(batch.positions, torch.float32)
-        for op in self._looked_up:
-            self.buffers[op.y][: batch.tokens] = self.weights.token_rows(op.weight).look_up(batch.ids, torch.float32)
-        angles = [rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations]
-        first, count = torch.tensor(batch.first), torch.tensor(batch.count)
-        viewed = group_pages(self._layout, pages) if self.whole is None and self._layout.groups else (pages,)
-        data = {
-            group: StepData(
-                batch.tokens,
-                ids=batch.ids,
-                first=first,
-                count=count,
-                slots=batch.slots,
-                adapters=batch.adapters,
-                angles=angles,
-                tables=tables,
-                slot_mapping=slot_mapping,
-                pages=viewed[group],
-            )
-            for group in sorted({part.group for part in self.regions if isinstance(part, Region)})
-        }
-        for part in self.regions:
-            if isinstance(part, Region):
-                self.team.run(part.program, data[part.group])
-            else:
-                part.compute(batch.tokens)
-        return self.buffers[self.program.out][: batch.tokens]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Implement `TextModel.logits`. The result is valid until the next call."""
-        hidden = hidden.contiguous()
-        if len(hidden) > len(self.logit_rows):
-            # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
-            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
-        y = self.logit_rows[: len(hidden)]
-        head = self.vocabulary.head
-        assert isinstance(head, Packed), "a pooling model has no logits"
-        if self.collective is not None:
-            own = torch.empty(len(hidden), head.outputs)
-            self.team.run(
-                CompiledProgram([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)),
-                StepData(len(hidden)),
-            )
-            return self._gather_logits(own, y, self.collective)
-        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
-        self.team.run(CompiledProgram(ops, (hidden, y)), StepData(len(hidden)))
-        return y
-
-    def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
-        """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
-        rows = max(1, collective.floats // self.vocabulary.most)
-        for part, whole in zip(own.split(rows), y.split(rows), strict=True):
-            ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
-            self.team.run(CompiledProgram(ops, (part, whole)), StepData(len(part)))
-        return y
-
-    def _caps(self, y: Tensor) -> list[cpu.Op]:
-        part = self.vocabulary.out
-        assert part is not None, "only models with a head have logits"
-        if part.scale == 1.0 and part.softcap is None:
-            return []
-        cap = part.softcap or 0.0
-        return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
-
-    def reserve(self, tokens: int, rows: int) -> None:
-        """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
-        self._fit(max(tokens, self.tokens))
-        if self.vocabulary.head is not None:
-            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
-        if self.whole is not None:
-            self.whole.reserve(tokens, rows)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Size of the buffers of a step, without logits."""
-        return sum(room.nbytes for room in self.buffers.tensors.values()) + (self.whole.nbytes if self.whole else 0)
-
-    def _fit(self, tokens: int) -> None:
-        """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
-        first."""
-        self.tokens = tokens
-        self.regions: list[Region | TorchOp] = []
-        self.buffers.make(tokens)
-        if self.is_recurrent and not self.states:
-            return  # the first step brings the states
-        ops = [made for op in self.ops for made in self._compiled(op)]
-        self.regions = _regions(ops, self._layout, tuple(self.buffers.tensors.values()))
-
-    def _compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
+    def compiled(self, op: Op) -> Iterator[cpu.Op | TorchOp]:
         """Yield the structures of an operation."""
         values, weights = self.buffers, self.weights
         match op:
+            case Input() | EmbedAudio():
+                pass  # given before the step
+            case Keep():
+                yield _torch_keep(values[op.x], self._columns(op.y))
             case Embed():
-                if not self.sums:
+                if not _is_sum(op):
                     yield self._embed(values[op.y])
+            case InsertMedia() | AddMedia():
+                yield self._media(op)
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
             case LookUpPositions():
                 pass  # before the first program
-            case LookUp() if op in self._looked_up:
-                pass
+            case LookUp(partial=True):
+                pass  # likewise
             case LookUp():
                 table = weights.token_rows(op.weight).table
                 yield _rows(table, op.weight.part.scale, values[op.y])
@@ -323,6 +229,9 @@ class CompiledModel:
                 yield self._rotate(op, values[op.qkv])
             case PrepareKV():
                 yield self._prepare_kv(op, values[op.qkv])
+            case WriteKV():
+                own = {"layer": op.layer, "heads": op.heads, "kv_heads": op.kv_heads, "head_dim": op.head_dim}
+                yield self._prepare_kv(PrepareKV(qkv=op.qkv, norm=None, rope=None, **own), values[op.qkv])
             case ScaleQueries():
                 yield _scale_queries(op, values[op.qkv])
             case Attend():
@@ -364,6 +273,18 @@ class CompiledModel:
             case _:
                 raise NotImplementedError(f"compiled kernels have no {type(op).__name__}")
 
+    def _media(self, op: InsertMedia | AddMedia) -> TorchOp:
+        x = self.buffers[op.x]
+
+        def compute(tokens: int) -> None:
+            assert self.media is not None, "a step without media has no such operation"
+            if isinstance(op, AddMedia):
+                self.media.add(x[:tokens], op.first)
+            else:
+                self.media.insert(x[:tokens])
+
+        return TorchOp(compute, media=True)
+
     def _linear(self, op: Linear, x: Tensor, y: Tensor) -> Iterator[cpu.Op]:
         """Yield the product, between the two operations of its adapters."""
         product, lora = _linear(self.weights.matrix(op.weight), x, y), self.adapters.layer(op.weight.name)
@@ -375,6 +296,7 @@ class CompiledModel:
         yield from (before, product, after)
 
     def _stream(self, op: StreamOp) -> TorchOp:
+        assert self.vocabulary is not None, "a tower has no streams"
         world = self.vocabulary.world
 
         def compute(tokens: int) -> None:
@@ -495,6 +417,7 @@ class CompiledModel:
         return self.buffers[columns.value][:, columns.first : columns.first + columns.width]
 
     def _embed(self, x: Tensor) -> cpu.Embed:
+        assert self.vocabulary is not None, "a program with an embedding has a vocabulary"
         return _rows(self.vocabulary.table, self.vocabulary.part.scale, x)
 
     def _qk_norm(self, op: QKNorm, qkv: Tensor) -> Iterator[cpu.Op | TorchOp]:
@@ -539,10 +462,12 @@ class CompiledModel:
     def _attend(self, op: Attend, qkv: Tensor, y: Tensor) -> cpu.Attend:
         part, place = op.part, self._place(op.layer)
         sinks, slopes = self.weights.sinks(op.sinks), self.weights.slopes(op.slopes)
+        biases = self.weights.bias(op.bias)
         return cpu.Attend(
             q=qkv.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
             slopes=None if slopes is None else slopes.data_ptr(),
+            biases=None if biases is None else biases.data_ptr(),
             out=y.data_ptr(),
             q_stride=qkv.stride(0),
             out_stride=y.stride(0),
@@ -550,13 +475,15 @@ class CompiledModel:
             kv_heads=op.kv_heads,
             dim=part.head_dim,
             value_dim=part.head_dim,
-            window=part.window or 0,
-            chunk=part.chunk or 0,
+            reach=0 if biases is None else biases.shape[1] // 2,
+            window=op.window or 0,
+            chunk=op.chunk or 0,
             scale=op.scale,
             softcap=part.softcap or 0.0,
             group=place.group,
             layer=place.layer,
             causal=part.causal,
+            cross=op.cross,
         )
 
     def _prepare_latent(self, op: PrepareLatent, values: Buffers) -> Iterator[cpu.Op]:
@@ -628,6 +555,197 @@ class CompiledModel:
         return KVLayer(0, 0) if layer is None else self._kv_layers[layer]
 
 
+class CompiledModel(CompiledOps):
+    vocabulary: Vocabulary
+
+    def __init__(
+        self,
+        program: Program,
+        weights: LoadedWeights,
+        vocabulary: Vocabulary,
+        layout: Layout,
+        team: Team,
+        collective: ShmCollective | None = None,
+        adapters: LoadedAdapters = NO_ADAPTERS,
+    ) -> None:
+        """collective: shared memory of the ranks, if there are several."""
+        super().__init__(program, weights, kv_layers(layout), team, collective, adapters)
+        self.vocabulary, self._layout = vocabulary, layout
+        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in program.ropes]
+        self.is_recurrent = any(isinstance(op, Recurrence) for op in self.ops)
+        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
+        self._fit(MIN_TOKENS)
+
+    def forward(self, batch: Batch, pages: Tensor, states: LayerStates = ()) -> Tensor:
+        """Implement `TextModel.forward`."""
+        inputs = batch.encoder_inputs if self.encoder_ops else None
+        tokens = max(batch.tokens, 0 if inputs is None else len(inputs.ids))
+        if tokens > self.tokens or states is not self.states:
+            self.states = states
+            self._fit(max(tokens, 2 * self.tokens) if tokens > self.tokens else self.tokens)
+        if inputs is not None:
+            self._encode(inputs, pages)
+        tables, slot_mapping = batch.tables, batch.slot_mapping
+        if self.whole is not None and not self.encoder_ops:
+            tables, slot_mapping, pages = self.whole.placed(torch.tensor(batch.count), batch.positions)
+        self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
+        self._look_up(batch)
+        self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
+        angles = [rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations]
+        first, count = torch.tensor(batch.first), torch.tensor(batch.count)
+        own_pages = (self.whole is None or bool(self.encoder_ops)) and bool(self._layout.groups)
+        viewed = group_pages(self._layout, pages) if own_pages else (pages,)
+        parts = self.regions if self.media is None else self.media_regions
+        data = {
+            group: StepData(
+                batch.tokens,
+                ids=batch.ids,
+                first=first,
+                count=count,
+                slots=batch.slots,
+                adapters=batch.adapters,
+                starts=None if batch.decoder_starts is None else torch.tensor(batch.decoder_starts),
+                spans=batch.spans,
+                angles=angles,
+                tables=tables,
+                slot_mapping=slot_mapping,
+                pages=viewed[group],
+            )
+            for group in sorted({part.group for part in parts if isinstance(part, Region)})
+        }
+        self._run(parts, data, batch.tokens)
+        return self.buffers[self.program.out][: batch.tokens]
+
+    def _encode(self, inputs: EncoderInputs, pages: Tensor) -> None:
+        """Compute encoder inputs, and write their keys and values for cross-attention to the pages."""
+        assert self.whole is not None, "an encoder has bidirectional attention"
+        count = torch.tensor(inputs.count)
+        tables, slot_mapping, own = self.whole.placed(count, inputs.positions)
+        embed = self.encoder_ops[0]
+        if isinstance(embed, EmbedAudio):
+            assert inputs.spectrograms is not None, "the encoder inputs are audio"
+            rows = self.weights.audio(embed.weight).embed(inputs.spectrograms, torch.float32)
+            self.buffers[embed.y][: len(inputs.ids)] = rows
+        else:
+            self._embed_sums(embed, inputs.ids, inputs.positions, None)
+        data = StepData(
+            len(inputs.ids),
+            ids=inputs.ids,
+            first=torch.zeros_like(count),
+            count=count,
+            angles=[rotation.angles(inputs.positions, inputs.positions + 1) for rotation in self.rotations],
+            tables=tables,
+            slot_mapping=slot_mapping,
+            pages=own,
+        )
+        self._run(self.encoder_regions, {0: data}, len(inputs.ids))
+        # Nothing reads these pages now, so the step has no block tables.
+        unread = tuple(torch.zeros((len(count), 1), dtype=torch.int64) for _ in inputs.slot_mapping)
+        data = StepData(
+            len(inputs.ids),
+            first=torch.zeros_like(count),
+            count=count,
+            tables=unread,
+            slot_mapping=inputs.slot_mapping,
+            pages=pages,
+        )
+        self._run(self.cross_regions, {0: data}, len(inputs.ids))
+
+    def _run(self, parts: "Sequence[Region | TorchOp]", data: Mapping[int, StepData], tokens: int) -> None:
+        for part in parts:
+            if isinstance(part, Region):
+                self.team.run(part.program, data[part.group])
+            else:
+                part.compute(tokens)
+
+    def _look_up(self, batch: Batch) -> None:
+        """Look up rows that the kernels do not: of positions alone, and of tables that lack some tokens."""
+        for op in self.ops:
+            if isinstance(op, LookUpPositions):
+                rows = self.vocabulary.position(batch.positions, torch.float32)
+                self.buffers[op.y][: batch.tokens] = rows
+            if isinstance(op, LookUp) and op.partial:
+                rows = self.weights.token_rows(op.weight).look_up(batch.ids, torch.float32)
+                self.buffers[op.y][: batch.tokens] = rows
+
+    def _embed_sums(self, op: Op, ids: Tensor, positions: Tensor, segments: Tensor | None) -> None:
+        """Compute an embedding with positions or segments, whose small tables torch adds."""
+        assert isinstance(op, Embed), "a program begins with its embedding"
+        if _is_sum(op):
+            rows = self.weights.tables(op.weight).summed(ids, positions, segments, torch.float32)
+            self.buffers[op.y][: len(ids)] = rows
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Implement `TextModel.logits`. The result is valid until the next call."""
+        hidden = hidden.contiguous()
+        if len(hidden) > len(self.logit_rows):
+            # Kept: new memory for 16 rows of 152k logits costs 2 ms of page faults per step.
+            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
+        y = self.logit_rows[: len(hidden)]
+        head = self.vocabulary.head
+        assert isinstance(head, Packed), "a pooling model has no logits"
+        if self.collective is not None:
+            own = torch.empty(len(hidden), head.outputs)
+            self.team.run(
+                CompiledProgram([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)),
+                StepData(len(hidden)),
+            )
+            return self._gather_logits(own, y, self.collective)
+        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
+        self.team.run(CompiledProgram(ops, (hidden, y)), StepData(len(hidden)))
+        return y
+
+    def _gather_logits(self, own: Tensor, y: Tensor, collective: ShmCollective) -> Tensor:
+        """Gather the logits of all ranks into y, in pieces that fit into the shared memory."""
+        rows = max(1, collective.floats // self.vocabulary.most)
+        for part, whole in zip(own.split(rows), y.split(rows), strict=True):
+            ops = [cpu.all_reduce(collective, part, whole, gathers=True), *self._caps(whole)]
+            self.team.run(CompiledProgram(ops, (part, whole)), StepData(len(part)))
+        return y
+
+    def _caps(self, y: Tensor) -> list[cpu.Op]:
+        part = self.vocabulary.out
+        assert part is not None, "only models with a head have logits"
+        if part.scale == 1.0 and part.softcap is None:
+            return []
+        cap = part.softcap or 0.0
+        return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
+
+    def reserve(self, tokens: int, rows: int) -> None:
+        """Allocate buffers for the largest step once. Their pages are not touched before they are used."""
+        self._fit(max(tokens, self.tokens))
+        if self.vocabulary.head is not None:
+            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
+        if self.whole is not None:
+            self.whole.reserve(tokens, rows)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the buffers of a step, without logits."""
+        return sum(room.nbytes for room in self.buffers.tensors.values()) + (self.whole.nbytes if self.whole else 0)
+
+    def _fit(self, tokens: int) -> None:
+        """Allocate buffers for this many tokens, and rebuild the operations that point to them. Old buffers are freed
+        first."""
+        self.tokens = tokens
+        self.regions: list[Region | TorchOp] = []
+        self.encoder_regions: list[Region | TorchOp] = []
+        self.cross_regions: list[Region | TorchOp] = []
+        self.media_regions: list[Region | TorchOp] = []  # of a step with media
+        self.buffers.make(tokens)
+        if self.is_recurrent and not self.states:
+            return  # the first step brings the states
+        kept = tuple(self.buffers.tensors.values())
+        ops, encoder_ops, cross_ops = (
+            [made for op in group for made in self.compiled(op)]
+            for group in (self.ops, self.encoder_ops, self.cross_ops)
+        )
+        without_media = [op for op in ops if not (isinstance(op, TorchOp) and op.media)]
+        self.regions = regions(without_media, kept, self._layout)
+        self.media_regions = self.regions if len(without_media) == len(ops) else regions(ops, kept, self._layout)
+        self.encoder_regions, self.cross_regions = regions(encoder_ops, kept), regions(cross_ops, kept)
+
+
 def _rows(table: Tensor, scale: float, y: Tensor) -> cpu.Embed:
     """Write the row of each token, times `scale`."""
     return cpu.Embed(
@@ -692,19 +810,24 @@ class BidirectionalKV:
         """Allocate pages for steps of this many tokens and prompts."""
         self.pages = self._made(whole_blocks(tokens, rows))
 
-    def placed(self, batch: Batch) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
-        """Return block tables, write positions and pages of a step."""
-        count = torch.tensor(batch.count)
+    def placed(self, count: Tensor, positions: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
+        """Return block tables, write positions and pages of a step. count: tokens of each row; positions: of the tokens
+        in their rows."""
         blocks = -(-count // WHOLE_BLOCK)
         begin = blocks.cumsum(0) - blocks
         if int(blocks.sum()) > len(self.pages):
             self.pages = self._made(int(blocks.sum()))
         table = begin.unsqueeze(1) + torch.arange(int(blocks.max()))
-        slot_mapping = begin.repeat_interleave(count) * WHOLE_BLOCK + batch.positions
+        slot_mapping = begin.repeat_interleave(count) * WHOLE_BLOCK + positions
         return (table,), (slot_mapping,), self.pages
 
     def _made(self, blocks: int) -> Tensor:
         return torch.zeros(blocks, 1, 2, WHOLE_BLOCK, self.kv_heads, self.dim)
+
+
+def _is_sum(op: Embed) -> bool:
+    embed = op.weight.embed
+    return embed.width is None and (embed.positions is not None or embed.segments is not None)
 
 
 def _bidirectional_kv(ops: Sequence[Op]) -> BidirectionalKV | None:
@@ -733,9 +856,11 @@ def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
     return weights
 
 
-def _regions(ops: Sequence[cpu.Op | TorchOp], layout: Layout, keep_alive: Sequence[Tensor]) -> list[Region | TorchOp]:
+def regions(
+    ops: Sequence[cpu.Op | TorchOp], keep_alive: Sequence[Tensor], layout: Layout | None = None
+) -> list[Region | TorchOp]:
     """Return programs that are as long as possible, with torch operations between them. The operations of a program
-    have pages of one shape."""
+    have pages of one shape. layout: of the KV cache, if the operations use it."""
     found: list[Region | TorchOp] = []
     some: list[cpu.Op] = []
     group = 0  # of the pages of `some`
@@ -751,7 +876,7 @@ def _regions(ops: Sequence[cpu.Op | TorchOp], layout: Layout, keep_alive: Sequen
             found.append(op)
             continue
         paged = isinstance(op, cpu.Attend | cpu.LatentKV) or (isinstance(op, cpu.RopeKV) and op.kv_heads > 0)
-        if paged and layout.groups:
+        if paged and layout is not None and layout.groups:
             own = layout.shapes.index(layout.shapes[op.group])  # the first group with pages of this shape
             if own != group:
                 finish()
@@ -875,6 +1000,13 @@ def _multiply(op: Multiply, values: Buffers, factor: Tensor) -> cpu.Cap | TorchO
 
     def compute(tokens: int) -> None:
         torch.mul(x[:tokens], factor, out=y[:tokens])
+
+    return TorchOp(compute)
+
+
+def _torch_keep(x: Tensor, y: Tensor) -> TorchOp:
+    def compute(tokens: int) -> None:
+        y[:tokens] = x[:tokens]
 
     return TorchOp(compute)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.layers.batch import MediaRows
 from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.loaded import routing
 from engine.layers.model import TextModel
@@ -28,6 +29,7 @@ from engine.lowering.program import (
     AbsorbQueries,
     Activation,
     Add,
+    AddMedia,
     AddNormalize,
     Attend,
     AttendLatent,
@@ -43,6 +45,7 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    InsertMedia,
     Linear,
     LookUp,
     LookUpPositions,
@@ -138,6 +141,9 @@ class DeviceStep:
     states: LayerStates = ()  # of the recurrent layers
     cross_attention: CrossAttentionInputs | None = None
     encoder_inputs: "DeviceStep | None" = None  # encoder inputs to read before this step
+    media: MediaRows | None = None  # None: no token is of media
+    axes: Tensor | None = None  # [tokens, 3] int32, M-RoPE positions in time, height and width; None: all `positions`
+    bidirectional: Tensor | None = None  # [tokens, 2] int32, spans of tokens that see one another; None: none do
 
 
 class FusedModel:
@@ -147,6 +153,7 @@ class FusedModel:
         self.vocabulary, self.weights = text_model.vocabulary, text_model.weights
         self.dtype, self.layout, self.kv_layers = text_model.dtype, text_model.layout, kv_layers(text_model.layout)
         self.program = text_model.program
+        self.rope_axes = torch.tensor(self.program.rope_axes, dtype=torch.int32, device=text_model.device)
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in self.program.ropes}
         self._latent_heads = [op.heads for op in self.program.ops if isinstance(op, AttendLatent)][:1]
         layers = len(self.kv_layers)
@@ -196,8 +203,9 @@ class _Run:
     def __init__(self, model: FusedModel, step: DeviceStep) -> None:
         self.model, self.weights, self.step = model, model.weights, step
         self.values: dict[str, Any] = {}  # Tensor, or Rounded after a Quantized
+        positions, axes = (step.positions, None) if step.axes is None else (step.axes, model.rope_axes)
         self.angles: dict[Rope, tuple[Tensor, Tensor]] = {
-            rope: ROPE_ANGLES(step.positions, rotation.frequencies(step.rope_lengths), rotation.attention)
+            rope: ROPE_ANGLES(positions, rotation.frequencies(step.rope_lengths), rotation.attention, axes)
             for rope, rotation in model._rotations.items()
         }
         self.pages, layout = group_pages(model.layout, step.pages), model.layout
@@ -251,6 +259,16 @@ def _embed(op: Embed, run: _Run) -> None:
         return
     added = step.positions, tables.position_rows, step.segments, tables.segments
     run[op.y] = EMBEDDING(step.ids, vocabulary.table, run.model.dtype, vocabulary.part.scale, *added)
+
+
+def _insert_media(op: InsertMedia, run: _Run) -> None:
+    if run.step.media is not None:
+        run.step.media.insert(run[op.x])
+
+
+def _add_media(op: AddMedia, run: _Run) -> None:
+    if run.step.media is not None:
+        run.step.media.add(run[op.x], op.first)
 
 
 def _look_up(op: LookUp, run: _Run) -> None:
@@ -397,7 +415,8 @@ def _attend(op: Attend, run: _Run) -> None:
     out = torch.empty(qkv[:, : op.heads].shape, dtype=qkv.dtype, device=qkv.device)
     if op.layer is None:
         q, k, v = qkv.split((op.heads, op.kv_heads, op.kv_heads), 1)
-        ENCODER_ATTENTION(q, k, v, step.query_start, out, op.scale, False, part.window, part.softcap)
+        biases = run.weights.bias(op.bias)
+        ENCODER_ATTENTION(q, k, v, step.query_start, out, op.scale, False, part.window, part.softcap, biases)
     elif op.cross:
         _cross_attention(op, run.model.kv_layers[op.layer], run, qkv, out)
     else:
@@ -412,12 +431,12 @@ def _paged_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tens
     scales, starts = run.model.scales[op.layer], run.decoder_starts
     rows = step.slot, step.query_start, step.lengths
     options = op.scale, part.window, part.softcap, run.weights.sinks(op.sinks)
-    last = *scales, starts, run.weights.slopes(op.slopes), part.chunk
+    last = *scales, starts, run.weights.slopes(op.slopes), part.chunk, run.weights.bias(op.bias)
     if step.singles:
         schedules = run.schedules[part.window, part.chunk, op.kv_heads]
         DECODE_ATTENTION(q, pages, place.layer, table, *rows, schedules, out, *options, *last)
     if step.spans:
-        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, None, *last)
+        PREFILL_ATTENTION(q, pages, place.layer, table, *rows, out, *options, step.bidirectional, *last)
 
 
 def _prepare_latent(op: PrepareLatent, run: _Run) -> None:
@@ -568,6 +587,8 @@ def _gated_norm(op: GatedNorm, run: _Run) -> None:
 
 FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     Embed: _embed,
+    InsertMedia: _insert_media,
+    AddMedia: _add_media,
     LookUp: _look_up,
     LookUpPositions: _look_up_positions,
     Normalize: _normalize,

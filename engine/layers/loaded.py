@@ -1,5 +1,6 @@
 """Loaded weights of a program, by name."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from engine.api.errors import ConfigError
 from engine.distributed.world import World, share
+from engine.layers.audio import AudioLayer
 from engine.layers.linear import ExpertStack, LinearLayer, Read, StackSlice, Target
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
@@ -15,7 +17,9 @@ from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
     Attend,
+    AudioWeights,
     Correction,
+    DistanceBias,
     ExpertLinear,
     ExpertScales,
     ForeignWeights,
@@ -31,7 +35,7 @@ from engine.lowering.program import (
     TokenTable,
     Weight,
 )
-from engine.models.parts import Attention, Experts
+from engine.models.parts import Attention, Experts, RelativeBias
 from engine.models.ranks import row_runs
 from engine.models.sources import XIELU_NUMBERS, join
 from engine.weights.slot import fused, slots
@@ -89,6 +93,36 @@ class Slopes:
 
     def load(self, read: Read, target: Target) -> None:
         self.slopes = torch.tensor(self.own, dtype=torch.float32, device=target.device)
+
+
+class BiasLayer:
+    """The biases of this rank's heads for the distances -max_distance … max_distance, [heads, width] fp32."""
+
+    biases: Tensor
+
+    def __init__(self, weight: DistanceBias, world: World) -> None:
+        self.relative, self.path = weight.relative, f"{weight.name}.weight"
+        self.first, self.heads = share(weight.heads, world, "heads")
+
+    def load(self, read: Read, target: Target) -> None:
+        rows = read(self.path)[distance_buckets(self.relative), self.first : self.first + self.heads]
+        self.biases = rows.T.to(target.device, torch.float32).contiguous()
+
+
+def distance_buckets(part: RelativeBias) -> Tensor:
+    """Return the bucket of each distance -max_distance … max_distance, int64.
+
+    The logarithm is in float32, as in the model's training code: the last digit decides at the limits of buckets."""
+    distance = torch.arange(-part.max_distance, part.max_distance + 1)
+    if part.bidirectional:
+        count, apart = part.buckets // 2, distance.abs()
+        after = (distance > 0).long() * count
+    else:
+        count, apart = part.buckets, -distance.clamp(max=0)
+        after = torch.zeros_like(distance)
+    ratio = torch.log(apart.float() / part.exact) / math.log(part.max_distance / part.exact)
+    large = part.exact + (ratio * (count - part.exact)).nan_to_num(neginf=0).long()
+    return after + torch.where(apart < part.exact, apart, large.clamp(max=count - 1))
 
 
 class ParameterLayer:
@@ -174,6 +208,7 @@ Loadable = (
     | ProjectionNorm
     | Sinks
     | Slopes
+    | BiasLayer
     | HeadWeights
     | ExpertCorrection
     | ActivationLayer
@@ -182,6 +217,7 @@ Loadable = (
     | EncoderEmbedding
     | TokenRows
     | MultiplierLayer
+    | AudioLayer
 )
 
 
@@ -244,6 +280,14 @@ class LoadedWeights:
         assert isinstance(found, Slopes), f"{weight.name} are slopes"
         return found.slopes
 
+    def bias(self, weight: DistanceBias | None) -> Tensor | None:
+        """Return [heads, distances] fp32, or None for an attention without biases."""
+        if weight is None:
+            return None
+        found = self.by_name[weight.name]
+        assert isinstance(found, BiasLayer), f"{weight.name} are biases"
+        return found.biases
+
     def parameter(self, weight: RecurrentParameter) -> Tensor:
         """Return the tensor of `ParameterLayer`."""
         found = self.by_name[weight.name]
@@ -266,6 +310,11 @@ class LoadedWeights:
         assert isinstance(found, Vocabulary | EncoderEmbedding), f"{weight.name} is an embedding"
         return found
 
+    def audio(self, weight: AudioWeights) -> AudioLayer:
+        found = self.by_name[weight.name]
+        assert isinstance(found, AudioLayer), f"{weight.name} embeds spectrograms"
+        return found
+
 
 def routing(part: Experts) -> Routing:
     return Routing(
@@ -280,12 +329,15 @@ def routing(part: Experts) -> Routing:
     )
 
 
-def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWeights:
-    """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder. Raises ConfigError for
-    ALiBi, chunks and scaled queries outside of causal self-attention, which no executor supports."""
+def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> LoadedWeights:
+    """Return the weights of a program, to be loaded. vocabulary: the tables of the decoder, if there is one. Raises
+    ConfigError for ALiBi, chunks and scaled queries outside of causal self-attention and relative biases outside of
+    self-attention, which no executor supports."""
     for op in (*program.encoder, *program.ops):
         if isinstance(op, Attend) and op.part.alibi is not None and (op.layer is None or op.cross):
             raise ConfigError("ALiBi requires causal self-attention; remove it from this model's declaration")
+        if isinstance(op, Attend) and op.part.relative is not None and (op.cross or op.part.alibi is not None):
+            raise ConfigError("relative biases require self-attention without ALiBi; change this model's declaration")
         if isinstance(op, Attend) and not op.part.supported_limits:
             raise ConfigError(
                 "chunks and scaled queries require causal self-attention, and chunks exclude a window; change this "
@@ -317,17 +369,23 @@ def unloaded(program: Program, vocabulary: Vocabulary, world: World) -> LoadedWe
                 return ActivationLayer(weight)
             case AlibiSlopes():
                 return Slopes(weight, world)
+            case DistanceBias():
+                return BiasLayer(weight, world)
             case RecurrentParameter():
                 return ParameterLayer(weight, world)
             case TokenTable():
                 return TokenRows(weight.part, weight.name)
             case Multiplier():
                 return MultiplierLayer(weight)
+            case AudioWeights(embed=audio, root=root):
+                return AudioLayer(audio, root)
             case ForeignWeights():
                 raise ValueError("engine.layers.foreign loads the models of transformers")
             case Tables(own_tokens=True):
+                assert vocabulary is not None, "a program with tables has a vocabulary"
                 return vocabulary
             case Tables(embed=embed, root=root):
+                assert vocabulary is not None, "a program with tables has a vocabulary"
                 return EncoderEmbedding(embed, root, vocabulary)
 
     return LoadedWeights({weight.name: made(weight) for weight in program.weights}, stacks)

@@ -3,7 +3,7 @@
 A row with adapter i gets y += (x A[i]) B[i]; the scale of the adapter is part of B.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +11,43 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.lowering.adapters import AdapterStack, FittedAdapter
+from engine.models.headers import TensorInfo
+from engine.models.parts import Model
 from engine.models.sources import join
 from engine.weights.files import Weights
 from engine.weights.slot import Slots, slots
 
 Piece = tuple[int, int, int]  # first output, number of outputs, index of the source in `AdapterStack.sources`
+
+
+@dataclass(frozen=True)
+class LoraEntry:
+    """The matrices of one adapter and one projection on one rank."""
+
+    a: Tensor  # [inputs, columns]
+    b: Tensor  # [rank, outputs]
+    ranks: Tensor  # [sources] int32, on the CPU
+
+    @property
+    def nbytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+    def write(self, stack: AdapterStack, adapter: FittedAdapter, read: Callable[[str], Tensor], world: World) -> None:
+        """Write the matrices of an adapter; the entry is zero before."""
+        own = slots(stack.matrix.linear, world)
+        for source, path in enumerate(stack.sources):
+            if path not in adapter.modules:
+                continue
+            low_rank = adapter.modules[path]
+            self.ranks[source] = low_rank.rank
+            first = source * stack.rank
+            whole = read(f"{path}.a").narrow(1, own.first_input, own.inputs)
+            self.a[:, first : first + low_rank.rank] = whole.T.to(self.a.device, self.a.dtype)
+            scaled = read(f"{path}.b").to(torch.float32) * low_rank.scale
+            for slot in own.pieces:
+                if join(stack.matrix.path, slot.source) == path:
+                    taken = scaled[slot.taken].T.to(self.b.device, self.b.dtype)
+                    self.b[: low_rank.rank, slot.at : slot.at + slot.rows] = taken
 
 
 @dataclass(frozen=True)
@@ -42,6 +74,18 @@ class LoraLayer:
                 y[rows, at : at + count] = (u[:, source * rank : (source + 1) * rank] @ b).to(y.dtype)
         return y
 
+    def entry(self, adapter: int) -> LoraEntry:
+        return LoraEntry(self.a[adapter], self.b[adapter], self.ranks[adapter])
+
+    def fill(self, adapter: int, entry: LoraEntry | None) -> None:
+        """Replace an adapter, in place: compiled programs refer to the stacks. None: it changes nothing."""
+        if entry is None:
+            self.ranks[adapter] = 0
+            return
+        self.a[adapter] = entry.a
+        self.b[adapter] = entry.b
+        self.ranks[adapter] = entry.ranks
+
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
         """The memory that is planned."""
@@ -59,6 +103,18 @@ class LoadedAdapters:
         return self.layers.get(name)
 
 
+@dataclass(frozen=True)
+class AdapterSlots:
+    """Slots for LoRA adapters, and what is needed to fill them."""
+
+    model: Model
+    stacks: Sequence[AdapterStack]
+    loaded: LoadedAdapters
+    world: World
+    dtype: torch.dtype
+    first: Sequence[FittedAdapter]  # adapters of the configuration
+
+
 NO_ADAPTERS = LoadedAdapters({}, 0)
 
 
@@ -70,48 +126,63 @@ def load_adapters(
     device: torch.device,
 ) -> LoadedAdapters:
     """Read the matrices of the adapters. Raises CheckpointError if a file cannot be read."""
+    loaded = empty_adapters(stacks, world, dtype, device)
     files = [_weights(one) for one in adapters]
-    layers = {stack.matrix.name: _loaded(stack, adapters, files, world, dtype, device) for stack in stacks}
+    for stack in stacks:
+        layer = loaded.layers[stack.matrix.name]
+        for number, (adapter, file) in enumerate(zip(adapters, files, strict=True)):
+            layer.entry(number).write(stack, adapter, file.read, world)
+            file.release()
     for file in files:
         file.close()
+    return loaded
+
+
+def empty_adapters(
+    stacks: Sequence[AdapterStack], world: World, dtype: torch.dtype, device: torch.device
+) -> LoadedAdapters:
+    """Allocate the stacks, whose entries change nothing."""
+    layers = {}
+    for stack in stacks:
+        own = slots(stack.matrix.linear, world)
+        assert (own.rows, own.inputs) == (stack.outputs, stack.inputs), (
+            "a rank's share of a stack is that of its matrix"
+        )
+        a, b = (torch.zeros(shape, dtype=dtype, device=device) for shape in stack.shapes)
+        ranks = torch.zeros(stack.adapters, len(stack.sources), dtype=torch.int32)
+        layers[stack.matrix.name] = LoraLayer(a, b, ranks, _pieces(stack, own))
     return LoadedAdapters(layers, max((stack.columns for stack in stacks), default=0))
 
 
-def _weights(adapter: FittedAdapter) -> Weights:
-    infos = {
-        f"{path}.{side}": info for path, one in adapter.modules.items() for side, info in (("a", one.a), ("b", one.b))
-    }
-    return Weights(infos, lambda fraction: None)
-
-
-def _loaded(
-    stack: AdapterStack,
-    adapters: Sequence[FittedAdapter],
-    files: Sequence[Weights],
+def prepare_entries(
+    adapter: FittedAdapter,
+    stacks: Sequence[AdapterStack],
+    read: Callable[[str], Tensor],
     world: World,
     dtype: torch.dtype,
-    device: torch.device,
-) -> LoraLayer:
-    own = slots(stack.matrix.linear, world)
-    assert (own.rows, own.inputs) == (stack.outputs, stack.inputs), "a rank's share of a stack is that of its matrix"
-    a, b = (torch.zeros(shape, dtype=dtype, device=device) for shape in stack.shapes)
-    ranks = torch.zeros(len(adapters), len(stack.sources), dtype=torch.int32)
-    pieces = _pieces(stack, own)
-    for number, (adapter, file) in enumerate(zip(adapters, files, strict=True)):
-        for source, path in enumerate(stack.sources):
-            if path not in adapter.modules:
-                continue
-            low_rank = adapter.modules[path]
-            ranks[number, source] = low_rank.rank
-            first = source * stack.rank
-            whole = file.read(f"{path}.a").narrow(1, own.first_input, own.inputs)
-            a[number, :, first : first + low_rank.rank] = whole.T.to(device, dtype)
-            scaled = file.read(f"{path}.b").to(torch.float32) * low_rank.scale
-            for slot in own.pieces:
-                if join(stack.matrix.path, slot.source) == path:
-                    b[number, : low_rank.rank, slot.at : slot.at + slot.rows] = scaled[slot.taken].T.to(device, dtype)
-        file.release()
-    return LoraLayer(a, b, ranks, pieces)
+) -> Mapping[str, LoraEntry]:
+    """Return the entries of an adapter on the CPU, by the name of the projection's `Matrix`; none for a projection
+    that it does not change."""
+    entries = {}
+    for stack in stacks:
+        if any(path in adapter.modules for path in stack.sources):
+            (_, *a), (_, *b) = stack.shapes
+            ranks = torch.zeros(len(stack.sources), dtype=torch.int32)
+            entry = LoraEntry(torch.zeros(a, dtype=dtype), torch.zeros(b, dtype=dtype), ranks)
+            entry.write(stack, adapter, read, world)
+            entries[stack.matrix.name] = entry
+    return entries
+
+
+def _weights(adapter: FittedAdapter) -> Weights:
+    return Weights(tensors_of(adapter), lambda fraction: None)
+
+
+def tensors_of(adapter: FittedAdapter) -> dict[str, TensorInfo]:
+    """Return the tensors A and B of each module, as `path.a` and `path.b`."""
+    return {
+        f"{path}.{side}": info for path, one in adapter.modules.items() for side, info in (("a", one.a), ("b", one.b))
+    }
 
 
 def _pieces(stack: AdapterStack, own: Slots) -> tuple[Piece, ...]:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from engine.layers.audio import AudioLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import (
     ActivationLayer,
+    BiasLayer,
     ExpertCorrection,
     HeadWeights,
     Loadable,
@@ -27,6 +29,7 @@ from engine.layers.loaded import (
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
+from engine.layers.tower import TowerModel
 from engine.layers.vocabulary import EncoderEmbedding, TokenRows, Vocabulary
 from engine.lowering.program import Matrix, Program
 from kernels.cpu.packing import Packed
@@ -53,12 +56,13 @@ def memory_usage(
     weights: LoadedWeights,
     pooler: PoolerLayer | None = None,
     adapters: LoadedAdapters = NO_ADAPTERS,
+    tower: TowerModel | None = None,
 ) -> MemoryUsage:
     files = _Files()
     parts: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     mapped = 0
-    for part, tensor in _tensors(program, weights, pooler, adapters):
+    for part, tensor in (*_tensors(program, weights, pooler, adapters), *_tower_tensors(tower)):
         parts.setdefault(part, 0)
         place = tensor.data_ptr(), tensor.nbytes
         if place in seen or not tensor.nbytes:
@@ -83,6 +87,15 @@ def _tensors(
         yield from (("adapters", tensor) for tensor in layer.tensors)
 
 
+def _tower_tensors(tower: TowerModel | None) -> Iterator[tuple[str, Tensor]]:
+    if tower is None:
+        return
+    own = tower.weight, tower.bias, tower.positions, tower.class_token, tower.newline
+    yield from (("tower", tensor) for tensor in own if tensor is not None)
+    for layer in tower.layers:
+        yield from (("tower", tensor) for _, tensor in _loaded("tower", layer))
+
+
 def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
     """part: of a matrix."""
     match layer:
@@ -96,6 +109,8 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "mlp", layer.numbers
         case Slopes():
             yield "attention", layer.slopes
+        case BiasLayer():
+            yield "attention", layer.biases
         case TokenRows():
             yield "embedding", layer.table
         case MultiplierLayer():
@@ -115,6 +130,8 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield from (("embedding", table) for table in tables if table is not None)
             if layer.head is not None:
                 yield from (("head", tensor) for tensor in _pieces(layer.head, layer.bias))
+        case AudioLayer():
+            yield from (("embedding", tensor) for tensor in (*layer.weights, *layer.biases, layer.positions))
         case EncoderEmbedding(positions=Tensor() as positions):
             yield "embedding", positions
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.api.config import HeadBits, WeightBits
 from engine.api.errors import ConfigError
 from engine.distributed.shared import Shared
-from engine.distributed.world import World
+from engine.distributed.world import SINGLE, World
 from engine.formats.load_time import LOAD_FORMATS
 from engine.kv.layout import Layout
 from engine.kv.states import state_layout
@@ -18,13 +18,14 @@ from engine.layers.batch import Batch
 from engine.layers.compiled import CompiledModel
 from engine.layers.linear import Target
 from engine.layers.loaded import unloaded
-from engine.layers.lora import NO_ADAPTERS, load_adapters
+from engine.layers.lora import NO_ADAPTERS, AdapterSlots, empty_adapters, load_adapters
 from engine.layers.memory_usage import MemoryUsage, memory_usage
 from engine.layers.pooler import PoolerLayer
 from engine.layers.reference import ReferenceExecutor
 from engine.layers.states import LayerStates
+from engine.layers.tower import TowerModel
 from engine.layers.vocabulary import Vocabulary
-from engine.lowering.adapters import adapter_stacks, fitted_adapters
+from engine.lowering.adapters import adapter_stacks, adapters_problem, check_ranks, fitted_adapters, slot_stacks
 from engine.lowering.footprint import head_bits, quantization_group
 from engine.lowering.lower import lower
 from engine.models.adapters import Adapter
@@ -103,14 +104,15 @@ class TextModel:
             raise ValueError(f"compiled kernels support float32 on a CPU, not {dtype} on {device}")
         if team is not None and world.size > 1 and self._collective is None:
             raise ValueError(f"compiled kernels of {world.size} ranks need a world with shared memory")
-        if team is not None and model.encoder is not None:
-            raise ValueError("compiled kernels do not support encoder-decoder models; set kernels to torch")
         self.compiled: CompiledModel | None = None
         self.program = lower(model, world.size)
         self.states = state_layout(model, world.size)
         self.vocabulary = Vocabulary(model, world)
         self.weights = unloaded(self.program, self.vocabulary, world)
         self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
+        # Every rank computes the whole tower, with torch.
+        tower_target = Target(dtype, self.device)
+        self.tower = None if model.media is None else TowerModel(model.media, SINGLE, tower_target)
         self._world = world
         self.adapters = NO_ADAPTERS
         self._reference = ReferenceExecutor(self.program, self.weights, world, layout, dtype)
@@ -130,6 +132,22 @@ class TextModel:
         stacks = adapter_stacks(self.program, fitted, self._world.size)
         self.adapters = load_adapters(fitted, stacks, self._world, self.dtype, self.device)
         self._reference.adapters = self.adapters
+
+    @torch.inference_mode()
+    def reserve_adapters(self, adapters: Sequence[Adapter], num_slots: int, max_rank: int) -> AdapterSlots:
+        """Allocate slots for LoRA adapters that are loaded later, before the weights. Check the first adapters. Raises
+        CheckpointError for an adapter of another model, ConfigError for a model or kernels without adapters."""
+        problem = adapters_problem(self.model)
+        if self.target.executor == "triton":
+            problem = "Triton kernels do not support LoRA adapters; set hardware.kernels to torch"
+        if problem is not None:
+            raise ConfigError(f"adapter_loading: {problem}")
+        for adapter in adapters:
+            check_ranks(adapter, max_rank)
+        fitted = fitted_adapters(self.model, adapters)
+        stacks = slot_stacks(self.program, num_slots, max_rank, self._world.size)
+        self.adapters = self._reference.adapters = empty_adapters(stacks, self._world, self.dtype, self.device)
+        return AdapterSlots(self.model, stacks, self.adapters, self._world, self.dtype, fitted)
 
     @torch.inference_mode()
     def load(
@@ -159,7 +177,10 @@ class TextModel:
             weights.release()
             if known is not None:
                 known.release()
-        self.memory_usage = memory_usage(self.program, self.weights, self.pooler, self.adapters)
+        if self.tower is not None:
+            self.tower.load(weights.read)
+            weights.release()
+        self.memory_usage = memory_usage(self.program, self.weights, self.pooler, self.adapters, self.tower)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer loads the declared tensors {sorted(forgotten)[:3]}"
         if self.target.team is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.distributed.world import World
 from engine.kv.layout import Layout
-from engine.layers.batch import Batch
+from engine.layers.batch import Batch, MediaRows
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.loaded import LoadedWeights, routing
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
@@ -25,6 +25,7 @@ from engine.lowering.program import (
     AbsorbQueries,
     Activation,
     Add,
+    AddMedia,
     AddNormalize,
     AllReduce,
     Attend,
@@ -37,10 +38,14 @@ from engine.lowering.program import (
     CutHeads,
     DeltaRule,
     Embed,
+    EmbedAudio,
     ExpandValues,
     ExpertLinear,
     Gate,
     GatedNorm,
+    Input,
+    InsertMedia,
+    Keep,
     Linear,
     LookUp,
     LookUpPositions,
@@ -95,7 +100,9 @@ class Run:
     positions: Tensor
     segments: Tensor | None = None
     adapters: Tensor | None = None  # [tokens] int32
+    spectrograms: Tensor | None = None  # [windows, mels, frames] of encoder inputs that are audio
     loaded: LoadedAdapters = NO_ADAPTERS
+    media: MediaRows | None = None
     values: dict[str, Tensor] = field(default_factory=dict)
     read_again: frozenset[int] = frozenset()  # layers whose keys and values later layers share
     written: dict[int, Tensor] = field(default_factory=dict)  # keys and values of this step in these layers
@@ -123,12 +130,14 @@ class ReferenceExecutor:
         """Return the hidden states after the final norm, [tokens, hidden]. Writes keys and values to the pages, and
         updates the states of the rows. states: from `layer_states`."""
         program = self.program
-        step = plan_step(batch, pages, self.layout, program.ropes, states)
+        step = plan_step(batch, pages, self.layout, program.ropes, states, program.rope_axes)
         if program.encoder and batch.encoder_inputs is not None:
             inputs = batch.encoder_inputs
             alone = Step(step.pages, (), (), {}, inputs.count, cross_writes=step.cross_writes)
-            execute(program.encoder, Run(*self._parts, alone, inputs.ids, inputs.positions), self._encoder_unused)
-        run = Run(*self._parts, step, batch.ids, batch.positions, batch.segments, batch.adapters, self.adapters)
+            reading = Run(*self._parts, alone, inputs.ids, inputs.positions, spectrograms=inputs.spectrograms)
+            execute(program.encoder, reading, self._encoder_unused)
+        inputs_of = batch.ids, batch.positions, batch.segments, batch.adapters
+        run = Run(*self._parts, step, *inputs_of, self.adapters, batch.media)
         run.read_again = self._read_again
         execute(program.ops, run, self._unused)
         return run[program.out]
@@ -142,8 +151,29 @@ def execute(ops: Sequence[Op], run: Run, unused: Sequence[Sequence[str]] = ()) -
             run.values.pop(name, None)
 
 
+def _input(op: Input, run: Run) -> None:
+    assert op.y.name in run.values, "the caller gives the rows"
+
+
+def _keep(op: Keep, run: Run) -> None:
+    if op.y.value.name not in run.values:
+        x = run[op.x]
+        run[op.y.value] = x.new_empty(len(x), op.y.value.width)
+    _columns(op.y, run).copy_(run[op.x])
+
+
 def _embed(op: Embed, run: Run) -> None:
     run[op.y] = run.weights.tables(op.weight).summed(run.ids, run.positions, run.segments, run.dtype)
+
+
+def _insert_media(op: InsertMedia, run: Run) -> None:
+    if run.media is not None:
+        run.media.insert(run[op.x])
+
+
+def _add_media(op: AddMedia, run: Run) -> None:
+    if run.media is not None:
+        run.media.add(run[op.x], op.first)
 
 
 def _look_up(op: LookUp, run: Run) -> None:
@@ -154,6 +184,11 @@ def _look_up_positions(op: LookUpPositions, run: Run) -> None:
     tables = run.weights.tables(op.weight)
     assert isinstance(tables, Vocabulary), "only decoders project the rows of tokens"
     run[op.y] = tables.position(run.positions, run.dtype)
+
+
+def _embed_audio(op: EmbedAudio, run: Run) -> None:
+    assert run.spectrograms is not None, "the encoder inputs are audio"
+    run[op.y] = run.weights.audio(op.weight).embed(run.spectrograms, run.dtype)
 
 
 def _normalize(op: Normalize, run: Run) -> None:
@@ -252,13 +287,15 @@ def _attend(op: Attend, run: Run) -> None:
     if part.shared_kv and op.layer is not None:
         k, v = run.written[op.layer].split(op.kv_heads, 1)
     if op.layer is None:
-        run[op.y] = encoder_attention(q, k, v, step.count, op.scale, part.window, part.softcap).flatten(1)
+        biases, rows = run.weights.bias(op.bias), step.windows if op.windowed else step.count
+        run[op.y] = encoder_attention(q, k, v, rows, op.scale, part.window, part.softcap, biases).flatten(1)
         return
     place = run.kv_layers[op.layer]
     reads = (step.cross_reads if op.cross else step.reads)[place.group]
     options: dict[str, Any] = {"scale": op.scale, "softcap": part.softcap}
     if not op.cross:
         options |= {"sinks": run.weights.sinks(op.sinks), "slopes": run.weights.slopes(op.slopes)}
+        options |= {"biases": run.weights.bias(op.bias)}
     run[op.y] = paged_attention(q, k, v, step.pages[place.group], place.layer, reads, **options).flatten(1)
 
 
@@ -421,9 +458,14 @@ def _gated_norm(op: GatedNorm, run: Run) -> None:
 
 
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
+    Input: _input,
+    Keep: _keep,
     Embed: _embed,
+    InsertMedia: _insert_media,
+    AddMedia: _add_media,
     LookUp: _look_up,
     LookUpPositions: _look_up_positions,
+    EmbedAudio: _embed_audio,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
     NormalizeGroups: _normalize_groups,

@@ -32,7 +32,7 @@ from kernels.rope import rope_angles
 
 
 def angles(rope: Rope, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
+    """Return cos and sin, [tokens, 1, dim]; see `Rotation.angles`."""
     return Rotation(rope, positions.device).angles(positions, lengths)
 
 
@@ -47,7 +47,8 @@ class Rotation:
         self._fixed = self._made()
 
     def angles(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
+        """Return cos and sin, [tokens, 1, dim]. positions: [tokens], or [tokens, dim / 2] if pairs have different ones
+        (M-RoPE). lengths: [tokens] int64, at least position + 1."""
         return rope_angles(positions, self.frequencies(lengths), self.attention, self.rope.interleaved)
 
     def frequencies(self, lengths: Tensor) -> Tensor:

@@ -28,9 +28,22 @@ class Step:
     cross_writes: tuple[Tensor, ...] = ()  # per group: [layers_per_block, 2, tokens of encoder inputs] int64
     states: LayerStates = ()
     state_rows: tuple[Tensor, ...] = ()  # query_start, slots and first of the rows (kernels/recurrent/common.py)
+    windows: tuple[int, ...] = ()  # patches of each window of a tower
 
 
-def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...], states: LayerStates = ()) -> Step:
+def rope_positions(batch: Batch, rope_axes: tuple[int, ...]) -> Tensor:
+    """Return the positions that rotate the tokens: [tokens], or [tokens, pairs] with M-RoPE positions."""
+    return batch.positions if batch.axes is None else batch.axes[:, list(rope_axes)]
+
+
+def plan_step(
+    batch: Batch,
+    pages: Tensor,
+    layout: Layout,
+    ropes: tuple[Rope, ...],
+    states: LayerStates = (),
+    rope_axes: tuple[int, ...] = (),
+) -> Step:
     shapes, block_tokens, planes = layout.shapes, layout.block_tokens, layout.planes
     viewed = group_pages(layout, pages)
     sizes = Sizes(
@@ -42,7 +55,13 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
     limits = {(group.window, group.chunk) for group in layout.groups}
     window_reads = {
         (window, chunk): causal_reads(
-            batch.first, batch.count, sizes, window=window, chunk=chunk, key_starts=batch.decoder_starts
+            batch.first,
+            batch.count,
+            sizes,
+            window=window,
+            chunk=chunk,
+            key_starts=batch.decoder_starts,
+            spans=batch.spans,
         )
         for window, chunk in limits
     }
@@ -54,7 +73,8 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
         write_rows(slot_mapping, shape.layers, block_tokens, planes)
         for shape, slot_mapping in zip(shapes, batch.slot_mapping, strict=True)
     )
-    rotary_angles = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}
+    positions = rope_positions(batch, rope_axes)
+    rotary_angles = {rope: angles(rope, positions, batch.rope_lengths) for rope in ropes}
     if batch.decoder_starts is None:
         rows = batch.state_rows if states else ()
         return Step(viewed, reads, writes, rotary_angles, batch.count, states=states, state_rows=rows)

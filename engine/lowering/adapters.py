@@ -82,17 +82,48 @@ def adapter_stacks(program: Program, adapters: Sequence[FittedAdapter], ranks: i
     """Return the stacks of one of `ranks` tensor-parallel ranks, in the order of the program."""
     found: dict[str, AdapterStack] = {}
     for matrix in _matrices(program):
-        linear = matrix.linear
-        paths = dict.fromkeys(join(matrix.path, row.source) for row in linear.rows)
+        paths = dict.fromkeys(join(matrix.path, row.source) for row in matrix.linear.rows)
         own = tuple(path for path in paths if any(path in one.modules for one in adapters))
         if not own:
             continue
         rank = max(one.modules[path].rank for one in adapters for path in own if path in one.modules)
-        outputs = sum((_share(row.units, ranks) if linear.split == "rows" else row.units) * row.width
-                      for row in linear.rows)  # fmt: skip
-        inputs = _share(linear.inputs, ranks) if linear.split == "inputs" else linear.inputs
-        found[matrix.name] = AdapterStack(matrix, own, len(adapters), rank, inputs, outputs)
+        found[matrix.name] = _stack(matrix, own, len(adapters), rank, ranks)
     return tuple(found.values())
+
+
+def _stack(matrix: Matrix, sources: tuple[str, ...], adapters: int, rank: int, ranks: int) -> AdapterStack:
+    linear = matrix.linear
+    outputs = sum((_share(row.units, ranks) if linear.split == "rows" else row.units) * row.width
+                  for row in linear.rows)  # fmt: skip
+    inputs = _share(linear.inputs, ranks) if linear.split == "inputs" else linear.inputs
+    return AdapterStack(matrix, sources, adapters, rank, inputs, outputs)
+
+
+def slot_stacks(program: Program, num_slots: int, max_rank: int, ranks: int) -> tuple[AdapterStack, ...]:
+    """Return the stacks of one rank for any `num_slots` adapters of up to this rank, in the order of the program."""
+    found: dict[str, AdapterStack] = {}
+    for matrix in _matrices(program):
+        sources = tuple(dict.fromkeys(join(matrix.path, row.source) for row in matrix.linear.rows))
+        found[matrix.name] = _stack(matrix, sources, num_slots, max_rank, ranks)
+    return tuple(found.values())
+
+
+def check_ranks(adapter: Adapter, max_rank: int) -> None:
+    """Raise CheckpointError for an adapter whose rank is too large for the slots."""
+    if adapter.rank > max_rank:
+        raise CheckpointError(
+            f"adapter {adapter.name} ({adapter.path}): has rank {adapter.rank}, and slots hold up to {max_rank}: raise "
+            "adapter_loading.max_rank"
+        )
+
+
+def slot_holdings(model: Model, num_slots: int, max_rank: int, ranks: int, dtype: Dtype) -> tuple[Holding, ...]:
+    """Return the memory of the slots on one rank."""
+    size, found = DTYPE_BYTES[dtype], []
+    for stack in slot_stacks(lower(model, ranks), num_slots, max_rank, ranks):
+        for side, shape in zip("AB", stack.shapes, strict=True):
+            found.append(Holding("adapters", f"{stack.matrix.name} (lora_{side})", dtype, (*shape, size)))
+    return tuple(found)
 
 
 def adapter_holdings(model: Model, adapters: Sequence[FittedAdapter], ranks: int, dtype: Dtype) -> tuple[Holding, ...]:

@@ -10,7 +10,7 @@ true), and whether the groups of an act-order checkpoint are contiguous (assumed
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, cast
 
 from engine.api.config import Dtype, HeadBits, WeightBits
@@ -20,7 +20,9 @@ from engine.lowering.lower import lower
 from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
+    AudioWeights,
     Correction,
+    DistanceBias,
     ExpertScales,
     ForeignWeights,
     HeadMatrices,
@@ -34,7 +36,9 @@ from engine.lowering.program import (
     Tables,
     TokenTable,
 )
+from engine.lowering.tower import lower_tower
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
+from engine.models.media import Media, media_tensors, unlowered_tensors
 from engine.models.parts import (
     Attention,
     Dense,
@@ -50,7 +54,7 @@ from engine.models.parts import (
 )
 from engine.models.quantized import Quantization
 from engine.models.ranks import row_runs, rows_of, share_of
-from engine.models.sources import XIELU_NUMBERS, join, qk_norms
+from engine.models.sources import XIELU_NUMBERS, audio_sources, join, qk_norms
 
 PARTS: tuple[Part, ...] = (
     "embedding",
@@ -62,6 +66,7 @@ PARTS: tuple[Part, ...] = (
     "head",
     "model",
     "adapters",
+    "tower",
 )
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -214,13 +219,43 @@ class _Footprint:
                     found = (Holding("norms", weight.name, "float32", (size, 4)),)
                 case ForeignWeights():
                     found = self._foreign(weight)
+                case AudioWeights():
+                    found = (
+                        Holding("embedding", name, self.to.dtype, (math.prod(shape), self.to.element_bytes))
+                        for name, shape in audio_sources(weight.embed, weight.root).items()
+                    )
                 case AlibiSlopes(heads=heads):
                     found = (Holding("attention", weight.name, "float32", (self._share(heads), 4)),)
+                case DistanceBias(heads=heads, width=width):
+                    found = (Holding("attention", weight.name, "float32", (self._share(heads), width, 4)),)
             yield from (one._replace(weight=weight.name) for one in found)
         if model.pooler is not None:
             yield from self._pooler(model.pooler)
+        if model.media is not None:
+            yield from self._tower(model.media)
 
     # Parts
+
+    def _tower(self, media: Media) -> Iterator[Holding]:
+        """Yield the tower and the projectors, which every rank has completely and in the type of the activations."""
+        stored, to = media_tensors(media), self.to
+        infos = {name: self.tensors[one.name] for name, one in stored.items() if one.name in self.tensors}
+        alone = replace(to, tiling=None, bits="stored", rank=0, ranks=1, fp8=False)
+        inner = _Footprint(self.model, infos, None, alone)
+        for name in unlowered_tensors(media):
+            yield Holding("tower", name, to.dtype, (math.prod(stored[name].shape), to.element_bytes))
+        for program in lower_tower(media).programs:
+            for weight in program.weights:
+                match weight:
+                    case Matrix():
+                        found: Iterable[Holding] = inner._linear(weight)
+                    case NormVector(norm=norm, path=path):
+                        found = inner._norm(norm, path)
+                    case QKNormVectors(attention=part, path=path):
+                        found = inner._qk_norm(part, path)
+                    case _:
+                        raise ValueError(f"{weight.name}: no memory is planned for it in a tower")
+                yield from (one._replace(part="tower", weight=weight.name) for one in found)
 
     def _foreign(self, weight: ForeignWeights) -> Iterator[Holding]:
         """Yield the tensors of the checkpoint, which transformers loads in the type of the activations."""

@@ -11,9 +11,11 @@ from engine.lowering.program import (
     Activation,
     ActivationNumbers,
     Add,
+    AddMedia,
     AlibiSlopes,
     Attend,
     AttendLatent,
+    AudioWeights,
     CausalConv,
     Collect,
     Columns,
@@ -22,7 +24,9 @@ from engine.lowering.program import (
     Correction,
     CutHeads,
     DeltaRule,
+    DistanceBias,
     Embed,
+    EmbedAudio,
     ExpandValues,
     ExpertLinear,
     ExpertScales,
@@ -31,6 +35,7 @@ from engine.lowering.program import (
     Gate,
     GatedNorm,
     HeadMatrices,
+    InsertMedia,
     Linear,
     LookUp,
     LookUpPositions,
@@ -69,6 +74,7 @@ from engine.models import parts
 from engine.models.parts import (
     MLP,
     Attention,
+    AudioEmbedding,
     DeltaNet,
     Encoder,
     Experts,
@@ -121,176 +127,21 @@ def lower(model: Model, ranks: int = 1) -> Program:
 Parameters = Mapping[str, RecurrentParameter]
 
 
-class _Lowering:
-    """`x` is the residual stream, `normed` the input of a residual block, `out` its output."""
+class PartLowering:
+    """Lowers the parts of blocks. `x` is the residual stream, `normed` the input of a residual block, `out` its
+    output."""
 
-    def __init__(self, model: Model, ranks: int) -> None:
-        self.model, self.ranks = model, ranks
-        hidden = model.embed.hidden
+    def __init__(self, hidden: int, ranks: int) -> None:
+        self.ranks = ranks
         self.x, self.normed, self.out = (Value(name=name, width=hidden) for name in ("x", "normed", "out"))
         self.layers = 0  # attention layers with a KV cache so far
         self.last_of: dict[int | None, int] = {}  # window -> the last of them with this window
         self.recurrent = 0  # recurrent layers so far
+        self.windowed = False  # bidirectional attention is among the patches of a window
+        self.root = ""  # of the model's tensors
+        self.layer_inputs: Value | None = None  # inputs of all layers
 
-    def program(self) -> Program:
-        model, encoder = self.model, self.model.encoder
-        if model.foreign is not None:
-            return Program(
-                (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
-            )
-        before = () if encoder is None else tuple(self._encoder(encoder))
-        ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
-        if model.layer_inputs is not None:
-            ops += self._layer_inputs(model.layer_inputs)
-        if model.streams is not None:
-            ops += self._spread(model.streams)
-        cross: list[Op] = []
-        for index, block in enumerate(model.blocks):
-            path = join(model.root, model.layers, str(index))
-            if model.streams is not None:
-                ops += self._stream_block(model.streams, block, path)
-                continue
-            for part in block:
-                ops += self._residual_block(part, path)
-                cross += self._cross_kv(part, path)
-        if model.streams is not None:
-            ops += self._collect(model.streams)
-        ops += self._final_norm(model.norm)
-        out = self.x if model.norm is None else self.normed
-        for linear in width_linears(model.embed)[1:]:
-            narrow = Value(name="token_rows", width=model.embed.row_width)
-            matrix = Matrix(linear=linear, path=model.root, part="head")
-            ops.append(Linear(x=out, y=narrow, weight=matrix))
-            out = narrow
-        if encoder is None:
-            return Program(tuple(ops), out)
-        states = self.x if encoder.norm is None else self.normed
-        linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
-        return Program(tuple(ops), out, (*before, *linked), states)
-
-    def _foreign(self) -> Iterator[Op]:
-        """Yield the attention of a decoder that transformers computes."""
-        attentions = (body for body in all_bodies(self.model) if isinstance(body, Attention))
-        for layer, part in enumerate(attentions):
-            qkv = Value(name="qkv", width=(part.heads + 2 * part.kv_heads) * part.head_dim)
-            y = Value(name="attended", width=part.heads * part.head_dim)
-            yield Attend(qkv=qkv, y=y, part=part, layer=layer, heads=part.heads, kv_heads=part.kv_heads)
-
-    def _encoder(self, encoder: Encoder) -> Iterator[Op]:
-        root = self.model.root
-        yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
-        for index, block in enumerate(encoder.blocks):
-            for part in block:
-                yield from self._residual_block(part, join(root, encoder.layers, str(index)))
-        yield from self._final_norm(encoder.norm)
-
-    def _embedding(self, tables: Tables) -> Iterator[Op]:
-        embed = tables.embed
-        if embed.width is None:
-            yield Embed(y=self.x, weight=tables)
-        else:
-            assert embed.segments is None, "projected rows have no segments"
-            rows, into = Value(name="token_rows", width=embed.width), width_linears(embed)[0]
-            yield Embed(y=rows, weight=tables)
-            yield Linear(x=rows, y=self.x, weight=Matrix(linear=into, path=self.model.root, part="embedding"))
-            if embed.positions is not None:
-                yield LookUpPositions(y=self.out, weight=tables)
-                yield Add(x=self.x, y=self.out)
-        if tables.embed.norm is not None:
-            yield self._norm(tables.embed.norm, self.model.root, self.x, self.x)
-
-    def _layer_inputs(self, part: LayerInputs) -> Iterator[Op]:
-        root = self.model.root
-        inputs, rows = self._inputs_of(part), Value(name="layer_rows", width=part.layers * part.width)
-        matrix = Matrix(linear=layer_inputs_linear(part, self.model.embed.hidden), path=root, part="embedding")
-        yield Linear(x=self.x, y=inputs, weight=matrix)
-        yield NormalizeGroups(x=_whole(inputs), weight=NormVector(norm=part.norm, path=root))
-        yield LookUp(y=rows, weight=TokenTable(part=part, root=root))
-        yield Add(x=inputs, y=rows)
-        yield from _scaled(_whole(inputs), part.factor)
-
-    @staticmethod
-    def _inputs_of(part: LayerInputs) -> Value:
-        return Value(name="layer_inputs", width=part.layers * part.width)
-
-    def _layer_input(self, part: LayerInput, path: str, x: Value, y: Value) -> Iterator[Op]:
-        gate, up = (Matrix(linear=linear, path=path, part="mlp") for linear in layer_input_linears(part))
-        assert self.model.layer_inputs is not None, "a layer that reads its input belongs to a model that has them"
-        inputs = self._inputs_of(self.model.layer_inputs)
-        own = Columns(value=inputs, first=part.layer * part.width, width=part.width)
-        wide, gated = Value(name="up", width=part.width), Value(name="activated", width=part.width)
-        yield Linear(x=x, y=wide, weight=gate)
-        yield Activation(x=wide, y=gated, act=part.act, gated=False)
-        yield Gate(x=_whole(gated), gate=own, y=gated, act="none")
-        yield Linear(x=gated, y=y, weight=up)
-
-    def _spread(self, part: Streams) -> Iterator[Op]:
-        hidden, root = self.x.width, self.model.root
-        matrix = Matrix(linear=stream_linears(part, hidden)[0], path=root, part="embedding")
-        projected = Value(name="projected_streams", width=(part.count - 1) * hidden)
-        yield Linear(x=self.x, y=projected, weight=matrix)
-        yield Spread(x=self.x, projected=projected, y=self._streams(part))
-
-    def _collect(self, part: Streams) -> Iterator[Op]:
-        hidden, streams, others = self.x.width, self._streams(part), []
-        for number, linear in enumerate(stream_linears(part, hidden)[1:], 1):
-            others.append(Value(name=f"stream_{number}", width=hidden))
-            own = Columns(value=streams, first=number * hidden, width=hidden)
-            yield Linear(x=own, y=others[-1], weight=Matrix(linear=linear, path=self.model.root, part="embedding"))
-        yield Collect(x=self.x, others=tuple(others))
-
-    def _stream_block(self, part: Streams, block: Sequence[ResidualBlock], path: str) -> Iterator[Op]:
-        """Yield the blocks of a layer, of which the last is a `LayerInput`, between prediction and correction."""
-        *inner, last = block
-        hidden, streams = self.x.width, self._streams(part)
-        matrices = (
-            Matrix(linear=linear, path=path, part="mlp", quantized=False)
-            for linear in coefficient_linears(part, hidden)
-        )
-        router, prediction, correction = matrices
-        predictions = Value(name="predictions", width=streams.width)
-        of_prediction, of_correction = (
-            Value(name="coefficients", width=self._rows(matrix)) for matrix in (prediction, correction)
-        )
-        yield from self._coefficients(part, path, router, prediction, of_prediction)
-        yield Predict(streams=streams, coefficients=of_prediction, y=predictions, x=self.x, count=part.count)
-        for one in inner:
-            yield from self._residual_block(one, path)
-        yield from self._coefficients(part, path, router, correction, of_correction)
-        yield Correct(predictions=predictions, x=self.x, coefficients=of_correction, y=streams)
-        assert isinstance(last.body, LayerInput) and last.after is not None, "the last block is the layer's input"
-        read = self.x
-        if part.scaled:
-            read = self.normed
-            yield Multiply(x=self.x, y=read, weight=Multiplier(name=join(path, part.scale), size=hidden))
-        yield from self._layer_input(last.body, join(path, last.body.name), read, self.out)
-        yield self._norm(last.after, path, self.out, self.out)
-        for number in range(1, part.count):
-            yield Add(x=Columns(value=streams, first=number * hidden, width=hidden), y=self.out)
-
-    def _coefficients(self, part: Streams, path: str, router: Matrix, matrix: Matrix, y: Value) -> Iterator[Op]:
-        inputs = Value(name="modalities", width=part.count)
-        yield self._norm(part.norm, path, self.x, self.normed)
-        yield Linear(x=self.normed, y=inputs, weight=router)
-        yield Tanh(x=inputs, factor=1 / self.x.width)
-        yield Linear(x=inputs, y=y, weight=matrix)
-
-    def _streams(self, part: Streams) -> Value:
-        return Value(name="streams", width=part.count * self.x.width)
-
-    def _low_rank(self, part: LowRank, path: str, x: Value, y: Value) -> Iterator[Op]:
-        down, up = (Matrix(linear=linear, path=path, part="attention") for linear in low_rank_linears(part))
-        narrow = Value(name="low_rank", width=part.rank)
-        yield Linear(x=x, y=narrow, weight=down)
-        yield Linear(x=narrow, y=y, weight=up)
-        yield self._norm(part.norm, path, y, y)
-        yield Add(x=y, y=x)
-
-    def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
-        if norm is not None:
-            yield self._norm(norm, self.model.root, self.x, self.normed)
-
-    def _residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
+    def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         read, scales = self.x, body_scales(part)
         afters = output_norms(part)
         assert (part.after is None and not afters) or scales[0] == 1.0, "a norm would remove the scale"
@@ -298,12 +149,12 @@ class _Lowering:
         assert part.body is bodies(part)[0] or not any(isinstance(one, LowRank) for one in bodies(part)) or afters[0]
         if part.before is not None:
             read = self.normed
-            yield self._norm(part.before, path, self.x, read)
+            yield self.norm(part.before, path, self.x, read)
         for number, body in enumerate(bodies(part)):
             y = self.out if number == 0 else Value(name="other", width=self.out.width)
             if norms := body_norms(part):
                 read = self.normed
-                yield self._norm(norms[number], path, self.x, read)
+                yield self.norm(norms[number], path, self.x, read)
             match body:
                 case Attention():
                     yield from self._attention(body, join(path, body.name), read, y)
@@ -312,7 +163,7 @@ class _Lowering:
                 case LatentAttention():
                     yield from self._latent_attention(body, join(path, body.name), read, y)
                 case MLP():
-                    yield from self._mlp(body, join(path, body.name), read, y, "mlp")
+                    yield from self.mlp(body, join(path, body.name), read, y, "mlp")
                 case Experts():
                     yield from self._experts(body, join(path, body.name), read, y)
                 case LayerInput():
@@ -321,17 +172,35 @@ class _Lowering:
                     yield from self._low_rank(body, join(path, body.name), read, y)
             after = afters[number] if afters else None
             if after is not None:
-                yield self._norm(after, path, y, y)
+                yield self.norm(after, path, y, y)
             if number > 0:
                 yield Add(x=self.out, y=y, scale=scales[number] / scales[0])
         if part.after is not None:
-            yield self._norm(part.after, path, self.out, self.out)
+            yield self.norm(part.after, path, self.out, self.out)
         yield Add(x=self.x, y=self.out, scale=part.scale * scales[0])
         yield from _scaled(_whole(self.x), part.factor)
         if part.last is not None:
-            yield self._norm(part.last, path, self.x, self.x)
+            yield self.norm(part.last, path, self.x, self.x)
         if part.multiplier:
             yield Multiply(x=self.x, y=self.x, weight=Multiplier(name=join(path, part.multiplier)))
+
+    def _low_rank(self, part: LowRank, path: str, x: Value, y: Value) -> Iterator[Op]:
+        down, up = (Matrix(linear=linear, path=path, part="attention") for linear in low_rank_linears(part))
+        narrow = Value(name="low_rank", width=part.rank)
+        yield Linear(x=x, y=narrow, weight=down)
+        yield Linear(x=narrow, y=y, weight=up)
+        yield self.norm(part.norm, path, y, y)
+        yield Add(x=y, y=x)
+
+    def _layer_input(self, part: LayerInput, path: str, x: Value, y: Value) -> Iterator[Op]:
+        gate, up = (Matrix(linear=linear, path=path, part="mlp") for linear in layer_input_linears(part))
+        assert self.layer_inputs is not None, "a layer that reads its input belongs to a model that has them"
+        own = Columns(value=self.layer_inputs, first=part.layer * part.width, width=part.width)
+        wide, gated = Value(name="up", width=part.width), Value(name="activated", width=part.width)
+        yield Linear(x=x, y=wide, weight=gate)
+        yield Activation(x=wide, y=gated, act=part.act, gated=False)
+        yield Gate(x=_whole(gated), gate=own, y=gated, act="none")
+        yield Linear(x=gated, y=y, weight=up)
 
     def _attention(self, part: Attention, path: str, x: Value, y: Value) -> Iterator[Op]:
         *into, out = (Matrix(linear=linear, path=path, part="attention") for linear in attention_linears(part))
@@ -339,6 +208,9 @@ class _Lowering:
         attended = Value(name="attended", width=heads * dim)
         sinks = SinkLogits(attention=part, path=path) if part.sinks else None
         slopes = None if part.alibi is None else AlibiSlopes(alibi=part.alibi, heads=part.heads)
+        bias = None
+        if part.relative is not None:
+            bias = DistanceBias(relative=part.relative, heads=part.heads, root=self.root)
         if part.source:
             q = Value(name="q", width=heads * dim)
             yield Linear(x=x, y=q, weight=into[0])
@@ -377,6 +249,8 @@ class _Lowering:
                 kv_heads=kv_heads,
                 sinks=sinks,
                 slopes=slopes,
+                bias=bias,
+                windowed=self.windowed and number is None,
             )
             if part.gated:
                 yield Gate(x=_whole(attended), gate=_whole(gate), y=attended, act="sigmoid")
@@ -581,7 +455,7 @@ class _Lowering:
             assert part.q_norm is not None, "queries of low rank have a norm"
             read = Value(name="q_latent", width=part.q_lora_rank)
             yield Linear(x=x, y=read, weight=queries[0])
-            yield self._norm(part.q_norm, path, read, read)
+            yield self.norm(part.q_norm, path, read, read)
         yield Linear(x=read, y=q, weight=queries[-1])
         yield Linear(x=x, y=latent, weight=down)
         norm, layer = NormVector(norm=part.latent_norm, path=path), self.layers
@@ -592,19 +466,7 @@ class _Lowering:
         yield ExpandValues(x=attended, y=values, weight=matrices, heads=heads)
         yield self._summed(values, y, out)
 
-    def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:
-        """Yield the operations that write the keys and values of encoder states for a cross-attention. Its layer is the
-        one lowered last."""
-        for part in bodies(block):
-            if isinstance(part, Attention) and part.source:
-                inside, kv_heads = join(path, part.name), self._share(part.kv_heads, "KV heads")
-                matrix = Matrix(linear=attention_linears(part)[1], path=inside, part="attention")
-                kv = Value(name="kv", width=2 * kv_heads * part.head_dim)
-                yield Linear(x=self.x, y=kv, weight=matrix)
-                sizes = {"heads": 0, "kv_heads": kv_heads, "head_dim": part.head_dim}
-                yield WriteKV(qkv=kv, layer=self.layers - 1, cross=True, **sizes)
-
-    def _mlp(self, part: MLP, path: str, x: Value, y: Value, kind: Part, *, partial: bool = False) -> Iterator[Op]:
+    def mlp(self, part: MLP, path: str, x: Value, y: Value, kind: Part, *, partial: bool = False) -> Iterator[Op]:
         """partial: this rank's share of a sum that another operation completes."""
         up, down = (Matrix(linear=linear, path=path, part=kind) for linear in mlp_linears(part))
         inner = self._share(part.intermediate_size, "inner values")
@@ -637,7 +499,7 @@ class _Lowering:
         read = x
         if part.router_norm is not None:
             read = Value(name="router_input", width=x.width)
-            yield self._norm(part.router_norm, path, self.x, read)
+            yield self.norm(part.router_norm, path, self.x, read)
         yield Linear(x=read, y=logits, weight=router, fp32=True)
         yield from _scaled(_whole(logits), part.logits_scale)
         correction = Correction(experts=part, path=path) if part.correction else None
@@ -653,7 +515,7 @@ class _Lowering:
         if part.shared is not None:
             shared = Value(name="shared", width=self.out.width)
             inside = join(path, part.shared.name)
-            yield from self._mlp(part.shared, inside, x, shared, "experts", partial=True)
+            yield from self.mlp(part.shared, inside, x, shared, "experts", partial=True)
         yield Combine(
             x=pairs,
             chosen=chosen,
@@ -669,7 +531,7 @@ class _Lowering:
         """Return a projection whose inputs are divided among the ranks."""
         return Linear(x=x, y=y, weight=weight, reduce=self.ranks > 1)
 
-    def _norm(self, norm: parts.Norm, path: str, x: Value, y: Value) -> Normalize:
+    def norm(self, norm: parts.Norm, path: str, x: Value, y: Value) -> Normalize:
         return Normalize(x=x, y=y, weight=NormVector(norm=norm, path=path))
 
     def _rows(self, matrix: Matrix) -> int:
@@ -679,6 +541,184 @@ class _Lowering:
 
     def _share(self, units: int, what: str) -> int:
         return shared_units(units, 0, self.ranks, what)[1]
+
+
+class _Lowering(PartLowering):
+    """Lowers a model."""
+
+    def __init__(self, model: Model, ranks: int) -> None:
+        super().__init__(model.embed.hidden, ranks)
+        self.model, self.root = model, model.root
+
+    def program(self) -> Program:
+        model, encoder = self.model, self.model.encoder
+        if model.foreign is not None:
+            return Program(
+                (ForeignDecoder(y=self.x, weight=ForeignWeights(foreign=model.foreign)), *self._foreign()), self.x
+            )
+        before = () if encoder is None else tuple(self._encoder(encoder))
+        ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
+        if model.layer_inputs is not None:
+            ops += self._layer_inputs(model.layer_inputs)
+        if model.streams is not None:
+            ops += self._spread(model.streams)
+        cross: list[Op] = []
+        for index, block in enumerate(model.blocks):
+            path = join(model.root, model.layers, str(index))
+            if model.streams is not None:
+                ops += self._stream_block(model.streams, block, path)
+                continue
+            for part in block:
+                ops += self.residual_block(part, path)
+                cross += self._cross_kv(part, path)
+            ops += self._deepstack(index)
+        if model.streams is not None:
+            ops += self._collect(model.streams)
+        ops += self._final_norm(model.norm)
+        out = self.x if model.norm is None else self.normed
+        for linear in width_linears(model.embed)[1:]:
+            narrow = Value(name="token_rows", width=model.embed.row_width)
+            matrix = Matrix(linear=linear, path=model.root, part="head")
+            ops.append(Linear(x=out, y=narrow, weight=matrix))
+            out = narrow
+        if encoder is None:
+            return Program(tuple(ops), out, rope_axes=self._rope_axes())
+        states = self.x if encoder.norm is None else self.normed
+        linked = [replace(op, x=states) if isinstance(op, Linear) else op for op in cross]
+        return Program(tuple(ops), out, (*before, *linked), states)
+
+    def _deepstack(self, index: int) -> Iterator[Op]:
+        media = self.model.media
+        if media is not None and index in media.deepstack:
+            yield AddMedia(x=self.x, first=self.x.width * (1 + media.deepstack.index(index)))
+
+    def _rope_axes(self) -> tuple[int, ...]:
+        """Return the axis of each rotated pair. Interleaved: pairs alternate between time, height and width, as long as
+        the sections of height and width last."""
+        positions = None if self.model.media is None else self.model.media.positions
+        if positions is None:
+            return ()
+        sections = positions.sections
+        if not positions.interleaved:
+            return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+        return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(sum(sections)))
+
+    def _foreign(self) -> Iterator[Op]:
+        """Yield the attention of a decoder that transformers computes."""
+        attentions = (body for body in all_bodies(self.model) if isinstance(body, Attention))
+        for layer, part in enumerate(attentions):
+            qkv = Value(name="qkv", width=(part.heads + 2 * part.kv_heads) * part.head_dim)
+            y = Value(name="attended", width=part.heads * part.head_dim)
+            yield Attend(qkv=qkv, y=y, part=part, layer=layer, heads=part.heads, kv_heads=part.kv_heads)
+
+    def _encoder(self, encoder: Encoder) -> Iterator[Op]:
+        root = self.model.root
+        if isinstance(encoder.embed, AudioEmbedding):
+            yield EmbedAudio(y=self.x, weight=AudioWeights(embed=encoder.embed, root=root))
+        else:
+            yield from self._embedding(Tables(embed=encoder.embed, root=root, head=None, own_tokens=False))
+        for index, block in enumerate(encoder.blocks):
+            for part in block:
+                yield from self.residual_block(part, join(root, encoder.layers, str(index)))
+        yield from self._final_norm(encoder.norm)
+
+    def _embedding(self, tables: Tables) -> Iterator[Op]:
+        embed = tables.embed
+        if embed.width is None:
+            yield Embed(y=self.x, weight=tables)
+        else:
+            assert embed.segments is None, "projected rows have no segments"
+            rows, into = Value(name="token_rows", width=embed.width), width_linears(embed)[0]
+            yield Embed(y=rows, weight=tables)
+            yield Linear(x=rows, y=self.x, weight=Matrix(linear=into, path=self.model.root, part="embedding"))
+            if embed.positions is not None:
+                yield LookUpPositions(y=self.out, weight=tables)
+                yield Add(x=self.x, y=self.out)
+        if self.model.media is not None:
+            yield InsertMedia(x=self.x)
+        if tables.embed.norm is not None:
+            yield self.norm(tables.embed.norm, self.model.root, self.x, self.x)
+
+    def _layer_inputs(self, part: LayerInputs) -> Iterator[Op]:
+        root = self.model.root
+        width = part.layers * part.width
+        self.layer_inputs, rows = Value(name="layer_inputs", width=width), Value(name="layer_rows", width=width)
+        matrix = Matrix(linear=layer_inputs_linear(part, self.model.embed.hidden), path=root, part="embedding")
+        yield Linear(x=self.x, y=self.layer_inputs, weight=matrix)
+        yield NormalizeGroups(x=_whole(self.layer_inputs), weight=NormVector(norm=part.norm, path=root))
+        yield LookUp(y=rows, weight=TokenTable(part=part, root=root), partial=part.vocab < self.model.embed.vocab)
+        yield Add(x=self.layer_inputs, y=rows)
+        yield from _scaled(_whole(self.layer_inputs), part.factor)
+
+    def _spread(self, part: Streams) -> Iterator[Op]:
+        hidden, root = self.x.width, self.model.root
+        matrix = Matrix(linear=stream_linears(part, hidden)[0], path=root, part="embedding")
+        projected = Value(name="projected_streams", width=(part.count - 1) * hidden)
+        yield Linear(x=self.x, y=projected, weight=matrix)
+        yield Spread(x=self.x, projected=projected, y=self._streams(part))
+
+    def _collect(self, part: Streams) -> Iterator[Op]:
+        hidden, streams, others = self.x.width, self._streams(part), []
+        for number, linear in enumerate(stream_linears(part, hidden)[1:], 1):
+            others.append(Value(name=f"stream_{number}", width=hidden))
+            own = Columns(value=streams, first=number * hidden, width=hidden)
+            yield Linear(x=own, y=others[-1], weight=Matrix(linear=linear, path=self.model.root, part="embedding"))
+        yield Collect(x=self.x, others=tuple(others))
+
+    def _stream_block(self, part: Streams, block: Sequence[ResidualBlock], path: str) -> Iterator[Op]:
+        """Yield the blocks of a layer, of which the last is a `LayerInput`, between prediction and correction."""
+        *inner, last = block
+        hidden, streams = self.x.width, self._streams(part)
+        matrices = (
+            Matrix(linear=linear, path=path, part="mlp", quantized=False)
+            for linear in coefficient_linears(part, hidden)
+        )
+        router, prediction, correction = matrices
+        predictions = Value(name="predictions", width=streams.width)
+        of_prediction, of_correction = (
+            Value(name="coefficients", width=self._rows(matrix)) for matrix in (prediction, correction)
+        )
+        yield from self._coefficients(part, path, router, prediction, of_prediction)
+        yield Predict(streams=streams, coefficients=of_prediction, y=predictions, x=self.x, count=part.count)
+        for one in inner:
+            yield from self.residual_block(one, path)
+        yield from self._coefficients(part, path, router, correction, of_correction)
+        yield Correct(predictions=predictions, x=self.x, coefficients=of_correction, y=streams)
+        assert isinstance(last.body, LayerInput) and last.after is not None, "the last block is the layer's input"
+        read = self.x
+        if part.scaled:
+            read = self.normed
+            yield Multiply(x=self.x, y=read, weight=Multiplier(name=join(path, part.scale), size=hidden))
+        yield from self._layer_input(last.body, join(path, last.body.name), read, self.out)
+        yield self.norm(last.after, path, self.out, self.out)
+        for number in range(1, part.count):
+            yield Add(x=Columns(value=streams, first=number * hidden, width=hidden), y=self.out)
+
+    def _coefficients(self, part: Streams, path: str, router: Matrix, matrix: Matrix, y: Value) -> Iterator[Op]:
+        inputs = Value(name="modalities", width=part.count)
+        yield self.norm(part.norm, path, self.x, self.normed)
+        yield Linear(x=self.normed, y=inputs, weight=router)
+        yield Tanh(x=inputs, factor=1 / self.x.width)
+        yield Linear(x=inputs, y=y, weight=matrix)
+
+    def _streams(self, part: Streams) -> Value:
+        return Value(name="streams", width=part.count * self.x.width)
+
+    def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
+        if norm is not None:
+            yield self.norm(norm, self.model.root, self.x, self.normed)
+
+    def _cross_kv(self, block: ResidualBlock, path: str) -> Iterator[Op]:
+        """Yield the operations that write the keys and values of encoder states for a cross-attention. Its layer is the
+        one lowered last."""
+        for part in bodies(block):
+            if isinstance(part, Attention) and part.source:
+                inside, kv_heads = join(path, part.name), self._share(part.kv_heads, "KV heads")
+                matrix = Matrix(linear=attention_linears(part)[1], path=inside, part="attention")
+                kv = Value(name="kv", width=2 * kv_heads * part.head_dim)
+                yield Linear(x=self.x, y=kv, weight=matrix)
+                sizes = {"heads": 0, "kv_heads": kv_heads, "head_dim": part.head_dim}
+                yield WriteKV(qkv=kv, layer=self.layers - 1, cross=True, **sizes)
 
 
 def _scaled(columns: Columns, factor: float) -> Iterator[Scale]:

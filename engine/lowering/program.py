@@ -17,6 +17,7 @@ from engine.models import parts
 from engine.models.parts import (
     Alibi,
     Attention,
+    AudioEmbedding,
     Embedding,
     Experts,
     Foreign,
@@ -26,11 +27,12 @@ from engine.models.parts import (
     Norm,
     Parameter,
     QueryScale,
+    RelativeBias,
     Rope,
 )
 from engine.models.sources import ACT_FN, join, latent_linears
 
-Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters"]
+Part = Literal["embedding", "attention", "recurrent", "mlp", "experts", "norms", "head", "model", "adapters", "tower"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +168,25 @@ class AlibiSlopes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistanceBias:
+    """Bias of each head for each distance between a query and a key, expanded from buckets when the model is loaded.
+    Layers with the same source share it."""
+
+    relative: RelativeBias
+    heads: int  # of all ranks
+    root: str
+
+    @property
+    def width(self) -> int:
+        """Number of distances, -max_distance … max_distance; those outside have the bias of the nearest."""
+        return 2 * self.relative.max_distance + 1
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.relative.source)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tables:
     """Rows of tokens, positions and segments. The head of a decoder belongs to them, because it may be tied."""
 
@@ -177,6 +198,18 @@ class Tables:
     @cached_property
     def name(self) -> str:
         return join(self.root, self.embed.name) if self.own_tokens else "encoder tables"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioWeights:
+    """Convolutions and positions of spectrograms."""
+
+    embed: AudioEmbedding
+    root: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.root, self.embed.name, "+".join(self.embed.convolutions))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +261,7 @@ Weight = (
     | QKNormVectors
     | SinkLogits
     | AlibiSlopes
+    | DistanceBias
     | HeadMatrices
     | Correction
     | ExpertScales
@@ -236,11 +270,19 @@ Weight = (
     | Tables
     | TokenTable
     | Multiplier
+    | AudioWeights
     | ForeignWeights
 )
 
 
 # Operations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """y = the rows that the caller gives, such as embedded patches of images."""
+
+    y: Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +303,35 @@ class LookUpPositions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InsertMedia:
+    """x = the first columns of the embeddings of media, for the tokens of media in a step."""
+
+    x: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddMedia:
+    """x += columns of the embeddings of media, from `first` on, for the tokens of media in a step."""
+
+    x: Value
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LookUp:
-    """y = scale · row of the token."""
+    """y = scale · row of the token. partial: the table lacks some tokens, which have its first row."""
 
     y: Value
     weight: TokenTable
+    partial: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedAudio:
+    """y = embeddings of the spectrograms of a step."""
+
+    y: Value
+    weight: AudioWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,7 +499,8 @@ class PrepareKV:
 @dataclass(frozen=True, kw_only=True)
 class Attend:
     """y = attention of the queries in qkv over the pages of a layer, or over the keys and values of the same step
-    (layer None). cross: over an encoder input. With `queries_only`, qkv has only queries."""
+    (layer None). cross: over an encoder input. windowed: over the window of a patch, in place of its row. With
+    `queries_only`, qkv has only queries."""
 
     qkv: Value
     y: Value
@@ -443,7 +510,9 @@ class Attend:
     kv_heads: int
     sinks: SinkLogits | None = None
     slopes: AlibiSlopes | None = None
+    bias: DistanceBias | None = None
     cross: bool = False
+    windowed: bool = False
 
     @property
     def queries_only(self) -> bool:
@@ -592,6 +661,14 @@ class Columns:
     value: Value
     first: int
     width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """y = x: a feature of a tower, which later operations on x do not change."""
+
+    x: Value
+    y: Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -769,9 +846,13 @@ class Quantized:
 
 
 Op = (
-    Embed
+    Input
+    | Embed
+    | EmbedAudio
     | LookUp
     | LookUpPositions
+    | InsertMedia
+    | AddMedia
     | Normalize
     | NormalizeParts
     | NormalizeGroups
@@ -804,6 +885,7 @@ Op = (
     | Tanh
     | Sparsify
     | Gate
+    | Keep
     | CausalConv
     | DeltaRule
     | SelectiveScan
@@ -824,6 +906,7 @@ class Program:
     out: Value  # the hidden states
     encoder: tuple[Op, ...] = ()
     encoder_out: Value | None = None
+    rope_axes: tuple[int, ...] = ()  # M-RoPE: which of a token's three positions rotates each pair; empty: it has one
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -834,6 +917,13 @@ class Program:
             for weight in weights_of(op):
                 found.setdefault(weight.name, weight)
         return tuple(found.values())
+
+    @property
+    def given(self) -> Value:
+        """The rows that the caller gives."""
+        (first, *_) = self.ops
+        assert isinstance(first, Input), "the program receives rows"
+        return first.y
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
@@ -858,7 +948,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
         case NormalizeParts(weights=weights):
             yield from weights
         case Attend():
-            yield from (weight for weight in (op.sinks, op.slopes) if weight is not None)
+            yield from (weight for weight in (op.sinks, op.slopes, op.bias) if weight is not None)
         case PrepareLatent(norm=norm):
             yield norm
         case Route(correction=Correction() as correction):
@@ -884,6 +974,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
             | LookUp()
             | LookUpPositions()
             | Multiply()
+            | EmbedAudio()
             | Normalize()
             | NormalizeGroups()
             | Linear()
@@ -899,7 +990,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Embed() | LookUp() | LookUpPositions() | ForeignDecoder():
+        case Input() | Embed() | EmbedAudio() | LookUp() | LookUpPositions() | ForeignDecoder():
             return ()
         case Multiply() | Tanh() | PadValues() | CutHeads():
             return (op.x,)
@@ -923,9 +1014,11 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.q, op.latent
         case Add():
             return _buffer(op.x), op.y
+        case Keep():
+            return op.x, op.y.value  # its other columns are kept
         case Scale() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
-        case AllReduce():
+        case AllReduce() | InsertMedia() | AddMedia():
             return (op.x,)
         case QKNorm() | Rotate() | ScaleQueries() | WriteKV() | PrepareKV() | Attend():
             return (op.qkv,)
@@ -967,10 +1060,12 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Collect() | Tanh():
             return (op.x,)
-        case LookUp() | LookUpPositions():
+        case Input() | Embed() | EmbedAudio() | LookUp() | LookUpPositions():
             return (op.y,)
-        case Embed() | Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
+        case Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
+        case Keep():
+            return (op.y.value,)
         case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
             return (op.y,)
         case AbsorbQueries() | AttendLatent() | ExpandValues():
@@ -981,7 +1076,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Add():
             return (_buffer(op.x),)
-        case AllReduce() | NormalizeParts():
+        case AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
             return (op.x,)
         case Scale() | NormalizeGroups() | Sparsify():
             return (op.x.value,)

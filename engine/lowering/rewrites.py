@@ -35,6 +35,15 @@ def compiled_ops(program: Program) -> Ops:
     return reduce_sums(fuse_prepare_kv(program.ops, norms=False))
 
 
+def compiled_encoder(program: Program) -> tuple[Ops, Ops]:
+    """Return the operations that the compiled kernels run on encoder inputs: the encoder, and then those that write the
+    keys and values of cross-attention. Both are empty for a model without an encoder."""
+    ops = reduce_sums(fuse_prepare_kv(program.encoder, norms=False))
+    writes = [at for at, op in enumerate(ops) if isinstance(op, WriteKV)]
+    begin = writes[0] - 1 if writes else len(ops)  # the first projection to keys and values
+    return ops[:begin], ops[begin:]
+
+
 def fuse_prepare_kv(ops: Sequence[Op], *, norms: bool) -> Ops:
     """Join the operations between a projection and its attention: rotation and writing of keys and values, and with
     `norms` also the norms of separate heads. Norms precede the rotation there, so a rotation that precedes a norm stays

@@ -27,13 +27,14 @@ from engine.models.gguf import made_config, read_weights
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.modules import Modules, read_modules
+from engine.models.multimodal import media_architecture, placed, with_media
 from engine.models.parts import Model
 from engine.models.quantized import Quantization, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.sources import expert_stacks, harmless, has_stacks, join, projections
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
-from engine.models.text_only import text_architecture, text_config, text_decoder
+from engine.models.text_only import has_prefix_attention, text_architecture, text_config, text_decoder
 from engine.models.values import check_values
 
 INDEX = "model.safetensors.index.json"
@@ -60,6 +61,7 @@ class Checkpoint:
     modules: Modules | None = None  # sentence-transformers modules of a pooling model
     begin_ids: tuple[int, ...] = ()  # tokens that a reply of an encoder-decoder begins with by default
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that are served with it
+    adapter_slots: tuple[int, int] | None = None  # (number, largest rank) of slots for LoRA adapters, if they move
     assumed: tuple[str, ...] = ()  # assumptions of a plan for a folder without weights, one statement each
 
 
@@ -79,10 +81,19 @@ def read_checkpoint(
         )
     place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
     written = _read_config(folder, blocks)
-    config = normalised(_text_config(written, folder) if task.text_only else written)
+    media = "" if task.text_only or blocks is not None else media_architecture(written)
+    if task.text_only and has_prefix_attention(written):
+        raise TaskError(
+            f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, which "
+            "is supported only together with images; leave the key out"
+        )
+    config = normalised(_text_config(written, folder) if task.text_only or media else written)
     generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, written, trust_remote_code)
     model = _declared(declare, config, place)
+    if media:
+        architecture, declared = media, model
+        model = _declared(lambda written: with_media(declared, written), written, place)
     check_parts(model, place)
     check_values(model, place)
     if model.foreign is not None and (blocks is not None or not weights):
@@ -91,6 +102,8 @@ def read_checkpoint(
         )
     if task.text_only and weights and blocks is None:
         model = text_decoder(model, read_tensors(folder))
+    if media and weights:
+        model = placed(model, read_tensors(folder))
     quantization = read_quantization(config, model, place)
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:
@@ -110,6 +123,8 @@ def read_checkpoint(
         tensors |= modules.tensors()
     if model.head is not None and model.head.added and tensors and model.head.added not in tensors:
         model = replace(model, head=replace(model.head, added=""))
+    if model.head is not None and model.head.tied_unless_stored and tensors:
+        model = replace(model, head=replace(model.head, tied=f"{model.head.name}.weight" not in tensors))
     return Checkpoint(
         path=folder,
         architecture=architecture,

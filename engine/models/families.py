@@ -73,6 +73,8 @@ from engine.models import (
     smollm3,
     stablelm,
     starcoder2,
+    t5,
+    whisper,
 )
 from engine.models.parts import Model
 from engine.models.unsupported import unsupported
@@ -89,13 +91,20 @@ RECURRENT = (
     *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, nemotron_h, olmo_hybrid, qwen3_5),
     qwen3_next,
 )
-TRANSLATORS = (bart,)
+TRANSLATORS = (bart, t5)
+SPEECH = (whisper,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
-FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *POOLED)
+FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *SPEECH, *POOLED)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 
-KINDS = {"decoder": DECODERS, "recurrent": RECURRENT, "encoder-decoder": TRANSLATORS, "encoder": POOLED}
+KINDS = {
+    "decoder": DECODERS,
+    "recurrent": RECURRENT,
+    "encoder-decoder": TRANSLATORS,
+    "speech": SPEECH,
+    "encoder": POOLED,
+}
 
 
 def declaration(architecture: str, config: Mapping[str, Any] | None = None) -> Declare:

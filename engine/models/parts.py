@@ -6,7 +6,10 @@ own load code or forward pass.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeGuard
+
+if TYPE_CHECKING:
+    from engine.models.media import Media
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,7 @@ class Rows:
     groups: int = 1  # the units are in this many equal runs of consecutive rows
     stride: int = 0  # rows of the tensor from the start of a run to that of the next
     step: int = 1  # rows of the tensor from one row to the next (2: the rows of two projections alternate)
+    has_bias: bool = True  # False: in a projection with a bias, that of these rows is 0 and not stored (Whisper's keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +167,27 @@ class Alibi:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RelativeBias:
+    """Learned bias of each head for the distance d = position of the key - position of the query, added to the scores
+    (T5, arXiv:1910.10683, section 2.1). Distances share `buckets` biases.
+
+    Bidirectional attention uses half of the buckets for d ≤ 0, the other half for d > 0. Causal attention uses all of
+    them for d ≤ 0. Of n buckets of a direction, the first n // 2 are for single distances |d| = 0, 1, …; the others are
+    for ranges that grow by a constant factor up to `max_distance`. Larger distances are in the last one.
+    """
+
+    buckets: int
+    max_distance: int
+    bidirectional: bool
+    source: str  # name of the layer in the checkpoint, [buckets, heads]; several attentions may share it
+
+    @property
+    def exact(self) -> int:
+        """Number of buckets of a direction that are for a single distance."""
+        return self.buckets // (4 if self.bidirectional else 2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueryScale:
     """Factor of the queries at position p: 1 + scale · log(1 + floor((p + offset) / length))."""
 
@@ -190,6 +215,7 @@ class Attention:
     scale: float | None = None  # None: head_dim ** -0.5
     query_scale: QueryScale | None = None  # of causal self-attention
     bias: tuple[bool, bool] = (False, False)  # of qkv, of o
+    key_bias: bool = True  # with a bias of qkv: the keys have one
     qk_norm: RMSNorm | LayerNorm | None = None  # its size is head_dim for every span
     qk_norm_span: Literal["head", "own", "all"] = "head"
     window: int | None = None  # a position attends to itself and window - 1 positions before it (and after, not causal)
@@ -209,6 +235,7 @@ class Attention:
     are cut (MiMo-V2-Flash). It excludes `groups`, `order` and `gated`."""
     value_scale: float = 1.0  # multiplies the values
     alibi: Alibi | None = None  # of causal self-attention
+    relative: RelativeBias | None = None  # of self-attention without ALiBi
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
     groups: int = 1
     """If q, k and v are one tensor: its rows are in this many groups, each with an equal number of heads of q, then of
@@ -616,6 +643,27 @@ class Streams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AudioEmbedding:
+    """Embedding of a log-mel spectrogram [mels, 2 · positions]: x = gelu(conv2(gelu(conv1(spectrogram)))) + row of the
+    position. Both convolutions have a width of 3; the second has a stride of 2."""
+
+    mels: int
+    hidden: int
+    positions: int
+    convolutions: tuple[str, str] = ("conv1", "conv2")
+    table: str = "embed_positions"
+    name: str = ""  # prefix of the names
+
+    @property
+    def frames(self) -> int:
+        return 2 * self.positions
+
+    @property
+    def norm(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Head:
     """Logits = softcap(scale · (h W^T + b))."""
 
@@ -625,6 +673,7 @@ class Head:
     bias: bool = False  # b is the bias of the layer `name`
     unit_rows: bool = False  # the rows of W are divided by their lengths (Baichuan 2)
     added: str = ""  # name of b if it is a separate tensor [1, vocab], which a checkpoint may lack
+    tied_unless_stored: bool = False  # `tied` is false if and only if the checkpoint has a tensor of the head (T5)
     name: str = "lm_head"
 
 
@@ -683,9 +732,10 @@ class Pooler:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """Encoder of an encoder-decoder model. Its token embedding is the decoder's."""
+    """Encoder of an encoder-decoder model. Its token embedding is the decoder's. An encoder of audio reads whole
+    windows of `max_encoder_input` positions."""
 
-    embed: Embedding
+    embed: Embedding | AudioEmbedding
     blocks: tuple[Block, ...]
     norm: Norm | None
     max_encoder_input: int  # in tokens
@@ -717,6 +767,7 @@ class Model:
     unread: tuple[str, ...] = ()  # prefixes of tensors that checkpoints may have and that are not used
     transposed: bool = False  # projections of the layers are stored as [inputs, outputs] (GPT-2)
     foreign: Foreign | None = None
+    media: "Media | None" = None  # tower and projectors of images and videos
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
 
@@ -724,6 +775,12 @@ class Model:
     def max_encoder_input(self) -> int:
         """Maximum encoder input in tokens; 0 without an encoder."""
         return 0 if self.encoder is None else self.encoder.max_encoder_input
+
+    @property
+    def audio(self) -> AudioEmbedding | None:
+        """The embedding of a speech model's spectrograms; None for other models."""
+        embed = None if self.encoder is None else self.encoder.embed
+        return embed if isinstance(embed, AudioEmbedding) else None
 
 
 def attentions(model: Model) -> tuple[SelfAttention, ...]:

@@ -12,6 +12,7 @@ from engine.models.parts import (
     MLP,
     XIELU,
     Attention,
+    AudioEmbedding,
     Block,
     Body,
     DeltaNet,
@@ -128,6 +129,8 @@ def _qkv_rows(part: Attention) -> tuple[Rows, ...]:
     rows = [
         Rows(source=name, units=units, width=width) for name, units, width in zip(names, heads, widths, strict=False)
     ]
+    if not part.key_bias:
+        rows[1] = replace(rows[1], has_bias=False)
     if names[1] == names[2] != names[0]:
         return tuple(rows)  # the values are the keys before their norm (Gemma 4)
     if part.groups == 1 and part.order == "qkv":
@@ -399,7 +402,8 @@ def linear_sources(part: Linear, path: str) -> Shapes:
         height[piece.source] = max(height[piece.source], end)
     found: Shapes = {f"{join(path, name)}.weight": (rows, part.inputs) for name, rows in height.items()}
     if part.bias:
-        found |= {f"{join(path, name)}.bias": (rows,) for name, rows in height.items()}
+        without = {piece.source for piece in part.rows if not piece.has_bias}
+        found |= {f"{join(path, name)}.bias": (rows,) for name, rows in height.items() if name not in without}
     return found
 
 
@@ -419,12 +423,17 @@ def sources(model: Model) -> Shapes:
         return {}  # transformers knows them
     found = _embedding_sources(model.embed, model.root)
     if model.encoder is not None:
-        found |= _embedding_sources(model.encoder.embed, model.root)
+        embed = model.encoder.embed
+        if isinstance(embed, AudioEmbedding):
+            found |= audio_sources(embed, model.root)
+        else:
+            found |= _embedding_sources(embed, model.root)
         if model.encoder.norm is not None:
             found |= norm_sources(model.encoder.norm, model.root, (model.encoder.norm.size,))
     for path, block in placed_blocks(model):
         for branch in block:
-            found |= _branch_sources(branch, path)
+            found |= branch_sources(branch, path)
+            found |= _bias_sources(branch, model.root)
     if model.norm is not None:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
     if model.layer_inputs is not None:
@@ -483,6 +492,14 @@ def _embedding_sources(embed: Embedding, root: str) -> Shapes:
     if embed.norm is not None:
         found |= norm_sources(embed.norm, root, (embed.norm.size,))
     return found
+
+
+def audio_sources(embed: AudioEmbedding, root: str) -> Shapes:
+    path, found = join(root, embed.name), Shapes()
+    for name, inputs in zip(embed.convolutions, (embed.mels, embed.hidden), strict=True):
+        found[join(path, name, "weight")] = (embed.hidden, inputs, 3)
+        found[join(path, name, "bias")] = (embed.hidden,)
+    return found | {join(path, embed.table, "weight"): (embed.positions, embed.hidden)}
 
 
 def _pooler_sources(model: Model) -> Shapes:
@@ -630,7 +647,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
                 yield from _linears(mlp, inside)
 
 
-def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
+def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
+    """Return the tensors of a residual block of the layer at `path`."""
     found: Shapes = {}
     for norm in block_norms(branch):
         found |= norm_sources(norm, path, (norm.size,))
@@ -672,6 +690,12 @@ def _branch_sources(branch: ResidualBlock, path: str) -> Shapes:
     return found
 
 
+def _bias_sources(branch: ResidualBlock, root: str) -> Shapes:
+    """Return the tables of relative biases."""
+    relative = [(body.relative, body.heads) for body in bodies(branch) if isinstance(body, Attention)]
+    return {f"{join(root, one.source)}.weight": (one.buckets, heads) for one, heads in relative if one is not None}
+
+
 def harmless(model: Model, name: str) -> bool:
     """Return whether a tensor that is not declared may be ignored: rotary frequencies stored by old exporters, a copy
     of
@@ -680,6 +704,10 @@ def harmless(model: Model, name: str) -> bool:
         return True
     if name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread:
         return True
+    if model.media is not None:
+        tower = model.media.tower
+        if name.startswith(tuple(join(tower.root, one) for one in tower.unread)):
+            return True
     return model.head is not None and model.head.tied and name == f"{model.head.name}.weight"
 
 

@@ -2,6 +2,7 @@
 
 from engine.formats.format import Stored
 from engine.formats.native import Executor
+from engine.models.media import media_sources
 from engine.models.parts import Model
 from engine.models.quantized import Quantization
 from engine.models.sources import expansions, fused_paths, sources, stacked_paths, unquantized
@@ -18,6 +19,8 @@ def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str,
             found |= {f"{path}.{suffix}": one for suffix, one in formats[path].tensors(rows, inputs).items()}
         else:
             found[name] = Stored(shape)
+    if model.media is not None:
+        found |= {name: Stored(shape) for name, shape in media_sources(model.media).items()}
     return found
 
 

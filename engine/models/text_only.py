@@ -17,6 +17,8 @@ from engine.models.sources import join
 
 # Type of the decoder in text_config -> its architecture, and the defaults of settings that exporters omit.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("GemmaForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {"vocab_size": 262_208, "num_attention_heads": 8, "head_dim": 256}),
     "gemma3n_text": (
         "Gemma3nForCausalLM",
@@ -32,6 +34,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"vocab_size": 262_144},
         },
     ),
+    "granite": ("GraniteForCausalLM", {}),
     "llama": (
         "LlamaForCausalLM",
         {
@@ -64,7 +67,9 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
+    "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM", {}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
 }
@@ -73,6 +78,7 @@ FLAT = {
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
 }
 KEY = "model.text_only"
+PREFIX_FLAG = "use_bidirectional_attention"
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
@@ -95,7 +101,14 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(made.get(key), dict):
             made[key] = _plain_rope(made[key])
+    made.pop(PREFIX_FLAG, None)  # of the prompt alone, which `Media.attention` declares
     return made
+
+
+def has_prefix_attention(config: Mapping[str, Any]) -> bool:
+    """Return whether the tokens of a prompt attend to one another in both directions, but those of a reply do not
+    (PaliGemma)."""
+    return _name(config) == "PaliGemmaForConditionalGeneration"
 
 
 def text_decoder(model: Model, tensors: Mapping[str, object]) -> Model:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.api.messages import Sampling
+from engine.api.messages import Sampling, SpeechRules
 
 GREEDY_BELOW = 1e-5  # lower temperatures are greedy
 LOWEST_TEMPERATURE = 0.01  # others are raised to this, so that logits / temperature does not overflow float32
@@ -52,6 +52,7 @@ class Columns:
         self.bad_words: dict[int, Words] = {}
         self.logprobs: dict[int, LogprobRequest] = {}
         self.prompt_logprobs: dict[int, int] = {}
+        self.speech: dict[int, SpeechRules] = {}
         self._allowed_bits: dict[int, np.ndarray] = {}
 
     @property
@@ -87,10 +88,13 @@ class Columns:
             self.logprobs[slot] = LogprobRequest(top, sampling.logprobs_mode == "processed", sampling.logprob_ids)
         if sampling.prompt_logprobs is not None:
             self.prompt_logprobs[slot] = sampling.prompt_logprobs
+        if sampling.speech is not None:
+            self.speech[slot] = sampling.speech
 
     def clear(self, slot: int) -> None:
         for sparse in (self.stop_ids, self.allowed, self.bias, self.bad_words, self.logprobs, self.prompt_logprobs):
             sparse.pop(slot, None)
+        self.speech.pop(slot, None)
         self._allowed_bits.pop(slot, None)
 
     def allowed_bits(self, slot: int) -> np.ndarray:

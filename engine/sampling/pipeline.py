@@ -1,6 +1,6 @@
 """The order of sampling stages, and their application to the rows of one step.
 
-grammar mask -> (raw logprobs) -> LOGIT_PROCESSORS -> TRUNCATION -> (processed logprobs) -> draw
+grammar mask -> rules of transcripts -> (raw logprobs) -> LOGIT_PROCESSORS -> TRUNCATION -> (processed logprobs) -> draw
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from engine.sampling.min_tokens import min_tokens
 from engine.sampling.noise import Noise
 from engine.sampling.penalties import repetition_penalty, reply_penalties
 from engine.sampling.rows import LogitProcessor, Rows
+from engine.sampling.speech import speech_begin, speech_rules
 from engine.sampling.temperature import temperature
 from engine.sampling.top_k import top_k
 from engine.sampling.top_p import top_p
@@ -62,6 +63,9 @@ class Prepared:
         else:
             self._grammar = grammar(rows)
             self._processors = [processor for stage in LOGIT_PROCESSORS if (processor := stage(rows)) is not None]
+        self._speech = speech_rules(rows)
+        if (begin := speech_begin(rows)) is not None:
+            self._processors = [begin, *self._processors]
         requests = rows.columns.logprobs
         self._requests = {row: requests[int(rows.slots[row])] for row in rows.using(requests)}
 
@@ -69,6 +73,8 @@ class Prepared:
         """Sample. logits: float32 [rows, vocab]."""
         if self._grammar is not None:
             self._grammar(logits)
+        if self._speech is not None:
+            self._speech(logits)
         raw = [row for row, request in self._requests.items() if not request.processed]
         # Copied if processors work in place, and only for rows that request raw logprobs.
         copied = logits[raw] if raw and self._processors else None

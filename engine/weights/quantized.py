@@ -110,7 +110,8 @@ def random_weights(
     formats = {} if quantization is None else quantization.formats
     kept = {path: format for path, format in formats.items() if format.on("triton") is not None}
     if not kept or quantization is None:
-        return RandomWeights(sources(model), dtype, device)
+        shapes = {name: one.shape for name, one in stored_tensors(model, None).items()}
+        return RandomWeights(shapes, dtype, device)
     own = Quantization(quantization.method, kept)
     stored = stored_tensors(model, own)
     shapes = {name: one.shape for name, one in stored.items()}

@@ -26,6 +26,7 @@ class Slot:
     rows: int
     at: int
     step: int = 1
+    has_bias: bool = True
 
     @property
     def taken(self) -> slice:
@@ -49,7 +50,7 @@ def slots(part: Linear, world: World) -> Slots:
         what = "heads" if piece.width > 1 else "rows"
         first, units = share(piece.units, world, what) if part.split == "rows" else (0, piece.units)
         for start, rows in row_runs(piece, first, units):
-            pieces.append(Slot(piece.source, start, rows, at, piece.step))
+            pieces.append(Slot(piece.source, start, rows, at, piece.step, piece.has_bias))
             at += rows
     first_input, inputs = share(part.inputs, world, "inputs") if part.split == "inputs" else (0, part.inputs)
     return Slots(tuple(pieces), at, first_input, inputs)
@@ -76,6 +77,11 @@ def fused(
 def fill(whole: Tensor, read: Callable[[str], Tensor], path: str, suffix: str, matrix: Slots) -> Tensor:
     """Fill `whole` with the rank's weight or bias."""
     for name, pieces in groupby(matrix.pieces, lambda piece: piece.source):
+        pieces = list(pieces)
+        if suffix == "bias" and not pieces[0].has_bias:
+            for piece in pieces:
+                whole[piece.at : piece.at + piece.rows].zero_()
+            continue
         source = read(_name(path, name, suffix))
         if suffix == "weight":
             source = source.narrow(1, matrix.first_input, matrix.inputs)

@@ -33,9 +33,11 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import random_weights
+from engine.worker.adapters import AdapterStore
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
+from engine.worker.media import MediaStore
 from engine.worker.memory import Meter, memory_in_use, release_at_once, trim_heap
 from engine.worker.pooled import PooledRunner
 from engine.worker.pooled_device import PooledDeviceRunner
@@ -197,12 +199,12 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     blocks = pool_blocks(config, form)
     with measured("loading"), _memory_errors("the weights"), release_at_once():
         progress("loading", 0.0)
-        text_model = _loaded(
+        text_model, adapters = _loaded(
             config, checkpoint, form, world, device, team, lambda fraction: progress("loading", fraction)
         )
         trim_heap()
         text_model.reserve(config.scheduling.max_step_tokens, config.scheduling.slots + config.speculation.rows)
-    reserve = _reserve(config, form)
+    reserve = _reserve(config, form, speech=checkpoint.model.audio is not None)
     snapshots = num_snapshots(text_model.states, config.scheduling.slots, prefix_cache=config.cache.prefix)
     runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner
     table = RequestTable(
@@ -211,6 +213,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         layout=form,
         vocab=checkpoint.model.embed.vocab,
     )
+    media = _media_store(config, text_model)
     if config.hardware.kernels == "triton":
         assert isinstance(text_model, TextModel), "checked with the kernels"
         parts = device_parts(config, checkpoint, text_model, form, table)
@@ -233,7 +236,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
             if isinstance(text_model, TextModel) and text_model.pooler is not None:
                 runner = PooledRunner(text_model, form, pages, table, states)
             else:
-                runner = HostRunner(text_model, form, pages, table, states)
+                runner = HostRunner(text_model, form, pages, table, states, media)
         table_bytes = table.nbytes
     memory_usage = {**text_model.memory_usage.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
     if reserve:
@@ -258,6 +261,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
         reserved=tuple(range(blocks, blocks + reserve)),
         cpu=config.hardware.cpus[0] if team and config.hardware.cpus else None,
         gpu=device if device.type == "cuda" else None,
+        adapters=adapters,
     )
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
@@ -271,9 +275,17 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     return worker
 
 
-def _reserve(config: EngineConfig, form: Layout) -> int:
-    """Return the number of blocks for golden prompts. They are added to the pool, so requests have no fewer blocks."""
-    if not config.lifecycle.self_test.prompts:
+def _media_store(config: EngineConfig, text_model: TextModel | ForeignModel) -> MediaStore | None:
+    media = text_model.model.media
+    if media is None or not isinstance(text_model, TextModel) or text_model.tower is None:
+        return None
+    return MediaStore(media, text_model.tower, text_model.dtype, text_model.device, config.memory.media_cache)
+
+
+def _reserve(config: EngineConfig, form: Layout, *, speech: bool) -> int:
+    """Return the number of blocks for golden prompts, which a speech model has none of. They are added to the pool, so
+    requests have no fewer blocks."""
+    if not config.lifecycle.self_test.prompts or speech:
         return 0
     return form.blocks_of(ROOM_TOKENS)
 
@@ -385,7 +397,7 @@ def _check_foreign(config: EngineConfig, checkpoint: Checkpoint) -> None:
             f"kernels={kernels}, tensor={tensor}, weights={weights}: {foreign.architecture} is computed by "
             "transformers' code, with torch kernels, one rank and weights as stored"
         )
-    if foreign is not None and config.adapters:
+    if foreign is not None and (config.adapters or config.adapter_loading.max_active is not None):
         raise ConfigError(f"adapters: {adapters_problem(checkpoint.model)}")
 
 
@@ -407,7 +419,7 @@ def _loaded(
     device: torch.device,
     team: Team | None,
     progress: Callable[[float], None],
-) -> TextModel | ForeignModel:
+) -> tuple[TextModel | ForeignModel, AdapterStore | None]:
     if checkpoint.model.foreign is not None:
         load_meta_operations()
         foreign_model = ForeignModel(checkpoint.model, form, DTYPES[config.model.dtype], device)
@@ -415,7 +427,7 @@ def _loaded(
             foreign_model.fill_random(checkpoint)
         else:
             foreign_model.load(checkpoint, progress)
-        return foreign_model
+        return foreign_model, None
     text_model = TextModel(
         checkpoint.model,
         form,
@@ -430,9 +442,14 @@ def _loaded(
         group=config.quantization.group_size,
         head=config.quantization.head,
     )
-    text_model.load_adapters([read_adapter(one.name, Path(one.path)) for one in config.adapters])
+    adapters, loading = [read_adapter(one.name, Path(one.path)) for one in config.adapters], config.adapter_loading
+    store = None
+    if loading.max_active is None:
+        text_model.load_adapters(adapters)
+    else:
+        store = AdapterStore(text_model.reserve_adapters(adapters, loading.max_active, loading.max_rank), loading)
     _load(config, checkpoint, text_model, world, progress)
-    return text_model
+    return text_model, store
 
 
 def _load(

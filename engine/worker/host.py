@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
 from engine.worker.batch import build_batch
 from engine.worker.logit_fingerprint import logit_fingerprint
+from engine.worker.media import NO_MEDIA, MediaStore, StepMedia
 from engine.worker.rows import PlanRows, plan_rows, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.states import States
@@ -34,9 +36,11 @@ class HostRunner:
         pages: Tensor,
         table: RequestTable,
         states: States,
+        media: MediaStore | None = None,
     ) -> None:
+        """media: of a model that reads more than text."""
         self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
-        self._states = states
+        self._states, self._media = states, media
         self._noise = Noise(text_model.model.embed.vocab, pages.device, text_model.target.team)
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
@@ -45,14 +49,19 @@ class HostRunner:
 
     def _run(self, plan: StepPlan, masks: Masks | PendingMasks) -> StepResult:
         self._table.apply(plan)
+        if self._media is not None:
+            self._media.apply(plan)
         rows = plan_rows(plan)
         if not len(rows.slots):
             return StepResult(plan.step, ())
-        batch = self._batch(rows)
+        media, batch = NO_MEDIA, self._batch(rows)
+        if self._media is not None:
+            media = self._media.inputs(rows)
+            batch = with_media(batch, media)
         self._states.restore(plan)
         hidden = self._text_model.forward(batch, self._pages, self._states.layers)
         self._states.save(plan)
-        failed = rows_not_finite(hidden, batch)
+        failed = rows_not_finite(hidden, batch) | media.failed
         # The batch has only the decoder's tokens of a row, so tokens are counted back from its last one.
         back = torch.from_numpy(rows.ends[rows.sampling] - rows.positions).to(hidden.device)
         last = batch.last[torch.from_numpy(rows.sampling).to(hidden.device)] - back
@@ -66,11 +75,12 @@ class HostRunner:
         # them.
         at_once = len(self._table.columns.seed)
         scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team, at_once)
-        return step_result(plan, rows, sampled, scored, failed, fingerprints)
+        result = step_result(plan, rows, sampled, scored, failed, fingerprints)
+        return result if media.counts is None else replace(result, media=media.counts)
 
     def _batch(self, rows: PlanRows) -> Batch:
         table = self._table
-        return build_batch(
+        batch = build_batch(
             rows.slots,
             rows.first,
             rows.count,
@@ -82,6 +92,14 @@ class HostRunner:
             sources=table.sources if self._text_model.program.encoder else None,
             device=self._pages.device,
         )
+        audio = self._text_model.model.audio
+        if audio is None or batch.encoder_inputs is None:
+            return batch
+        silence = np.zeros((audio.mels, audio.frames), np.float32)  # steps of the warm-up have no audio
+        entering = rows.slots[rows.first < table.sources[rows.slots]].tolist()
+        windows = np.stack([table.spectrograms.pop(slot, silence) for slot in entering])
+        inputs = replace(batch.encoder_inputs, spectrograms=torch.from_numpy(windows).to(self._pages.device))
+        return replace(batch, encoder_inputs=inputs)
 
     def _sampled_rows(self, rows: PlanRows, masks: Masks) -> Rows:
         return Rows(
@@ -92,6 +110,13 @@ class HostRunner:
             masks,
             self._pages.device,
         )
+
+
+def with_media(batch: Batch, media: StepMedia) -> Batch:
+    axes, spans = (
+        None if one is None else torch.from_numpy(one).to(batch.ids.device) for one in (media.axes, media.spans)
+    )
+    return replace(batch, media=media.rows, axes=axes, spans=spans)
 
 
 def rows_not_finite(hidden: Tensor, batch: Batch) -> dict[int, str]:

@@ -7,11 +7,12 @@ diverge are detected at once.
 
 import zlib
 from concurrent.futures import Future
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-from engine.api.config import EngineConfig
+from engine.api.config import AdapterConfig, EngineConfig
 from engine.api.messages import RankMemory
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 
@@ -45,6 +46,20 @@ class LateMasks(msgspec.Struct, frozen=True, tag="masks"):
     """Masks of the oldest step that was sent without them."""
 
     masks: Packed
+
+
+class RegisterAdapter(msgspec.Struct, frozen=True, tag="register_adapter"):
+    """Read a LoRA adapter, which gets this version."""
+
+    version: int
+    adapter: AdapterConfig
+
+
+class HandleAdapter(msgspec.Struct, frozen=True, tag="handle_adapter"):
+    """Prepare, release or forget a version of a LoRA adapter (engine/worker/adapters.py)."""
+
+    verb: Literal["prepare", "release", "forget"]
+    version: int
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -81,7 +96,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
 
 ALIVE_S = 1.0
 
-ToRank = Begin | Step | LateMasks
+ToRank = Begin | Step | LateMasks | RegisterAdapter | HandleAdapter
 FromRank = Loading | Built | Done | Alive | Broken
 
 encode = msgspec.msgpack.Encoder().encode

@@ -2,9 +2,38 @@
 
 from dataclasses import dataclass
 
+from engine.api.config import AdapterConfig
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
+from engine.worker.adapters import AdapterStore, Done
+from engine.worker.rank_messages import HandleAdapter, RegisterAdapter
 from engine.worker.ranks import Ranks
 from engine.worker.worker import StartedStep, Worker
+
+
+class RankedAdapters:
+    """The adapters of all ranks. Rank 0 reads and checks an adapter before the others read it."""
+
+    def __init__(self, own: AdapterStore, ranks: Ranks) -> None:
+        self._own, self._ranks = own, ranks
+
+    def read(self, adapter: AdapterConfig, done: Done) -> None:
+        self._own.read(adapter, done)
+
+    def register(self, version: int, adapter: AdapterConfig) -> None:
+        self._own.register(version, adapter)
+        self._ranks.send_adapter(RegisterAdapter(version, adapter))
+
+    def prepare(self, version: int, done: Done) -> None:
+        self._ranks.send_adapter(HandleAdapter("prepare", version))
+        self._own.prepare(version, done)
+
+    def release(self, version: int) -> None:
+        self._own.release(version)
+        self._ranks.send_adapter(HandleAdapter("release", version))
+
+    def forget(self, version: int) -> None:
+        self._own.forget(version)
+        self._ranks.send_adapter(HandleAdapter("forget", version))
 
 
 @dataclass(frozen=True)
@@ -33,6 +62,7 @@ class RankedWorker:
         self.kv_bytes = ranks.size * own.kv_bytes
         self.memory = (*own.memory, *ranks.memory)
         self.arithmetic, self.reserved, self.snapshots = own.arithmetic, own.reserved, own.snapshots
+        self.adapters = None if own.adapters is None else RankedAdapters(own.adapters, ranks)
 
     def start(self, plan: StepPlan, masks: Masks | PendingMasks) -> RankedStep:
         self._ranks.send(plan, masks)

@@ -33,7 +33,9 @@ from engine.worker.rank_messages import (
     Built,
     Done,
     FromRank,
+    HandleAdapter,
     Loading,
+    RegisterAdapter,
     Rendezvous,
     checksum,
     encode,
@@ -134,6 +136,11 @@ class Ranks:
             raise self.find_cause(error) from error
         if isinstance(masks, Future):
             masks.add_done_callback(self._send_masks)
+
+    def send_adapter(self, message: RegisterAdapter | HandleAdapter) -> None:
+        """Send a message about an adapter to all ranks."""
+        with suppress(OSError):  # the listening thread detects that a rank is gone
+            self._send(encode(message))
 
     def _send_masks(self, late: PendingMasks) -> None:
         with suppress(OSError):  # the listening thread detects that a rank is gone

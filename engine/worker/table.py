@@ -4,6 +4,7 @@ import numpy as np
 
 from engine.core.plan import NewRow, StepPlan
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
+from engine.media.spectrogram import Samples, read_spectrogram
 from engine.sampling.columns import Columns
 
 
@@ -21,6 +22,7 @@ class RequestTable:
         self.tables = tuple(np.full((slots, blocks), NULL_BLOCK, np.int32) for _ in layout.groups)
         self._filled = np.zeros((slots, len(layout.groups)), np.int64)
         self.columns = Columns(slots, vocab)
+        self.spectrograms: dict[int, Samples] = {}  # of requests whose encoder input is audio, until it is computed
 
     @property
     def nbytes(self) -> int:
@@ -39,6 +41,7 @@ class RequestTable:
     def apply(self, plan: StepPlan) -> None:
         for slot in plan.dropped:
             self.columns.clear(slot)
+            self.spectrograms.pop(slot, None)
         for new in plan.new:
             self._enter(new)
         for row in plan.rows:
@@ -62,6 +65,9 @@ class RequestTable:
         self.rope_lengths[new.slot] = new.rope_length
         self.sources[new.slot] = new.source
         self.adapters[new.slot] = new.adapter
+        self.spectrograms.pop(new.slot, None)
+        if new.source and new.media:
+            self.spectrograms[new.slot] = read_spectrogram(new.media[0])
         self._filled[new.slot] = 0
         for table in self.tables:
             table[new.slot] = NULL_BLOCK

@@ -36,7 +36,8 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
     vocab, slots = model.embed.vocab, config.scheduling.slots
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
     source = model.max_encoder_input
-    least = 2 if source else 1  # one encoder token and one decoder token
+    # One encoder token and one decoder token; an encoder of audio reads a whole window.
+    least = 1 if not source else source + 1 if model.audio is not None else 2
     for step, sampling in enumerate(samplings):
         yield _step(step, layout, sampling, (least,), source)
     if compiling:

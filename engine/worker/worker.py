@@ -14,6 +14,7 @@ from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.lowering.footprint import PARTS
 from engine.models.parts import Model
+from engine.worker.adapters import AdapterStore
 
 
 class Runner(Protocol):
@@ -53,6 +54,7 @@ class Worker:
         reserved: tuple[int, ...] = (),
         cpu: int | None = None,
         gpu: torch.device | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """memory_usage: bytes by part (see RankMemory).
         mapped: bytes of weights used in the checkpoint file.
@@ -61,13 +63,15 @@ class Worker:
         snapshots: number of snapshots of recurrent state; None if the model has no such state.
         reserved: blocks outside of the pool, for golden prompts.
         cpu: CPU of the worker's thread, which is the first of a pinned team.
-        gpu: device on which it launches."""
+        gpu: device on which it launches.
+        adapters: LoRA adapters that plans move to slots."""
         self.model, self.layout, self.seconds = model, layout, seconds
         self.blocks, self.memory_usage, self.mapped = blocks, memory_usage, mapped
         self.arithmetic, self.reserved, self.snapshots = arithmetic, reserved, snapshots
         self.weight_bytes = sum(memory_usage.get(part, 0) for part in PARTS)
         self.kv_bytes = memory_usage["kv"]
         self.memory = (RankMemory(memory_usage, mapped),)
+        self.adapters = adapters
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, "worker", initializer=_begin, initargs=(threads, cpu, gpu))
 
@@ -77,9 +81,14 @@ class Worker:
 
     def close(self) -> None:
         self._thread.shutdown()
+        if self.adapters is not None:
+            self.adapters.close()
 
     def _run(self, plan: StepPlan, masks: Masks | PendingMasks) -> Callable[[], StepResult]:
         with torch.inference_mode():
+            for slot, version in plan.adapters:
+                assert self.adapters is not None, "only plans of schedulers with adapter slots move adapters"
+                self.adapters.fill(slot, version)
             return self._runner.start(plan, masks)
 
 

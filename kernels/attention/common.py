@@ -6,7 +6,8 @@ Position p sees positions max(begin, p - window + 1) … p, or with `chunk` posi
 … p, where `begin` is 0 or the row's element of `key_starts`. Earlier keys belong to another attention: in a decoder
 with cross-attention, the keys of the encoder input precede the decoder's own keys. A head's sink is an additional logit
 in the denominator with value zero (arXiv:2309.17453, learned as in gpt-oss). With `slopes` (ALiBi, arXiv:2108.12409),
-the head's slope · (key - p) is added to the score of each key, after the softcap. Query heads come in groups of heads /
+the head's slope · (key - p) is added to the score of each key, after the softcap; with `biases` (T5), [heads, 2 · reach
++ 1], the head's bias for the distance key - p, which is limited to -reach … reach. Query heads come in groups of heads /
 kv_heads that share keys and values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in float8_e4m3fn they hold
 x / k_scale and x / v_scale.
 
@@ -41,18 +42,24 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
     slopes: Tensor | None = None,
+    biases: Tensor | None = None,
 ) -> Tensor:
     """q: [tokens, heads, dim]; k, v: [length, kv_heads, dim]; seen: [tokens, length] bool; sinks: [heads]; slopes:
-    [heads], for tokens that are the last ones of the keys → fp32. Every token sees a key."""
+    [heads] and biases: [heads, 2 · reach + 1], for tokens that are the last ones of the keys → fp32. Every token sees a
+    key."""
     step = max(1, SCORE_ELEMENTS // max(1, q.shape[1] * k.shape[0]))
-    distance = None
-    if slopes is not None:
-        key = torch.arange(k.shape[0], device=q.device)
-        distance = key - key[k.shape[0] - q.shape[0] :].unsqueeze(1)
+    key = torch.arange(k.shape[0], device=q.device)
+
+    def added(at: int) -> Tensor | None:
+        """Return what is added to the scores of the tokens from `at` on, [heads, tokens, length]."""
+        distance = key - key[k.shape[0] - q.shape[0] :][at : at + step].unsqueeze(1)
+        if biases is not None:
+            return distance_biases(biases, distance)
+        return None if slopes is None else slopes.view(-1, 1, 1) * distance
+
     pieces = [
         _attend(
-            *(q[at : at + step].float(), k.float(), v.float(), seen[at : at + step], scale, softcap, sinks),
-            None if slopes is None or distance is None else slopes.view(-1, 1, 1) * distance[at : at + step],
+            *(q[at : at + step].float(), k.float(), v.float(), seen[at : at + step], scale, softcap, sinks), added(at)
         )
         for at in range(0, q.shape[0], step)
     ]
@@ -81,6 +88,13 @@ def _attend(
         scores = torch.cat((scores, sink), -1)
     weights = scores.softmax(-1)[..., : k.shape[0]].unflatten(0, (k.shape[1], -1))
     return torch.einsum("kgtl,lkd->tkgd", weights, v).flatten(1, 2)
+
+
+def distance_biases(biases: Tensor, distance: Tensor) -> Tensor:
+    """Return the bias of each head for each distance from a query to a key. biases: [heads, 2 · reach + 1], of the
+    distances -reach … reach; distance: integers of any shape → [heads, *shape]."""
+    reach = biases.shape[1] // 2
+    return biases[:, distance.clamp(-reach, reach) + reach]
 
 
 def gather_kv(pages: Tensor, layer: int, blocks: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, Tensor]:
@@ -272,6 +286,17 @@ def biased(scores, scale, slopes, key, query, SOFTCAP: tl.constexpr):
         scale = 1.0
     distance = (key[None, :] - query[:, None]).to(tl.float32)
     return tl.fma(scores, scale, distance * (slopes * 1.4426950408889634)[:, None])
+
+
+@jit
+def with_biases(scores, scale, biases, heads, live, key, query, SOFTCAP: tl.constexpr, REACH: tl.constexpr):
+    """scale · scores + bias of the head for the distance key - query · log2(e); scores with SOFTCAP are scaled already.
+    biases: [heads, 2 · REACH + 1]; heads, live, query: one for each row; key: one for each column."""
+    if SOFTCAP:
+        scale = 1.0
+    distance = tl.maximum(tl.minimum(key[None, :] - query[:, None], REACH), -REACH) + REACH
+    bias = tl.load(biases + heads[:, None] * (2 * REACH + 1) + distance, live[:, None], 0.0)
+    return tl.fma(scores, scale, bias * 1.4426950408889634)
 
 
 @jit

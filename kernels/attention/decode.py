@@ -44,6 +44,7 @@ from kernels.attention.common import (
     softmax_weights,
     to_product_type,
     unpack_e4m3,
+    with_biases,
 )
 from kernels.attention.schedule import CHUNKS, DECODE_SCHEDULE, empty_schedule
 from kernels.cpu import bodies
@@ -71,12 +72,13 @@ def _reference(
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
     query_start: [rows + 1] int32; schedule: from decode_schedule for these rows, this window and these key_starts;
-    sinks, slopes: [heads] fp32; key_starts: [rows] int32, the first position that a row reads, None: 0 → out: [tokens,
-    heads, dim]. Only rows with one token and at least one key are written."""
+    sinks, slopes: [heads] fp32; key_starts: [rows] int32, the first position that a row reads, None: 0; biases: [heads,
+    2 · reach + 1] fp32, without slopes → out: [tokens, heads, dim]. Only rows with one token and at least one key are written."""
     bt = pages.shape[3]
     for row, (first, stop) in enumerate(zip(query_start.tolist(), query_start.tolist()[1:], strict=False)):
         if stop - first != 1:
@@ -90,7 +92,7 @@ def _reference(
         key = torch.arange(begin, length, device=q.device)
         seen = causal(key[-1:], key, window, chunk) & (key >= lowest)
         read = k[: key.shape[0]], v[: key.shape[0]]
-        out[first:stop] = attend(q[first:stop], *read, seen, scale, softcap, sinks, slopes)
+        out[first:stop] = attend(q[first:stop], *read, seen, scale, softcap, sinks, slopes, biases)
     return (out,)
 
 
@@ -122,6 +124,7 @@ def decode_attention_kernel(
     schedule,
     sinks,
     slopes,
+    biases,
     out,
     sums,
     stats,
@@ -144,6 +147,7 @@ def decode_attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
+    REACH: tl.constexpr,
     PAIRS: tl.constexpr,
     TYPE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -179,6 +183,7 @@ def decode_attention_kernel(
         q_2 = to_product_type(tl.load(at_q + spot_2, mask_2, 0.0), TYPE)
         if ALIBI:
             slope = tl.load(slopes + heads, live, 0.0)
+        if ALIBI or REACH:
             query = tl.zeros([GROUP], tl.int32) + (tl.load(lengths + row) - 1)
         acc = tl.zeros([GROUP, HALF], tl.float32)
         acc_2 = tl.zeros([GROUP, HALF], tl.float32)
@@ -208,8 +213,10 @@ def decode_attention_kernel(
                     scores = soft_capped(scores, scale, softcap)
                 if ALIBI:
                     scores = biased(scores, scale, slope, key, query, SOFTCAP)
+                if REACH:
+                    scores = with_biases(scores, scale, biases, heads, live, key, query, SOFTCAP, REACH)
                 scores = tl.where(seen[None, :], scores, float("-inf"))
-                weight, part_top, fade = softmax_weights(scores, part_top, scale, SOFTCAP or ALIBI)
+                weight, part_top, fade = softmax_weights(scores, part_top, scale, SOFTCAP or ALIBI or REACH > 0)
                 weights = tl.fma(weights, fade[:, None], weight)
                 part = tl.dot(weight.to(TYPE), v_1, part * fade[:, None], input_precision="ieee")
                 part_2 = tl.dot(weight.to(TYPE), v_2, part_2 * fade[:, None], input_precision="ieee")
@@ -338,6 +345,7 @@ def _triton(
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale, chunk)
     check_pages(q, pages)
@@ -362,6 +370,7 @@ def _triton(
         schedule,
         stats if sinks is None else sinks,
         stats if slopes is None else slopes,
+        stats if biases is None else biases,
         out,
         sums,
         stats,
@@ -384,6 +393,7 @@ def _triton(
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
         ALIBI=slopes is not None,
+        REACH=0 if biases is None else biases.shape[1] // 2,
         PAIRS=pairs,
         TYPE=compute_type(q, pages),
         GROUP=max(16, power_of_2(heads // kv_heads)),
@@ -428,6 +438,7 @@ def _inputs(
     key_starts: Sequence[int] = (),
     alibi: bool = False,
     chunk: int | None = None,
+    reach: int = 0,
 ) -> tuple:
     """key_starts: first position of each row; empty: all 0."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
@@ -445,11 +456,13 @@ def _inputs(
         *(make.normal(heads, dtype=torch.float32) if sinks else None, *scales, first),
         slopes_of(make, heads) if alibi else None,
         chunk,
+        make.normal(heads, 2 * reach + 1, dtype=torch.float32) if reach else None,
     )
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
-    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest, key_starts, slopes, chunk = args
+    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest = args
+    *rest, key_starts, slopes, chunk, biases = rest
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
     begin = None if key_starts is None else key_starts[row : row + 1]
@@ -468,11 +481,11 @@ def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...
         window,
         *rest,
     )
-    return (*own, begin, slopes, chunk), lambda outputs: (outputs[0][tokens],)
+    return (*own, begin, slopes, chunk, biases), lambda outputs: (outputs[0][tokens],)
 
 
 def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, _, window, *_, key_starts, _, chunk = rest
+    query_start, lengths, _, _, _, window, *_, key_starts, _, chunk, _ = rest
     return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=True, chunk=chunk)
 
 
@@ -481,6 +494,7 @@ QWEN3 = {"heads": 16, "kv_heads": 8, "dim": 128}  # 0.6B
 GPT_OSS = {"heads": 64, "kv_heads": 8, "dim": 64, "sinks": True}
 GEMMA = {"heads": 16, "kv_heads": 8, "dim": 256, "softcap": 50.0}
 BART = {"heads": 16, "kv_heads": 16, "dim": 64}  # large; after sources of 1,024 tokens
+T5 = {"heads": 64, "kv_heads": 64, "dim": 64, "reach": 128}  # XXL; after sources of 512 tokens
 MPT = {"heads": 32, "kv_heads": 32, "dim": 128, "alibi": True}  # 7B
 SMALL = {"heads": 4, "kv_heads": 2, "dim": 32, "block_tokens": 4, "layers": 2}
 
@@ -515,6 +529,12 @@ DECODE_ATTENTION = Op(
         Case("alibi", SMALL | {"rows": ((1, 37), (3, 9), (0, 0), (1, 300), (1, 64)), "heads": 6, "alibi": True}),
         Case("alibi-splits", SMALL | {"rows": ((1, 2600), (1, 3)), "block_tokens": 16, "softcap": 3.0, "alibi": True}),
         Case("alibi-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "alibi": True, "sinks": True}),
+        Case("biases", SMALL | {"rows": ((1, 37), (3, 9), (0, 0), (1, 300), (1, 64)), "heads": 6, "reach": 20}),
+        Case(
+            "biases-splits",
+            SMALL | {"rows": ((1, 1100), (1, 3)), "block_tokens": 16, "reach": 500, "key_starts": (70, 1)},
+        ),
+        Case("biases-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "reach": 128}),
         Case("chunk", SMALL | {"rows": ((1, 100), (1, 33), (1, 34), (0, 0), (2, 70)), "chunk": 33, "sinks": True}),
         Case("chunk-splits", SMALL | {"rows": ((1, 4600), (1, 2001), (1, 900)), "block_tokens": 13, "chunk": 2000}),
         Case("empty", SMALL | {"rows": ()}),
@@ -529,15 +549,13 @@ DECODE_ATTENTION = Op(
         Case("64x8192-gemma-window", GEMMA | {"rows": ((1, 8192),) * 64, "window": 4096}, bench=True),
         Case("64x12288-llama4", LLAMA | {"rows": ((1, 12288),) * 64, "heads": 40, "chunk": 8192}, bench=True),
         Case("64x2048-mpt", MPT | {"rows": ((1, 2048),) * 64}, bench=True),
+        Case("256x128-t5", T5 | {"rows": ((1, 640),) * 256, "key_starts": (512,) * 256}, bench=True),
         Case("256x128-bart", BART | {"rows": ((1, 1152),) * 256, "key_starts": (1024,) * 256}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
     compiled=bodies.decode_attention,
-    compiled_lacks=(
-        *("fp8", "narrow-fp8", "alibi-fp8"),
-        *("key-starts", "key-starts-window", "key-starts-splits", "key-starts-fp8"),
-    ),
+    compiled_lacks=(*("fp8", "narrow-fp8", "alibi-fp8", "biases-fp8", "key-starts-fp8"),),
     native_layout=bodies.native_layout,
     single_row=_single_row,
     rows=lambda args: args[6].shape[0],

@@ -25,6 +25,7 @@ from kernels.attention.common import (
     row_of,
     soft_capped,
     softmax_weights,
+    with_biases,
 )
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
@@ -41,9 +42,10 @@ def _reference(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor]:
-    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]; query_start: [rows + 1] int32 → out: [tokens, heads,
-    dim]."""
+    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]; query_start: [rows + 1] int32; biases: [heads, 2 ·
+    reach + 1] fp32 → out: [tokens, heads, dim]."""
     starts = query_start.tolist()
     for first, stop in zip(starts, starts[1:], strict=False):
         position = torch.arange(stop - first, device=q.device)
@@ -51,7 +53,8 @@ def _reference(
         seen = distance.abs() < (window or NO_WINDOW)
         if causal:
             seen &= distance >= 0
-        out[first:stop] = attend(q[first:stop], k[first:stop], v[first:stop], seen, scale, softcap, None)
+        own = q[first:stop], k[first:stop], v[first:stop]
+        out[first:stop] = attend(*own, seen, scale, softcap, None, None, biases)
     return (out,)
 
 
@@ -66,6 +69,8 @@ def _tiles(
     k_row,
     v_row,
     position,
+    biases,
+    heads,
     begin,
     end,
     count,
@@ -76,6 +81,7 @@ def _tiles(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    REACH: tl.constexpr,
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -92,6 +98,8 @@ def _tiles(
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if SOFTCAP:
             scores = soft_capped(scores, scale, softcap)
+        if REACH:
+            scores = with_biases(scores, scale, biases, heads, heads >= 0, key, position, SOFTCAP, REACH)
         if MASKED:
             distance = position[:, None] - key[None, :]
             seen = (distance < WINDOW) & (key < count)[None, :]
@@ -100,7 +108,7 @@ def _tiles(
             else:
                 seen &= distance > -WINDOW
             scores = tl.where(seen, scores, float("-inf"))
-        weight, top, fade = softmax_weights(scores, top, scale, SOFTCAP)
+        weight, top, fade = softmax_weights(scores, top, scale, SOFTCAP or REACH > 0)
         total = tl.fma(total, fade, tl.sum(weight, 1))
         acc = tl.dot(weight.to(values.dtype), values, acc * fade[:, None], input_precision="ieee")
     return acc, top, total
@@ -112,6 +120,7 @@ def encoder_attention_kernel(
     k,
     v,
     query_start,
+    biases,
     out,
     rows,
     q_row,
@@ -126,6 +135,7 @@ def encoder_attention_kernel(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    REACH: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
@@ -158,7 +168,8 @@ def encoder_attention_kernel(
     position = tl.minimum(low + member // GROUP, high - 1)  # padding sees the keys of the last token
     dim = tl.arange(0, WIDE)
     mask = live[:, None] & (dim < DIM)[None, :]
-    spot = (kv_head * GROUP + member % GROUP)[:, None] * DIM + dim[None, :]
+    heads = kv_head * GROUP + member % GROUP
+    spot = heads[:, None] * DIM + dim[None, :]
     at_token = (start + position).to(tl.int64)[:, None]
     queries = tl.load(q + at_token * q_row + spot, mask, 0.0)
     at_k = k + start.to(tl.int64) * k_row + kv_head * DIM
@@ -187,6 +198,8 @@ def encoder_attention_kernel(
                 k_row,
                 v_row,
                 position,
+                biases,
+                heads,
                 tile,
                 stop,
                 count,
@@ -197,6 +210,7 @@ def encoder_attention_kernel(
                 CAUSAL,
                 WINDOW,
                 SOFTCAP,
+                REACH,
                 WIDE,
                 TILE,
             )
@@ -227,6 +241,7 @@ def _triton(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale)
     tokens, heads, dim = q.shape
@@ -244,6 +259,7 @@ def _triton(
         k,
         v,
         query_start,
+        query_start if biases is None else biases,
         out,
         rows,
         check_heads(q, "q"),
@@ -258,6 +274,7 @@ def _triton(
         CAUSAL=causal,
         WINDOW=window or NO_WINDOW,
         SOFTCAP=softcap is not None,
+        REACH=0 if biases is None else biases.shape[1] // 2,
         WIDE=max(MIN_WIDTH, power_of_2(dim)),
         BLOCK=chosen["block"],
         TILE=chosen["tile"],
@@ -276,11 +293,13 @@ def _inputs(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    reach: int = 0,
 ) -> tuple:
     tokens = sum(lengths)
     q, k, v = (make.normal(tokens, count, dim) for count in (heads, kv_heads, kv_heads))
     start = make.tensor(list(accumulate(lengths, initial=0)))
-    return q, k, v, start, make.normal(tokens, heads, dim), dim**-0.5, causal, window, softcap
+    biases = make.normal(heads, 2 * reach + 1, dtype=torch.float32) if reach else None
+    return q, k, v, start, make.normal(tokens, heads, dim), dim**-0.5, causal, window, softcap, biases
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
@@ -320,13 +339,14 @@ def _peer(
     scale: float,
     causal: bool,
     window: int | None,
-    *_,
+    softcap: float | None,
+    biases: Tensor | None,
 ) -> Tensor:
-    """Compute with torch's attention. Raise ValueError for rows of different lengths and for windows."""
+    """Compute with torch's attention. Raise ValueError for rows of different lengths, windows and biases."""
     rows = query_start.shape[0] - 1
     count = q.shape[0] // rows
-    if window or not bool((query_start.diff() == count).all()):
-        raise ValueError("torch supports only rows of equal length, without a window")
+    if window or biases is not None or not bool((query_start.diff() == count).all()):
+        raise ValueError("torch supports only rows of equal length, without a window and without biases")
     dense = (x.unflatten(0, (rows, count)).transpose(1, 2) for x in (q, k, v))
     return scaled_dot_product_attention(*dense, is_causal=causal, scale=scale, enable_gqa=True)
 
@@ -346,8 +366,11 @@ ENCODER_ATTENTION = Op(
         Case("causal-window", {"lengths": (140,), "heads": 2, "kv_heads": 2, "dim": 32, "causal": True, "window": 9}),
         Case("narrow", {"lengths": (5, 20), "heads": 4, "kv_heads": 2, "dim": 8}),
         Case("softcap", {"lengths": (33,), "heads": 2, "kv_heads": 2, "dim": 32, "softcap": 2.0}),
+        Case("biases", {"lengths": (7, 0, 64, 129), "heads": 6, "kv_heads": 2, "dim": 32, "reach": 30}),
+        Case("biases-window", {"lengths": (150,), "heads": 2, "kv_heads": 2, "dim": 80, "window": 33, "reach": 8}),
         Case("empty", {"lengths": (), "heads": 2, "kv_heads": 2, "dim": 32}),
         Case("64x512", BERT | {"lengths": (512,) * 64}, bench=True),
+        Case("16x512-t5", {"lengths": (512,) * 16, "heads": 64, "kv_heads": 64, "dim": 64, "reach": 128}, bench=True),
         Case("ragged", BERT | {"lengths": tuple(range(16, 512, 8))}, bench=True),
         Case("4x8192-window", BERT | {"lengths": (8192,) * 4, "window": 65}, bench=True),
         Case("image-4096", {"lengths": (4096,), "heads": 16, "kv_heads": 16, "dim": 80}, bench=True),

@@ -10,13 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention.common import attend
+from kernels.attention.common import attend, distance_biases
 
 
 def encoder_attention(
-    q: Tensor, k: Tensor, v: Tensor, count: Sequence[int], scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    count: Sequence[int],
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    biases: Tensor | None = None,
 ) -> Tensor:
-    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]; count: tokens of each row → [tokens, heads, dim]."""
+    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]; count: tokens of each row; biases: [heads, distances] →
+    [tokens, heads, dim]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     first = 0
     for tokens in count:
@@ -24,13 +32,22 @@ def encoder_attention(
         seen = _seen(tokens, window, q.device)
         if softcap is None:
             heads = (x[own].transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-            y = scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+            mask = seen if biases is None else _biased(biases, tokens, seen).to(q.dtype)
+            y = scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
             out[own] = y[0].transpose(0, 1)
         else:
             everything = torch.ones((tokens, tokens), dtype=torch.bool, device=q.device)
-            out[own] = attend(q[own], k[own], v[own], everything if seen is None else seen, scale, softcap, None)
+            seen = everything if seen is None else seen
+            out[own] = attend(q[own], k[own], v[own], seen, scale, softcap, None, None, biases)
         first += tokens
     return out
+
+
+def _biased(biases: Tensor, tokens: int, seen: Tensor | None) -> Tensor:
+    """Return what is added to the scores, [heads, tokens, tokens]."""
+    position = torch.arange(tokens, device=biases.device)
+    added = distance_biases(biases, position - position.unsqueeze(1))
+    return added if seen is None else added.masked_fill(~seen, float("-inf"))
 
 
 def _seen(tokens: int, window: int | None, device: torch.device) -> Tensor | None:

@@ -41,6 +41,7 @@ from kernels.attention.common import (
     softmax_weights,
     to_product_type,
     unpack_e4m3,
+    with_biases,
 )
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, tl
@@ -67,12 +68,14 @@ def _reference(
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, where line slot[i] belongs to row i of the step; slot, lengths: [rows] int32;
     query_start: [rows + 1] int32; sinks, slopes: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's
     span, equal for none; key_starts: [rows] int32, the first position that a row reads, not after the position of its
-    first token, None: 0 → out: [tokens, heads, dim]. Only rows of several tokens are written."""
+    first token, None: 0; biases: [heads, 2 · reach + 1] fp32, without slopes → out: [tokens, heads, dim]. Only rows of
+    several tokens are written."""
     bt = pages.shape[3]
     starts = query_start.tolist()
     for row, (first, stop) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -94,7 +97,7 @@ def _reference(
             seen |= (key >= own[:, :1]) & (key < own[:, 1:])
         seen &= key >= lowest
         read = k[: key.shape[0]], v[: key.shape[0]]
-        out[first:stop] = attend(q[first:stop], *read, seen, scale, softcap, sinks, slopes)
+        out[first:stop] = attend(q[first:stop], *read, seen, scale, softcap, sinks, slopes, biases)
     return (out,)
 
 
@@ -122,6 +125,8 @@ def _tiles(
     kv_head,
     position,
     slope,
+    biases,
+    heads,
     span_begin,
     span_end,
     begin,
@@ -140,6 +145,7 @@ def _tiles(
     KEY_STARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    REACH: tl.constexpr,
     SPANS: tl.constexpr,
     PAIRS: tl.constexpr,
     TYPE: tl.constexpr,
@@ -173,6 +179,8 @@ def _tiles(
             scores = soft_capped(scores, scale, softcap)
         if ALIBI:
             scores = biased(scores, scale, slope, key, position, SOFTCAP)
+        if REACH:
+            scores = with_biases(scores, scale, biases, heads, heads >= 0, key, position, SOFTCAP, REACH)
         if MASKED:
             seen = (key[None, :] <= position[:, None]) & (key[None, :] > position[:, None] - WINDOW)
             if CHUNK:
@@ -182,7 +190,7 @@ def _tiles(
             if KEY_STARTS:
                 seen &= (key >= lowest)[None, :]
             scores = tl.where(seen & (key < length)[None, :], scores, float("-inf"))
-        weight, top, fade = softmax_weights(scores, top, scale, SOFTCAP or ALIBI)
+        weight, top, fade = softmax_weights(scores, top, scale, SOFTCAP or ALIBI or REACH > 0)
         total = tl.fma(total, fade, tl.sum(weight, 1))
         acc = tl.dot(weight.to(TYPE), v_1, acc * fade[:, None], input_precision="ieee")
         if PAIRS:
@@ -201,6 +209,7 @@ def prefill_attention_kernel(
     key_starts,
     sinks,
     slopes,
+    biases,
     spans,
     out,
     layer,
@@ -222,6 +231,7 @@ def prefill_attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
+    REACH: tl.constexpr,
     SPANS: tl.constexpr,
     PAIRS: tl.constexpr,
     TYPE: tl.constexpr,
@@ -310,6 +320,8 @@ def prefill_attention_kernel(
                 kv_head,
                 position,
                 slope,
+                biases,
+                heads,
                 span_begin,
                 span_end,
                 tile,
@@ -328,6 +340,7 @@ def prefill_attention_kernel(
                 KEY_STARTS,
                 SOFTCAP,
                 ALIBI,
+                REACH,
                 SPANS,
                 PAIRS,
                 TYPE,
@@ -380,6 +393,7 @@ def _triton(
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale, chunk)
     check_pages(q, pages)
@@ -401,6 +415,7 @@ def _triton(
         lengths if key_starts is None else key_starts,
         lengths if sinks is None else sinks,
         lengths if slopes is None else slopes,
+        lengths if biases is None else biases,
         lengths if spans is None else spans,
         out,
         layer,
@@ -422,6 +437,7 @@ def _triton(
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
         ALIBI=slopes is not None,
+        REACH=0 if biases is None else biases.shape[1] // 2,
         SPANS=spans is not None,
         PAIRS=pairs,
         TYPE=compute_type(q, pages),
@@ -450,6 +466,7 @@ def _inputs(
     key_starts: Sequence[int] = (),
     alibi: bool = False,
     chunk: int | None = None,
+    reach: int = 0,
 ) -> tuple:
     """spans: row, begin and end of each. key_starts: first position of each row; empty: all 0."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
@@ -466,18 +483,19 @@ def _inputs(
         make.tensor(key_starts) if key_starts else None,
         slopes_of(make, heads) if alibi else None,
         chunk,
+        make.normal(heads, 2 * reach + 1, dtype=torch.float32) if reach else None,
     )
 
 
 def _single_row(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
     q, pages, layer, table, slot, query_start, lengths, out, scale, window, softcap, sinks, spans, *rest = args
-    *scales, key_starts, slopes, chunk = rest
+    *scales, key_starts, slopes, chunk, biases = rest
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
     own_spans = None if spans is None else spans[tokens]
     begin = None if key_starts is None else key_starts[row : row + 1]
     own = (q[tokens], pages, layer, table, slot[row : row + 1], start, length, out[tokens], scale, window, softcap)
-    return (*own, sinks, own_spans, *scales, begin, slopes, chunk), lambda outputs: (outputs[0][tokens],)
+    return (*own, sinks, own_spans, *scales, begin, slopes, chunk, biases), lambda outputs: (outputs[0][tokens],)
 
 
 def num_scores(query_start: Tensor, lengths: Tensor, window: int | None, chunk: int | None = None) -> int:
@@ -497,29 +515,29 @@ def num_scores(query_start: Tensor, lengths: Tensor, window: int | None, chunk: 
 
 
 def _flops(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, key_starts, _, chunk = rest
+    query_start, lengths, _, _, window, *_, key_starts, _, chunk, _ = rest
     if lengths.is_meta:
         return 2 * q[:, :, 0].numel() * q.shape[0] * q.shape[2]
     return 4 * q.shape[1] * q.shape[2] * num_scores(query_start, key_counts(lengths, key_starts), window, chunk)
 
 
 def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window, *_, key_starts, _, chunk = rest
+    query_start, lengths, _, _, window, *_, key_starts, _, chunk, _ = rest
     return paged_traffic(q, pages, query_start, key_counts(lengths, key_starts), window, single=False, chunk=chunk)
 
 
 def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> Tensor:
     """Compute with torch's attention over dense keys. The queries serve as keys, because only the time matters. Raise
     ValueError for rows of different sizes and for options that torch lacks."""
-    query_start, lengths, out, scale, window, softcap, sinks, spans, *_, key_starts, slopes, chunk = rest
+    query_start, lengths, out, scale, window, softcap, sinks, spans, _, _, *added = rest
     rows, kv_heads = lengths.shape[0], pages.shape[4]
     count, length = q.shape[0] // rows, int(lengths[0])
     alike = bool((lengths == length).all()) and bool((query_start.diff() == count).all())
-    limited = any(given is not None for given in (window, chunk, softcap, sinks, spans, key_starts, slopes))
+    limited = any(given is not None for given in (window, softcap, sinks, spans, *added))
     if not alike or limited:
         raise ValueError(
-            "torch supports only rows of equal length, without window, chunk, softcap, sinks, spans, key_starts and "
-            "slopes"
+            "torch supports only rows of equal length, without window, chunk, softcap, sinks, spans, key_starts, "
+            "slopes and biases"
         )
     query = q.unflatten(0, (rows, count)).transpose(1, 2)
     keys = query[:, :kv_heads]
@@ -572,6 +590,14 @@ PREFILL_ATTENTION = Op(
             | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13, "alibi": True},
         ),
         Case("alibi-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "alibi": True, "sinks": True}),
+        Case("biases", SMALL | {"rows": ((9, 40), (1, 30), (0, 0), (70, 70), (2, 131)), "heads": 6, "reach": 20}),
+        Case(
+            "biases-group",
+            SMALL
+            | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13, "reach": 100}
+            | {"key_starts": (75,)},
+        ),
+        Case("biases-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "reach": 7}),
         Case("chunk", SMALL | {"rows": ((70, 300), (40, 40), (3, 66), (1, 9)), "chunk": 33, "sinks": True}),
         Case("chunk-tiles", SMALL | {"rows": ((70, 300), (9, 700)), "chunk": 256, "block_tokens": 13}),
         Case("chunk-fp8", SMALL | {"rows": ((50, 90), (4, 4)), "dim": 96, "fp8": True, "chunk": 20}),
@@ -600,6 +626,18 @@ PREFILL_ATTENTION = Op(
             bench=True,
         ),
         Case(
+            "16x64-t5",
+            {
+                "rows": ((64, 576),) * 16,
+                "key_starts": (512,) * 16,
+                "heads": 64,
+                "kv_heads": 64,
+                "dim": 64,
+                "reach": 128,
+            },
+            bench=True,
+        ),
+        Case(
             "8192-gemma-window",
             LLAMA | {"rows": ((8192, 8192),), "heads": 16, "dim": 256, "softcap": 50.0, "window": 4096},
             bench=True,
@@ -615,8 +653,7 @@ PREFILL_ATTENTION = Op(
         "narrow-fp8",
         "alibi-fp8",
         "chunk-fp8",
-        "key-starts",
-        "key-starts-window",
+        "biases-fp8",
         "key-starts-spans",
         "key-starts-fp8",
     ),

@@ -1,5 +1,7 @@
 // Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v. A sink is an additional logit of
-// each head. ALiBi adds a head's slope times the distance from the query to the key, which is negative or 0.
+// each head. ALiBi adds a head's slope times the distance from the query to the key, which is negative or 0; biases are a
+// number of each head for each distance. Positions of an encoder input (Step::starts) are the keys of cross-attention, and
+// no others are.
 //
 // A piece of work is a run of a row's queries × one KV head, with all query heads that share it: keys and values are
 // read once for all of them. Keys come in chunks of CHUNK positions, chunks in splits of SPLIT. Both start at multiples
@@ -37,7 +39,7 @@ struct Piece {
 
 struct Schedule {  // pieces of a step for one window or chunk and one number of query heads to a KV head
     int64_t window, chunk, group_size;
-    bool causal;
+    bool causal, cross;
     std::vector<Piece> pieces;
     std::vector<int64_t> first_partial, partials;  // per token: -1 where its piece is the whole
     int64_t total = 0;
@@ -49,16 +51,34 @@ static inline int64_t first_key(int64_t position, int64_t window, int64_t chunk)
     return window ? std::max<int64_t>(0, position - window + 1) : 0;
 }
 
-static Schedule schedule(const Step& step, int64_t window, int64_t chunk, int64_t group_size, bool causal) {
+// Positions that a token reads with causal attention: up to its own, and all of its span, whose tokens see one another.
+struct Reach {
+    int64_t begin, end;
+};
+
+static inline Reach reach_of(const int64_t* spans, int64_t token, int64_t position, int64_t window, int64_t chunk) {
+    const Reach own{first_key(position, window, chunk), position + 1};
+    if (!spans || spans[2 * token] >= spans[2 * token + 1]) return own;
+    return {std::min(own.begin, spans[2 * token]), std::max(own.end, spans[2 * token + 1])};
+}
+
+static Schedule schedule(const Step& step, int64_t window, int64_t chunk, int64_t group_size, bool causal, bool cross) {
     const size_t tokens = size_t(step.tokens);
-    Schedule made{window, chunk, group_size, causal, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
+    Schedule made{window, chunk, group_size, causal, cross, {}, std::vector<int64_t>(tokens, -1), std::vector<int64_t>(tokens, 0)};
     const int64_t run = std::max<int64_t>(1, RUN_VECTORS / group_size);
     int64_t token = 0;
     for (int64_t row = 0; row < step.rows; row++) {
         for (int64_t at = 0; at < step.count[row]; at += run) {
             const int64_t count = std::min(run, step.count[row] - at), position = step.first[row] + at;
-            const int64_t begin = first_key(position, window, chunk), row_end = step.first[row] + step.count[row];
-            const int64_t end = causal ? position + count : window ? std::min(row_end, position + count - 1 + window) : row_end;
+            const int64_t start = step.starts ? step.starts[row] : 0;
+            const int64_t row_end = cross ? start : step.first[row] + step.count[row];
+            int64_t begin = cross ? 0 : std::max(start, first_key(position, window, chunk));
+            int64_t end = causal ? position + count : window ? std::min(row_end, position + count - 1 + window) : row_end;
+            for (int64_t i = 0; causal && step.spans && i < count; i++) {
+                const Reach reach = reach_of(step.spans, token + at + i, position + i, window, chunk);
+                begin = std::min(begin, reach.begin);
+                end = std::min(row_end, std::max(end, reach.end));
+            }
             const int64_t splits = (end - 1) / SPLIT - begin / SPLIT + 1;
             if (step.count[row] > 1 || splits == 1) {
                 made.pieces.push_back({token + at, count, position, row, begin, end, -1});
@@ -231,11 +251,22 @@ template <class T, class Any> static void find_scales(const Attend& op, const St
     }
 }
 
+// The biases of the distances from `distance` on, of which there are 2 · reach + 1.
+static inline vf biases_from(const float* biases, int64_t reach, int64_t distance) {
+    if (distance >= -reach && distance + W - 1 <= reach) return load(biases + reach + distance);
+    vf found;
+    for (int i = 0; i < W; i++) found[i] = biases[reach + std::clamp<int64_t>(distance + i, -reach, reach)];
+    return found;
+}
+
+enum Added { NOTHING, ALIBI, BIASES };  // to the scores
+
 // Converts scores of one chunk to weights, in place, and scales the sums to the new largest score. Positions [from, to)
 // of the chunk are seen. weight: Σ of the weights so far, in lanes. ALIBI: adds slope · (position in the chunk - query).
-template <bool ALIBI>
+// added: the slope, or the biases of the head.
+template <Added ADDED>
 static inline void softmax_chunk(const Attend& op, const float* key_scales, const float* value_scales, float* scores, float& top_so_far,
-                                 float* weight, float* values, int64_t size, int64_t from, int64_t to, float slope, int64_t query) {
+                                 float* weight, float* values, int64_t size, int64_t from, int64_t to, const float* added, int64_t query) {
     constexpr int V = CHUNK / W;
     const float none = -std::numeric_limits<float>::infinity();
     vf weights[V], top = splat(none);
@@ -246,7 +277,8 @@ static inline void softmax_chunk(const Attend& op, const float* key_scales, cons
         if (key_scales) x *= load(key_scales + v * W);
         if (op.softcap != 0) x = tanh(x / op.softcap) * op.softcap;
         vi at = lane + v * W;
-        if (ALIBI) x = multiply_add(to_float(at - int32_t(query)), splat(slope), x);
+        if (ADDED == ALIBI) x = multiply_add(to_float(at - int32_t(query)), splat(*added), x);
+        if (ADDED == BIASES) x += biases_from(added, op.reach, v * W - query);
         weights[v] = (at < int32_t(from)) | (at >= int32_t(to)) ? splat(none) : x;
         top = larger(top, weights[v]);
     }
@@ -267,22 +299,26 @@ static inline void softmax_chunk(const Attend& op, const float* key_scales, cons
 }
 
 // Adds one chunk, which begins at position `start`, to the split's sums.
-template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Piece& piece, const Chunk<T>& chunk,
-                                                               const Chunk<T>& next, int64_t head, int64_t start, Workspace& room) {
+template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Step& step, const Piece& piece,
+                                                               const Chunk<T>& chunk, const Chunk<T>& next, int64_t head, int64_t start,
+                                                               Workspace& room) {
     const int64_t group_size = op.heads / op.kv_heads, vectors = piece.count * group_size, size = padded(op.value_dim);
     product<Keys, AHEAD, false>(vectors, chunk, next, 0, op.dim, chunk.first(), chunk.last(), room.queries, padded(op.dim), room.scores, CHUNK);
     for (int64_t i = 0; i < vectors; i++) {
         const int64_t position = piece.position + i / group_size - start;
-        const int64_t from = std::max(chunk.from, first_key(position + start, op.window, op.chunk) - start);
-        const int64_t to = op.causal ? std::min(chunk.to, position + 1) : op.window ? std::min(chunk.to, position + op.window) : chunk.to;
+        const Reach reach = reach_of(op.causal ? step.spans : nullptr, piece.token + i / group_size, position + start, op.window, op.chunk);
+        const int64_t from = std::max(chunk.from, reach.begin - start);
+        const int64_t to = op.causal ? std::min(chunk.to, reach.end - start) : op.window ? std::min(chunk.to, position + op.window) : chunk.to;
+        const int64_t query_head = head * group_size + i % group_size;
         float* scores = room.scores + i * CHUNK;
+        auto softmax = [&]<Added ADDED>(const float* added) {
+            softmax_chunk<ADDED>(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
+                                 room.split_sums + i * size, size, from, to, added, position);
+        };
         if (from >= to) std::fill_n(scores, CHUNK, 0.f);
-        else if (op.slopes)
-            softmax_chunk<true>(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
-                                room.split_sums + i * size, size, from, to, op.slopes[head * group_size + i % group_size], position);
-        else
-            softmax_chunk<false>(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
-                                 room.split_sums + i * size, size, from, to, 0, position);
+        else if (op.slopes) softmax.template operator()<ALIBI>(op.slopes + query_head);
+        else if (op.biases) softmax.template operator()<BIASES>(op.biases + query_head * (2 * op.reach + 1));
+        else softmax.template operator()<NOTHING>(nullptr);
     }
     product<Values, AHEAD, true>(vectors, chunk, next, chunk.from, chunk.to, 0, size / W, room.scores, CHUNK, room.split_sums, size);
 }
@@ -302,15 +338,15 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
             const int64_t then = end(at);
             const Chunk<T> next = then < high ? gather_chunk<T>(op, step, piece, head, then, end(then)) : chunk;
             find_scales<T>(op, step, piece, head, at, then, room, chunk);
-            if (vectors <= TILE) attend_chunk<true>(op, piece, chunk, next, head, at / CHUNK * CHUNK, room);
-            else if constexpr (sizeof(T) == 4) attend_chunk<false>(op, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
+            if (vectors <= TILE) attend_chunk<true>(op, step, piece, chunk, next, head, at / CHUNK * CHUNK, room);
+            else if constexpr (sizeof(T) == 4) attend_chunk<false>(op, step, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
             chunk = next;
         }
     } else {
         for (int64_t at = low; at < high; at = end(at)) {
             Chunk<float> chunk = widen_chunk<T>(op, step, piece, head, at, end(at), room);
             find_scales<T>(op, step, piece, head, at, end(at), room, chunk);
-            attend_chunk<false>(op, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
+            attend_chunk<false>(op, step, piece, chunk, chunk, head, at / CHUNK * CHUNK, room);
         }
     }
     for (int64_t i = 0; i < vectors; i++) room.split[size_t(i)].weight = ::sum(load(room.weights + i * W));

@@ -259,11 +259,15 @@ def attention(
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    biases: Tensor | None = None,
+    key_starts: Tensor | None = None,
     *,
     causal: bool = True,
+    cross: bool = False,
 ) -> Tensor:
     """Compute attention of all rows that have tokens (kernels/attention/common.py), whether a row has one token or
-    several. Without `causal`, rows whose tokens are all present read in both directions."""
+    several. Without `causal`, rows whose tokens are all present read in both directions. cross: tokens of a row read the
+    positions before its element of `key_starts`, and no others."""
     native = _native(pages)
     count = (query_start[1:] - query_start[:-1]).to(torch.int64)
     real = count > 0
@@ -272,6 +276,7 @@ def attention(
         q=q.data_ptr(),
         sinks=None if sinks is None else sinks.data_ptr(),
         slopes=None if slopes is None else slopes.data_ptr(),
+        biases=None if biases is None else biases.data_ptr(),
         out=out.data_ptr(),
         q_stride=q.stride(0),
         out_stride=out.stride(0),
@@ -279,6 +284,7 @@ def attention(
         kv_heads=native.shape[4],
         dim=head_dim(native),
         value_dim=head_dim(native),
+        reach=0 if biases is None else biases.shape[1] // 2,
         window=window or 0,
         chunk=chunk or 0,
         scale=scale,
@@ -286,11 +292,13 @@ def attention(
         group=0,
         layer=layer,
         causal=causal,
+        cross=cross,
     )
     step = StepData(
         int(count.sum()),
         first=lengths[real].to(torch.int64) - count,
         count=count,
+        starts=None if key_starts is None else key_starts[real].to(torch.int64),
         tables=[table[slot[real].long()].to(torch.int64).contiguous()],
         slot_mapping=[torch.empty(0, dtype=torch.int64)],
         pages=native,
@@ -309,15 +317,31 @@ def _rows_of(
     step: tuple[Tensor, ...],
     *options: Any,
 ) -> tuple[Tensor]:
-    """Compute attention of the chosen rows only. step: slot, query_start, lengths, out."""
+    """Compute attention of the chosen rows only. step: slot, query_start, lengths, out. options: the last is
+    key_starts."""
     slot, query_start, lengths, out = step
+    *options, key_starts = options
     count = query_start.diff()
     tokens = torch.repeat_interleave(chosen, count)
     if bool(tokens.all()):
-        return (attention(team, q, pages, layer, table, slot, query_start, lengths, out, *options),)
+        return (attention(team, q, pages, layer, table, slot, query_start, lengths, out, *options, key_starts),)
+    if key_starts is not None:
+        key_starts = key_starts[chosen]
     start = torch.nn.functional.pad(count[chosen].cumsum(0), (1, 0))
     some = torch.empty((int(start[-1]), *q.shape[1:]))
-    attention(team, q[tokens].contiguous(), pages, layer, table, slot[chosen], start, lengths[chosen], some, *options)
+    attention(
+        team,
+        q[tokens].contiguous(),
+        pages,
+        layer,
+        table,
+        slot[chosen],
+        start,
+        lengths[chosen],
+        some,
+        *options,
+        key_starts,
+    )
     out[tokens] = some
     return (out,)
 
@@ -342,11 +366,11 @@ def decode_attention(
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor]:
     """See kernels/attention/decode.py. The compiled kernels ignore the splits in `schedule`."""
-    if key_starts is not None:
-        raise NotImplementedError("compiled attention does not support key_starts")
-    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks, slopes, chunk)
+    step = slot, query_start, lengths, out
+    options = scale, window, softcap, sinks, slopes, chunk, biases, key_starts
     return _rows_of(query_start.diff() == 1, team, q, pages, layer, table, step, *options)
 
 
@@ -370,11 +394,11 @@ def prefill_attention(
     key_starts: Tensor | None = None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor]:
     """See kernels/attention/prefill.py."""
-    if key_starts is not None:
-        raise NotImplementedError("compiled attention does not support key_starts")
     if spans is not None:
         raise NotImplementedError("compiled attention does not support spans")
-    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks, slopes, chunk)
+    step = slot, query_start, lengths, out
+    options = scale, window, softcap, sinks, slopes, chunk, biases, key_starts
     return _rows_of(query_start.diff() > 1, team, q, pages, layer, table, step, *options)

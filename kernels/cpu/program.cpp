@@ -34,7 +34,7 @@ bool recurs(const Op& op) { return op.kind == CAUSAL_CONV || op.kind == DELTA_RU
 const attention::Schedule& schedule_of(const Attend& op, const std::vector<attention::Schedule>& schedules) {
     size_t i = 0;
     while (schedules[i].window != op.window || schedules[i].chunk != op.chunk || schedules[i].group_size != op.heads / op.kv_heads ||
-           schedules[i].causal != bool(op.causal))
+           schedules[i].causal != bool(op.causal) || schedules[i].cross != bool(op.cross))
         i++;
     return schedules[i];
 }
@@ -71,8 +71,8 @@ void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
         bool known = false;
         for (auto& schedule : runner.schedules)
             known = known || (schedule.window == op.window && schedule.chunk == op.chunk && schedule.group_size == group_size &&
-                              schedule.causal == bool(op.causal));
-        if (!known) runner.schedules.push_back(attention::schedule(step, op.window, op.chunk, group_size, op.causal));
+                              schedule.causal == bool(op.causal) && schedule.cross == bool(op.cross));
+        if (!known) runner.schedules.push_back(attention::schedule(step, op.window, op.chunk, group_size, op.causal, op.cross));
         const int64_t total = schedule_of(op, runner.schedules).total;
         partials = std::max(partials, size_t(total * op.heads * (attention::padded(op.value_dim) + W)));
     }

@@ -75,12 +75,15 @@ struct Attend {
     const float* q;
     const float* sinks;   // [heads], a logit more of each, which has no value; null: none
     const float* slopes;  // [heads], ALiBi: slope · (position of the key - of the query) is added to scores; null: none
+    const float* biases;  // [heads][2 · reach + 1], added to scores: of the distances -reach … reach from the query to the
+                          // key; others have that of the nearest; null: none
     float* out;
-    int64_t q_stride, out_stride, heads, kv_heads, dim, value_dim;
+    int64_t q_stride, out_stride, heads, kv_heads, dim, value_dim, reach;
     int64_t window, chunk;  // one of them is 0, both: all positions; chunk: positions since the last multiple are read
     float scale, softcap;   // softcap 0: none
     int32_t group, layer, causal;  // not causal: what follows in the row is read too, and the row is there as a whole
     int32_t latent;  // pages hold latents, whose first value_dim elements are the value; kv_heads divides the work alone
+    int32_t cross;   // keys are the positions before Step::starts, all of them; else those from there on
 };
 
 // Rotates the last rotary_dim elements of the latent, which is [dim], and of each head of q, which is [heads,
@@ -226,6 +229,8 @@ struct Step {
     const int64_t *ids, *first, *count;  // [tokens]; [rows] first position; [rows] positions
     const int64_t* slots;                // [rows] slot of the state of recurrent layers
     const int32_t* adapters;             // [tokens] adapter of each token, or -1; null: no token has one
+    const int64_t* starts;               // [rows] tokens of the encoder input, which come first; null: there is none
+    const int64_t* spans;                // [tokens, 2] begin and end of each token's span, equal for none; null: no token has one
     const Angles* angles;
     const Group* groups;
     void* pages;  // [blocks, layers, planes, kv_heads] parts of a page, see pages.h

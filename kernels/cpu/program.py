@@ -105,10 +105,10 @@ def linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> Linear:
 class Attend(Structure):
     kind: ClassVar[int] = 6
     _fields_ = [
-        *_fields(c_void_p, "q sinks slopes out"),
-        *_fields(c_int64, "q_stride out_stride heads kv_heads dim value_dim window chunk"),
+        *_fields(c_void_p, "q sinks slopes biases out"),
+        *_fields(c_int64, "q_stride out_stride heads kv_heads dim value_dim reach window chunk"),
         *_fields(c_float, "scale softcap"),
-        *_fields(c_int32, "group layer causal latent"),
+        *_fields(c_int32, "group layer causal latent cross"),
     ]
 
 
@@ -322,7 +322,7 @@ class _Group(Structure):
 class _Step(Structure):
     _fields_ = [
         *_fields(c_int64, "tokens rows table_width"),
-        *_fields(c_void_p, "ids first count slots adapters angles groups pages"),
+        *_fields(c_void_p, "ids first count slots adapters starts spans angles groups pages"),
         *_fields(c_int64, "layers planes block_tokens page_kv_heads page_dim"),
         ("page_type", c_int32),
     ]
@@ -391,7 +391,8 @@ class Program:
 
 class StepData:
     """Tensors of one step, contiguous and on the CPU. Counts, positions and slots are int64; adapters:
-    [tokens] int32, -1 for none; pages: see pages.py."""
+    [tokens] int32, -1 for none; starts: [rows], tokens of the encoder input of each; spans: [tokens, 2] int64, as in
+    `Batch`; pages: see pages.py."""
 
     def __init__(
         self,
@@ -402,12 +403,14 @@ class StepData:
         count: Tensor | None = None,
         slots: Tensor | None = None,
         adapters: Tensor | None = None,
+        starts: Tensor | None = None,
+        spans: Tensor | None = None,
         angles: Sequence[tuple[Tensor, Tensor]] = (),
         tables: Sequence[Tensor] = (),
         slot_mapping: Sequence[Tensor] = (),
         pages: Tensor | None = None,
     ) -> None:
-        self.keep_alive = (ids, first, count, slots, adapters, *angles, *tables, *slot_mapping, pages)
+        self.keep_alive = (ids, first, count, slots, adapters, starts, spans, *angles, *tables, *slot_mapping, pages)
         self._angles = (_Angles * len(angles))(*(_Angles(_at(cos), _at(sin)) for cos, sin in angles))
         self._groups = (_Group * len(tables))(
             *(_Group(_at(table), _at(own)) for table, own in zip(tables, slot_mapping, strict=True))
@@ -422,6 +425,8 @@ class StepData:
             count=_at(count),
             slots=_at(slots),
             adapters=_at(adapters),
+            starts=_at(starts),
+            spans=_at(spans),
             angles=ctypes.addressof(self._angles),
             groups=ctypes.addressof(self._groups),
             pages=_at(pages),

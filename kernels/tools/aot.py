@@ -170,18 +170,24 @@ def _nvidia(target: Target, kernel: Any, seconds: float) -> Compiled:
         stack = int(match[2])
         # Disassembling takes longer than compiling, so it is limited to kernels with a stack.
         code = _tool("nvdisasm", "-ndf", "-c", file.name) if stack else ""
-    used = re.search(r"\b(?:STL|LDL)\b", code) is not None
     return Compiled(
         kernel.metadata.name,
         target.name,
         int(match[1]),
-        stack if used else 0,  # a stack without writes is no spill
+        stack if has_spills(code) else 0,
         kernel.metadata.shared,
         kernel.metadata.num_warps,
         seconds,
         products(kernel.asm["ptx"]) if "ptx" in kernel.asm else (),
         getattr(kernel.metadata, "tmem_size", None) or 0,
     )
+
+
+def has_spills(code: str) -> bool:
+    """Return whether disassembled code reads spilled registers. They are read at a constant offset from the stack
+    pointer R1. Reads through another register are of an array, such as the one in which sin and cos reduce large
+    angles."""
+    return re.search(r"\bLDL\S*\s+\S+,\s*\[R1(?:\+\w+)?\]", code) is not None
 
 
 def products(ptx: str) -> tuple[str, ...]:

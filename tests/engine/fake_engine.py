@@ -28,6 +28,7 @@ def next_token(ids):
 class Worker:
     weight_bytes = 1
     snapshots = None
+    adapters = None
     memory = (RankMemory({"head": 1}),)
     seconds = {"loading": 0.25}
 

@@ -7,6 +7,7 @@ requests are preempted and resumed. None of this may change a token or a logprob
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,16 +24,24 @@ from engine.llm import LLM, Params
 from engine.lowering.footprint import mapped_bytes, part_bytes
 from engine.lowering.program import WriteKV
 from engine.models.checkpoint import read_checkpoint
+from kernels.cpu.library import best
 from tests.engine.layers.planned import predicted
 from tests.engine.translators import CASES, LONGEST, VOCAB, Translator, write
 
 TOLERANCE = 2e-4  # of a logprob
 SMALL = {"block_tokens": 4, "kv_bytes": 1 << 20, "threads": 1, "max_running": 5, "max_step_tokens": LONGEST + 5}
+KERNELS = ("torch", best())
 
 
 @pytest.fixture(scope="module", params=CASES)
 def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
     return write(tmp_path_factory.mktemp("translators"), request.param)
+
+
+@pytest.fixture(params=dict.fromkeys(KERNELS))
+def kernels(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """SMALL with torch, and with the fastest compiled kernels."""
+    return {**SMALL, "kernels": request.param}
 
 
 @pytest.fixture
@@ -60,12 +69,12 @@ def assert_same(translator: Translator, source: list[int], made) -> None:
         assert found.top_ids == tuple(ids.tolist())
 
 
-def test_replies_are_transformers_alone_beside_others_and_again(translator):
+def test_replies_are_transformers_alone_beside_others_and_again(translator, kernels):
     each = sources(1)
-    with LLM(translator.path, **SMALL) as llm:
+    with LLM(translator.path, **kernels) as llm:
         together = llm.generate(each, greedy(12))
         again = llm.generate(each[::-1], greedy(12))[::-1]
-    with LLM(translator.path, **{**SMALL, "max_running": 1}) as llm:
+    with LLM(translator.path, **{**kernels, "max_running": 1}) as llm:
         alone = llm.generate(each[:3], greedy(12))
     for source, made, repeated in zip(each, together, again, strict=True):
         assert_same(translator, source, made)
@@ -73,11 +82,11 @@ def test_replies_are_transformers_alone_beside_others_and_again(translator):
     assert [one.ids for one in alone] == [one.ids for one in together[:3]]
 
 
-def test_preempted_requests_read_their_source_again_and_go_on(translator):
+def test_preempted_requests_read_their_source_again_and_go_on(translator, kernels):
     form = layout(read_checkpoint(translator.path).model, block_tokens=4, element_bytes=4)
     longest = LONGEST + 20
     tight = {"max_context": longest, "kv_bytes": (form.blocks_for(longest) + 1) * form.block_bytes}
-    with LLM(translator.path, **{**SMALL, **tight}) as llm:
+    with LLM(translator.path, **{**kernels, **tight}) as llm:
         made = llm.generate(sources(2), greedy(18))
     assert sum(one.timing.preemptions for one in made) > 0, "the cache was large enough for all"
     for source, one in zip(sources(2), made, strict=True):
@@ -85,9 +94,9 @@ def test_preempted_requests_read_their_source_again_and_go_on(translator):
 
 
 @pytest.mark.sampled(3)
-def test_two_processes_equal_transformers(translator):
+def test_two_processes_equal_transformers(translator, kernels):
     """Each rank has half of the heads (6 of the encoder, 4 of the decoder); the vocabulary of 97 splits unevenly."""
-    with LLM(translator.path, **SMALL, tensor=2) as llm:
+    with LLM(translator.path, **kernels, tensor=2) as llm:
         for source, made in zip(sources(4), llm.generate(sources(4), greedy(9)), strict=True):
             assert_same(translator, source, made)
 
@@ -125,7 +134,7 @@ def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeyp
         return execute(ops, run, unused)
 
     monkeypatch.setattr(reference, "execute", counted)
-    with LLM(bart.path, **SMALL) as llm:
+    with LLM(bart.path, **SMALL, kernels="torch") as llm:
         read.clear()  # what made it warm
         llm.generate([[5, 6, 7], [8, 9]], greedy(20))
     assert sorted(sum(read, ())) == [2, 3]

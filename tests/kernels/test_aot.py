@@ -17,7 +17,7 @@ import torch
 from kernels.jit import installed
 from kernels.op import Case, Op
 from kernels.ops import OPS
-from kernels.tools.aot import TARGETS, Target, products
+from kernels.tools.aot import TARGETS, Target, has_spills, products
 from kernels.tools.process_pool import ProcessLost, run_in_processes
 from tests.kernels.process_pool_work import doubling
 from tests.kernels.representatives import bench_cases, case_launches, representatives
@@ -189,6 +189,20 @@ def test_faulty_kernel_is_reported(planted, words, tmp_path):
     done = report("--check", "--target", "sm_90", "--launches", f"tests.kernels.planted:{planted}", **cache(tmp_path))
     assert done.returncode == 1, done.stderr
     assert all(word in done.stdout for word in words), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "spills"),
+    [
+        ("STL [R1], R5 ;\n LDL.LU R46, [R1] ;", True),
+        ("STL [R1+0x18], R0 ;\n @P0 LDL R2, [R1+0x18] ;", True),
+        ("STL [R2], R4 ;\n STL [R1+0x18], R0 ;\n LDL R3, [R8+0x14] ;", False),  # the array of sin, Triton 3.6
+        ("LDL R3, [R10] ;", False),
+        ("LDG.E R3, [R1] ;", False),
+    ],
+)
+def test_reads_at_the_stack_pointer_are_spills(code, spills):
+    assert has_spills(code) == spills
 
 
 @pytest.mark.slow

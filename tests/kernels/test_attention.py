@@ -71,6 +71,7 @@ class Step:
     softcap: float | None = None
     with_sinks: bool = False
     alibi: bool = False
+    reach: int = 0  # of the biases; 0: there are none
     spans: tuple = ()  # row, begin, end
     key_starts: tuple = ()  # start position of each row, or empty
     dtype: torch.dtype = torch.float32
@@ -89,6 +90,7 @@ class Step:
         self.q = make.normal(tokens, self.heads, self.dim)
         self.sinks = make.normal(self.heads, dtype=torch.float32) if self.with_sinks else None
         self.slopes = 2.0 ** -torch.linspace(0, 8, self.heads) if self.alibi else None
+        self.biases = make.normal(self.heads, 2 * self.reach + 1, dtype=torch.float32) if self.reach else None
         self.kv = [make.normal(2, length, self.kv_heads, self.dim).to(stored) for _, length in self.rows]
         for kv, begin in zip(self.kv, self.key_starts, strict=bool(self.key_starts)):
             kv[:, :begin] = 200.0  # another attention's: numbers, and large
@@ -141,7 +143,7 @@ class Step:
         out = self.out() if out is None else out
         options = (self.scale, self.window, self.softcap, self.on(self.sinks), self.k_scale, self.v_scale)
         schedule = self.schedule() if schedule is None else schedule
-        last = self.on(self.begin_of), self.on(self.slopes)
+        last = self.on(self.begin_of), self.on(self.slopes), None, self.on(self.biases)
         (same,) = DECODE_ATTENTION(*self.given(), schedule, out, *options, *last)
         assert same is out
         return out
@@ -150,7 +152,7 @@ class Step:
         out = self.out() if out is None else out
         spans = self.on(self.span_of) if self.spans else None
         options = (self.scale, self.window, self.softcap, self.on(self.sinks), spans, self.k_scale, self.v_scale)
-        last = self.on(self.begin_of), self.on(self.slopes)
+        last = self.on(self.begin_of), self.on(self.slopes), None, self.on(self.biases)
         (same,) = PREFILL_ATTENTION(*self.given(), out, *options, *last)
         assert same is out
         return out
@@ -173,6 +175,9 @@ class Step:
                     scores = torch.tanh(scores / self.softcap) * self.softcap
                 if self.slopes is not None:
                     scores += (key[seen] - position).unsqueeze(1) * self.slopes.double()
+                if self.biases is not None:
+                    near = (key[seen] - position).clamp(-self.reach, self.reach)
+                    scores += self.biases.double().T[near + self.reach]
                 weights = scores.exp()
                 sink = 0.0 if self.sinks is None else self.sinks.double().exp()
                 total = (weights.sum(0) + sink).unsqueeze(1)
@@ -189,7 +194,7 @@ def close(got, want, dtype=torch.float32):
     assert most < allowed, f"differs by {most:.2g}"
 
 
-def drawn(seed, kinds, begun=False, alibi=False):
+def drawn(seed, kinds, begun=False, alibi=False, reach=0):
     """A step of rows of these kinds, with everything else drawn. begun: a row may begin anywhere up to its first
     token."""
     draw = random.Random(seed)
@@ -213,6 +218,7 @@ def drawn(seed, kinds, begun=False, alibi=False):
         softcap=draw.choice((None, None, 2.0)),
         with_sinks=draw.random() < 0.4,
         alibi=alibi,
+        reach=reach,
         fp8=draw.random() < 0.2,
         padding=draw.choice((0, 3)),
         seed=seed,
@@ -232,6 +238,12 @@ def test_mixed_step_equals_attention_per_query(seed, small):
 @pytest.mark.parametrize("seed", thinned(range(300, 312), range(300, 306)))
 def test_bias_of_alibi_is_added_in_a_mixed_step(seed, small):
     step = drawn(seed, mixed, begun=seed % 3 == 0, alibi=True)
+    close(step.prefill(step.decode()), step.wanted())
+
+
+@pytest.mark.parametrize("seed", thinned(range(400, 412), range(400, 404)))
+def test_biases_of_distances_are_added_in_a_mixed_step(seed, small):
+    step = drawn(seed, mixed, begun=seed % 2 == 0, reach=(1, 20, 128, 1000)[seed % 4])
     close(step.prefill(step.decode()), step.wanted())
 
 

@@ -70,13 +70,15 @@ class Rows:
                 self.pages[self.table[row, number], LAYER, :, : len(held)] = held.transpose(0, 1)
         self.q = torch.cat(q)
 
-    def attend(self, team, *, sinks=None, slopes=None, softcap=None, pages=None):
+    def attend(self, team, *, sinks=None, slopes=None, softcap=None, pages=None, biases=None, starts=None, cross=False):
         out = torch.full((len(self.q) + 1, *self.q.shape[1:]), POISON)
         count, length = torch.tensor(self.rows).T
         bodies.attention(
             *(team, self.q, self.pages if pages is None else pages, LAYER, self.table, torch.arange(len(self.rows))),
             *(torch.tensor(self.starts), length, out, self.dim**-0.5, self.window, softcap, sinks, slopes, self.chunk),
-            causal=self.causal,
+            *(biases, None if starts is None else torch.tensor(starts)),
+            causal=self.causal and not cross,
+            cross=cross,
         )
         assert (out[-1] == POISON).all()
         return out[:-1]
@@ -201,6 +203,64 @@ def test_query_with_alibi_is_identical_in_any_chunk_and_batch(team, dtype, share
         assert torch.equal(Rows([(count, length)], **options).attend(team, slopes=slopes)[-1:], want), count
     company = Rows([(5, 5), (1, 700), (1, length), (300, 1000)], **options)
     assert torch.equal(company.attend(team, slopes=slopes)[6:7], want)
+
+
+def biased(rows, biases, starts=None, cross=False):
+    """torch's attention in float64. biases: [heads, 2 · reach + 1] or None. starts: of the keys of each row, or with
+    `cross` their ends."""
+    found, reach = [], 0 if biases is None else biases.shape[1] // 2
+    for row, (q, k, v, seen) in enumerate(rows.parts()):
+        count, length = rows.rows[row]
+        distance = torch.arange(length) - torch.arange(length - count, length).unsqueeze(1)
+        mask = torch.zeros(seen.shape) if biases is None else biases[:, distance.clamp(-reach, reach) + reach]
+        if starts is not None:
+            early = torch.arange(length) < starts[row]
+            seen = early.expand(seen.shape) if cross else seen & ~early
+        mask = mask.double().masked_fill(~seen, -math.inf)
+        found.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(found)
+
+
+def drawn_biases(heads, reach):
+    return torch.randn((heads, 2 * reach + 1), generator=torch.Generator().manual_seed(reach))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("share", "dim", "block", "reach"), [(1, 64, 16, 128), (7, 64, 16, 1), (3, 20, 13, 21)])
+def test_biases_of_distances_equal_torch(team, dtype, share, dim, block, reach):
+    """Also with several chunks and splits, and with distances beyond the table."""
+    rows = Rows([*MIXED, (1, 1100), (3, 600)], heads=2 * share, dim=dim, dtype=dtype, block=block)
+    biases = drawn_biases(2 * share, reach)
+    near(rows.attend(team, biases=biases), biased(rows, biases))
+
+
+@pytest.mark.parametrize(("dim", "reach"), [(40, 9), (64, 700)])
+def test_biases_of_bidirectional_rows_equal_torch(team, dim, reach):
+    rows = Rows([(length, length) for length in (1, 17, 65, 130, 511, 700)], dim=dim, causal=False)
+    biases = drawn_biases(4, reach)
+    near(rows.attend(team, biases=biases), biased(rows, biases))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize(("dim", "block"), [(64, 16), (20, 13)])
+def test_rows_with_an_encoder_input_read_their_part_of_the_pages(team, dtype, cross, dim, block):
+    """Self-attention reads positions from the start on, cross-attention those before it, whatever the query."""
+    rows = Rows([(1, 2), (1, 70), (6, 40), (33, 130), (1, 64), (17, 18), (1, 1300), (9, 700)], dim=dim, block=block,
+                dtype=dtype)  # fmt: skip
+    starts = [1, 63, 3, 97, 13, 1, 1100, 65]
+    near(rows.attend(team, starts=starts, cross=cross), biased(rows, None, starts, cross))
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_query_with_biases_and_an_encoder_input_is_identical_in_any_chunk_and_batch(team, cross):
+    options, length = {"heads": 3, "kv_heads": 1, "dim": 24, "block": 13}, 1345
+    more = {"biases": None if cross else drawn_biases(3, 50), "cross": cross}
+    want = Rows([(1, length)], **options).attend(team, starts=[700], **more)
+    for count in (2, 63, 645):
+        assert torch.equal(Rows([(count, length)], **options).attend(team, starts=[700], **more)[-1:], want), count
+    company = Rows([(5, 5), (1, 700), (1, length), (300, 1000)], **options)
+    assert torch.equal(company.attend(team, starts=[0 + cross, 9, 700, 20], **more)[6:7], want)
 
 
 def test_slopes_of_zero_change_nothing(team):

@@ -4,8 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from appliance.config.key import LIVE, LIVE_OUTPUTS, Limit, declare
+from appliance.config.key import GATEWAY, LIVE, LIVE_OUTPUTS, Effect, Limit, Note, declare
 from appliance.config.sections.values import Bytes, Count, Seconds, Section
+
+HostName = Annotated[str, Field(pattern=r"^(\*\.)?([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+Folder = Annotated[str, Field(pattern=r"^/")]
 
 
 class PerKey(Section):
@@ -13,6 +16,51 @@ class PerKey(Section):
     """Requests per minute of an API key; further ones get 429 with Retry-After."""
     tokens_per_minute: Count | None = declare(None, effect=LIVE, example=400000)
     """Computed prompt and reply tokens per minute of an API key; further requests get 429."""
+
+
+class Media(Section):
+    """Images in prompts, for models that accept them."""
+
+    images: Annotated[int, Field(ge=0)] = declare(
+        16,
+        effect=Effect("service", memory=True),
+        clients=Limit("more images in a request get 400"),
+        example=4,
+    )
+    """Maximum images in one prompt. 0 turns images off."""
+    max_pixels: Count = declare(50_000_000, effect=GATEWAY, clients=Limit("larger images get 400"), example=12_000_000)
+    """Maximum pixels of an image before resizing; more get 400."""
+    max_bytes: Bytes = declare(20 * 2**20, effect=GATEWAY, clients=Limit("larger images get 400"), example="5MiB")
+    """Maximum size of an image file; larger ones get 400. limits.max_body also limits images within a request."""
+    time: Annotated[Seconds, Field(gt=0)] = declare(
+        10.0, effect=GATEWAY, clients=Limit("images that take longer get 400"), example="5s"
+    )
+    """Time limit of fetching one image, and CPU time limit of decoding and resizing it; more gets 400."""
+    memory: Bytes = declare(
+        2**30, effect=GATEWAY, clients=Limit("images that take more memory get 400"), example="512MiB"
+    )
+    """Memory limit of decoding and resizing one image; more gets 400."""
+    cache: Bytes = declare(256 * 2**20, effect=GATEWAY, example="1GiB")
+    """Size of the cache of resized images, which the gateway keeps for repeated images."""
+    hosts: tuple[HostName, ...] = declare(
+        (),
+        effect=GATEWAY,
+        aliases={"vLLM": "allowed_media_domains"},
+        clients=Note("image URLs of other hosts get 400"),
+        example=["images.example.com", "*.example.org"],
+        strict=False,
+    )
+    """Hosts from which the gateway fetches image URLs, by https; `*.` permits all subdomains. Addresses of private
+    networks are never fetched. Without hosts, images have to be part of the request."""
+    folders: tuple[Folder, ...] = declare(
+        (),
+        effect=GATEWAY,
+        aliases={"vLLM": "allowed_local_media_path"},
+        clients=Note("file URLs of images in other folders get 400"),
+        example=["/srv/images"],
+        strict=False,
+    )
+    """Absolute paths of folders whose files requests may name as file:// URLs of images."""
 
 
 class Limits(Section):
@@ -71,6 +119,8 @@ class Limits(Section):
     """Maximum stop strings in one request."""
     per_key: PerKey = PerKey()
     """Limits of API keys without their own limits in the list of keys."""
+    media: Media = Media()
+    """Limits of images in prompts."""
     grammar_size: Bytes = declare(
         256 * 2**10,
         effect=LIVE,

@@ -8,15 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from appliance.images.part import ImagePart
 from appliance.server.anthropic.signature import thinking_of
 from appliance.server.schema.messages import (
+    Base64Source,
     Block,
+    ImageBlock,
     Message,
     OtherBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
 )
 from engine.api.errors import RequestError
 
@@ -24,7 +28,7 @@ from engine.api.errors import RequestError
 BILLING = "x-anthropic-billing-header"
 
 _ALLOWED = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
@@ -60,7 +64,38 @@ def _check(turn: _Turn) -> None:
             raise RequestError(message, where)
 
 
-def _not_text(block: OtherBlock, where: str) -> RequestError:
+def message_images(messages: Sequence[Message]) -> Iterator[ImagePart]:
+    """Yield the images of user messages and of tool results. Raise RequestError for an unsupported source."""
+    for where, block in _image_blocks(messages):
+        yield ImagePart(_url(block, where), f"{where}.source")
+
+
+def refuse_images(messages: Sequence[Message]) -> None:
+    """Raise RequestError that names the first image, for a model that accepts only text."""
+    for where, block in _image_blocks(messages):
+        raise _not_text(block, where)
+
+
+def _image_blocks(messages: Sequence[Message]) -> Iterator[tuple[str, ImageBlock]]:
+    for turn in _turns(messages):
+        for where, block in turn.blocks:
+            if isinstance(block, ImageBlock):
+                yield where, block
+            elif isinstance(block, ToolResultBlock):
+                inner = ((f"{where}.content.{at}", part) for at, part in enumerate(block.content))
+                yield from ((place, part) for place, part in inner if isinstance(part, ImageBlock))
+
+
+def _url(block: ImageBlock, where: str) -> str:
+    match block.source:
+        case Base64Source() as source:
+            return f"data:{source.media_type};base64,{source.data}"
+        case UrlSource() as source:
+            return source.url
+    raise RequestError(f"{where}.source: the source of an image must have the type base64 or url.", f"{where}.source")
+
+
+def _not_text(block: OtherBlock | ImageBlock, where: str) -> RequestError:
     return RequestError(
         f"{where}: blocks of type {block.type!r} are not supported; the model accepts only text.", where
     )
@@ -93,32 +128,60 @@ def _assistant(turn: _Turn, names: dict[str, str]) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _result(block: ToolResultBlock, where: str, names: dict[str, str]) -> dict[str, Any]:
+def _result(
+    block: ToolResultBlock, where: str, names: dict[str, str]
+) -> tuple[dict[str, Any], list[str | dict[str, Any]]]:
+    """Return the message of a tool result, and its images."""
     name = names.get(block.tool_use_id)
     if name is None:
         message = f"{where}.tool_use_id: no earlier tool_use block has the id {block.tool_use_id[:100]!r}."
         raise RequestError(message, f"{where}.tool_use_id")
-    texts = []
+    texts: list[str] = []
+    images: list[str | dict[str, Any]] = []
     for at, part in enumerate(block.content):
+        place = f"{where}.content.{at}"
         if isinstance(part, OtherBlock):
-            raise _not_text(part, f"{where}.content.{at}")
-        texts.append(part.text)
+            raise _not_text(part, place)
+        if isinstance(part, ImageBlock):
+            images.append(_image(part, place))
+        else:
+            texts.append(part.text)
     content = f"Error: {_joined(texts)}" if block.is_error else _joined(texts)
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}, images
+
+
+def _image(block: ImageBlock, where: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": _url(block, where)}}
 
 
 def _user(turn: _Turn, names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    texts: list[str] = []
+    """Yield the messages of a user turn. Images of tool results follow in a user message, because most chat templates
+    accept only text in the role tool."""
+    parts: list[str | dict[str, Any]] = []
+    of_results: list[str | dict[str, Any]] = []
     for where, block in turn.blocks:
         if isinstance(block, ToolResultBlock):
-            if texts:
-                yield {"role": "user", "content": _joined(texts)}
-                texts = []
-            yield _result(block, where, names)
-        elif isinstance(block, TextBlock):
-            texts.append(block.text)
-    if texts:
-        yield {"role": "user", "content": _joined(texts)}
+            yield from _said(parts)
+            parts = []
+            result, images = _result(block, where, names)
+            yield result
+            of_results += images
+        elif isinstance(block, TextBlock | ImageBlock):
+            parts += of_results
+            of_results = []
+            parts.append(block.text if isinstance(block, TextBlock) else _image(block, where))
+    yield from _said([*of_results, *parts])
+
+
+def _said(parts: Sequence[str | dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a user message, unless it is empty."""
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        content: Any = _joined(texts)
+    else:
+        content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    if parts:
+        yield {"role": "user", "content": content}
 
 
 def chat_messages(system: Sequence[TextBlock], messages: Sequence[Message]) -> list[dict[str, Any]]:

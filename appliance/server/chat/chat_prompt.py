@@ -5,9 +5,9 @@ from typing import Any
 from appliance.config.gateway import GatewayConfig
 from appliance.output_formats.constraint import Constraint
 from appliance.output_formats.declaration import OutputFormat
-from appliance.server.chat.conversation import Rendered, conversation_ids, render
+from appliance.server.chat.conversation import Rendered, render, tokenize
 from appliance.server.chat.language import asked_language
-from appliance.server.chat.messages import template_messages
+from appliance.server.chat.messages import spoken_text
 from appliance.server.chat.parsed import ChatPlan, Served
 from appliance.server.chat.sampling import logprob_count, named_tokens
 from appliance.server.chat.sequences import PromptOptions, build_prompt, check_stream, reading_of, refuse_unsupported
@@ -47,9 +47,8 @@ def _reply_role(body: ChatRequest, rendered: Rendered, compat: str) -> tuple[str
     """
     last = body.messages[-1]
     spoken = "assistant" if rendered.opens_turn else str(last["role"])
-    content = template_messages([last], "")[0].get("content", "")
     role = spoken if compat == "vllm" else "assistant"
-    return role, str(content) if body.echo and last["role"] == spoken else ""
+    return role, spoken_text(last) if body.echo and last["role"] == spoken else ""
 
 
 def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
@@ -80,6 +79,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         limit = None  # the grammar does not allow reasoning
     short = body.max_completion_tokens is not None
     tokens = body.max_completion_tokens if short else body.max_tokens
+    tokenized = tokenize(body, rendered, text, served.images)
     options = PromptOptions(
         tokens=config.sampling.max_tokens if tokens is None else tokens,
         tokens_param="max_completion_tokens" if short else "max_tokens",
@@ -88,8 +88,9 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         logprob_ids=named_tokens(body.logprob_token_ids, top_logprobs, config),
         grammar=grammar,
         thinking=limit,
+        media=tokenized.media,
     )
-    prompt = build_prompt(conversation_ids(body, rendered, text), body, options, served, 0)
+    prompt = build_prompt(tokenized.ids, body, options, served, 0)
     shown = frozenset(token for marker in output_format.tokens() if (token := text.special_id(marker)) is not None)
     role, echo = _reply_role(body, rendered, config.endpoints.compat)
     return ChatPlan(

@@ -7,13 +7,16 @@ from typing import Any
 from appliance.chat_templates.renderers import Renderers
 from appliance.chat_templates.template import ChatTemplate, TemplateError
 from appliance.config.gateway import GatewayConfig
+from appliance.images.part import Images
 from appliance.output_formats.declaration import OutputFormat
 from appliance.output_formats.formats import AUTO, PLAIN, chosen, recognise
 from appliance.server.chat.encoder_input import NO_CONVERSATIONS
 from appliance.server.chat.functions import function_tools, offered
+from appliance.server.chat.images import ImageText, expanded
 from appliance.server.chat.messages import template_messages
 from appliance.server.schema.chat import ChatRequest, Conversation
 from engine.api.errors import RequestError
+from engine.media.prompt import Expanded
 from engine.text import Tokenizer
 
 
@@ -26,6 +29,8 @@ class Text:
     format: str = AUTO  # name of the output format, or auto
     model_type: str = ""  # model type in config.json
     renderers: Renderers = field(default_factory=Renderers, compare=False, repr=False)
+    images: ImageText | None = None
+    """Set if the model accepts images."""
 
     @cached_property
     def output_format(self) -> OutputFormat:
@@ -60,7 +65,8 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
         )
     for name in ("media_io_kwargs", "mm_processor_kwargs"):
         if getattr(body, name) is not None:
-            raise RequestError(f"{name} is not supported; the model accepts only text.", name)
+            reason = "the model accepts only text" if text.images is None else "leave it out"
+            raise RequestError(f"{name} is not supported; {reason}.", name)
     if body.continue_final_message and body.add_generation_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt cannot be combined. Leave one out.",
@@ -77,7 +83,7 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
         )
     opens = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
     calls = text.output_format.calls
-    messages = template_messages(body.messages, template.text(), calls.ids if calls else "")
+    messages = template_messages(body.messages, template.text(), calls.ids if calls else "", text.images)
     try:
         rendered = template.render(
             messages,
@@ -120,5 +126,8 @@ def shown_tools(body: Conversation) -> list[dict[str, Any]] | None:
     return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
 
 
-def conversation_ids(body: Conversation, rendered: Rendered, text: Text) -> list[int]:
-    return text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens)
+def tokenize(body: Conversation, rendered: Rendered, text: Text, images: Images | None) -> Expanded:
+    """Return the prompt ids of a rendered conversation and its images, as in `Served.images`."""
+    if text.images is None or images is None:
+        return Expanded(text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens), ())
+    return expanded(rendered.text, body.messages, images, text.images, text.tokenizer, body.add_special_tokens)

@@ -12,6 +12,7 @@ from typing import Any
 
 from appliance.output_formats.declaration import Ids
 from appliance.server.chat.custom_tools import CUSTOM_INPUT
+from appliance.server.chat.images import IMAGE_PARTS, ImageText
 from engine.api.errors import RequestError
 
 _MEDIA = frozenset(
@@ -55,6 +56,28 @@ def _content(content: Any, where: str) -> str | None:
     if isinstance(content, list):
         return "\n".join(part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
     raise RequestError(f"{where} must be a string, a list of parts or null.", "messages")
+
+
+def _content_with_images(content: Any, where: str, images: ImageText) -> str | list[dict[str, str]] | None:
+    """Return the content of a message for a model that accepts images, in a form that its template accepts."""
+    if isinstance(content, list) and images.takes_parts:
+        return [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+    text = _content(content, where)
+    return text if images.takes_text or text is None else [{"type": "text", "text": text}]
+
+
+def _part(part: Any, where: str) -> dict[str, str]:
+    if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
+        return {"type": "image"}
+    return {"type": "text", "text": part_text(part, where)}
+
+
+def spoken_text(message: dict[str, Any]) -> str:
+    """Return the text of a message without its images."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [part for part in content if not (isinstance(part, dict) and part.get("type") in IMAGE_PARTS)]
+    return _content(content, "messages[-1].content") or ""
 
 
 def _arguments(arguments: Any) -> Any:
@@ -102,16 +125,19 @@ def _with_tool_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def template_messages(messages: list[dict[str, Any]], template: str, ids: Ids = "") -> list[dict[str, Any]]:
+def template_messages(
+    messages: list[dict[str, Any]], template: str, ids: Ids = "", images: ImageText | None = None
+) -> list[dict[str, Any]]:
     """Return copies of the messages in the form of Hugging Face templates.
 
     A developer role becomes system unless `template` mentions it. Call IDs are converted to `ids`, the format of the
-    model family. Raise RequestError that names an invalid message.
+    model family. Images become parts of type image if the model accepts `images`. Raise RequestError that names an
+    invalid message.
     """
     if not messages:
         raise RequestError("messages must not be empty.", "messages")
     given = _with_tool_messages(messages)
-    found = [_message(message, f"messages[{at}]", template) for at, message in enumerate(given)]
+    found = [_message(message, f"messages[{at}]", template, images) for at, message in enumerate(given)]
     return _with_ids(found, ids) if ids else found
 
 
@@ -144,14 +170,15 @@ def _with_ids(messages: list[dict[str, Any]], ids: Ids) -> list[dict[str, Any]]:
     return messages
 
 
-def _message(message: dict[str, Any], where: str, template: str) -> dict[str, Any]:
+def _message(message: dict[str, Any], where: str, template: str, images: ImageText | None) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(f"{where}: role must be a non-empty string.", "messages")
     result = {key: value for key, value in message.items() if value is not None}
     if role == "developer" and "developer" not in template:
         result["role"] = "system"
-    content = _content(message.get("content"), f"{where}.content")
+    given, place = message.get("content"), f"{where}.content"
+    content = _content(given, place) if images is None else _content_with_images(given, place, images)
     if content is not None:
         result["content"] = content
     calls = message.get("tool_calls")

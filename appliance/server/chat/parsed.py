@@ -1,8 +1,9 @@
 """Values of a parsed request: the context that it is parsed in, its prompts, and how its reply is decoded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from appliance.config.gateway import GatewayConfig
+from appliance.images.part import Images
 from appliance.output_formats.declaration import OutputFormat
 from appliance.output_formats.formats import PLAIN
 from appliance.server.chat.conversation import Text
@@ -29,6 +30,8 @@ class Served:
     may_hurry: bool = True
     """The API key may use a priority below 0."""
     adapter: str = ""  # LoRA adapter that the request names as its model
+    images: Images | None = field(default_factory=dict)
+    """Images of the request. None: placeholders of images are not expanded, because the prompt is replaced."""
 
     def resolved_priority(self, given: int) -> int:
         """Return the priority of the body or of the headers. Raise RequestError if the API key may not use it."""

@@ -11,6 +11,7 @@ from appliance.server.chat.thinking import check_close
 from appliance.server.chat.window import check_ids, reply_tokens, tokens_within, truncated
 from appliance.server.schema.common import GenerationRequest
 from engine.api.errors import RequestError
+from engine.api.media import MediaItem
 from engine.api.messages import Grammar, Sampling, Submit, Thinking
 
 MAX_SALT = 128
@@ -59,13 +60,17 @@ class PromptOptions:
     scores_only: bool = False
     thinking: Thinking | None = None
     decoder_start: DecoderStart = DecoderStart()
+    media: tuple[MediaItem, ...] = ()
 
 
 def build_prompt(ids: list[int], body: GenerationRequest, options: PromptOptions, served: Served, first: int) -> Prompt:
     """Return one prompt with its choices. `first` is the index of the first choice in the reply."""
     config, tokenizer = served.config, served.text.tokenizer
     tokens = 1 if options.scores_only else options.tokens
-    ids = truncated(ids, body, tokens, tokenizer, config)
+    kept = truncated(ids, body, tokens, tokenizer, config)
+    if options.media and len(kept) != len(ids):
+        raise RequestError("A prompt with images cannot be truncated.", "truncate_prompt_tokens")
+    ids = kept
     check_ids(ids, config)
     if config.encoder is None:
         max_tokens = reply_tokens(len(ids), tokens, config, param=options.tokens_param)
@@ -129,6 +134,7 @@ def _submit(
         deadline=deadline,
         source=len(ids) if served.config.encoder is not None else 0,
         adapter=served.adapter,
+        media=options.media,
     )
 
 

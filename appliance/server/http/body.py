@@ -21,6 +21,8 @@ from appliance.server.schema.numbers import TEXT_NUMBERS
 Schema = TypeVar("Schema", bound=BaseModel)
 Result = TypeVar("Result")
 
+ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+"""Header of Amazon SageMaker that names the adapter, in place of the field `model`."""
 LARGE = 2**14  # size from which parsing a body takes longer than starting a thread
 MAX_ENTRIES = 10
 MAX_ENTRY = 1000
@@ -40,12 +42,21 @@ async def read_body(request: Request, schema: type[Schema]) -> Schema:
 
     Raise InvalidBody, or BadRequest if a validator names its `param` or a field outside the schema is rejected.
     """
-    return await parse_body(await read_json(request), schema, service_of(request))
+    return await parse_body(await read_json(request), schema, service_of(request), request)
 
 
-async def parse_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
-    """Return a JSON body as `schema`. Raise the same errors as read_body."""
-    return await apart(len(body), _parsed_body, body, schema, service)
+async def parse_body(body: bytes, schema: type[Schema], service: Service, request: Request | None = None) -> Schema:
+    """Return a JSON body as `schema`. Raise the same errors as read_body.
+
+    A header of `request` may name the adapter. An adapter that the body names is loaded if the manifest allows it.
+    """
+    parsed = await apart(len(body), _parsed_body, body, schema, service)
+    if "model" in schema.model_fields:
+        model = None if request is None else request.headers.get(ADAPTER)
+        if model:
+            parsed = parsed.model_copy(update={"model": model})
+        await service.adapters.load_named(parsed.model)  # type: ignore[attr-defined]  # a field of this schema
+    return parsed
 
 
 async def apart(size: int, work: Callable[..., Result], *arguments: Any) -> Result:

@@ -18,7 +18,6 @@ from engine.api.errors import RequestError
 
 _ONE_MODEL = "name the adapter in the field model; GET /v1/models lists the adapters."
 _SAGEMAKER = {
-    "X-Amzn-SageMaker-Adapter-Identifier": _ONE_MODEL,
     "X-Amzn-SageMaker-Adapter-Alias": _ONE_MODEL,
 }
 _INTEGER = re.compile(r"-?[0-9]{1,100}")

@@ -27,6 +27,7 @@ from engine.api.messages import Grammar
 
 if TYPE_CHECKING:
     from appliance.chat_templates.template import ChatTemplate
+    from appliance.images.loader import ImageLoader
     from appliance.server.chat.text import Text
     from engine.text import Tokenizer
 
@@ -53,6 +54,7 @@ class Service:
     ) -> None:
         self.config = config
         self.router = router
+        self.adapters = router.adapters
         self.metrics = metrics
         self.log = log
         self.tracing = tracing or Tracing(None, metrics)
@@ -77,6 +79,7 @@ class Service:
         self.halted: HaltedState | None = None  # set once by the launcher, when the appliance halts
         self.started_s = time.time()
         self._text: Text | None = None
+        self.images = _image_loader(config)
 
     def set_keys(self, keys: Sequence[ApiKey]) -> None:
         """Set the accepted API keys and their limits from the configuration. Without keys, every client is accepted."""
@@ -139,18 +142,27 @@ class Service:
         Raise NotFound (ER-04, ER-05).
         """
         names = self.config.names
-        if requested and requested not in names and requested not in self.config.adapters:
-            aliases = ", ".join((*names, *self.config.adapters))
+        if requested and requested not in names and requested not in self.adapters:
+            aliases = ", ".join((*names, *self.adapters.names))
             raise NotFound(f"The model `{requested}` does not exist. Valid aliases: {aliases}.", "model")
         return self.reply_name(requested)
 
     def adapter_of(self, requested: str | None) -> str:
         """Return the LoRA adapter that a request names as its model, or "" for the model itself."""
-        return requested if requested and requested in self.config.adapters else ""
+        return requested if requested and requested in self.adapters else ""
 
     def reply_name(self, requested: str | None) -> str:
         """Return the name in replies to a request for this model, which may have been renamed since."""
         return self.adapter_of(requested) or self.config.names[0]
+
+
+def _image_loader(config: GatewayConfig) -> "ImageLoader | None":
+    """Return the loader of images, or None for a model that accepts only text."""
+    if not config.images:
+        return None
+    from appliance.images.loader import ImageLoader  # needs httpx
+
+    return ImageLoader(config.model, config.limits.media)
 
 
 def service_of(request: Request) -> Service:

@@ -21,8 +21,8 @@ def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
         "object": "model",
         "created": int(service.started_s),
         "owned_by": "slipway",
-        "root": name if name in service.config.adapters else canonical,
-        "parent": canonical if name in service.config.adapters else None,
+        "root": name if name in service.adapters else canonical,
+        "parent": canonical if name in service.adapters else None,
         "max_model_len": service.config.max_context,
         "permission": [],
     }
@@ -47,7 +47,7 @@ def _wants_both(request: Request) -> bool:
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
     service, both = service_of(request), _wants_both(request)
-    names = (*service.config.names, *service.config.adapters)
+    names = (*service.config.names, *service.adapters.names)
     listing: dict[str, Any] = {"object": "list", "data": [_card(service, name, both) for name in names]}
     if both:
         listing |= {"has_more": False, "first_id": names[0], "last_id": names[-1]}

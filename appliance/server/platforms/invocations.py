@@ -107,12 +107,12 @@ async def invoke(service: Service, request: Request, body: bytes) -> Response:
     route = _ROUTE.search(request.headers.get(ATTRIBUTES, ""))
     if route is not None:
         shape = _routed(route[1], service.tasks)
-        return await shape.create(service, request, await parse_body(body, shape.schema, service))
+        return await shape.create(service, request, await parse_body(body, shape.schema, service, request))
     given = await apart(len(body), _given, body)
     fitting = [shape for shape in SHAPES if given.issuperset(shape.keys)]
     for shape in fitting:
         if set(shape.tasks) & set(service.tasks):
-            return await shape.create(service, request, await parse_body(body, shape.schema, service))
+            return await shape.create(service, request, await parse_body(body, shape.schema, service, request))
     raise BadRequest(f"Cannot find suitable handler for request: {_why(fitting, service.tasks)}.")
 
 

@@ -20,6 +20,7 @@ from appliance.runtime.crash_exemption import CrashKind
 from appliance.runtime.inflight import OpenRequest
 from appliance.server.errors.api import EngineFailed, Overloaded, Quarantined, Unavailable
 from appliance.server.routing.account import Counters, EarlierOutput
+from appliance.server.routing.adapters import AdapterRegistry
 from appliance.server.routing.admission import (
     Admission,
     DrainRate,
@@ -36,7 +37,7 @@ from appliance.server.routing.refused import content_hash
 from appliance.server.routing.timeline import Pending, Timelines
 from engine.api.client import EngineClient, EngineState
 from engine.api.errors import Drift, RequestError, SelfTestFailed
-from engine.api.messages import Output, Stats, Submit
+from engine.api.messages import AdapterChanged, Output, Stats, Submit
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Router:
         report_in_flight: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
         spend: Callable[[str, int], None] = lambda owner, tokens: None,
         decoder_start_ids: tuple[int, ...] = (),
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         """Create a router that is not connected yet.
 
@@ -98,8 +100,10 @@ class Router:
             report_in_flight: called with (program, requests) when an engine is gone that was computing these requests.
             spend: called with (owner, tokens) when tokens were computed for an owner.
             decoder_start_ids: first decoder tokens of an encoder-decoder model; empty for other models.
+            adapters: LoRA adapters, which engines get when they become ready.
         """
         self.metrics = metrics
+        self.adapters = adapters or AdapterRegistry(())
         self.timelines = Timelines(timelines)
         self.admission = Admission(max_waiting)
         self.backlog = Admission(max_waiting_tokens)
@@ -134,8 +138,16 @@ class Router:
         def on_output(output: Output) -> None:
             self._count_step(self.engines[index], output)
 
+        def on_adapter(message: AdapterChanged) -> None:
+            self.adapters.answered(index, message)
+
         client = EngineClient(
-            socket, on_stats=on_stats, on_state=on_state, on_output=on_output, on_timeline=self.timelines.add_reported
+            socket,
+            on_stats=on_stats,
+            on_state=on_state,
+            on_output=on_output,
+            on_timeline=self.timelines.add_reported,
+            on_adapter=on_adapter,
         )
         return Engine[Generation](index, client, now())
 
@@ -191,9 +203,11 @@ class Router:
             engine.gap_s = now() - engine.since_s
             engine.start_s = sum(ready.seconds.values())
             self.metrics.engine_up(engine.index, ready)
+            self.adapters.engine_ready(engine.index)
             log.info("engine %s is ready: %d KV blocks of %d tokens", engine.label, ready.kv_blocks, ready.block_tokens)
             self._release()
         elif state.kind in ("down", "failed") and not self._stopping:
+            self.adapters.engine_down(engine.index)
             if state.code in SELF_TEST_CODES:
                 self.metrics.self_test_failed(engine.index)
             self.metrics.engine_down(engine.index)

@@ -36,11 +36,32 @@ class ToolUseBlock(Wire):
     input: dict[str, Any]
 
 
+class Base64Source(Wire):
+    type: Literal["base64"]
+    media_type: str = ""
+    data: str
+
+
+class UrlSource(Wire):
+    type: Literal["url"]
+    url: str
+
+
+class FileSource(Wire):
+    """A file of Anthropic's Files API, which this server does not have."""
+
+    type: Literal["file"]
+
+
+class ImageBlock(Wire):
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource | FileSource, Field(discriminator="type")] | None = None
+
+
 class OtherBlock(Wire):
-    """A known but unsupported block: the model accepts text only, and the server does not run tools."""
+    """A known but unsupported block: the model accepts no documents, and the server does not run tools."""
 
     type: Literal[
-        "image",
         "document",
         "search_result",
         "server_tool_use",
@@ -59,7 +80,7 @@ def _as_blocks(value: Any) -> Any:
 
 Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])]
 
-_ResultBlock = Annotated[TextBlock | OtherBlock, Field(discriminator="type")]
+_ResultBlock = Annotated[TextBlock | ImageBlock | OtherBlock, Field(discriminator="type")]
 _Result = Annotated[list[_ResultBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_ResultBlock])]
 
 
@@ -71,7 +92,7 @@ class ToolResultBlock(Wire):
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | OtherBlock,
+    TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | OtherBlock,
     Field(discriminator="type"),
 ]
 _Content = Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])]

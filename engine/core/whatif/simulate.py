@@ -74,6 +74,8 @@ class _Run:
         while True:
             self._arrive()
             planned = self._scheduler.plan(self._now)
+            if self._read_adapters() and planned is None:
+                continue
             if planned is not None:
                 steps += 1
                 begins = max(self._now, self._free_at)
@@ -90,6 +92,13 @@ class _Run:
                 self._now = max(self._now, min(upcoming))
         counters = self._scheduler.counters
         return Outcome(list(self._replies.values()), self._refused, counters.preemptions, counters.cached_tokens, steps)
+
+    def _read_adapters(self) -> bool:
+        """Read the adapters that requests wait for. It takes no time, because the recording does not have it."""
+        wanted = tuple(self._scheduler.adapters.wanted)
+        for version in wanted:
+            self._scheduler.adapter_prepared(version)
+        return bool(wanted)
 
     def _arrive(self) -> None:
         while self._upcoming and self._upcoming[0][1] <= self._now:

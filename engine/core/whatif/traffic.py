@@ -1,5 +1,6 @@
 """Traffic of a flight recording: requests with arrival times, parameters and tokens, and the steps."""
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from engine.api.messages import Delta, Finish, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import Row, StepResult
 from engine.core.records import (
+    AdapterRecord,
     AllEnded,
     Applied,
     CacheReset,
@@ -22,6 +24,7 @@ from engine.core.records import (
     Record,
     Started,
     Submitted,
+    do_adapter,
 )
 from engine.core.replay import started_scheduler
 from engine.core.scheduler import Planned
@@ -124,6 +127,9 @@ class _Reader:
                     self._end(id, "abort")
             case CacheReset():
                 self._scheduler.reset_prefix_cache()
+            case AdapterRecord():
+                for delta in do_adapter(self._scheduler, record):
+                    self._end(delta.id, "error")
             case PlanMade(now):
                 delay = 0.0 if self._is_idle or self._in_flight else now - self._now
                 self._now = now
@@ -163,7 +169,9 @@ class _Reader:
     def traffic(self) -> Traffic:
         still = {id(one) for one in self._open.values()}
         requests = sorted((one for one in self._arrived if id(one) not in still), key=lambda request: request.at)
-        return Traffic(self._config, requests, self.steps, self._num_unknown + len(self._open), self._depth)
+        names = dict.fromkeys((*self._config.adapters, *(one.submit.adapter for one in requests if one.submit.adapter)))
+        config = dataclasses.replace(self._config, adapters=tuple(names))  # of the simulation, which loads none
+        return Traffic(config, requests, self.steps, self._num_unknown + len(self._open), self._depth)
 
     @property
     def _is_idle(self) -> bool:

@@ -99,7 +99,6 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
         fp8=3,
         quantized="4 bits",
         vocab=2,
-        encoder_decoder=True,
         acausal_alibi=True,
         wrong_chunks=True,
         recurrent=((5, "groups of a mixer's heads"),),

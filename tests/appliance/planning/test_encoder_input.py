@@ -1,6 +1,7 @@
 """Encoder-decoder models: plans match the engines' memory, supported features, and the gateway's configuration."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,21 +138,19 @@ def test_sampling_is_greedy_unless_configured(
     assert planned(tmp_path, one, *sets).gateway.sampling.temperature == temperature
 
 
-def test_torch_is_used_on_a_cpu_with_a_reason(tmp_path: Path, made: Callable) -> None:
-    for host in (HOST, Machine(2, "affinity", 8 * 2**30, "MemAvailable", no_gpu="no driver", kernels=("avx2",))):
+def test_compiled_kernels_are_used_on_a_cpu_where_there_are_some(tmp_path: Path, made: Callable) -> None:
+    compiled = Machine(2, "affinity", 8 * 2**30, "MemAvailable", no_gpu="no driver", kernels=("avx2",))
+    for host, kernels in ((replace(compiled, kernels=()), "torch"), (compiled, "avx2")):
         plan = planned(tmp_path, made("bart"), host=host)
-        value, reason = resolved(plan)["hardware.kernels"]
-        assert value == plan.engines[0].hardware.kernels == "torch"
-        assert "encoder-decoder" in reason and "install" not in reason
+        assert resolved(plan)["hardware.kernels"][0] == plan.engines[0].hardware.kernels == kernels
+    for weights in ("int8", "int4"):
+        engine = planned(tmp_path, made("bart"), f"quantization.weights={weights}", host=compiled).engines[0]
+        assert engine.quantization.weights == weights
 
 
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        ("hardware.kernels=avx2", "avx2: compiled kernels do not support encoder-decoder models"),
-        ("quantization.weights=int8", "only compiled CPU kernels support weights that are quantized"),
-        ("quantization.weights=int4", "compiled kernels do not support encoder-decoder models"),
-        ("quantization.kv_cache=int8", "only compiled CPU kernels support an int8 KV cache"),
         (
             "engine.cache.prefix=true",
             "depend on the complete encoder input, so requests cannot share them; leave it",
@@ -201,7 +200,7 @@ def test_on_a_gpu_triton_computes_or_torch(tmp_path: Path, made: Callable) -> No
 def test_a_decode_step_reads_nothing_that_only_sources_are_multiplied_by(tmp_path: Path, made: Callable) -> None:
     """Counted by transformers' own names."""
     one = made("bart")
-    plan = planned(tmp_path, one, "quantization.kv_cache=float32")
+    plan = planned(tmp_path, one, "quantization.kv_cache=float32", "hardware.kernels=torch")
     (first, *_), prefill = accounts(plan)["decode:1"].steps, accounts(plan)["prefill"].steps
     of_sources, of_replies = 0, 0
     for name, parameter in one.model.named_parameters():
@@ -232,19 +231,30 @@ def test_encoder_operations_include_cross_attention_states(tmp_path: Path, made:
 
 
 def test_workspace_includes_the_encoder(tmp_path: Path, made: Callable) -> None:
-    plan = planned(tmp_path, made("long"))
+    plan = planned(tmp_path, made("long"), "hardware.kernels=torch")
     steps = {step.name: step.value for step in accounts(plan)["workspace"].steps}
     assert steps["states of encoder inputs (tokens × hidden)"] == 1280 * 32 * 4
-    assert steps["scores of an encoder input (heads × tokens × tokens)"] == 4 * 1024 * 1024 * 4
+    assert steps["scores of an encoder input (copies × heads × tokens × tokens)"] == 4 * 1024 * 1024 * 4
     for account in accounts(plan).values():
         for step in account.steps:
             assert computed(step.formula) == pytest.approx(step.value, rel=1e-9), (account.key, step)
 
 
 def test_an_encoder_that_is_wider_than_its_decoder_makes_a_wide_step(tmp_path: Path) -> None:
-    plan = planned(tmp_path, save(tmp_path / "bart", encoder_ffn_dim=4000))
+    plan = planned(tmp_path, save(tmp_path / "bart", encoder_ffn_dim=4000), "hardware.kernels=torch")
     steps = {step.name: step.value for step in accounts(plan)["workspace"].steps}
     assert steps["activations (tokens × widest layer)"] == 512 * (3 * 4000 + 4 * 32) * 4
+
+
+@pytest.mark.parametrize("ffn", [{}, {"encoder_ffn_dim": 4000}, {"decoder_ffn_dim": 4000}])
+def test_buffers_of_compiled_kernels_are_exactly_those_planned(tmp_path: Path, ffn: dict[str, int]) -> None:
+    """A step has buffers for the wider of encoder and decoder, and keys and values of one encoder layer."""
+    config = planned(tmp_path, save(tmp_path / "bart", **ffn), *SMALL)
+    worker = build_worker(config.engines[0], lambda phase, fraction: None)
+    found = worker._runner._text_model.buffer_bytes
+    worker.close()
+    planned_bytes = sum(step.value for step in accounts(config)["workspace"].steps if step.name.startswith("buffer"))
+    assert planned_bytes <= found < planned_bytes + 16 * 4 * 30  # each buffer is rounded up to 16 numbers
 
 
 def test_the_plan_can_be_read(tmp_path: Path, made: Callable) -> None:

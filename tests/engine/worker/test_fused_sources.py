@@ -36,8 +36,24 @@ SIZES = {
     "decoder_ffn_dim": 80,
     "max_position_embeddings": 128,
 }
-# Norms behind each sum and learned positions; norms in front of bodies, one at the end, and sines.
-CONFIGS = {"bart": transformers.BartConfig, "m2m100": transformers.M2M100Config}
+T5_SIZES = {
+    "vocab_size": VOCAB,
+    "d_model": 64,
+    "d_kv": 24,
+    "d_ff": 80,
+    "num_layers": 1,
+    "num_heads": 3,
+    "n_positions": 128,
+    "relative_attention_num_buckets": 10,
+    "relative_attention_max_distance": 30,
+    "feed_forward_proj": "gated-gelu",
+}
+# Norms behind each sum and learned positions; norms in front of bodies, one at the end, and sines; biases of distances.
+CONFIGS = {
+    "bart": transformers.BartConfig(**SIZES),
+    "m2m100": transformers.M2M100Config(**SIZES, scale_embedding=True),
+    "t5": transformers.T5Config(**T5_SIZES),
+}
 START = 2  # transformers has it in front of every reply
 LENGTHS, SOURCES = [45, 10, 21], [40, 9, 1]  # replies that begin with five tokens, one, and many
 
@@ -48,12 +64,12 @@ def on_gpu(test: Any) -> Any:
 
 @pytest.fixture(scope="module", params=thinned(CONFIGS, ["bart"]))
 def model(request: pytest.FixtureRequest) -> Any:
-    config = CONFIGS[request.param](**SIZES, scale_embedding=request.param == "m2m100")
     torch.manual_seed(3)
-    made = transformers.AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32).eval()
+    made = transformers.AutoModelForSeq2SeqLM.from_config(CONFIGS[request.param], dtype=torch.float32).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter if parameter.ndim == 1 else 0))
+        for name, parameter in made.named_parameters():
+            scale = 1.0 if "relative" in name else 0.2
+            parameter.copy_(torch.randn_like(parameter) * scale + (parameter if parameter.ndim == 1 else 0))
         made.get_input_embeddings().weight.mul_(5.0)  # large embeddings, so that each token affects the next ones
     made.generation_config = transformers.GenerationConfig(decoder_start_token_id=START, pad_token_id=1)
     return made
@@ -111,6 +127,7 @@ def check_tokens(worker: Any, model: Any, steps: int) -> None:
     [
         ("bart", True),
         ("bart", False),
+        ("t5", True),
         *(pytest.param("m2m100", invariant, marks=NIGHTLY) for invariant in (True, False)),
     ],
     indirect=["model"],
@@ -121,6 +138,7 @@ def test_tokens_are_those_of_transformers_in_steps_of_padded_sizes(config, model
 
 
 @in_interpreter
+@pytest.mark.parametrize("model", ["bart", "t5", pytest.param("m2m100", marks=NIGHTLY)], indirect=True)
 def test_a_reply_that_begins_in_chunks_is_the_same(config, model):
     """A reply's own tokens come in several steps, the source in the first one."""
     worker = started(config, invariant=True)
@@ -141,6 +159,7 @@ def test_a_reply_that_begins_in_chunks_is_the_same(config, model):
 
 
 @in_interpreter
+@pytest.mark.parametrize("model", ["bart", pytest.param("m2m100", marks=NIGHTLY)], indirect=True)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_source_that_is_not_finite_fails_its_own_request(config):
     worker = started(config, invariant=True)

@@ -14,7 +14,12 @@ from pydantic import ValidationError
 from appliance.server.chat.chat_prompt import plan_chat
 from appliance.server.chat.custom_tools import custom_parameters
 from appliance.server.chat.parsed import ChatPlan, Served
-from appliance.server.openai.responses.request_items import Message, continues_last_item, messages_of
+from appliance.server.openai.responses.request_items import (
+    Message,
+    continues_last_item,
+    messages_of,
+    refuse_images,
+)
 from appliance.server.schema.chat import ChatRequest
 from appliance.server.schema.responses import INCLUDABLE, LOGPROBS, PromptRequest, ResponsesRequest
 from engine.api.errors import RequestError
@@ -141,6 +146,8 @@ def _text_fields(body: PromptRequest) -> dict[str, Any]:
 def chat_request(body: PromptRequest, items: Sequence[Any], served: Served) -> ChatRequest:
     """Return a chat request with all `items` as its conversation, after the instructions. Raise RequestError."""
     _check(body)
+    if served.text.images is None:
+        refuse_images(items)
     messages = messages_of(items, served.text.output_format.reasoning)
     if body.instructions is not None:
         messages = [{"role": "system", "content": body.instructions}, *messages]

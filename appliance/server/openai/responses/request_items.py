@@ -4,16 +4,19 @@ One assistant message holds the reasoning, the text and the calls of one model t
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from appliance.images.part import ImagePart
 from appliance.output_formats.declaration import Reasoning
+from appliance.server.chat.images import image_part
 from engine.api.errors import RequestError
 
 Item = dict[str, Any]
 Message = dict[str, Any]
 
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+IMAGE = "input_image"
 _ROLES = ("user", "assistant", "system", "developer")
 UNFINISHED = ("in_progress", "incomplete")
 
@@ -28,21 +31,27 @@ def kind_of(item: Item) -> str:
     return kind if isinstance(kind, str) else "message" if kind is None and "role" in item else ""
 
 
-def _text(content: Any, where: str) -> str | list[dict[str, str]]:
+def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise _refused(f"{where} must be a string or a list of parts.")
-    texts = [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    parts = [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+    return str(parts[0]["text"]) if len(parts) == 1 and "text" in parts[0] else parts
 
 
-def _part(part: Any, where: str) -> str:
+def _part(part: Any, where: str) -> dict[str, Any]:
+    if isinstance(part, dict) and part.get("type") == IMAGE:
+        return {"type": "image_url", "image_url": {"url": image_part(part, where).url}}
+    return {"type": "text", "text": _text(part, where)}
+
+
+def _text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     known = ", ".join(_TEXT_PARTS)
     if not isinstance(kind, str):
         raise _refused(f"{where} must be an object with a string in 'type'. Allowed: {known}.")
-    if kind in ("input_image", "input_file", "input_audio"):
+    if kind in (IMAGE, "input_file", "input_audio"):
         raise _refused(
             f"{where}: parts of type {kind!r} are not supported; the model accepts only text. Allowed: {known}."
         )
@@ -115,7 +124,7 @@ class Turns:
         role = item.get("role")
         if role not in _ROLES:
             raise _refused(f"{where}.role must be {', '.join(_ROLES[:-1])} or {_ROLES[-1]}, got {str(role)[:100]!r}.")
-        content = _text(item.get("content"), f"{where}.content")
+        content = _content(item.get("content"), f"{where}.content")
         if role != "assistant":
             self.close()
             self.messages.append({"role": role, "content": content})
@@ -150,14 +159,40 @@ class Turns:
         self._open().setdefault("tool_calls", []).append(call)
 
     def _output(self, item: Item, where: str) -> None:
-        content = _text(item.get("output"), f"{where}.output")
+        content = _content(item.get("output"), f"{where}.output")
         self.close()
+        images = [] if isinstance(content, str) else [part for part in content if part["type"] == "image_url"]
+        if not isinstance(content, str):
+            content = [part for part in content if part["type"] == "text"]
         self.messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": content})
+        if images:  # most chat templates accept only text in the role tool
+            self.messages.append({"role": "user", "content": images})
 
     def _open(self) -> Message:
         if self._turn is None:
             self._turn = {"role": "assistant"}
         return self._turn
+
+
+def item_images(items: Sequence[Any]) -> Iterator[ImagePart]:
+    """Yield the images of items. Raise RequestError for an unsupported source."""
+    for part, where in _image_parts(items):
+        yield image_part(part, where)
+
+
+def refuse_images(items: Sequence[Any]) -> None:
+    """Raise RequestError that names the first image, for a model that accepts only text."""
+    for part, where in _image_parts(items):
+        _text(part, where)
+
+
+def _image_parts(items: Sequence[Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    for at, item in enumerate(items):
+        for name in ("content", "output"):
+            content = item.get(name) if isinstance(item, dict) else None
+            for index, part in enumerate(content if isinstance(content, list) else ()):
+                if isinstance(part, dict) and part.get("type") == IMAGE:
+                    yield part, f"input[{at}].{name}[{index}]"
 
 
 def continues_last_item(items: Sequence[Any]) -> bool:

@@ -1,0 +1,1 @@
+"""Images of requests: fetching, decoding and processing for the model, with limits."""

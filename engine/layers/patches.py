@@ -1,0 +1,122 @@
+"""Patches of images and videos: their pixels, order and positions.
+
+The patches of an item are in the order of rows, or in that of squares of side · side patches (`Tower.side`), which a
+projector joins. A grid is (frames, rows, columns) of patches.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from engine.models.media import GridRope, PatchPositions, Tower
+from kernels.rope import rope_angles
+
+Grid = tuple[int, int, int]
+GRIDS = ("image_grid_thw", "video_grid_thw", "image_grid_hws", "grid_thws")
+PIXELS = ("pixel_values", "pixel_values_videos")
+
+
+def pixel_rows(tower: Tower, item: Mapping[str, Tensor], *, cropped: bool) -> tuple[Tensor, tuple[Grid, ...]]:
+    """Return the pixels of the patches of an item, [patches, pixels], and its grids. cropped: images are padded, and
+    `image_sizes` are their own sizes. Raises ValueError for tensors that the tower does not read."""
+    patches = tower.patches
+    pixels = next((item[name] for name in PIXELS if name in item), None)
+    if pixels is None:
+        raise ValueError(f"an item of media has {', '.join(item)}; the tower reads {' or '.join(PIXELS)}")
+    if patches.flat:
+        sizes = next((item[name] for name in GRIDS if name in item), None)
+        if sizes is None:
+            raise ValueError(f"an item of media has {', '.join(item)}; the tower reads the grid {' or '.join(GRIDS)}")
+        listed = sizes.reshape(-1, sizes.shape[-1]).tolist()
+        grids = tuple((1, *map(int, one)) if len(one) == 2 else tuple(map(int, one)) for one in listed)
+        return pixels.reshape(-1, patches.pixels), grids  # type: ignore[return-value]
+    mask = item.get("pixel_attention_mask")
+    if mask is not None and not bool(mask.all()):
+        raise ValueError("an item of media has padded pixels; resize the image to whole tiles")
+    images = pixels.reshape(-1, *pixels.shape[-3:])
+    sizes = item.get("image_sizes") if cropped else None
+    shapes = [images.shape[-2:]] * len(images) if sizes is None else sizes.reshape(-1, 2).tolist()
+    size, rows, grids_of = patches.size, [], []
+    for image, (height, width) in zip(images, shapes, strict=True):
+        high, wide = int(height) // size, int(width) // size
+        cut = image[:, : high * size, : wide * size].reshape(-1, high, size, wide, size)
+        rows.append(cut.permute(1, 3, 0, 2, 4).reshape(high * wide, patches.pixels))
+        grids_of.append((1, high, wide))
+    return torch.cat(rows), tuple(grids_of)
+
+
+def in_squares(grid: Grid, side: int) -> Tensor:
+    """Return the row-major numbers of a frame's patches in the order of squares, [rows · columns] int64."""
+    _, high, wide = grid
+    numbers = torch.arange(high * wide).view(high, wide)
+    if side == 1:
+        return numbers.flatten()
+    return numbers.view(high // side, side, wide // side, side).transpose(1, 2).flatten()
+
+
+def grid_positions(grid: Grid, side: int) -> Tensor:
+    """Return row and column of each patch of all frames, [patches, 2] int64."""
+    numbers = in_squares(grid, side)
+    return torch.stack((numbers // grid[2], numbers % grid[2]), 1).repeat(grid[0], 1)
+
+
+def grid_angles(rope: GridRope, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin for `rotate_`, [patches, 1, dim] fp32. positions: of `grid_positions`."""
+    exponents = torch.tensor(rope.exponents, dtype=torch.float32, device=positions.device)
+    frequencies = 1.0 / rope.rope.theta**exponents
+    turned = (positions + rope.first)[:, torch.tensor(rope.axes, device=positions.device)].float() * frequencies
+    ones = torch.ones(len(turned), dtype=torch.int64, device=positions.device)
+    return rope_angles(ones, turned, 1.0, rope.rope.interleaved)
+
+
+def position_rows(part: PatchPositions, table: Tensor, grid: Grid, side: int) -> Tensor:
+    """Return the rows that are added to the patches of a grid, [patches, hidden]. table: [side · side, hidden]."""
+    _, high, wide = grid
+    if part.fit == "none" and (high, wide) != (part.side, part.side):
+        size = f"{high} × {wide}"
+        raise ValueError(f"an image has {size} patches; this tower reads images of {part.side} × {part.side}")
+    if (high, wide) == (part.side, part.side):
+        rows = table
+    elif part.fit == "nearest":
+        rows = table.view(part.side, part.side, -1)[_nearest(high, part.side)][:, _nearest(wide, part.side)]
+    else:
+        square = table.float().view(1, part.side, part.side, -1).permute(0, 3, 1, 2)
+        options = {"mode": "bilinear", "align_corners": True} if part.fit == "corners" else {"mode": "bicubic"}
+        rows = interpolate(square, (high, wide), **options)[0].permute(1, 2, 0).to(table.dtype)
+    return rows.reshape(high * wide, -1)[in_squares(grid, side).to(table.device)].repeat(grid[0], 1)
+
+
+def _nearest(count: int, side: int) -> Tensor:
+    """Return the place in a table of `side` places of each of `count` patches, [count] int64."""
+    begins = (torch.arange(count) * (1.0 / torch.tensor(float(count)))).clamp(max=1 - 1e-6)
+    return torch.bucketize(begins, torch.arange(1 / side, 1.0, 1 / side), right=True)
+
+
+def windows(grid: Grid, side: int, window: int) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the order of a grid's patches by window, [patches] int64, and the number of patches of each window.
+    window: its side in patches. Squares stay together. Source: transformers vision_utils.py."""
+    frames, high, wide = grid
+    each, unit = window // side, side * side
+    numbers = torch.arange(high // side * (wide // side)).view(high // side, wide // side)
+    pieces = [piece.flatten() for strip in numbers.split(each, 0) for piece in strip.split(each, 1)]
+    squares = torch.cat(pieces)
+    one = (squares.unsqueeze(1) * unit + torch.arange(unit)).flatten()
+    order = torch.cat([one + frame * high * wide for frame in range(frames)])
+    return order, tuple(len(piece) * unit for piece in pieces) * frames
+
+
+def joined(x: Tensor, grids: Sequence[Grid], side: int, is_ordered: bool) -> tuple[Tensor, tuple[Grid, ...]]:
+    """Return the rows of each square of side · side patches, [squares, side · side, columns], and the grids of squares.
+    Patches beyond the last whole square are left out. is_ordered: the rows are in the order of squares."""
+    made = tuple((frames, high // side, wide // side) for frames, high, wide in grids)
+    if is_ordered:
+        return x.view(-1, side * side, x.shape[1]), made
+    pieces, at = [], 0
+    for (frames, high, wide), (_, rows, columns) in zip(grids, made, strict=True):
+        patches = x[at : at + frames * high * wide].view(frames, high, wide, -1)
+        at += frames * high * wide
+        whole = patches[:, : rows * side, : columns * side].reshape(frames, rows, side, columns, side, -1)
+        pieces.append(whole.transpose(2, 3).reshape(frames * rows * columns, side * side, -1))
+    return torch.cat(pieces), made

@@ -1,0 +1,178 @@
+"""A runnable tower: tensors of images and videos in, embeddings for the text model out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.distributed.world import World
+from engine.layers.linear import Read, Target
+from engine.layers.loaded import Loadable
+from engine.layers.patches import Grid, grid_angles, grid_positions, joined, pixel_rows, position_rows, windows
+from engine.layers.tiles import arranged
+from engine.layers.tower_executors import Rows, executor
+from engine.lowering.program import Program
+from engine.lowering.tower import ProjectorProgram, lower_tower
+from engine.models.media import AveragePool, Media, Merge, media_tensors
+from engine.models.parts import Rope
+from engine.models.sources import join
+
+
+class TowerModel:
+    """A tower and its projectors on one rank. Immutable after `load`."""
+
+    positions: Tensor | None = None  # [rows, hidden]
+    class_token: Tensor | None = None  # [hidden]
+    newline: Tensor | None = None  # [hidden of the text model]
+
+    def __init__(self, media: Media, world: World, target: Target) -> None:
+        """target: where and how the weights are kept. Raises ConfigError if the world's ranks cannot divide the
+        heads."""
+        self.media, self.target, self._world = media, target, world
+        self.program = lower_tower(media, world.size)
+        self.tensors = media_tensors(media)
+        self._executors = {id(one): executor(one, world, target) for one in self.program.programs}
+
+    @property
+    def layers(self) -> Iterator[Loadable]:
+        """Yield the loaded layers of all programs."""
+        for one in self._executors.values():
+            yield from one.weights.by_name.values()
+
+    @torch.inference_mode()
+    def load(self, read: Read) -> None:
+        """Load every weight. read: returns a tensor of the checkpoint by its name."""
+        tower = self.media.tower
+        patches = join(tower.root, tower.patches.source, "weight")  # of a convolution
+
+        def stored(name: str) -> Tensor:
+            found = self.tensors[name]
+            tensor = read(found.name)
+            if found.scale:
+                factors = read(found.scale).float()
+                tensor = tensor.float() * (factors if tensor.ndim == 1 else factors.unsqueeze(1))
+            if found.transposed:
+                return tensor.T
+            return tensor.flatten(1) if name == patches else tensor
+
+        def kept(name: str) -> Tensor:
+            return stored(name).to(self.target.device, self.target.dtype, copy=True)
+
+        if tower.positions is not None:
+            self.positions = kept(join(tower.root, tower.positions.name)).view(-1, tower.hidden)
+        if tower.class_token:
+            self.class_token = kept(join(tower.root, tower.class_token)).flatten()
+        for one in self._executors.values():
+            one.load(stored)
+        if self.media.tiles is not None:
+            self.newline = kept(self.media.tiles.newline)
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Return the embeddings of each item, [tokens, width]. items: tensors by the names of transformers' processors.
+        Raises ValueError for tensors that the tower does not read."""
+        if not items:
+            return []
+        read = [pixel_rows(self.media.tower, one, cropped=self.media.tiles is None) for one in items]
+        grids = [of for _, of in read]
+        every = tuple(grid for of in grids for grid in of)
+        features = self._features(
+            torch.cat([rows for rows, _ in read]).to(self.target.device, self.target.dtype), every
+        )
+        parts = [self._projected(one, features, every) for one in self.program.projectors]
+        embeddings, sizes = torch.cat([part for part, _ in parts], 1), parts[0][1]
+        counts = iter(self._tokens(grid) for grid in sizes)
+        whole = torch.split(embeddings, [sum(next(counts) for _ in of) for of in grids])
+        if self.media.tiles is None:
+            return list(whole)
+        assert self.newline is not None, "tiles have a vector at the end of a row"
+        sides = iter(sizes)
+        return [
+            arranged(self.media.tiles, one, [next(sides) for _ in of], item["image_sizes"], self.newline)
+            for one, of, item in zip(whole, grids, items, strict=True)
+        ]
+
+    def _tokens(self, grid: Grid) -> int:
+        """Return the number of embeddings of a grid."""
+        return grid[0] * grid[1] * grid[2] + (grid[0] if self.media.tower.keeps_class else 0)
+
+    def _features(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Return the features of the patches, [patches, width of the features]."""
+        tower, device = self.media.tower, self.target.device
+        x = self._executors[id(self.program.patches)].run(pixels)
+        count = tuple(high * wide for frames, high, wide in grids for _ in range(frames))
+        if tower.positions is not None:
+            x = x + torch.cat([position_rows(tower.positions, self._patch_table(), one, tower.side) for one in grids])
+        if self.class_token is not None:
+            x, count = self._with_class(x, count), tuple(one + 1 for one in count)
+        angles: dict[Rope, tuple[Tensor, Tensor]] = {}
+        order: Tensor | None = None
+        counts: tuple[int, ...] = ()
+        if tower.rope is not None:
+            places = [grid_positions(one, tower.side) for one in grids]
+            if self.class_token is not None:
+                places = [place for one in places for place in self._with_origin(one, tower.rope.first)]
+            angles[tower.rope.rope] = grid_angles(tower.rope, torch.cat(places).to(device))
+        if tower.window:
+            order, counts = self._windows(grids)
+            x = x[order]
+            angles = {rope: (cos[order], sin[order]) for rope, (cos, sin) in angles.items()}
+        features = self._executors[id(self.program.tower)].run(x, Rows(count, counts, angles))
+        if order is not None:
+            features = features[order.argsort()]
+        return features if self.class_token is None or tower.keeps_class else self._without_class(features, count)
+
+    def _patch_table(self) -> Tensor:
+        """Return the rows of the table that are for patches."""
+        part = self.media.tower.positions
+        assert part is not None and self.positions is not None, "this tower has a table of positions"
+        if not part.class_row:
+            return self.positions
+        return self.positions[:-1] if self.media.tower.class_last else self.positions[1:]
+
+    def _with_class(self, x: Tensor, count: Sequence[int]) -> Tensor:
+        """Insert the class token into each frame."""
+        tower, token = self.media.tower, self.class_token
+        assert token is not None, "this tower has a class token"
+        if tower.positions is not None and tower.positions.class_row:
+            assert self.positions is not None, "this tower has a table of positions"
+            token = token + self.positions[-1 if tower.class_last else 0]
+        row = token.unsqueeze(0)
+        ends = ((piece, row) if tower.class_last else (row, piece) for piece in torch.split(x, list(count)))
+        return torch.cat([piece for both in ends for piece in both])
+
+    def _with_origin(self, places: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Return the places of an image's patches, and that of the class token, which does not rotate, in order."""
+        origin = torch.full((1, 2), -first)
+        return (places, origin) if self.media.tower.class_last else (origin, places)
+
+    def _without_class(self, x: Tensor, count: Sequence[int]) -> Tensor:
+        kept = slice(None, -1) if self.media.tower.class_last else slice(1, None)
+        return torch.cat([piece[kept] for piece in torch.split(x, list(count))])
+
+    def _windows(self, grids: Sequence[Grid]) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the order of all patches by window, and the patches of each window."""
+        tower, orders, counts, first = self.media.tower, list[Tensor](), list[int](), 0
+        for grid in grids:
+            order, own = windows(grid, tower.side, tower.window)
+            orders.append(order + first)
+            counts += own
+            first += len(order)
+        return torch.cat(orders).to(self.target.device), tuple(counts)
+
+    def _projected(
+        self, part: ProjectorProgram, features: Tensor, grids: tuple[Grid, ...]
+    ) -> tuple[Tensor, tuple[Grid, ...]]:
+        """Return the output of a projector, and the grids of its embeddings."""
+        x, is_ordered = features[:, part.first : part.first + part.width], self.media.tower.side
+        for stage in part.stages:
+            match stage:
+                case Merge(side=side, by_channel=by_channel):
+                    squares, grids = joined(x, grids, side, is_ordered == side)
+                    x = (squares.transpose(1, 2) if by_channel else squares).flatten(1)
+                case AveragePool(side=side):
+                    squares, grids = joined(x, grids, side, is_ordered == side)
+                    x = squares.mean(1)
+                case Program():
+                    x = self._executors[id(stage)].run(x)
+        return x, grids

@@ -1,0 +1,138 @@
+"""Executors of the programs of a tower: torch, and the compiled kernels on a CPU."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.distributed.shared import Shared
+from engine.distributed.world import World
+from engine.layers.compiled import CompiledOps, Region, TorchOp, regions
+from engine.layers.linear import Read, Target
+from engine.layers.loaded import LoadedWeights, unloaded
+from engine.layers.reference import Run, execute
+from engine.layers.step import Step
+from engine.lowering.program import Attend, Op, Program
+from engine.lowering.rewrites import last_uses
+from engine.models.parts import Rope
+from kernels.cpu.program import StepData, Team
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Patches that attend to each other, and the angles of their positions."""
+
+    count: tuple[int, ...] = ()  # patches of each frame
+    windows: tuple[int, ...] = ()  # patches of each window
+    angles: dict[Rope, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [patches, 1, dim]
+
+
+NO_ROWS = Rows()
+
+
+class Executor(Protocol):
+    def load(self, read: Read) -> None: ...
+
+    def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
+        """Return the output for the rows x, which it may overwrite; valid until the next call."""
+
+
+def executor(program: Program, world: World, target: Target) -> Executor:
+    """Return the executor for the kernels of the target."""
+    if target.team is None:
+        return TorchExecutor(program, world, target)
+    return CompiledExecutor(program, world, target, target.team)
+
+
+class TorchExecutor:
+    def __init__(self, program: Program, world: World, target: Target) -> None:
+        self.program, self.target, self._world = program, target, world
+        self.weights: LoadedWeights = unloaded(program, None, world)
+        self._unused = last_uses(program.ops, program.out)
+
+    def load(self, read: Read) -> None:
+        for layer in self.weights.by_name.values():
+            layer.load(read, self.target)
+
+    def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
+        none = x.new_empty(0)
+        step = Step(none, (), (), rows.angles, rows.count, windows=rows.windows)
+        run = Run(self.weights, self._world, (), self.target.dtype, step, none, none)
+        run[self.program.given] = x
+        execute(self.program.ops, run, self._unused)
+        return run[self.program.out]
+
+
+class CompiledExecutor:
+    """Runs a program in segments: blocks with attention among the patches of a frame, and of a window."""
+
+    def __init__(self, program: Program, world: World, target: Target, team: Team) -> None:
+        self.program, self.target, self.team = program, target, team
+        self.weights: LoadedWeights = unloaded(program, None, world)
+        collective = world.collective if isinstance(world, Shared) else None
+        self._ops = CompiledOps(program, self.weights, (), team, collective)
+        self._segments: list[tuple[bool, list[Region | TorchOp]]] = []
+        self._tokens = 0
+
+    def load(self, read: Read) -> None:
+        for layer in self.weights.by_name.values():
+            layer.load(read, self.target)
+
+    def run(self, x: Tensor, rows: Rows = NO_ROWS) -> Tensor:
+        tokens, buffers = len(x), self._ops.buffers
+        if tokens > self._tokens:
+            self._fit(tokens)
+        buffers[self.program.given][:tokens] = x
+        angles = [rows.angles[rope] for rope in self.program.ropes]
+        steps = {
+            windowed: self._step(tokens, count, angles) for windowed, count in enumerate((rows.count, rows.windows))
+        }
+        for windowed, segment in self._segments:
+            for part in segment:
+                if isinstance(part, Region):
+                    self.team.run(part.program, steps[windowed])
+                else:
+                    part.compute(tokens)
+        return buffers[self.program.out][:tokens]
+
+    def _step(self, tokens: int, count: Sequence[int], angles: Sequence[tuple[Tensor, Tensor]]) -> StepData:
+        """Return the data of a step whose rows have these numbers of patches."""
+        if not count or self._ops.whole is None:
+            return StepData(tokens, angles=angles)
+        each = torch.tensor(count)
+        ends = each.cumsum(0)
+        positions = torch.arange(tokens) - (ends - each).repeat_interleave(each)
+        tables, slot_mapping, pages = self._ops.whole.placed(each, positions)
+        return StepData(
+            tokens,
+            first=torch.zeros_like(each),
+            count=each,
+            slots=torch.arange(len(each)),
+            angles=angles,
+            tables=tables,
+            slot_mapping=slot_mapping,
+            pages=pages,
+        )
+
+    def _fit(self, tokens: int) -> None:
+        """Allocate buffers for this many patches, and build the structures that point to them."""
+        self._tokens, self._segments = tokens, []
+        self._ops.buffers.make(tokens)
+        keep_alive = tuple(self._ops.buffers.tensors.values())
+        for windowed, ops in _segments(self._ops.ops):
+            made = [one for op in ops for one in self._ops.compiled(op)]
+            self._segments.append((windowed, regions(made, keep_alive)))
+
+
+def _segments(ops: Sequence[Op]) -> Iterator[tuple[bool, list[Op]]]:
+    """Yield runs of operations whose next attention is among the same rows: windows, or frames."""
+    windowed, marked = False, list[tuple[bool, Op]]()
+    for op in reversed(ops):
+        if isinstance(op, Attend):
+            windowed = op.windowed
+        marked.append((windowed, op))
+    for own, group in groupby(reversed(marked), lambda one: one[0]):
+        yield own, [op for _, op in group]

@@ -1,0 +1,145 @@
+"""Lowering of a declared tower: its blocks and the steps of its projectors become programs, whose first operation
+receives rows of patches or of features. Between programs, rows are joined, so their number changes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from engine.lowering.lower import PartLowering
+from engine.lowering.program import (
+    Activation,
+    Columns,
+    Input,
+    Keep,
+    Linear,
+    Matrix,
+    Normalize,
+    NormVector,
+    Op,
+    Program,
+    Value,
+)
+from engine.models.media import AveragePool, Media, Merge, Project, Projector, Step, Tower, block_path
+from engine.models.parts import MLP
+from engine.models.sources import join
+
+Stage = Program | Merge | AveragePool
+
+
+@dataclass(frozen=True)
+class ProjectorProgram:
+    """Computes embeddings from columns [first, first + width) of the features."""
+
+    first: int
+    width: int
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
+class TowerProgram:
+    patches: Program  # pixels of patches in, embedded patches out
+    tower: Program  # embedded patches in, features out
+    projectors: tuple[ProjectorProgram, ...]
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Return all programs, in the order of loading."""
+        return (
+            self.patches,
+            self.tower,
+            *(one for of in self.projectors for one in of.stages if isinstance(one, Program)),
+        )
+
+
+@lru_cache(maxsize=4)
+def lower_tower(media: Media, ranks: int = 1) -> TowerProgram:
+    """Return the programs of each of `ranks` tensor-parallel ranks. Raises ConfigError if heads or rows cannot be
+    divided among them."""
+    patches, root = media.tower.patches, media.tower.root
+    embed = _StepLowering(ranks).program([Project(linear=patches.linear)], root, patches.pixels)
+    tower = _TowerLowering(media.tower, ranks).program()
+    return TowerProgram(embed, tower, tuple(_projector(one, media.tower, ranks) for one in media.projectors))
+
+
+class _TowerLowering(PartLowering):
+    def __init__(self, tower: Tower, ranks: int) -> None:
+        super().__init__(tower.hidden, ranks)
+        self.tower = tower
+        self.features = Value(name="features", width=tower.width)
+
+    def program(self) -> Program:
+        tower = self.tower
+        ops: list[Op] = [Input(y=self.x)]
+        if tower.before is not None:
+            ops.append(self.norm(tower.before, tower.root, self.x, self.x))
+        ops += self._features(0)
+        for index, block in enumerate(tower.blocks):
+            self.windowed = tower.window > 0 and index not in tower.whole
+            for part in block:
+                ops += self.residual_block(part, block_path(tower, index))
+            ops += self._features(index + 1)
+        if tower.taken == (len(tower.blocks),):
+            *ops, last = ops
+            assert isinstance(last, Keep), "a program ends with its feature"
+            return Program(tuple(ops), last.x)
+        return Program(tuple(ops), self.features)
+
+    def _features(self, computed: int) -> Iterator[Op]:
+        """Yield the operations that keep the output of the first `computed` blocks where it is a feature."""
+        hidden, norm = self.tower.hidden, self.tower.norm
+        for number, taken in enumerate(self.tower.taken):
+            if taken == computed:
+                read = self.x if norm is None else self.normed
+                if norm is not None:
+                    yield self.norm(norm, self.tower.root, self.x, read)
+                yield Keep(x=read, y=Columns(value=self.features, first=number * hidden, width=hidden))
+
+
+def _projector(projector: Projector, tower: Tower, ranks: int) -> ProjectorProgram:
+    chosen = projector.feature
+    first, width = (0, tower.width) if chosen is None else (chosen * tower.hidden, tower.hidden)
+    lowering, stages, at = _StepLowering(ranks), list[Stage](), width
+    pending: list[Step] = []
+    for step in projector.steps:
+        if not isinstance(step, Merge | AveragePool):
+            pending.append(step)
+            continue
+        if pending:
+            program = lowering.program(pending, projector.root, at)
+            stages.append(program)
+            at, pending = program.out.width, []
+        stages.append(step)
+        at *= step.side**2 if isinstance(step, Merge) else 1
+    if pending:
+        stages.append(lowering.program(pending, projector.root, at))
+    return ProjectorProgram(first, width, tuple(stages))
+
+
+class _StepLowering(PartLowering):
+    def __init__(self, ranks: int) -> None:
+        super().__init__(0, ranks)
+
+    def program(self, steps: list[Step], root: str, width: int) -> Program:
+        """Return the program of consecutive steps. width: of its input."""
+        x = Value(name="x", width=width)
+        ops: list[Op] = [Input(y=x)]
+        for number, step in enumerate(steps):
+            match step:
+                case Project(linear=linear, act=act):
+                    y = Value(name=f"y{number}", width=sum(row.units * row.width for row in linear.rows))
+                    ops.append(Linear(x=x, y=y, weight=Matrix(linear=linear, path=root, part="mlp")))
+                    x = y
+                    if act != "none":
+                        x = Value(name=f"activated{number}", width=y.width)
+                        ops.append(Activation(x=y, y=x, act=act, gated=False))
+                case MLP():
+                    y = Value(name=f"y{number}", width=step.hidden)
+                    ops += self.mlp(step, join(root, step.name), x, y, "mlp")
+                    x = y
+                case Merge() | AveragePool():
+                    raise ValueError("rows are joined between programs")
+                case norm:
+                    y = Value(name=f"y{number}", width=norm.size)
+                    ops.append(Normalize(x=x, y=y, weight=NormVector(norm=norm, path=root)))
+                    x = y
+        return Program(tuple(ops), x)

@@ -1,0 +1,114 @@
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: patches of an image whose size depends on the given one.
+
+Both edges become multiples of patch size times merge size, within a range of pixels. A patch is repeated for each of
+the tower's frames. Patches of one merged token are adjacent. Source: transformers processing_qwen2_vl.py,
+processing_qwen3_vl.py, image_processing_pil_qwen2_vl.py.
+"""
+
+from dataclasses import dataclass
+from math import ceil, floor, sqrt
+
+import numpy as np
+from PIL import Image
+
+from engine.media.pixels import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
+    Normalisation,
+    Size,
+    channels,
+    read_normalisation,
+    resized,
+)
+from engine.media.processed import ImageError, Tokens
+from engine.media.processor import Array, Layout, Processor
+from engine.media.settings import Files
+
+MAX_RATIO = 200
+DEFAULTS = {
+    "resample": BICUBIC,
+    "image_mean": CLIP_MEAN,
+    "image_std": CLIP_STD,
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    "do_resize": True,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> Size:
+    """Return multiples of `factor` near the given size, with a number of pixels in the range. Raises ImageError."""
+    if max(height, width) / min(height, width) > MAX_RATIO:
+        raise ImageError(
+            f"an image of {width} x {height} pixels has an aspect ratio above {MAX_RATIO}; the model cannot process it"
+        )
+    rows, columns = round(height / factor) * factor, round(width / factor) * factor
+    if rows * columns > max_pixels:
+        scale = sqrt(height * width / max_pixels)
+        rows = max(factor, floor(height / scale / factor) * factor)
+        columns = max(factor, floor(width / scale / factor) * factor)
+    elif rows * columns < min_pixels:
+        scale = sqrt(min_pixels / (height * width))
+        rows, columns = ceil(height * scale / factor) * factor, ceil(width * scale / factor) * factor
+    return rows, columns
+
+
+@dataclass(frozen=True)
+class QwenVL:
+    """Processor of Qwen's models."""
+
+    tokens: Tokens
+    patch_size: int
+    frames: int
+    merge_size: int
+    pixels: tuple[int, int] | None
+    """Least and most pixels; None if images are not resized."""
+    resample: int
+    normalisation: Normalisation
+
+    def _size(self, width: int, height: int) -> Size:
+        factor = self.patch_size * self.merge_size
+        if self.pixels is None:
+            if height % factor or width % factor:
+                raise ImageError(f"edges of images must be multiples of {factor} pixels, got {width} x {height}")
+            return height, width
+        return smart_resize(height, width, factor, *self.pixels)
+
+    def layout(self, width: int, height: int) -> Layout:
+        rows, columns = (edge // self.patch_size for edge in self._size(width, height))
+        return Layout(self.tokens.image, (rows * columns // self.merge_size**2,))
+
+    def tensors(self, image: Image.Image) -> dict[str, Array]:
+        size = self._size(*image.size)
+        pixels = self.normalisation.apply(channels(resized(image, size, self.resample)))
+        patch, merge = self.patch_size, self.merge_size
+        rows, columns = size[0] // patch, size[1] // patch
+        # [merged rows, merged columns, rows, columns within a merged token, channels, patch rows, patch columns]
+        patches = pixels.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch).transpose(
+            1, 4, 2, 5, 0, 3, 6
+        )[:, :, :, :, :, None]
+        repeated = np.broadcast_to(patches, (*patches.shape[:5], self.frames, patch, patch))
+        grid = np.array([[1, rows, columns]], np.int64)
+        return {
+            "pixel_values": repeated.reshape(rows * columns, 3 * self.frames * patch * patch),
+            "image_grid_thw": grid,
+        }
+
+
+def declare(files: Files) -> Processor:
+    settings = files.settings(DEFAULTS)
+    size = {**DEFAULTS["size"], **(settings["size"] if isinstance(settings["size"], dict) else {})}  # type: ignore[dict-item]
+    least = int(settings.get("min_pixels") or size.get("min_pixels") or size["shortest_edge"])
+    most = int(settings.get("max_pixels") or size.get("max_pixels") or size["longest_edge"])
+    image = files.token("image_token", "<|image_pad|>")
+    return QwenVL(
+        Tokens(image, image),
+        int(settings["patch_size"]),
+        int(settings["temporal_patch_size"]),
+        int(settings["merge_size"]),
+        (least, most) if settings["do_resize"] else None,
+        int(settings["resample"]),
+        read_normalisation(settings),
+    )

@@ -1,0 +1,65 @@
+"""Registry of multimodal families: a tower and projectors, and a text decoder that is declared by its own family.
+
+A family is a module with `ARCHITECTURES` and `declare(config, hidden) -> Media`, where `config` is the whole
+configuration and `hidden` the width of the text decoder. The decoder is found as in `engine.models.text_only`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.models import gemma_media, idefics3, internvl, llama4_media, llava, llava_next, mistral3, qwen_vl
+from engine.models.media import Media, Projector, projector_tensors
+from engine.models.parts import Model
+from engine.models.sources import join
+from engine.models.text_only import text_decoder
+
+DeclareMedia = Callable[[Mapping[str, Any], int], Media]
+FAMILIES = (gemma_media, idefics3, internvl, llama4_media, llava, llava_next, mistral3, qwen_vl)
+ARCHITECTURES: dict[str, DeclareMedia] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
+
+
+def media_architecture(config: Mapping[str, Any]) -> str:
+    """Return the architecture in a config.json if it is multimodal, else ""."""
+    names = config.get("architectures")
+    known = [name for name in names if name in ARCHITECTURES] if isinstance(names, list) else []
+    return known[0] if known else ""
+
+
+def with_media(model: Model, config: Mapping[str, Any]) -> Model:
+    """Return the declaration of the decoder with its tower and projectors."""
+    return replace(model, media=ARCHITECTURES[media_architecture(config)](config, model.embed.hidden))
+
+
+def placed(model: Model, names: Mapping[str, object]) -> Model:
+    """Return the model with the names of its tensors in a checkpoint, whose prefixes depend on the exporter."""
+    if not names or model.media is None:
+        return model
+    decoder, media = text_decoder(model, names), model.media
+    return replace(decoder, unread=model.unread, media=_placed(media, names))
+
+
+def _placed(media: Media, names: Mapping[str, object]) -> Media:
+    tower, tiles = media.tower, media.tiles
+    root = _prefix(names, join(tower.patches.source, "weight"))
+    made = replace(
+        media,
+        tower=replace(tower, root=tower.root if root is None else root),
+        projectors=tuple(_placed_projector(one, names) for one in media.projectors),
+    )
+    if tiles is None:
+        return made
+    return replace(made, tiles=replace(tiles, newline=join(_prefix(names, tiles.newline) or "", tiles.newline)))
+
+
+def _placed_projector(projector: Projector, names: Mapping[str, object]) -> Projector:
+    """Find a projector by its first tensor."""
+    first = next(iter(projector_tensors(projector).values())).name
+    prefix = _prefix(names, first)
+    return projector if prefix is None else replace(projector, root=join(prefix, projector.root))
+
+
+def _prefix(names: Mapping[str, object], end: str) -> str | None:
+    """Return what precedes `end` in the only name that has it, or None."""
+    found = [name for name in names if name == end or name.endswith(f".{end}")]
+    return found[0].removesuffix(end).rstrip(".") if len(found) == 1 else None

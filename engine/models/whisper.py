@@ -1,0 +1,104 @@
+"""Whisper: speech recognition and translation with an encoder of spectrograms and a decoder with cross-attention.
+
+The encoder is pre-norm, after two convolutions (see AudioEmbedding); the decoder has learned positions, and its logits
+share the token embedding. Projections to keys have no bias.
+
+Source: transformers modeling_whisper.py.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from engine.api.errors import CheckpointError
+from engine.models.config import MAX_LAYERS, Config
+from engine.models.parts import (
+    MLP,
+    Attention,
+    AudioEmbedding,
+    Block,
+    Body,
+    Embedding,
+    Encoder,
+    Head,
+    LayerNorm,
+    Lookup,
+    Model,
+    ResidualBlock,
+    named,
+)
+
+ARCHITECTURES = ("WhisperForConditionalGeneration",)
+MAX_MELS = 1024
+_DEFAULTS = {"activation_function": "gelu", "max_source_positions": 1500, "max_target_positions": 448}
+
+
+def declare(config: Mapping[str, Any]) -> Model:
+    c = Config.of(config, num_mel_bins=80, **_DEFAULTS)
+    if c.values.get("tie_word_embeddings", True) is not True:
+        raise CheckpointError("config.json: tie_word_embeddings is not true; supported are models with a tied head")
+    hidden = c.whole("d_model")
+    window, longest = c.whole("max_source_positions"), c.whole("max_target_positions")
+    norm = LayerNorm(size=hidden, eps=1e-5)
+
+    def branch(body: Body, name: str) -> ResidualBlock:
+        return ResidualBlock(body=body, before=named(norm, name))
+
+    def block(side: Literal["encoder", "decoder"]) -> Block:
+        heads = c.whole(f"{side}_attention_heads")
+        if hidden % heads:
+            raise CheckpointError(
+                f"config.json: {side}_attention_heads is {heads}; d_model, {hidden}, must be a multiple of it"
+            )
+        attention = Attention(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=hidden // heads,
+            rope=None,
+            bias=(True, True),
+            key_bias=False,
+            causal=side == "decoder",
+            sources=("q_proj", "k_proj", "v_proj", "out_proj"),
+        )
+        mlp = MLP(
+            hidden=hidden,
+            intermediate_size=c.whole(f"{side}_ffn_dim"),
+            act=c.activation("activation_function"),
+            bias=True,
+            gate=None,
+            up="fc1",
+            down="fc2",
+            name="",
+        )
+        first, last = branch(attention, "self_attn_layer_norm"), branch(mlp, "final_layer_norm")
+        if side == "encoder":
+            return first, last
+        reads = replace(attention, source=True, causal=False, name="encoder_attn")
+        return first, branch(reads, "encoder_attn_layer_norm"), last
+
+    return Model(
+        embed=Embedding(
+            vocab=c.whole("vocab_size"),
+            hidden=hidden,
+            scale=math.sqrt(hidden) if c.flag("scale_embedding") else 1.0,
+            name="decoder.embed_tokens",
+            positions=Lookup(count=longest, name="decoder.embed_positions"),
+        ),
+        blocks=(block("decoder"),) * c.whole("decoder_layers", most=MAX_LAYERS),
+        norm=named(norm, "decoder.layer_norm"),
+        head=Head(tied=True),
+        max_context=window + longest,
+        layers="decoder.layers",
+        encoder=Encoder(
+            embed=AudioEmbedding(
+                mels=c.whole("num_mel_bins", most=MAX_MELS), hidden=hidden, positions=window, name="encoder"
+            ),
+            blocks=(block("encoder"),) * c.whole("encoder_layers", most=MAX_LAYERS),
+            norm=named(norm, "encoder.layer_norm"),
+            max_encoder_input=window,
+            layers="encoder.layers",
+        ),
+        unread=("proj_out.",),  # a stored copy of the token embedding
+    )

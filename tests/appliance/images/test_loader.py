@@ -1,0 +1,173 @@
+"""Decoding and processing in separate processes: hostile files fail their own request, and killed processes are
+replaced."""
+
+import asyncio
+import base64
+import io
+import os
+import random
+import signal
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from appliance.config.sections.limits import Media
+from appliance.images.loader import Cache, ImageLoader
+from appliance.images.part import ImagePart
+from engine.api.errors import RequestError
+from engine.api.media import MediaTensor
+from engine.media.decode import Limits, decode
+from engine.media.processed import ImageError, Processed
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF")
+SEED = 3
+
+
+def file_of(form: str, mode: str = "RGB") -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(stream, form)
+    return stream.getvalue()
+
+
+def mutated(data: bytes, random: random.Random) -> bytes:
+    """Return the file cut, or with a few bytes replaced."""
+    if random.random() < 0.2:
+        return data[: random.randrange(len(data))]
+    changed = bytearray(data)
+    for _ in range(random.choice((1, 3, 20))):
+        at = random.randrange(min(len(data), 200)) if random.random() < 0.7 else random.randrange(len(data))
+        changed[at] = random.choice((0, 1, 127, 128, 255, random.randrange(256)))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_damaged_files_give_an_image_or_an_error(form: str) -> None:
+    """No other exception; 40 files of each format."""
+    data, source = file_of(form), random.Random(SEED)
+    assert decode(data).size == ((24, 18) if form == "ICO" else (32, 24))
+    for _ in range(40):
+        try:
+            assert decode(mutated(data, source), Limits(max_pixels=10_000)).mode == "RGB"
+        except ImageError as error:
+            assert str(error)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"%!PS-Adobe-3.0 EPSF", b"GIF89a", b"<svg/>", b"%PDF-1.4", b"BM" * 50])
+def test_other_files_are_refused(data: bytes) -> None:
+    with pytest.raises(ImageError):
+        decode(data)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """Return a PNG of a few kilobytes with this many black pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = zlib.compressobj()
+    data = b"".join(rows.compress(bytes(1 + width)) for _ in range(height)) + rows.flush()
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [(101, 100), (20_000, 20_000), (2**31 - 1, 2**31 - 1)])
+def test_pixels_are_limited_before_they_are_decoded(size: tuple[int, int]) -> None:
+    data = bomb(101, 100).replace(struct.pack(">II", 101, 100), struct.pack(">II", *size))
+    fixed = data[:29] + struct.pack(">I", zlib.crc32(data[12:29])) + data[33:]
+    with pytest.raises(ImageError, match="limit is 10,000 pixels"):
+        decode(fixed, Limits(max_pixels=10_000))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    image = '{"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 784, "longest_edge": 3136}}'
+    (tmp_path / "preprocessor_config.json").write_text(image)
+    return tmp_path
+
+
+@pytest.fixture
+def make(model: Path) -> Iterator[Callable[..., ImageLoader]]:
+    made = []
+
+    def build(**limits: Any) -> ImageLoader:
+        made.append(ImageLoader(str(model), Media(**limits)))
+        return made[-1]
+
+    yield build
+    for loader in made:
+        loader.close()
+
+
+def part(data: bytes, where: str = "image") -> ImagePart:
+    return ImagePart("data:x;base64," + base64.b64encode(data).decode(), where)
+
+
+def loaded(loader: ImageLoader, *files: bytes) -> list[Processed]:
+    parts = [part(data, f"image.{at}") for at, data in enumerate(files)]
+
+    async def load() -> list[Processed]:
+        images = await loader.load(parts)
+        return [images[each.url] for each in parts]
+
+    return asyncio.run(load())
+
+
+def test_the_first_faulty_image_is_named(make: Callable[..., ImageLoader]) -> None:
+    loader, good = make(), file_of("PNG")
+    with pytest.raises(RequestError, match=r"^image\.1: the file is not an image") as caught:
+        loaded(loader, good, b"bad", b"worse")
+    assert caught.value.param == "image.1"
+    assert len(loaded(loader, good)) == 1
+
+
+def test_an_image_beyond_the_memory_is_refused_and_others_are_served(make: Callable[..., ImageLoader]) -> None:
+    loader = make(memory=64 << 20)
+    with pytest.raises(RequestError, match="too much memory"):
+        loaded(loader, bomb(7000, 7000))
+    assert len(loaded(loader, file_of("PNG"))) == 1
+
+
+def test_an_image_beyond_the_time_is_refused_and_others_are_served(make: Callable[..., ImageLoader]) -> None:
+    loader = make(time=0.05)
+    with pytest.raises(RequestError, match=r"computes for more than 0\.05 s"):
+        loaded(loader, bomb(7000, 7000))
+    assert len(loaded(loader, file_of("PNG"))) == 1
+
+
+def children() -> list[int]:
+    mine = [child for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()]
+    return [int(child) for child in mine if b"image_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_a_killed_process_is_replaced(make: Callable[..., ImageLoader]) -> None:
+    loader = make()
+    loaded(loader, file_of("PNG"))
+    before = children()
+    for child in before:
+        os.kill(child, signal.SIGKILL)
+    assert len(loaded(loader, file_of("BMP"))) == 1
+    assert len(children()) == 1 and not {*before} & {*children()}
+
+
+def test_the_cache_drops_the_least_recently_used() -> None:
+    def image(size: int) -> Processed:
+        return Processed(b"", "", (), {"x": MediaTensor("float32", (size // 4,), bytes(size))})
+
+    cache = Cache(100)
+    for name in (b"a", b"b"):
+        cache.put(name, image(40))
+    assert cache.get(b"a") is not None
+    cache.put(b"c", image(40))
+    assert [name for name in (b"a", b"b", b"c") if cache.get(name)] == [b"a", b"c"]
+    cache.put(b"d", image(104))
+    assert cache.get(b"d") is None and cache.get(b"a") is not None
+    cache.put(b"e", image(100))
+    assert [name for name in (b"a", b"c", b"e") if cache.get(name)] == [b"e"]

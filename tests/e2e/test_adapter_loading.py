@@ -1,0 +1,190 @@
+"""Adapters that are loaded into a running service: routes of vLLM and SageMaker, swaps, crashes of engine and gateway.
+
+Slots hold one adapter, so that most requests evict the adapter of another one."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.e2e.conftest import Appliance
+from tests.engine.adapters import merge, random_pairs, write_adapter
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("loading")
+
+
+@pytest.fixture(scope="module")
+def service(launch: Callable[..., Appliance], folder: Path) -> tuple[Appliance, dict[str, list[int]]]:
+    """The demo with one adapter of the manifest and two others, and the greedy tokens of each merged model."""
+    shutil.copytree(ROOT / "manifests" / "demo", folder / "demo")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "demo", dtype=torch.float32)
+    pairs = {name: random_pairs(base, TARGETS, seed=seed, size=0.14) for seed, name in enumerate(("one", "two", "new"))}
+    for name in pairs:
+        write_adapter(folder / "store" / name, pairs[name])
+    write_adapter(folder / "outside", pairs["one"])
+    manifest = folder / "m.yaml"
+    manifest.write_text(
+        "apiVersion: slipway/v2\nmodel: {source: {path: demo}, names: [base]}\nhardware: {device: cpu}\n"
+        "adapters: [{name: one, path: store/one}]\nlifecycle: {self_test: {prompts: 0}}\n"
+        "adapter_loading: {max_active: 1, folders: [store], on_request: true}\n"
+    )
+    appliance = launch(manifest)
+    right = {}
+    for name, own in pairs.items():
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder / "demo", dtype=torch.float32)
+        merge(model, own)
+        right[name] = model
+    appliance.wait_ready()
+    prompt = completion(appliance, "base", max_tokens=1)["choices"][0]["prompt_token_ids"]
+    return appliance, {name: greedy(model, prompt) for name, model in right.items()}
+
+
+def greedy(model: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        for _ in range(12):
+            ids = torch.cat((ids, model(ids).logits[:, -1:].argmax(-1)), 1)
+    return ids[0, -12:].tolist()
+
+
+def completion(appliance: Appliance, model: str, **more: Any) -> dict[str, Any]:
+    headers = more.pop("headers", {})
+    body = {"model": model, "prompt": "The ship", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    reply = appliance.client.post("/v1/completions", json={**body, "return_token_ids": True, **more}, headers=headers)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def tokens(appliance: Appliance, model: str, **more: Any) -> list[int]:
+    return completion(appliance, model, **more)["choices"][0]["token_ids"]
+
+
+def listed(appliance: Appliance) -> dict[str, str | None]:
+    return {one["id"]: one["parent"] for one in appliance.client.get("/v1/models").json()["data"]}
+
+
+def load(appliance: Appliance, name: str, path: str, **more: Any) -> tuple[int, str]:
+    reply = appliance.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path, **more})
+    return reply.status_code, reply.text
+
+
+def stream_over_crash(appliance: Appliance, body: dict[str, Any], crash: Callable[[], None]) -> str:
+    """Return the text of a stream during which an engine is killed."""
+    text, crashed = "", False
+    with appliance.client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["text"]
+                if not crashed and len(text) > 20:
+                    crash()
+                    crashed = True
+    assert crashed
+    return text
+
+
+def test_an_adapter_is_loaded_swapped_and_continues_after_a_crash(service, folder: Path):
+    appliance, right = service
+    assert tokens(appliance, "one") == right["one"]
+    assert load(appliance, "b", "two") == (200, "Success: LoRA adapter 'b' added successfully.")
+    assert listed(appliance) == {"base": None, "one": "base", "b": "base"}
+    assert tokens(appliance, "b") == right["two"]
+    assert tokens(appliance, "one") == right["one"]
+    assert appliance.metric("slipway_adapter_evictions_total") >= 2
+    assert appliance.metric("slipway_adapters_loaded") == 2
+    body = {"model": "b", "prompt": "Tell me", "max_tokens": 200, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+    expected = completion(appliance, **body)["choices"][0]["text"]
+    engine = appliance.pids()["engine-0"]
+    assert stream_over_crash(appliance, body, lambda: os.kill(engine, signal.SIGKILL)) == expected
+    assert tokens(appliance, "b") == right["two"]
+    assert load(appliance, "b", "new")[0] == 400
+    assert load(appliance, "b", "new", load_inplace=True)[0] == 200
+    assert tokens(appliance, "b") == right["new"]
+
+
+def test_a_gateway_that_is_restarted_knows_the_loaded_adapters(service):
+    appliance, right = service
+    assert load(appliance, "kept", str(Path("new")))[0] == 200
+    before = listed(appliance)
+    gateway = appliance.pids()["gateway"]
+    os.kill(gateway, signal.SIGKILL)
+    appliance.wait_ready()
+    assert listed(appliance) == before
+    assert tokens(appliance, "kept") == right["new"]
+    assert appliance.client.request("DELETE", "/adapters/kept").text == "Adapter kept unregistered"
+
+
+def test_an_unloaded_adapter_is_not_found_and_its_stream_is_completed(service):
+    appliance, _ = service
+    assert load(appliance, "c", "two")[0] == 200
+    body = {"model": "c", "prompt": "Tell me", "max_tokens": 300, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+    expected = completion(appliance, **body)["choices"][0]["text"]
+
+    def unload() -> None:
+        reply = appliance.client.post("/v1/unload_lora_adapter", json={"lora_name": "c"})
+        assert (reply.status_code, reply.text) == (200, "Success: LoRA adapter 'c' removed successfully.")
+        assert appliance.client.post("/v1/completions", json={"model": "c", "prompt": "a"}).status_code == 404
+
+    assert stream_over_crash(appliance, body, unload) == expected
+    assert "c" not in listed(appliance)
+    reply = appliance.client.post("/v1/unload_lora_adapter", json={"lora_name": "c"})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "NotFoundError")
+
+
+def test_wrong_loads_are_refused(service, folder: Path):
+    appliance, _ = service
+    (folder / "store" / "link").symlink_to(folder / "outside")
+    for path in ("../outside", str(folder / "outside"), "link", "/etc"):
+        status, text = load(appliance, "x", path)
+        assert status == 400
+        assert "InvalidUserInput" in text and "outside of the folders" in text
+    status, text = load(appliance, "x", "none")
+    assert status == 404 and "No adapter found for 'x'" in text
+    status, text = load(appliance, "x", "")
+    assert status == 400 and "Both 'lora_name' and 'lora_path' must be provided." in text
+    wide = random_pairs(transformers.AutoModelForCausalLM.from_pretrained(folder / "demo"), ("q_proj",), 17)
+    write_adapter(folder / "store" / "wide", wide, rank=17)
+    status, text = load(appliance, "x", "wide")
+    assert status == 400 and "has rank 17, and slots hold up to 16: raise adapter_loading.max_rank" in text
+    assert "x" not in listed(appliance)
+
+
+def test_a_request_loads_the_adapter_that_it_names(service):
+    appliance, right = service
+    assert "new" not in listed(appliance)
+    assert tokens(appliance, "new") == right["new"]
+    assert listed(appliance)["new"] == "base"
+    reply = appliance.client.post("/v1/completions", json={"model": "link", "prompt": "a"})
+    assert reply.status_code == 404
+
+
+def test_sagemaker_registers_selects_and_removes_adapters(service):
+    appliance, right = service
+    client = appliance.client
+    reply = client.post("/adapters", json={"name": "sm", "src": "two", "preload": True})
+    assert (reply.status_code, reply.text) == (200, "Adapter sm registered")
+    assert {"name": "sm"} in client.get("/adapters").json()["adapters"]
+    header = {"X-Amzn-SageMaker-Adapter-Identifier": "sm"}
+    assert tokens(appliance, "base", headers=header) == right["two"]
+    body = {"prompt": "The ship", "max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    invoked = client.post("/invocations", json=body, headers=header).json()
+    assert (invoked["model"], invoked["choices"][0]["token_ids"]) == ("sm", right["two"])
+    assert client.post("/adapters?name=other&src=new").status_code == 200
+    assert client.post("/adapters", json={"name": "sm"}).status_code == 400
+    assert client.post("/adapters", json={"name": "pinned", "src": "two", "pin": True}).status_code == 400
+    for name in ("sm", "other"):
+        assert client.request("DELETE", f"/adapters/{name}").status_code == 200
+    assert client.request("DELETE", "/adapters/sm").status_code == 404
+    assert client.post("/v1/completions", json=body, headers=header).status_code == 404

@@ -1,0 +1,268 @@
+"""Tiny random checkpoints of multimodal families, items, and their embeddings as transformers computes them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+Item = dict[str, Tensor]
+TEXT: dict[str, Any] = {
+    **{"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"num_key_value_heads": 1, "head_dim": 12, "vocab_size": 96, "max_position_embeddings": 64},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+EYES: dict[str, Any] = {
+    **{"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 4},
+    "image_size": 12,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family: its model, items of several sizes, and the embeddings of each of several items."""
+
+    make: Callable[[], Any]
+    items: Callable[[], list[Item]]
+    features: Callable[[Any, list[Item]], list[Tensor]]
+
+
+def save(case: Case, path: Path) -> Any:
+    """Write a checkpoint with random weights, norms among them; return its model."""
+    torch.manual_seed(7)
+    model = case.make().eval().float()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.2)
+    model.save_pretrained(path)
+    return model
+
+
+def images(*sizes: tuple[int, ...]) -> list[Item]:
+    """Return an item for each shape of pixels."""
+    torch.manual_seed(3)
+    return [{"pixel_values": torch.randn(size)} for size in sizes]
+
+
+def one_by_one(model: Any, items: list[Item]) -> list[Tensor]:
+    """Return the embeddings of each item, computed alone."""
+    found = [model.get_image_features(**item) for item in items]
+    pooled = [getattr(one, "pooler_output", one) for one in found]
+    return [
+        one.flatten(0, -2) if isinstance(one, Tensor) else torch.cat([x.flatten(0, -2) for x in one]) for one in pooled
+    ]
+
+
+def several(*grids: tuple[int, int, int], pixels: int) -> list[Item]:
+    """Return an item for each grid, with a row of pixels for each patch."""
+    torch.manual_seed(3)
+    return [
+        {
+            "pixel_values": torch.randn(frames * high * wide, pixels),
+            "image_grid_thw": torch.tensor([[frames, high, wide]]),
+        }
+        for frames, high, wide in grids
+    ]
+
+
+def llava(eyes: Any = None, text: Any = None, **more: Any) -> Case:
+    def make() -> Any:
+        config = transformers.LlavaConfig(
+            vision_config=eyes or transformers.CLIPVisionConfig(**EYES),
+            text_config=text or transformers.LlamaConfig(**TEXT),
+            **more,
+        )
+        return transformers.LlavaForConditionalGeneration(config)
+
+    return Case(make, lambda: images(*[(1, 3, 12, 12)] * 3), one_by_one)
+
+
+QWEN: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": 4, "out_hidden_size": 24}
+QWEN_EYES = {**QWEN, "hidden_size": 16, "intermediate_size": 20}
+GRIDS = ((1, 4, 6), (2, 2, 8), (1, 10, 4))
+
+
+def qwen(name: str, eyes: dict[str, Any], **text: Any) -> Case:
+    def make() -> Any:
+        inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | text
+        config = getattr(transformers, f"{name}Config")(text_config=inner, vision_config=eyes)
+        return getattr(transformers, f"{name}ForConditionalGeneration")(config)
+
+    return Case(make, lambda: several(*GRIDS, pixels=3 * 2 * 4 * 4), one_by_one)
+
+
+def with_deepstack(model: Any, items: list[Item]) -> list[Tensor]:
+    """Return the embeddings with those for the first hidden states of the text model to their right."""
+    found = [model.get_image_features(**item) for item in items]
+    return [torch.cat([torch.cat(part) for part in (one.pooler_output, *one.deepstack_features)], 1) for one in found]
+
+
+SECTIONS = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 10_000.0}}
+QWEN_3 = {**QWEN_EYES, "num_position_embeddings": 25}
+DELTA = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    **{"layer_types": ["full_attention"], "head_dim": 16},
+}
+
+
+def gemma3(tokens: int = 4) -> Case:
+    def make() -> Any:
+        text = transformers.Gemma3TextConfig(**TEXT, sliding_window=8, query_pre_attn_scalar=12)
+        eyes = transformers.SiglipVisionConfig(**EYES | {"image_size": 20}, vision_use_head=False)
+        config = transformers.Gemma3Config(text_config=text, vision_config=eyes, mm_tokens_per_image=tokens)
+        return transformers.Gemma3ForConditionalGeneration(config)
+
+    return Case(make, lambda: images(*[(1, 3, 20, 20)] * 3), one_by_one)
+
+
+def paligemma() -> Case:
+    def make() -> Any:
+        text = transformers.GemmaConfig(**TEXT)
+        eyes = transformers.SiglipVisionConfig(**EYES, vision_use_head=False, projection_dim=24)
+        config = transformers.PaliGemmaConfig(text_config=text, vision_config=eyes, projection_dim=24, hidden_size=24)
+        return transformers.PaliGemmaForConditionalGeneration(config)
+
+    return Case(make, lambda: images(*[(1, 3, 12, 12)] * 3), one_by_one)
+
+
+def sized(*sizes: tuple[int, int], padded: int) -> list[Item]:
+    """Return an image of each size, padded to a square of zeros, as Pixtral's processor pads a batch."""
+    made = images(*[(1, 3, *size) for size in sizes])
+    for item, (high, wide) in zip(made, sizes, strict=True):
+        pixels = torch.zeros(1, 3, padded, padded)
+        pixels[..., :high, :wide] = item["pixel_values"]
+        item |= {"pixel_values": pixels, "image_sizes": torch.tensor([[high, wide]])}
+    return made
+
+
+def mistral3() -> Case:
+    def make() -> Any:
+        eyes = transformers.PixtralVisionConfig(**EYES | {"image_size": 40})
+        text = transformers.MistralConfig(**TEXT, sliding_window=None)
+        config = transformers.Mistral3Config(vision_config=eyes, text_config=text)
+        return transformers.Mistral3ForConditionalGeneration(config)
+
+    return Case(make, lambda: sized((16, 24), (40, 8), (20, 20), padded=40), one_by_one)
+
+
+def internvl(layer: int, **more: Any) -> Case:
+    def make() -> Any:
+        eyes = transformers.InternVLVisionConfig(**EYES | {"image_size": [16, 16], "patch_size": [4, 4]}, **more)
+        text = transformers.Qwen2Config(**{key: value for key, value in TEXT.items() if key != "head_dim"})
+        config = transformers.InternVLConfig(vision_config=eyes, text_config=text, vision_feature_layer=layer)
+        return transformers.InternVLForConditionalGeneration(config)
+
+    return Case(make, lambda: images((1, 3, 16, 16), (3, 3, 16, 16), (1, 3, 24, 24)), one_by_one)
+
+
+def idefics3(name: str, scale: int) -> Case:
+    def make() -> Any:
+        eyes = {**EYES, "image_size": 24}
+        config = getattr(transformers, f"{name}Config")(
+            vision_config=eyes, text_config=transformers.LlamaConfig(**TEXT), scale_factor=scale
+        )
+        return getattr(transformers, f"{name}ForConditionalGeneration")(config)
+
+    sizes = [(1, 1, 3, 24, 24), (1, 2, 3, 24, 24), (1, 3, 3, 48, 48)]
+    return Case(make, lambda: images(*sizes), one_by_one)
+
+
+PINPOINTS = [[12, 24], [24, 12], [24, 24], [12, 36], [36, 36]]
+
+
+def tiled(*sizes: tuple[int, int, int]) -> list[Item]:
+    """Return items of (tiles, height, width)."""
+    made = images(*[(1, tiles, 3, 12, 12) for tiles, _, _ in sizes])
+    for item, (_, high, wide) in zip(made, sizes, strict=True):
+        item["image_sizes"] = torch.tensor([[high, wide]])
+    return made
+
+
+def llava_next(**more: Any) -> Case:
+    def make() -> Any:
+        config = transformers.LlavaNextConfig(
+            vision_config=transformers.CLIPVisionConfig(**EYES),
+            text_config=transformers.LlamaConfig(**TEXT),
+            image_grid_pinpoints=PINPOINTS,
+            **more,
+        )
+        return transformers.LlavaNextForConditionalGeneration(config)
+
+    return Case(make, lambda: tiled((4, 11, 30), (5, 20, 17), (10, 50, 9)), one_by_one)
+
+
+def granite_vision() -> Case:
+    def make() -> Any:
+        config = transformers.LlavaNextConfig(
+            vision_config=transformers.SiglipVisionConfig(**EYES, vision_use_head=False),
+            text_config=transformers.GraniteConfig(**{key: value for key, value in TEXT.items() if key != "head_dim"}),
+            image_grid_pinpoints=PINPOINTS,
+            vision_feature_layer=[-3, 2, -1],
+            vision_feature_select_strategy="full",
+        )
+        return transformers.LlavaNextForConditionalGeneration(config)
+
+    return Case(make, lambda: tiled((4, 11, 30), (5, 20, 17)), one_by_one)
+
+
+def one_vision() -> Case:
+    """The third image has more tiles than the limit, so its embeddings are interpolated."""
+
+    def make() -> Any:
+        text = {key: value for key, value in TEXT.items() if key != "head_dim"}
+        config = transformers.LlavaOnevisionConfig(
+            vision_config=transformers.SiglipVisionConfig(**EYES, vision_use_head=False),
+            text_config=transformers.Qwen2Config(**text),
+            image_grid_pinpoints=PINPOINTS,
+            vision_aspect_ratio="anyres_max_4",
+        )
+        return transformers.LlavaOnevisionForConditionalGeneration(config)
+
+    return Case(make, lambda: tiled((4, 11, 30), (5, 20, 17), (10, 70, 60)), one_by_one)
+
+
+def projected(model: Any, items: list[Item]) -> list[Tensor]:
+    """Return the embeddings of Llama 4, which projects the features elsewhere."""
+    found = [model.get_image_features(**item).last_hidden_state for item in items]
+    return [model.multi_modal_projector(one.flatten(0, -2)) for one in found]
+
+
+def llama4() -> Case:
+    def make() -> Any:
+        text = transformers.Llama4TextConfig(**TEXT, intermediate_size_mlp=40, num_local_experts=3, moe_layers=[])
+        eyes = transformers.Llama4VisionConfig(
+            **EYES | {"image_size": 16, "intermediate_size": 64},
+            vision_output_dim=18,
+            projector_input_dim=18,
+            projector_output_dim=18,
+        )
+        config = transformers.Llama4Config(text_config=text, vision_config=eyes)
+        return transformers.Llama4ForConditionalGeneration(config)
+
+    return Case(make, lambda: images((1, 3, 16, 16), (3, 3, 16, 16)), projected)
+
+
+CASES = {
+    "llava": llava(),
+    "llava-layers": llava(vision_feature_layer=[-3, 2, -1], vision_feature_select_strategy="full"),
+    "qwen2-vl": qwen("Qwen2VL", {**QWEN, "embed_dim": 16, "hidden_size": 24}, **SECTIONS),
+    "gemma3": gemma3(),
+    "qwen2.5-vl": qwen("Qwen2_5_VL", {**QWEN_EYES, "window_size": 16, "fullatt_block_indexes": [1]}, **SECTIONS),
+    "qwen3-vl": replace(
+        qwen("Qwen3VL", {**QWEN_3, "deepstack_visual_indexes": [0, 2]}, **SECTIONS), features=with_deepstack
+    ),
+    "mistral3": mistral3(),
+    "internvl": internvl(-1),
+    "internvl-odd": internvl(-2, use_qk_norm=True, attention_bias=True, norm_type="rms_norm"),
+    "idefics3": idefics3("Idefics3", 2),
+    "smolvlm": idefics3("SmolVLM", 3),
+    "llava-next": llava_next(),
+    "one-vision": one_vision(),
+    "paligemma": paligemma(),
+    "qwen3.5": qwen("Qwen3_5", QWEN_3, **SECTIONS, **DELTA),
+    "llama4": llama4(),
+    "granite-vision": granite_vision(),
+}

@@ -1,0 +1,195 @@
+"""Image processors against transformers' with the PIL back end: tensors, token counts and prompt ids."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.api.errors import CheckpointError
+from engine.api.media import MediaItem
+from engine.media.decode import decode
+from engine.media.families import read_processor
+from engine.media.processed import ImageError, Processed
+from engine.media.processor import Processor, process
+from engine.media.prompt import MediaPromptError, expand
+from tests.engine.media.families import FAMILIES, own_tokenizer, reference, reference_ids, write
+
+SIZES = [(1, 1), (28, 28), (29, 57), (64, 17), (101, 20), (7, 90), (200, 200)]
+"""Width and height."""
+
+
+def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    """Return an image of smooth noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 4), np.uint8)
+    return Image.fromarray(pixels, "RGBA").convert(mode)
+
+
+def file_of(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def processor_of(folder: Path) -> Processor:
+    found = read_processor(folder)
+    assert found is not None
+    return found
+
+
+def arrays(processed: Processed) -> dict[str, np.ndarray[Any, Any]]:
+    return {
+        name: np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
+        for name, tensor in processed.tensors.items()
+    }
+
+
+def assert_equal(found: Processed, expected: dict[str, np.ndarray[Any, Any]]) -> None:
+    own = arrays(found)
+    assert own.keys() == expected.keys()
+    for name, array in own.items():
+        wanted = np.asarray(expected[name])
+        assert array.shape == wanted.shape and array.dtype == wanted.dtype, name
+        np.testing.assert_allclose(array, wanted, rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(family: str, tmp_path: Path) -> Path:
+    return write(family, tmp_path)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_tensors_and_prompt_equal_transformers(family: str, folder: Path, size: tuple[int, int]) -> None:
+    """MMP-01: also where texts around an image token merge with their neighbours."""
+    image, processor, tokenizer = noise(*size), processor_of(folder), own_tokenizer(folder)
+    tensors, text = reference(family, image)
+    found = process(processor, image)
+    assert_equal(found, tensors)
+    assert processor.layout(*size).count == sum(found.runs) == text.count(processor.tokens.image)
+    prompt = "user\n" + FAMILIES[family].placeholder + "\nWhat is this?"
+    image_id = tokenizer.convert_tokens_to_ids(processor.tokens.image)
+    assert image_id is not None
+    expanded = expand(prompt, [found], processor.tokens, tokenizer.encode, image_id)
+    assert expanded.ids == reference_ids(folder, prompt.replace(FAMILIES[family].placeholder, text))
+    (item,) = expanded.media
+    at_spans = [at for first, count in item.spans for at in range(first, first + count)]
+    assert at_spans == [at for at, token in enumerate(expanded.ids) if token == image_id]
+    assert item.digest == found.digest and item.tensors == found.tensors
+
+
+def test_settings_in_processor_config_are_read(family: str, tmp_path: Path) -> None:
+    image = noise(40, 30)
+    found = process(processor_of(write(family, tmp_path, nested=True)), image)
+    assert_equal(found, reference(family, image)[0])
+
+
+FILES = {
+    "rgba": (noise(40, 30, "RGBA"), "PNG", {}),
+    "palette": (noise(40, 30, "P"), "PNG", {"transparency": 3}),
+    "grey and alpha": (noise(40, 30, "LA"), "PNG", {}),
+    "grey": (noise(40, 30, "L"), "JPEG", {}),
+    "one bit": (noise(40, 30, "1"), "PNG", {}),
+    "cmyk": (noise(40, 30, "CMYK"), "JPEG", {}),
+    "16 bit": (Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50), "PNG", {}),
+    "float": (Image.fromarray(np.linspace(0, 255, 1200, dtype=np.float32).reshape(30, 40)), "TIFF", {}),
+    "lossless": (noise(40, 30), "WEBP", {"lossless": True}),
+    "animation": (noise(40, 30), "GIF", {"save_all": True, "append_images": [noise(40, 30, seed=1)]}),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_any_mode_equal_transformers(name: str, tmp_path: Path) -> None:
+    image, form, options = FILES[name]
+    data = file_of(image, form, **options)
+    found = process(processor_of(write("llava", tmp_path)), decode(data))
+    assert_equal(found, reference("llava", Image.open(io.BytesIO(data)))[0])
+
+
+def test_orientation_of_exif_is_applied(tmp_path: Path) -> None:
+    image, exif = noise(40, 30), Image.Exif()
+    exif[274] = 6  # to be rotated by 90 degrees clockwise
+    found = decode(file_of(image, "PNG", exif=exif.tobytes()))
+    assert np.array_equal(np.asarray(found), np.asarray(image.rotate(-90, expand=True)))
+
+
+def test_extreme_aspect_ratios_are_refused(family: str, folder: Path) -> None:
+    """An image of 1 x 60,000 pixels gives an error or a small result, not an image of gigabytes."""
+    try:
+        found = process(processor_of(folder), Image.new("RGB", (60_000, 1)))
+    except ImageError as error:
+        assert "aspect ratio" in str(error)
+    else:
+        assert found.size < 1 << 24
+
+
+def test_digest_depends_on_pixels_only(tmp_path: Path) -> None:
+    processor = processor_of(write("llava", tmp_path))
+    first, again, other = (process(processor, each) for each in (noise(40, 30), noise(40, 30), noise(40, 30, seed=1)))
+    assert first.digest == again.digest != other.digest
+    assert len(first.digest) == 32
+
+
+class TestPrompt:
+    """Placeholders of several images."""
+
+    @pytest.fixture
+    def parts(self, tmp_path: Path) -> tuple[Processor, Any, Processed, Processed]:
+        processor = processor_of(write("gemma3", tmp_path))
+        images = [process(processor, noise(40, 30, seed=seed)) for seed in range(2)]
+        return processor, own_tokenizer(tmp_path), images[0], images[1]
+
+    def expanded(self, parts: Any, text: str, count: int) -> tuple[list[int], tuple[MediaItem, ...]]:
+        processor, tokenizer, *images = parts
+        image_id = tokenizer.convert_tokens_to_ids(processor.tokens.image)
+        found = expand(text, images[:count], processor.tokens, tokenizer.encode, image_id)
+        return found.ids, found.media
+
+    def test_images_keep_their_order(self, parts: Any) -> None:
+        ids, media = self.expanded(parts, "a<start_of_image>b<start_of_image>", 2)
+        assert [item.digest for item in media] == [parts[2].digest, parts[3].digest]
+        assert media[0].spans[-1] < media[1].spans[0] and len(ids) > sum(media[1].spans[-1])
+
+    def test_text_without_images_is_only_tokenized(self, parts: Any) -> None:
+        assert self.expanded(parts, "abc", 0) == (parts[1].encode("abc"), ())
+
+    @pytest.mark.parametrize(
+        "text,count",
+        [
+            ("<start_of_image>", 2),
+            ("<start_of_image><start_of_image>", 1),
+            ("no image", 1),
+            ("<start_of_image>", 0),
+            ("<start_of_image><image_soft_token>", 1),
+            ("<image_soft_token>", 0),
+        ],
+    )
+    def test_a_wrong_number_of_placeholders_is_refused(self, parts: Any, text: str, count: int) -> None:
+        with pytest.raises(MediaPromptError):
+            self.expanded(parts, text, count)
+
+
+def test_checkpoint_without_image_processor_has_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llava"}')
+    assert read_processor(tmp_path) is None
+    (tmp_path / "preprocessor_config.json").write_text('{"size": 224}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert read_processor(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "settings", [{"size": "big"}, {"image_mean": [1, 2]}, {"image_processor_type": "X"}, {"size": {"height": 3}}]
+)
+def test_invalid_settings_are_named(settings: dict[str, Any], tmp_path: Path) -> None:
+    write("llava", tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(CheckpointError, match="image processor"):
+        read_processor(tmp_path)

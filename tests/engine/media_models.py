@@ -1,0 +1,233 @@
+"""Tiny multimodal checkpoints of transformers, prompts with images for them, and the replies of transformers."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from engine.api.media import MediaItem, MediaTensor
+from engine.api.messages import Control, Stats
+from engine.llm import LLM, MediaPrompt, Params
+
+VOCAB, IMAGE, EOS = 96, 95, 2
+TEXT = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB, "max_position_embeddings": 128},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS},
+}
+TOLERANCE = 1e-4
+REPLY = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image as the processor returns it, and the number of its tokens."""
+
+    tensors: dict[str, torch.Tensor]
+    tokens: int
+
+    @property
+    def item_tensors(self) -> dict[str, MediaTensor]:
+        types = {torch.float32: "float32", torch.int64: "int64"}
+        return {
+            name: MediaTensor(types[one.dtype], tuple(one.shape), one.numpy().tobytes())
+            for name, one in self.tensors.items()
+        }
+
+
+@dataclass
+class Family:
+    """A tiny model of transformers, its folder, and prompts for it."""
+
+    model: Any
+    folder: Path
+    token: int = IMAGE
+    types: str = ""
+    """Argument of the model that tells tokens of images from text, or "prefix": the prompt from the reply."""
+
+    def prompt(self, *parts: Picture | int) -> MediaPrompt:
+        """Return a prompt of images, and of this many tokens of text."""
+        ids: list[int] = []
+        items = []
+        for number, part in enumerate(parts):
+            if isinstance(part, Picture):
+                tensors = part.item_tensors
+                digest = hashlib.sha256(repr(sorted(tensors.items())).encode()).digest()
+                items.append(MediaItem("image", digest, ((len(ids), part.tokens),), tensors))
+                ids += [self.token] * part.tokens
+            else:
+                ids += [3 + (11 * number + 7 * i) % 80 for i in range(part)]
+        return MediaPrompt(tuple(ids), tuple(items))
+
+    @torch.no_grad()
+    def reply(self, *parts: Picture | int, count: int = REPLY) -> tuple[list[int], list[float]]:
+        """Return the greedy reply of transformers and its log probabilities. Every token is computed from the complete
+        sequence, without a cache."""
+        prompt = self.prompt(*parts)
+        pictures = [part for part in parts if isinstance(part, Picture)]
+        given: dict[str, Any] = {}
+        for name in pictures[0].tensors if pictures else ():
+            given[name] = torch.cat([one.tensors[name] for one in pictures])
+        ids, logprobs = list(prompt.ids), []
+        for _ in range(count):
+            row = self.forward(torch.tensor([ids]), len(prompt.ids), given)
+            logprobs.append(float(row.max()))
+            ids.append(int(row.argmax()))
+        return ids[len(prompt.ids) :], logprobs
+
+    def forward(self, ids: torch.Tensor, prompt: int, given: dict[str, Any]) -> torch.Tensor:
+        """Return the log probabilities of the next token."""
+        more = {}
+        if self.types == "prefix":
+            more["token_type_ids"] = (torch.arange(ids.shape[1]) >= prompt).long()[None]
+        elif self.types:
+            more[self.types] = (ids == self.token).long()
+        return self.model(input_ids=ids, **given, **more).logits[0, -1].log_softmax(-1)
+
+
+def picture(shape: tuple[int, ...], tokens: int, seed: int, **more: torch.Tensor) -> Picture:
+    pixels = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return Picture({"pixel_values": pixels, **more}, tokens)
+
+
+def saved(model: Any, folder: Path) -> Any:
+    """Save a model with larger random weights, so that different inputs have different replies."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, 0.3 if "vision" not in name and "visual" not in name else 0.2)
+            elif "norm" in name:
+                weight.add_(0.1 * torch.randn_like(weight))
+            else:
+                weight.normal_(0, 0.1)
+        model.lm_head.weight[IMAGE] = 0  # transformers takes it for another image if it is in a reply
+    model.float().eval().save_pretrained(folder)
+    return model
+
+
+def llava(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**eyes, patch_size=4, image_size=12),
+        text_config=transformers.LlamaConfig(**TEXT),
+        image_token_index=IMAGE,
+        vision_feature_layer=-2,
+    )
+    return Family(saved(transformers.LlavaForConditionalGeneration(config), folder), folder)
+
+
+def llava_picture(seed: int) -> Picture:
+    return picture((1, 3, 12, 12), 9, seed)
+
+
+def opened(family: Family, kernels: str, **more: Any) -> LLM:
+    """Open the checkpoint with small blocks."""
+    settings = {"block_tokens": 4, "kv_dtype": "float32", "kv_bytes": 1 << 20, "max_context": 96, "threads": 1}
+    return LLM(family.folder, kernels=kernels, **{**settings, **more})
+
+
+def greedy(count: int = REPLY, **more: Any) -> Params:
+    return Params(temperature=0.0, max_tokens=count, logprobs=0, ignore_eos=True, **more)
+
+
+def check(generation: Any, expected: tuple[list[int], list[float]]) -> None:
+    ids, logprobs = expected
+    assert generation.ids == ids
+    np.testing.assert_allclose([one.logprob for one in generation.logprobs], logprobs, rtol=0, atol=TOLERANCE)
+
+
+def counts(llm: LLM) -> tuple[int, int]:
+    """Return the number of items that the tower computed, and of those whose embeddings were kept."""
+    llm._loop.post([Control("stats")])
+    while True:
+        for message in llm._messages.get():
+            if isinstance(message, Stats) and not message.running:
+                return message.media_encoded, message.media_cached
+
+
+QWEN_EYES = {"depth": 2, "num_heads": 2, "hidden_size": 16, "intermediate_size": 24, "patch_size": 4}
+QWEN_EYES |= {"out_hidden_size": 32}
+SECTIONS = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+
+
+def qwen(folder: Path, name: str, eyes: dict[str, Any], **text: Any) -> Family:
+    inner = {key: value for key, value in TEXT.items() if key != "head_dim"} | {"rope_parameters": SECTIONS} | text
+    config = getattr(transformers, f"{name}Config")(text_config=inner, vision_config=eyes, image_token_id=IMAGE)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    return Family(saved(model, folder), folder, types="mm_token_type_ids")
+
+
+def qwen_picture(seed: int) -> Picture:
+    grid = {1: (1, 4, 6), 2: (1, 6, 2), 3: (1, 8, 4)}[seed]
+    patches = grid[1] * grid[2]
+    return picture((patches, 3 * 2 * 4 * 4), patches // 4, seed, image_grid_thw=torch.tensor([grid]))
+
+
+def gemma3(folder: Path) -> Family:
+    text = transformers.Gemma3TextConfig(**TEXT, sliding_window=10, query_pre_attn_scalar=8)
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config=transformers.SiglipVisionConfig(**eyes, patch_size=4, image_size=24, vision_use_head=False),
+        mm_tokens_per_image=9,
+        image_token_index=IMAGE,
+    )
+    return Family(saved(transformers.Gemma3ForConditionalGeneration(config), folder), folder, types="token_type_ids")
+
+
+def paligemma(folder: Path) -> Family:
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.PaliGemmaConfig(
+        text_config=transformers.GemmaConfig(**TEXT),
+        vision_config=transformers.SiglipVisionConfig(
+            **eyes, patch_size=4, image_size=12, vision_use_head=False, projection_dim=32
+        ),
+        projection_dim=32,
+        hidden_size=32,
+        image_token_index=IMAGE,
+    )
+    model = transformers.PaliGemmaForConditionalGeneration(config)
+    return Family(saved(model, folder), folder, types="prefix")
+
+
+FAMILIES = {
+    "llava": (llava, llava_picture),
+    "qwen2-vl": (
+        lambda folder: qwen(folder, "Qwen2VL", {**QWEN_EYES, "embed_dim": 16, "hidden_size": 32}),
+        qwen_picture,
+    ),
+    "qwen2.5-vl": (
+        lambda folder: qwen(folder, "Qwen2_5_VL", {**QWEN_EYES, "window_size": 16, "fullatt_block_indexes": [1]}),
+        qwen_picture,
+    ),
+    "qwen3-vl": (
+        lambda folder: qwen(
+            folder,
+            "Qwen3VL",
+            {**QWEN_EYES, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]},
+            head_dim=8,
+        ),
+        qwen_picture,
+    ),
+    "qwen3.5": (
+        lambda folder: qwen(
+            folder,
+            "Qwen3_5",
+            {**QWEN_EYES, "num_position_embeddings": 25},
+            **DELTA,
+            layer_types=["linear_attention", "full_attention"],
+            num_hidden_layers=2,
+            head_dim=16,
+            rope_parameters=SECTIONS | {"partial_rotary_factor": 0.5},
+        ),
+        qwen_picture,
+    ),
+    "gemma3": (gemma3, lambda seed: picture((1, 3, 24, 24), 9, seed)),
+    "paligemma": (paligemma, llava_picture),
+}
