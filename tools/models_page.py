@@ -115,6 +115,7 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 | `gemma` | `GemmaForCausalLM` | PaliGemma 1 |
 | `gemma2` | `Gemma2ForCausalLM` | PaliGemma 2 |
 | `gemma3_text` | `Gemma3ForCausalLM` | Gemma 3 |
+| `gemma3n_text` | `Gemma3nForCausalLM` | Gemma 3n |
 | `gemma4_text` | `Gemma4ForCausalLM` | Gemma 4 |
 | `glm4v_text` | `Glm4ForCausalLM` | GLM-4.1V |
 | `granite` | `GraniteForCausalLM` | Granite Vision |

@@ -152,7 +152,7 @@ def _decode(
 
 
 def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_tokens: int) -> tuple[Account, Ceiling]:
-    head = model.embed.vocab * model.embed.hidden
+    head = model.embed.vocab * model.embed.row_width
     multiplied = 2 * (active_parameters(model) - head) + attention_operations(lower(model).ops, step_tokens // 2)
     if model.encoder is not None:
         read_once = encoder_weights(lower(model))
@@ -207,7 +207,7 @@ def _experts(holdings: Sequence[Holding]) -> int:
 
 def active_parameters(model: Model) -> int:
     """Return the number of weights that one token is multiplied by, including the head."""
-    return model.embed.vocab * model.embed.hidden + multiplied(lower(model).ops)
+    return model.embed.vocab * model.embed.row_width + multiplied(lower(model).ops)
 
 
 def state_bytes(layout: Layout, length: int) -> int:

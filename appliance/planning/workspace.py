@@ -25,6 +25,7 @@ from engine.models.parts import (
     KimiDelta,
     LatentAttention,
     LayerInput,
+    LowRank,
     Mamba,
     Mamba2,
     Model,
@@ -339,7 +340,8 @@ def widest_layer(model: Model, ranks: int = 1) -> int:
         return model.foreign.width
     blocks = model.blocks if model.encoder is None else (*model.encoder.blocks, *model.blocks)
     inputs = 0 if model.layer_inputs is None else 2 * model.layer_inputs.layers * model.layer_inputs.width
-    return max((_activations(block, ranks) for block in blocks), default=0) + 4 * model.embed.hidden + inputs
+    streams = 0 if model.streams is None else 4 * model.streams.count * model.embed.hidden
+    return max((_activations(block, ranks) for block in blocks), default=0) + 4 * model.embed.hidden + inputs + streams
 
 
 def _activations(block: Block, ranks: int) -> int:
@@ -371,6 +373,8 @@ def _width(body: Body, ranks: int) -> int:
             return 3 * _own(body.intermediate_size, ranks)
         case LayerInput():
             return 2 * body.width
+        case LowRank():
+            return body.rank + body.hidden
     # Triton stores one row per token and selected expert. torch computes the experts one by one, in float32.
     shared = 0 if body.shared is None else 3 * _own(body.shared.intermediate_size, ranks) + body.hidden
     return body.top_k * (3 * _own(body.intermediate_size, ranks) + body.hidden) + 6 * body.hidden + shared

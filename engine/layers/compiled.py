@@ -20,6 +20,8 @@ from engine.layers.norm import HeadNorm, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
 from engine.layers.step import rope_positions
+from engine.layers.streams import computed
+from engine.layers.values import pad_values
 from engine.layers.vocabulary import Vocabulary
 from engine.lowering.measures import buffer_widths
 from engine.lowering.program import (
@@ -31,8 +33,11 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Collect,
     Columns,
     Combine,
+    Correct,
+    CutHeads,
     DeltaRule,
     Embed,
     EmbedAudio,
@@ -45,11 +50,14 @@ from engine.lowering.program import (
     Keep,
     Linear,
     LookUp,
+    LookUpPositions,
     Multiply,
     Normalize,
     NormalizeGroups,
     NormalizeParts,
     Op,
+    PadValues,
+    Predict,
     PrepareKV,
     PrepareLatent,
     Program,
@@ -61,6 +69,10 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    Sparsify,
+    Spread,
+    StreamOp,
+    Tanh,
     Value,
     WriteKV,
 )
@@ -170,6 +182,10 @@ class CompiledOps:
             case Normalize():
                 layer = weights.norm(op.weight)
                 yield _norm(layer.norm, layer.weight, layer.bias, values[op.x], values[op.y])
+            case LookUpPositions():
+                pass  # before the first program
+            case LookUp(partial=True):
+                pass  # likewise
             case LookUp():
                 table = weights.token_rows(op.weight).table
                 yield _rows(table, op.weight.part.scale, values[op.y])
@@ -179,15 +195,20 @@ class CompiledOps:
                 layer, x, size = weights.norm(op.weight), self._columns(op.x), op.weight.norm.size
                 yield _norm(layer.norm, layer.weight, None, x, x, groups=op.x.width // size, size=size, shared=True)
             case Multiply():
-                x, factor = values[op.x], weights.multiplier(op.weight).item()
-                yield cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=factor, cap=0.0)
+                yield _multiply(op, values, weights.multiplier(op.weight))
+            case PadValues():
+                yield _pad_values(op, values)
+            case CutHeads():
+                yield _cut_heads(op, values)
+            case Spread() | Predict() | Correct() | Collect() | Tanh() | Sparsify():
+                yield self._stream(op)
             case Linear():
                 x = self._columns(op.x) if isinstance(op.x, Columns) else values[op.x]
                 yield from self._linear(op, x, values[op.y])
             case Activation():
                 yield _activation(op, values[op.x], values[op.y], weights.activation(op.numbers))
             case Add():
-                x, y = values[op.x], values[op.y]
+                x, y = self._columns(op.x) if isinstance(op.x, Columns) else values[op.x], values[op.y]
                 yield cpu.Add(
                     x=x.data_ptr(),
                     y=y.data_ptr(),
@@ -273,6 +294,16 @@ class CompiledOps:
         u = self.buffers[Value(name=LOW_RANK, width=self.adapters.columns)]
         before, after = cpu.lora(lora.a, lora.b, lora.ranks, lora.pieces, x, y, u)
         yield from (before, product, after)
+
+    def _stream(self, op: StreamOp) -> TorchOp:
+        assert self.vocabulary is not None, "a tower has no streams"
+        world = self.vocabulary.world
+
+        def compute(tokens: int) -> None:
+            for value, tensor in computed(op, lambda one: self.buffers[one][:tokens], world):
+                self.buffers[value][:tokens] = tensor
+
+        return TorchOp(compute)
 
     def _normalize_parts(self, op: NormalizeParts) -> Iterator[cpu.Norm]:
         at = 0
@@ -558,6 +589,7 @@ class CompiledModel(CompiledOps):
         if self.whole is not None and not self.encoder_ops:
             tables, slot_mapping, pages = self.whole.placed(torch.tensor(batch.count), batch.positions)
         self._embed_sums(self.ops[0], batch.ids, batch.positions, batch.segments)
+        self._look_up(batch)
         self.media, positions = batch.media, rope_positions(batch, self.program.rope_axes)
         angles = [rotation.angles(positions, batch.rope_lengths) for rotation in self.rotations]
         first, count = torch.tensor(batch.first), torch.tensor(batch.count)
@@ -625,6 +657,16 @@ class CompiledModel(CompiledOps):
                 self.team.run(part.program, data[part.group])
             else:
                 part.compute(tokens)
+
+    def _look_up(self, batch: Batch) -> None:
+        """Look up rows that the kernels do not: of positions alone, and of tables that lack some tokens."""
+        for op in self.ops:
+            if isinstance(op, LookUpPositions):
+                rows = self.vocabulary.position(batch.positions, torch.float32)
+                self.buffers[op.y][: batch.tokens] = rows
+            if isinstance(op, LookUp) and op.partial:
+                rows = self.weights.token_rows(op.weight).look_up(batch.ids, torch.float32)
+                self.buffers[op.y][: batch.tokens] = rows
 
     def _embed_sums(self, op: Op, ids: Tensor, positions: Tensor, segments: Tensor | None) -> None:
         """Compute an embedding with positions or segments, whose small tables torch adds."""
@@ -784,7 +826,8 @@ class BidirectionalKV:
 
 
 def _is_sum(op: Embed) -> bool:
-    return op.weight.embed.positions is not None or op.weight.embed.segments is not None
+    embed = op.weight.embed
+    return embed.width is None and (embed.positions is not None or embed.segments is not None)
 
 
 def _bidirectional_kv(ops: Sequence[Op]) -> BidirectionalKV | None:
@@ -928,6 +971,35 @@ def _sparsemixer(op: Route, values: Buffers) -> TorchOp:
     def compute(tokens: int) -> None:
         own = logits[:tokens, : op.part.num_experts]
         weights[:tokens] = sparsemixer_weights(own, chosen[:tokens].long(), op.part.jitter)
+
+    return TorchOp(compute)
+
+
+def _pad_values(op: PadValues, values: Buffers) -> TorchOp:
+    x, y = values[op.x], values[op.y]
+
+    def compute(tokens: int) -> None:
+        pad_values(op, x[:tokens], y[:tokens])
+
+    return TorchOp(compute)
+
+
+def _cut_heads(op: CutHeads, values: Buffers) -> TorchOp:
+    x, y = _heads(values[op.x], op.heads), _heads(values[op.y], op.heads)
+
+    def compute(tokens: int) -> None:
+        y[:tokens] = x[:tokens, :, : y.shape[2]]
+
+    return TorchOp(compute)
+
+
+def _multiply(op: Multiply, values: Buffers, factor: Tensor) -> cpu.Cap | TorchOp:
+    x, y = values[op.x], values[op.y]
+    if op.weight.size == 1 and op.x == op.y:
+        return cpu.Cap(x=x.data_ptr(), stride=x.stride(0), size=x.shape[1], scale=factor.item(), cap=0.0)
+
+    def compute(tokens: int) -> None:
+        torch.mul(x[:tokens], factor, out=y[:tokens])
 
     return TorchOp(compute)
 

@@ -23,6 +23,8 @@ from engine.layers.query_scale import query_factors
 from engine.layers.rope import Rotation
 from engine.layers.rounded import rounding_of
 from engine.layers.states import LayerStates
+from engine.layers.streams import computed
+from engine.layers.values import pad_values
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
@@ -32,8 +34,11 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Collect,
     Columns,
     Combine,
+    Correct,
+    CutHeads,
     DeltaRule,
     Embed,
     ExpandValues,
@@ -43,12 +48,15 @@ from engine.lowering.program import (
     InsertMedia,
     Linear,
     LookUp,
+    LookUpPositions,
     Matrix,
     Multiply,
     Normalize,
     NormalizeGroups,
     NormalizeParts,
     Op,
+    PadValues,
+    Predict,
     PrepareKV,
     PrepareLatent,
     QKNorm,
@@ -59,6 +67,10 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    Sparsify,
+    Spread,
+    StreamOp,
+    Tanh,
     Value,
     WriteKV,
 )
@@ -245,6 +257,9 @@ def _embed(op: Embed, run: _Run) -> None:
     if vocabulary.world.size > 1:
         run[op.y] = tables.summed(step.ids, step.positions, step.segments, run.model.dtype)
         return
+    if op.weight.embed.width is not None:
+        run[op.y] = EMBEDDING(step.ids, vocabulary.table, run.model.dtype, vocabulary.part.scale)
+        return
     added = step.positions, tables.position_rows, step.segments, tables.segments
     run[op.y] = EMBEDDING(step.ids, vocabulary.table, run.model.dtype, vocabulary.part.scale, *added)
 
@@ -261,7 +276,12 @@ def _add_media(op: AddMedia, run: _Run) -> None:
 
 def _look_up(op: LookUp, run: _Run) -> None:
     rows = run.weights.token_rows(op.weight)
-    run[op.y] = EMBEDDING(run.step.ids, rows.table, run.model.dtype, rows.part.scale, None, None, None, None)
+    ids = torch.where(run.step.ids < rows.part.vocab, run.step.ids, 0)
+    run[op.y] = EMBEDDING(ids, rows.table, run.model.dtype, rows.part.scale)
+
+
+def _look_up_positions(op: LookUpPositions, run: _Run) -> None:
+    run[op.y] = run.model.vocabulary.position(run.step.positions, run.model.dtype)
 
 
 def _normalize(op: Normalize, run: _Run) -> None:
@@ -325,11 +345,12 @@ def _activation(op: Activation, run: _Run) -> None:
 
 
 def _add(op: Add, run: _Run) -> None:
-    run[op.x].add_(run[op.y], alpha=op.scale)
+    x = run.columns(op.x) if isinstance(op.x, Columns) else run[op.x]
+    x.add_(run[op.y], alpha=op.scale)
 
 
 def _multiply(op: Multiply, run: _Run) -> None:
-    run[op.x].mul_(run.weights.multiplier(op.weight))
+    run[op.y] = run[op.x] * run.weights.multiplier(op.weight).to(run.model.dtype)
 
 
 def _scale(op: Scale, run: _Run) -> None:
@@ -514,6 +535,20 @@ def _combine(op: Combine, run: _Run) -> None:
     run[op.y] = run.model.vocabulary.world.all_reduce(y).to(dtype) if op.reduce else y
 
 
+def _stream(op: StreamOp, run: _Run) -> None:
+    for value, tensor in computed(op, run.__getitem__, run.model.vocabulary.world):
+        run[value] = tensor
+
+
+def _pad_values(op: PadValues, run: _Run) -> None:
+    x = run[op.x]
+    run[op.y] = pad_values(op, x, x.new_empty(len(x), op.y.width))
+
+
+def _cut_heads(op: CutHeads, run: _Run) -> None:
+    run[op.y] = run[op.x].unflatten(-1, (op.heads, -1))[..., : op.y.width // op.heads].flatten(1)
+
+
 def _gate(op: Gate, run: _Run) -> None:
     gate = run.columns(op.gate)
     run[op.y] = run.columns(op.x) * (gate.sigmoid() if op.act == "sigmoid" else gate)
@@ -558,6 +593,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     InsertMedia: _insert_media,
     AddMedia: _add_media,
     LookUp: _look_up,
+    LookUpPositions: _look_up_positions,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
     NormalizeGroups: _normalize_groups,
@@ -582,6 +618,9 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     ScaleRoutes: _scale_routes,
     ExpertLinear: _expert_linear,
     Combine: _combine,
+    **dict.fromkeys((Spread, Predict, Correct, Collect, Tanh, Sparsify), _stream),
+    PadValues: _pad_values,
+    CutHeads: _cut_heads,
     Gate: _gate,
     CausalConv: _causal_conv,
     DeltaRule: _delta_rule,

@@ -50,7 +50,7 @@ class Sinks:
     logits: Tensor
 
     def __init__(self, part: Attention, path: str, world: World) -> None:
-        self.path = join(path, "sinks")
+        self.path = join(path, part.sinks_name)
         self.first, self.heads = share(part.heads, world, "heads")
 
     def load(self, read: Read, target: Target) -> None:

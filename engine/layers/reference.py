@@ -18,6 +18,9 @@ from engine.layers.norm import normed
 from engine.layers.query_scale import query_factors
 from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
+from engine.layers.streams import computed
+from engine.layers.values import pad_values
+from engine.layers.vocabulary import Vocabulary
 from engine.lowering.program import (
     AbsorbQueries,
     Activation,
@@ -28,8 +31,11 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     CausalConv,
+    Collect,
     Columns,
     Combine,
+    Correct,
+    CutHeads,
     DeltaRule,
     Embed,
     EmbedAudio,
@@ -42,11 +48,14 @@ from engine.lowering.program import (
     Keep,
     Linear,
     LookUp,
+    LookUpPositions,
     Multiply,
     Normalize,
     NormalizeGroups,
     NormalizeParts,
     Op,
+    PadValues,
+    Predict,
     PrepareKV,
     PrepareLatent,
     Program,
@@ -57,13 +66,16 @@ from engine.lowering.program import (
     ScaleQueries,
     ScaleRoutes,
     SelectiveScan,
+    Sparsify,
+    Spread,
+    StreamOp,
+    Tanh,
     Value,
     WriteKV,
 )
 from engine.lowering.rewrites import last_uses
 from kernels.activation import function, gated
 from kernels.attention.encoder_torch import encoder_attention
-from kernels.embedding import embedding
 from kernels.experts.routes import route
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv, write_latents
@@ -165,7 +177,13 @@ def _add_media(op: AddMedia, run: Run) -> None:
 
 
 def _look_up(op: LookUp, run: Run) -> None:
-    run[op.y] = embedding(run.ids, run.weights.token_rows(op.weight).table, run.dtype, op.weight.part.scale)
+    run[op.y] = run.weights.token_rows(op.weight).look_up(run.ids, run.dtype)
+
+
+def _look_up_positions(op: LookUpPositions, run: Run) -> None:
+    tables = run.weights.tables(op.weight)
+    assert isinstance(tables, Vocabulary), "only decoders project the rows of tokens"
+    run[op.y] = tables.position(run.positions, run.dtype)
 
 
 def _embed_audio(op: EmbedAudio, run: Run) -> None:
@@ -209,11 +227,12 @@ def _activation(op: Activation, run: Run) -> None:
 
 
 def _add(op: Add, run: Run) -> None:
-    run[op.x] = run[op.x].add_(run[op.y], alpha=op.scale)
+    x = _columns(op.x, run) if isinstance(op.x, Columns) else run[op.x]
+    x.add_(run[op.y], alpha=op.scale)
 
 
 def _multiply(op: Multiply, run: Run) -> None:
-    run[op.x].mul_(run.weights.multiplier(op.weight).to(run.dtype))
+    run[op.y] = run[op.x] * run.weights.multiplier(op.weight).to(run.dtype)
 
 
 def _scale(op: Scale, run: Run) -> None:
@@ -366,6 +385,20 @@ def _columns(columns: Columns, run: Run) -> Tensor:
     return run[columns.value][:, columns.first : columns.first + columns.width]
 
 
+def _stream(op: StreamOp, run: Run) -> None:
+    for value, tensor in computed(op, run.__getitem__, run.world):
+        run[value] = tensor
+
+
+def _pad_values(op: PadValues, run: Run) -> None:
+    x = run[op.x]
+    run[op.y] = pad_values(op, x, x.new_empty(len(x), op.y.width))
+
+
+def _cut_heads(op: CutHeads, run: Run) -> None:
+    run[op.y] = _heads(run[op.x], op.x.width // op.heads)[..., : op.y.width // op.heads].flatten(1)
+
+
 def _gate(op: Gate, run: Run) -> None:
     gate = _columns(op.gate, run)
     run[op.y] = _columns(op.x, run) * (gate.sigmoid() if op.act == "sigmoid" else gate)
@@ -431,6 +464,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     InsertMedia: _insert_media,
     AddMedia: _add_media,
     LookUp: _look_up,
+    LookUpPositions: _look_up_positions,
     EmbedAudio: _embed_audio,
     Normalize: _normalize,
     NormalizeParts: _normalize_parts,
@@ -455,6 +489,9 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     ScaleRoutes: _scale_routes,
     ExpertLinear: _expert_linear,
     Combine: _combine,
+    **dict.fromkeys((Spread, Predict, Correct, Collect, Tanh, Sparsify), _stream),
+    PadValues: _pad_values,
+    CutHeads: _cut_heads,
     Gate: _gate,
     CausalConv: _causal_conv,
     DeltaRule: _delta_rule,

@@ -59,7 +59,7 @@ class Vocabulary:
         count = self.last - self.first
         share = Slot(path if out.tied else out.name, self.first, count, 0)
         packed: Tensor | Packed | None = replace(target, exact=True).native(
-            "", Slots((share,), count, 0, self.part.hidden)
+            "", Slots((share,), count, 0, self.part.row_width)
         )
         if packed is None:
             tied = self.table[mine] if target.team is not None else self.table
@@ -84,6 +84,8 @@ class Vocabulary:
     def summed(self, ids: Tensor, positions: Tensor, segments: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the sum of token, position and segment rows, [tokens, hidden]. Arguments: [tokens] integers."""
         x = self.embed(ids, dtype)
+        if self.part.width is not None:
+            return x
         if self.position_rows is not None:
             x = x.add_(embedding(positions, self.position_rows, dtype))
         if self.segments is not None:
@@ -95,6 +97,11 @@ class Vocabulary:
         """[positions, hidden], starting with the row of position 0."""
         part = self.part.positions
         return None if self.positions is None or part is None else self.positions[part.offset :]
+
+    def position(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the rows of positions alone, [tokens, hidden]."""
+        assert self.position_rows is not None, "the model has rows of positions"
+        return embedding(positions, self.position_rows, dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
@@ -160,6 +167,11 @@ class TokenRows:
         rows = read(f"{self.path}.weight")
         in_file = target.device.type == "cpu" and rows.dtype != torch.float64
         self.table = rows if in_file else rows.to(target.device, target.dtype)
+
+    def look_up(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """[tokens] → [tokens, layers · width]. Tokens that the table lacks have its first row."""
+        known = torch.where(ids < self.part.vocab, ids, 0)
+        return embedding(known, self.table, dtype, self.part.scale)
 
 
 def added_rows(read: Read, root: str, part: Lookup | None, hidden: int, target: Target) -> Tensor | None:

@@ -216,8 +216,8 @@ class _Footprint:
                     found = self._head_matrices(weight)
                 case TokenTable(part=inputs):
                     found = (self._lookup(weight.name, inputs.vocab, inputs.layers * inputs.width),)
-                case Multiplier():
-                    found = (Holding("norms", weight.name, "float32", (4,)),)
+                case Multiplier(size=size):
+                    found = (Holding("norms", weight.name, "float32", (size, 4)),)
                 case ForeignWeights():
                     found = self._foreign(weight)
                 case AudioWeights():
@@ -321,9 +321,9 @@ class _Footprint:
         info = self.tensors.get(f"{path}.weight")
         copied = info is not None and info.offset % size > 0  # a view must start at a multiple of its type
         looked_up = rows if to.tiling is None else embed.vocab
-        temporary = 0 if in_file else looked_up * embed.hidden * 4
+        temporary = 0 if in_file else looked_up * embed.row_width * 4
         yield Holding(
-            *("embedding", path, _spelled(kept)), (looked_up, embed.hidden, size), in_file and not copied, temporary
+            *("embedding", path, _spelled(kept)), (looked_up, embed.row_width, size), in_file and not copied, temporary
         )
         yield from self._added(embed)
         if head is None:
@@ -332,12 +332,12 @@ class _Footprint:
         name = f"{head.name} (of {embed.name})" if head.tied else head.name
         native = self._native_of([source], everywhere=True)
         if native is not None:
-            yield from self._native("head", name, native, [source], rows, embed.hidden, [(first, 0)])
+            yield from self._native("head", name, native, [source], rows, embed.row_width, [(first, 0)])
         else:
             there = kept if head.tied else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
             held_there = in_file if head.tied else to.device == "cpu" and not self._restored(source)
             held_there = held_there and not head.unit_rows
-            yield from self._head(name, rows, embed.hidden, there, held_there, tied=head.tied)
+            yield from self._head(name, rows, embed.row_width, there, held_there, tied=head.tied)
         if head.bias or head.added:
             bias = head.added or f"{head.name}.bias"
             in_file = to.device == "cpu" and self._stored(bias) == HEADER_NAMES[to.dtype]

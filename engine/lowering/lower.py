@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from statistics import NormalDist
 
 from engine.lowering.program import (
     AbsorbQueries,
@@ -16,9 +17,12 @@ from engine.lowering.program import (
     AttendLatent,
     AudioWeights,
     CausalConv,
+    Collect,
     Columns,
     Combine,
+    Correct,
     Correction,
+    CutHeads,
     DeltaRule,
     DistanceBias,
     Embed,
@@ -34,6 +38,7 @@ from engine.lowering.program import (
     InsertMedia,
     Linear,
     LookUp,
+    LookUpPositions,
     Matrix,
     Multiplier,
     Multiply,
@@ -42,7 +47,9 @@ from engine.lowering.program import (
     NormalizeParts,
     NormVector,
     Op,
+    PadValues,
     Part,
+    Predict,
     PrepareLatent,
     Program,
     QKNorm,
@@ -55,7 +62,10 @@ from engine.lowering.program import (
     ScaleRoutes,
     SelectiveScan,
     SinkLogits,
+    Sparsify,
+    Spread,
     Tables,
+    Tanh,
     TokenTable,
     Value,
     WriteKV,
@@ -72,12 +82,14 @@ from engine.models.parts import (
     LatentAttention,
     LayerInput,
     LayerInputs,
+    LowRank,
     Mamba,
     Mamba2,
     Model,
     Recurrent,
     ResidualBlock,
     ShortConv,
+    Streams,
     all_bodies,
     bodies,
     body_norms,
@@ -87,17 +99,21 @@ from engine.models.parts import (
 from engine.models.ranks import divided_units, shared_units
 from engine.models.sources import (
     attention_linears,
+    coefficient_linears,
     exact_linears,
     join,
     latent_linears,
     layer_input_linears,
     layer_inputs_linear,
+    low_rank_linears,
     mlp_linears,
     parameters,
     query_linears,
     recurrent_linears,
     routed_mlps,
     router_linear,
+    stream_linears,
+    width_linears,
 )
 
 
@@ -127,7 +143,10 @@ class PartLowering:
 
     def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
         read, scales = self.x, body_scales(part)
-        assert (part.after is None and not output_norms(part)) or scales[0] == 1.0, "a norm would remove the scale"
+        afters = output_norms(part)
+        assert (part.after is None and not afters) or scales[0] == 1.0, "a norm would remove the scale"
+        # The ranks' shares of a sum are added before a norm. A body that every rank computes must not be part of it.
+        assert part.body is bodies(part)[0] or not any(isinstance(one, LowRank) for one in bodies(part)) or afters[0]
         if part.before is not None:
             read = self.normed
             yield self.norm(part.before, path, self.x, read)
@@ -149,17 +168,29 @@ class PartLowering:
                     yield from self._experts(body, join(path, body.name), read, y)
                 case LayerInput():
                     yield from self._layer_input(body, join(path, body.name), read, y)
-            if afters := output_norms(part):
-                yield self.norm(afters[number], path, y, y)
+                case LowRank():
+                    yield from self._low_rank(body, join(path, body.name), read, y)
+            after = afters[number] if afters else None
+            if after is not None:
+                yield self.norm(after, path, y, y)
             if number > 0:
                 yield Add(x=self.out, y=y, scale=scales[number] / scales[0])
         if part.after is not None:
             yield self.norm(part.after, path, self.out, self.out)
         yield Add(x=self.x, y=self.out, scale=part.scale * scales[0])
+        yield from _scaled(_whole(self.x), part.factor)
         if part.last is not None:
             yield self.norm(part.last, path, self.x, self.x)
         if part.multiplier:
-            yield Multiply(x=self.x, weight=Multiplier(name=join(path, part.multiplier)))
+            yield Multiply(x=self.x, y=self.x, weight=Multiplier(name=join(path, part.multiplier)))
+
+    def _low_rank(self, part: LowRank, path: str, x: Value, y: Value) -> Iterator[Op]:
+        down, up = (Matrix(linear=linear, path=path, part="attention") for linear in low_rank_linears(part))
+        narrow = Value(name="low_rank", width=part.rank)
+        yield Linear(x=x, y=narrow, weight=down)
+        yield Linear(x=narrow, y=y, weight=up)
+        yield self.norm(part.norm, path, y, y)
+        yield Add(x=y, y=x)
 
     def _layer_input(self, part: LayerInput, path: str, x: Value, y: Value) -> Iterator[Op]:
         gate, up = (Matrix(linear=linear, path=path, part="mlp") for linear in layer_input_linears(part))
@@ -191,7 +222,7 @@ class PartLowering:
             gate = Value(name="gate", width=heads * dim)
             if part.gated:
                 yield Linear(x=x, y=gate, weight=into[0])
-            yield Linear(x=x, y=qkv, weight=into[-1])
+            yield from self._qkv(part, x, qkv, into[-1], heads + keys, keys)
             if part.v_norm is not None and not part.shared_kv:
                 values = Columns(value=qkv, first=(heads + keys) * dim, width=keys * dim)
                 yield NormalizeGroups(x=values, weight=NormVector(norm=part.v_norm, path=path))
@@ -223,7 +254,24 @@ class PartLowering:
             )
             if part.gated:
                 yield Gate(x=_whole(attended), gate=_whole(gate), y=attended, act="sigmoid")
+        if part.value_dim is not None:
+            cut = Value(name="cut", width=heads * part.value_width)
+            yield CutHeads(x=attended, y=cut, heads=heads)
+            attended = cut
         yield self._summed(attended, y, out)
+
+    def _qkv(self, part: Attention, x: Value, qkv: Value, matrix: Matrix, heads: int, keys: int) -> Iterator[Op]:
+        """Project x to queries, keys and values. heads: queries and keys."""
+        dim, width = part.head_dim, part.value_width
+        first = heads * dim
+        if part.value_dim is None:
+            yield Linear(x=x, y=qkv, weight=matrix)
+            yield from _scaled(Columns(value=qkv, first=first, width=keys * width), part.value_scale)
+            return
+        narrow = Value(name="narrow_qkv", width=first + keys * width)
+        yield Linear(x=x, y=narrow, weight=matrix)
+        yield from _scaled(Columns(value=narrow, first=first, width=keys * width), part.value_scale)
+        yield PadValues(x=narrow, y=qkv, heads=heads, kv_heads=keys, head_dim=dim, value_dim=width)
 
     def _recurrent(self, part: Recurrent, path: str, x: Value, y: Value) -> Iterator[Op]:
         layer, self.recurrent = self.recurrent, self.recurrent + 1
@@ -425,7 +473,10 @@ class PartLowering:
         wide, activated = Value(name="up", width=self._rows(up)), Value(name="activated", width=inner)
         numbers = ActivationNumbers(path=path) if part.act == parts.XIELU else None
         yield Linear(x=x, y=wide, weight=up)
-        yield from _scaled(Columns(value=wide, first=0, width=inner), part.gate_scale)
+        gate = Columns(value=wide, first=0, width=inner)
+        yield from _scaled(gate, part.gate_scale)
+        if part.sparsity:
+            yield Sparsify(x=gate, multiplier=NormalDist().inv_cdf(part.sparsity), size=part.intermediate_size)
         yield Activation(x=wide, y=activated, act=part.act, gated=part.gate is not None, numbers=numbers)
         yield Linear(x=activated, y=y, weight=down, partial=True) if partial else self._summed(activated, y, down)
 
@@ -509,15 +560,27 @@ class _Lowering(PartLowering):
         ops = list(self._embedding(Tables(embed=model.embed, root=model.root, head=model.head)))
         if model.layer_inputs is not None:
             ops += self._layer_inputs(model.layer_inputs)
+        if model.streams is not None:
+            ops += self._spread(model.streams)
         cross: list[Op] = []
         for index, block in enumerate(model.blocks):
             path = join(model.root, model.layers, str(index))
+            if model.streams is not None:
+                ops += self._stream_block(model.streams, block, path)
+                continue
             for part in block:
                 ops += self.residual_block(part, path)
                 cross += self._cross_kv(part, path)
             ops += self._deepstack(index)
+        if model.streams is not None:
+            ops += self._collect(model.streams)
         ops += self._final_norm(model.norm)
         out = self.x if model.norm is None else self.normed
+        for linear in width_linears(model.embed)[1:]:
+            narrow = Value(name="token_rows", width=model.embed.row_width)
+            matrix = Matrix(linear=linear, path=model.root, part="head")
+            ops.append(Linear(x=out, y=narrow, weight=matrix))
+            out = narrow
         if encoder is None:
             return Program(tuple(ops), out, rope_axes=self._rope_axes())
         states = self.x if encoder.norm is None else self.normed
@@ -560,7 +623,17 @@ class _Lowering(PartLowering):
         yield from self._final_norm(encoder.norm)
 
     def _embedding(self, tables: Tables) -> Iterator[Op]:
-        yield Embed(y=self.x, weight=tables)
+        embed = tables.embed
+        if embed.width is None:
+            yield Embed(y=self.x, weight=tables)
+        else:
+            assert embed.segments is None, "projected rows have no segments"
+            rows, into = Value(name="token_rows", width=embed.width), width_linears(embed)[0]
+            yield Embed(y=rows, weight=tables)
+            yield Linear(x=rows, y=self.x, weight=Matrix(linear=into, path=self.model.root, part="embedding"))
+            if embed.positions is not None:
+                yield LookUpPositions(y=self.out, weight=tables)
+                yield Add(x=self.x, y=self.out)
         if self.model.media is not None:
             yield InsertMedia(x=self.x)
         if tables.embed.norm is not None:
@@ -573,9 +646,63 @@ class _Lowering(PartLowering):
         matrix = Matrix(linear=layer_inputs_linear(part, self.model.embed.hidden), path=root, part="embedding")
         yield Linear(x=self.x, y=self.layer_inputs, weight=matrix)
         yield NormalizeGroups(x=_whole(self.layer_inputs), weight=NormVector(norm=part.norm, path=root))
-        yield LookUp(y=rows, weight=TokenTable(part=part, root=root))
+        yield LookUp(y=rows, weight=TokenTable(part=part, root=root), partial=part.vocab < self.model.embed.vocab)
         yield Add(x=self.layer_inputs, y=rows)
         yield from _scaled(_whole(self.layer_inputs), part.factor)
+
+    def _spread(self, part: Streams) -> Iterator[Op]:
+        hidden, root = self.x.width, self.model.root
+        matrix = Matrix(linear=stream_linears(part, hidden)[0], path=root, part="embedding")
+        projected = Value(name="projected_streams", width=(part.count - 1) * hidden)
+        yield Linear(x=self.x, y=projected, weight=matrix)
+        yield Spread(x=self.x, projected=projected, y=self._streams(part))
+
+    def _collect(self, part: Streams) -> Iterator[Op]:
+        hidden, streams, others = self.x.width, self._streams(part), []
+        for number, linear in enumerate(stream_linears(part, hidden)[1:], 1):
+            others.append(Value(name=f"stream_{number}", width=hidden))
+            own = Columns(value=streams, first=number * hidden, width=hidden)
+            yield Linear(x=own, y=others[-1], weight=Matrix(linear=linear, path=self.model.root, part="embedding"))
+        yield Collect(x=self.x, others=tuple(others))
+
+    def _stream_block(self, part: Streams, block: Sequence[ResidualBlock], path: str) -> Iterator[Op]:
+        """Yield the blocks of a layer, of which the last is a `LayerInput`, between prediction and correction."""
+        *inner, last = block
+        hidden, streams = self.x.width, self._streams(part)
+        matrices = (
+            Matrix(linear=linear, path=path, part="mlp", quantized=False)
+            for linear in coefficient_linears(part, hidden)
+        )
+        router, prediction, correction = matrices
+        predictions = Value(name="predictions", width=streams.width)
+        of_prediction, of_correction = (
+            Value(name="coefficients", width=self._rows(matrix)) for matrix in (prediction, correction)
+        )
+        yield from self._coefficients(part, path, router, prediction, of_prediction)
+        yield Predict(streams=streams, coefficients=of_prediction, y=predictions, x=self.x, count=part.count)
+        for one in inner:
+            yield from self.residual_block(one, path)
+        yield from self._coefficients(part, path, router, correction, of_correction)
+        yield Correct(predictions=predictions, x=self.x, coefficients=of_correction, y=streams)
+        assert isinstance(last.body, LayerInput) and last.after is not None, "the last block is the layer's input"
+        read = self.x
+        if part.scaled:
+            read = self.normed
+            yield Multiply(x=self.x, y=read, weight=Multiplier(name=join(path, part.scale), size=hidden))
+        yield from self._layer_input(last.body, join(path, last.body.name), read, self.out)
+        yield self.norm(last.after, path, self.out, self.out)
+        for number in range(1, part.count):
+            yield Add(x=Columns(value=streams, first=number * hidden, width=hidden), y=self.out)
+
+    def _coefficients(self, part: Streams, path: str, router: Matrix, matrix: Matrix, y: Value) -> Iterator[Op]:
+        inputs = Value(name="modalities", width=part.count)
+        yield self.norm(part.norm, path, self.x, self.normed)
+        yield Linear(x=self.normed, y=inputs, weight=router)
+        yield Tanh(x=inputs, factor=1 / self.x.width)
+        yield Linear(x=inputs, y=y, weight=matrix)
+
+    def _streams(self, part: Streams) -> Value:
+        return Value(name="streams", width=part.count * self.x.width)
 
     def _final_norm(self, norm: parts.Norm | None) -> Iterator[Op]:
         if norm is not None:

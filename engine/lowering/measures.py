@@ -16,9 +16,12 @@ from engine.lowering.program import (
     Linear,
     Matrix,
     Op,
+    PadValues,
     Program,
     Route,
     ScaleRoutes,
+    Sparsify,
+    StreamOp,
     values_read,
     values_written,
     weights_of,
@@ -47,6 +50,11 @@ def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ..
         "gates of attention, convolutions or layer inputs": gates,
         "weightings of experts by SparseMixer": routes,
         "weightings of experts by their own numbers": scaled,
+        "attention layers with small values": sum(isinstance(op, PadValues) for op in ops),
+        "sparse activations": sum(isinstance(op, Sparsify) for op in ops),
+        "operations on streams of hidden states": sum(
+            isinstance(op, StreamOp) and not isinstance(op, Sparsify) for op in ops
+        ),
     }
     return *found, *(f"{count} {what}" for what, count in more.items() if count)
 

@@ -100,7 +100,7 @@ class SinkLogits:
 
     @cached_property
     def name(self) -> str:
-        return join(self.path, "sinks")
+        return join(self.path, self.attention.sinks_name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +238,10 @@ class TokenTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiplier:
-    """A single number."""
+    """A number, or a vector."""
 
     name: str
+    size: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +287,16 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Embed:
-    """y = scale · row of the token + row of its position + row of its segment."""
+    """y = scale · row of the token + row of its position + row of its segment; only the row of the token if it has
+    another width than the hidden states."""
+
+    y: Value
+    weight: Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookUpPositions:
+    """y = row of the position. The tables of an embedding with projected rows are used separately."""
 
     y: Value
     weight: Tables
@@ -309,10 +319,11 @@ class AddMedia:
 
 @dataclass(frozen=True, kw_only=True)
 class LookUp:
-    """y = scale · row of the token."""
+    """y = scale · row of the token. partial: the table lacks some tokens, which have its first row."""
 
     y: Value
     weight: TokenTable
+    partial: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,18 +390,20 @@ class Activation:
 
 @dataclass(frozen=True, kw_only=True)
 class Add:
-    """x += scale · y, which is the output of a block, or that of another body of the same block."""
+    """x += scale · y, which is the output of a block, or that of another body of the same block. x: a buffer, or some
+    of its columns."""
 
-    x: Value
+    x: "Value | Columns"
     y: Value
     scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply:
-    """x *= a number of the checkpoint."""
+    """y = x times a number of the checkpoint, or a vector, element by element. y may be x."""
 
     x: Value
+    y: Value
     weight: Multiplier
 
 
@@ -424,6 +437,28 @@ class Rotate:
     rope: Rope
     heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadValues:
+    """y = x with zeros after the values of each head, so that they have the size of keys. x: heads that are queries or
+    keys, then values."""
+
+    x: Value
+    y: Value
+    heads: int  # queries and keys
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutHeads:
+    """y = the first columns of each head of x."""
+
+    x: Value
+    y: Value
+    heads: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -645,6 +680,61 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """y = the streams of x and of its projections to the other streams (kernels/streams.py)."""
+
+    x: Value
+    projected: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """y = predictions of the streams, of which x is the first."""
+
+    streams: Value
+    coefficients: Value
+    y: Value
+    x: Value
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correct:
+    """y = streams corrected by the change of the first prediction to x, which becomes the first stream."""
+
+    predictions: Value
+    x: Value
+    coefficients: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collect:
+    """x = mean of x, the first stream, and of the projections of the others, scaled to its size."""
+
+    x: Value
+    others: tuple[Value, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tanh:
+    """x = tanh(factor · x)."""
+
+    x: Value
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparsify:
+    """x = max(x - mean - multiplier · standard deviation, 0), over the `size` columns of all ranks."""
+
+    x: Columns
+    multiplier: float
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gate:
     """y = x · act(gate), element by element. act: sigmoid or none."""
 
@@ -760,6 +850,7 @@ Op = (
     | Embed
     | EmbedAudio
     | LookUp
+    | LookUpPositions
     | InsertMedia
     | AddMedia
     | Normalize
@@ -774,6 +865,8 @@ Op = (
     | QKNorm
     | Rotate
     | ScaleQueries
+    | PadValues
+    | CutHeads
     | WriteKV
     | PrepareKV
     | Attend
@@ -785,6 +878,12 @@ Op = (
     | ScaleRoutes
     | ExpertLinear
     | Combine
+    | Spread
+    | Predict
+    | Correct
+    | Collect
+    | Tanh
+    | Sparsify
     | Gate
     | Keep
     | CausalConv
@@ -795,6 +894,7 @@ Op = (
     | AddNormalize
     | Quantized
 )
+StreamOp = Spread | Predict | Correct | Collect | Tanh | Sparsify
 Recurrence = CausalConv | DeltaRule | SelectiveScan
 
 
@@ -872,6 +972,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
         case (
             Embed()
             | LookUp()
+            | LookUpPositions()
             | Multiply()
             | EmbedAudio()
             | Normalize()
@@ -889,14 +990,22 @@ def weights_of(op: Op) -> Iterator[Weight]:
 def values_read(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation reads."""
     match op:
-        case Input() | Embed() | EmbedAudio() | LookUp() | ForeignDecoder():
+        case Input() | Embed() | EmbedAudio() | LookUp() | LookUpPositions() | ForeignDecoder():
             return ()
-        case Multiply():
+        case Multiply() | Tanh() | PadValues() | CutHeads():
             return (op.x,)
+        case Spread():
+            return op.x, op.projected
+        case Predict():
+            return op.streams, op.coefficients
+        case Correct():
+            return op.predictions, op.x, op.coefficients
+        case Collect():
+            return op.x, *op.others
         case Normalize() | NormalizeParts() | Activation() | ExpandValues():
             return (op.x,)
         case Linear():
-            return (op.x.value if isinstance(op.x, Columns) else op.x,)
+            return (_buffer(op.x),)
         case PrepareLatent():
             return op.latent, op.q
         case AbsorbQueries():
@@ -904,10 +1013,10 @@ def values_read(op: Op) -> tuple[Value, ...]:
         case AttendLatent():
             return op.q, op.latent
         case Add():
-            return op.x, op.y
+            return _buffer(op.x), op.y
         case Keep():
             return op.x, op.y.value  # its other columns are kept
-        case Scale() | NormalizeGroups():
+        case Scale() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
         case AllReduce() | InsertMedia() | AddMedia():
             return (op.x,)
@@ -938,10 +1047,20 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return values_read(op.op)
 
 
+def _buffer(x: Value | Columns) -> Value:
+    return x.value if isinstance(x, Columns) else x
+
+
 def values_written(op: Op) -> tuple[Value, ...]:
     """Return the buffers that an operation writes, also partially or in place."""
     match op:
-        case Input() | Embed() | EmbedAudio() | LookUp():
+        case Predict() | Correct():
+            return op.y, op.x
+        case Spread() | Multiply() | PadValues() | CutHeads():
+            return (op.y,)
+        case Collect() | Tanh():
+            return (op.x,)
+        case Input() | Embed() | EmbedAudio() | LookUp() | LookUpPositions():
             return (op.y,)
         case Normalize() | Linear() | Activation() | Attend() | ExpertLinear() | Combine():
             return (op.y,)
@@ -955,9 +1074,11 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return op.latent, op.q, op.y
         case ForeignDecoder():
             return (op.y,)
-        case Add() | Multiply() | AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
+        case Add():
+            return (_buffer(op.x),)
+        case AllReduce() | NormalizeParts() | InsertMedia() | AddMedia():
             return (op.x,)
-        case Scale() | NormalizeGroups():
+        case Scale() | NormalizeGroups() | Sparsify():
             return (op.x.value,)
         case QKNorm() | Rotate() | ScaleQueries() | PrepareKV():
             return (op.qkv,)

@@ -23,6 +23,7 @@ from engine.models import (
     falcon,
     falcon_h1,
     gemma,
+    gemma3n,
     gemma4,
     glm4,
     glm4_moe,
@@ -41,6 +42,7 @@ from engine.models import (
     llama4,
     mamba,
     mamba2,
+    mimo_v2,
     minicpm,
     minicpm3,
     minimax_m2,
@@ -84,7 +86,7 @@ DECODERS = (
     *(llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe),
     *(arcee, baichuan, bloom, ernie4_5, exaone, falcon, gpt2, gpt_neox, gptj, internlm, minicpm, ministral, mpt),
     *(nemotron, olmo, opt, phi, qwen1, seed_oss, smollm3, stablelm, glm4_moe, minimax_m2, deepseek, minicpm3),
-    *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe, gemma4),
+    *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe, gemma4, gemma3n, mimo_v2),
 )
 RECURRENT = (
     *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, nemotron_h, olmo_hybrid, qwen3_5),

@@ -57,7 +57,8 @@ def declare(config: Mapping[str, Any]) -> Model:
     c = replace(c, values={**c.values, "rope_parameters": c.values.get("rope_parameters") or _ROPES})
     if c.values.get("use_bidirectional_attention") == "all":
         raise CheckpointError('config.json: use_bidirectional_attention is "all"; supported are null and "vision"')
-    kinds, shared = layer_kinds(c, 6), shared_layers(c)
+    kinds = (*layer_kinds(c, 6)[:-1], FULL)  # the last layer is full in any case
+    shared = shared_layers(c, kinds)
     eps, act, bias = c.number("rms_norm_eps"), c.activation("hidden_activation"), c.flag("attention_bias")
     norm = RMSNorm(size=c.hidden, eps=eps)
 
@@ -147,19 +148,18 @@ def _experts(c: Config, eps: float, act: str) -> Experts:
 
 
 def layer_kinds(c: Config, pattern: int) -> tuple[str, ...]:
-    """Return the kind of each layer. By default, every `pattern`-th layer is full; the last one is in any case."""
+    """Return the kind of each layer. By default, every `pattern`-th layer is full."""
     usual = tuple(WINDOWED if (i + 1) % pattern else FULL for i in range(c.layers))
-    return (*c.layer_types(usual)[:-1], FULL)
+    return c.layer_types(usual)
 
 
-def shared_layers(c: Config) -> int:
+def shared_layers(c: Config, kinds: tuple[str, ...]) -> int:
     """Return the number of last layers without keys and values of their own."""
     count = c.whole("num_kv_shared_layers", least=0)
     if count >= c.layers:
         raise CheckpointError(
             f"config.json: num_kv_shared_layers is {count}, and there are {c.layers} layers; some must have keys"
         )
-    kinds = layer_kinds(c, 1)
     missing = sorted(set(kinds[c.layers - count :]) - set(kinds[: c.layers - count]))
     if missing:
         raise CheckpointError(

@@ -1,12 +1,11 @@
 """OPT: learned positions whose table begins with two unused rows; layer norms before each body, or after it (350M).
 
-Source: transformers modeling_opt.py. Embeddings of another width than the layers (also 350M) are not supported.
+Source: transformers modeling_opt.py. The embedding may have another width than the layers (also 350M).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from engine.api.errors import CheckpointError
 from engine.models.config import Config
 from engine.models.parts import MLP, Attention, Embedding, Head, LayerNorm, Lookup, Model, ResidualBlock, named
 
@@ -27,10 +26,6 @@ _OFFSET = 2  # row of position 0
 def declare(config: Mapping[str, Any]) -> Model:
     c = Config.of(config, _NAMES, **_DEFAULTS)
     width, longest = c.whole_or_none("word_embed_proj_dim"), c.whole("max_position_embeddings")
-    if width not in (None, c.hidden):
-        raise CheckpointError(
-            f"config.json: word_embed_proj_dim is {width} and hidden_size {c.hidden}; supported are equal widths"
-        )
     bias, affine, first = c.flag("enable_bias"), c.flag("layer_norm_elementwise_affine"), c.flag("do_layer_norm_before")
     attention = Attention(
         hidden=c.hidden,
@@ -61,6 +56,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         embed=Embedding(
             vocab=c.whole("vocab_size"),
             hidden=c.hidden,
+            width=None if width == c.hidden else width,
             positions=Lookup(count=longest + _OFFSET, name="embed_positions", offset=_OFFSET),
         ),
         blocks=(placed,) * c.layers,

@@ -226,6 +226,11 @@ class Attention:
     them. They are stored in the pages of the preceding self-attention of the block, at the positions of the encoder
     input, which that self-attention does not read."""
     sinks: bool = False  # each head has a learned additional logit in its softmax, without a value (gpt-oss)
+    sinks_name: str = "sinks"
+    value_dim: int | None = None
+    """Size of a head's values, if it is less than that of keys: values are stored with zeros after them, and outputs
+    are cut (MiMo-V2-Flash). It excludes `groups`, `order` and `gated`."""
+    value_scale: float = 1.0  # multiplies the values
     alibi: Alibi | None = None  # of causal self-attention
     relative: RelativeBias | None = None  # of self-attention without ALiBi
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")  # names of the projections
@@ -245,6 +250,11 @@ class Attention:
     followed by its gate (Qwen3-Next), unless `gate_source` names a projection to the gates."""
     gate_source: str = ""  # without a bias
     name: str = "self_attn"
+
+    @property
+    def value_width(self) -> int:
+        """Size of a head's values, and of its output."""
+        return self.value_dim or self.head_dim
 
     @property
     def supported_limits(self) -> bool:
@@ -308,6 +318,9 @@ class MLP:
     down: str = "down_proj"
     interleaved: bool = False  # gate and up are one tensor, whose rows alternate: gate, up, gate, …
     gate_scale: float = 1.0  # multiplies gate x
+    sparsity: float = 0.0
+    """If not 0, gate x is replaced by max(gate x - t, 0) first. For normally distributed values, the threshold t of a
+    token makes this share of them 0: it is their mean plus a multiple of their standard deviation (Gemma 3n)."""
     name: str = "mlp"
 
 
@@ -514,9 +527,21 @@ class LayerInput:
     name: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """x + norm(up(down x)), a projection of low rank (LAuReL). Every rank has both matrices."""
+
+    hidden: int
+    rank: int
+    norm: RMSNorm
+    down: str = "linear_left"
+    up: str = "linear_right"
+    name: str = ""
+
+
 Recurrent = DeltaNet | KimiDelta | Mamba | Mamba2 | ShortConv
 SelfAttention = Attention | LatentAttention
-Body = SelfAttention | MLP | Experts | Recurrent | LayerInput
+Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -526,18 +551,19 @@ class Parallel:
     bodies: tuple[Body, ...]
     scales: tuple[float, ...] = ()  # factor of each body's output, greater than 0; empty: all are 1
     norms: tuple[Norm, ...] = ()  # norm of the input of each body, in place of the block's `before` (GPT-NeoX)
-    after: tuple[Norm, ...] = ()  # norm of the output of each body, before they are added (Gemma 4)
+    after: tuple[Norm | None, ...] = ()  # norm of the output of each body, before they are added (Gemma 4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualBlock:
-    """x = last(x + scale · after(body(before(x)))), or with `multiplier` its product with that number."""
+    """x = last(factor · (x + scale · after(body(before(x))))), or with `multiplier` its product with that number."""
 
     body: Body | Parallel
     before: Norm | None = None
     after: Norm | None = None
     scale: float = 1.0
     last: Norm | None = None
+    factor: float = 1.0
     multiplier: str = ""  # name of a tensor with a single number
 
 
@@ -558,15 +584,24 @@ class Lookup:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """x = norm(scale · row of the token + row of its position + row of its segment)."""
+    """x = norm(scale · row of the token + row of its position + row of its segment). With `width`, the row of a token
+    is projected by `into`, and the hidden states by `out` before the head; there are no segments (OPT-350M)."""
 
     vocab: int
     hidden: int
+    width: int | None = None  # of the rows of tokens; None: `hidden`
+    into: str = "project_in"
+    out: str = "project_out"
     scale: float = 1.0
     name: str = "embed_tokens"
     positions: Lookup | None = None
     segments: Lookup | None = None
     norm: Norm | None = None
+
+    @property
+    def row_width(self) -> int:
+        """Size of a token's row, and of the inputs of the head."""
+        return self.width or self.hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -583,6 +618,25 @@ class LayerInputs:
     norm: RMSNorm
     table: str = "embed_tokens_per_layer"
     projection: str = "per_layer_model_projection"  # W
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """Hidden states in several streams (AltUp, kernels/streams.py). The blocks of a layer compute the first one from
+    predictions; then all are corrected by its change. The last block of a layer, a `LayerInput`, is added to all other
+    streams; with `scaled`, it reads the first one times a vector.
+
+    Coefficients are projections of tanh(W norm(x) / hidden), where x is the first stream."""
+
+    count: int
+    norm: RMSNorm
+    scaled: bool = True
+    into: str = "altup_projections"  # projections from the embedding to the other streams
+    out: str = "altup_unembed_projections"
+    router: str = "altup.modality_router"  # W
+    prediction: str = "altup.prediction_coefs"
+    correction: str = "altup.correction_coefs"
+    scale: str = "altup.correct_output_scale"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -919,6 +973,7 @@ class Model:
     foreign: Foreign | None = None
     media: Media | None = None  # tower and projectors of images and videos
     layer_inputs: LayerInputs | None = None
+    streams: Streams | None = None
 
     @property
     def max_encoder_input(self) -> int:
@@ -964,7 +1019,7 @@ def body_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
     return branch.body.norms if isinstance(branch.body, Parallel) else ()
 
 
-def output_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
+def output_norms(branch: ResidualBlock) -> tuple[Norm | None, ...]:
     """Return the norm of the output of each body of a residual block; empty if there are none."""
     return branch.body.after if isinstance(branch.body, Parallel) else ()
 

@@ -25,6 +25,7 @@ from engine.models.parts import (
     LayerInputs,
     LayerNorm,
     Linear,
+    LowRank,
     Mamba,
     Mamba2,
     Model,
@@ -36,6 +37,7 @@ from engine.models.parts import (
     RMSNorm,
     Rows,
     ShortConv,
+    Streams,
     TokenLogits,
     block_norms,
     bodies,
@@ -67,7 +69,7 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
     rows = _qkv_rows(part)
     out = Linear(
         rows=(Rows(source=part.sources[3], units=part.hidden),),
-        inputs=part.heads * part.head_dim,
+        inputs=part.heads * part.value_width,
         split="inputs",
         bias=part.bias[1],
     )
@@ -123,7 +125,10 @@ def _qkv_rows(part: Attention) -> tuple[Rows, ...]:
     names, heads = part.sources, (part.heads, part.kv_heads, part.kv_heads)
     if part.shared_kv:
         return (Rows(source=names[0], units=part.heads, width=part.head_dim),)
-    rows = [Rows(source=name, units=units, width=part.head_dim) for name, units in zip(names, heads, strict=False)]
+    widths = part.head_dim, part.head_dim, part.value_width
+    rows = [
+        Rows(source=name, units=units, width=width) for name, units, width in zip(names, heads, widths, strict=False)
+    ]
     if not part.key_bias:
         rows[1] = replace(rows[1], has_bias=False)
     if names[1] == names[2] != names[0]:
@@ -165,6 +170,44 @@ def layer_input_linears(part: LayerInput) -> tuple[Linear, Linear]:
 def layer_inputs_linear(part: LayerInputs, hidden: int) -> Linear:
     rows = Rows(source=part.projection, units=part.layers, width=part.width)
     return Linear(rows=(rows,), inputs=hidden, split=None)
+
+
+def low_rank_linears(part: LowRank) -> tuple[Linear, Linear]:
+    down, up = Rows(source=part.down, units=part.rank), Rows(source=part.up, units=part.hidden)
+    return (
+        Linear(rows=(down,), inputs=part.hidden, split=None),
+        Linear(rows=(up,), inputs=part.rank, split=None),
+    )
+
+
+def stream_linears(part: Streams, hidden: int) -> tuple[Linear, ...]:
+    """Return the fused projection from the embedding to all other streams, and the projection of each of these to the
+    output."""
+    into = tuple(Rows(source=f"{part.into}.{number}", units=hidden) for number in range(part.count - 1))
+    out = (Rows(source=f"{part.out}.{number}", units=hidden) for number in range(part.count - 1))
+    return tuple(Linear(rows=rows, inputs=hidden, split=None) for rows in (into, *((one,) for one in out)))
+
+
+def coefficient_linears(part: Streams, hidden: int) -> tuple[Linear, Linear, Linear]:
+    """Return the projections of a layer to the inputs of the coefficients, and from them to those of predictions and of
+    corrections. They are never quantized."""
+    sizes = (part.router, part.count, hidden), (part.prediction, part.count**2, part.count)
+    router, prediction, correction = (
+        Linear(rows=(Rows(source=name, units=units),), inputs=inputs, split=None)
+        for name, units, inputs in (*sizes, (part.correction, part.count, part.count))
+    )
+    return router, prediction, correction
+
+
+def width_linears(embed: Embedding) -> tuple[Linear, ...]:
+    """Return the projections from rows of tokens to hidden states, and back; none if they have the same size."""
+    if embed.width is None:
+        return ()
+    into, out = Rows(source=embed.into, units=embed.hidden), Rows(source=embed.out, units=embed.width)
+    return (
+        Linear(rows=(into,), inputs=embed.width, split=None),
+        Linear(rows=(out,), inputs=embed.hidden, split=None),
+    )
 
 
 def router_linear(part: Experts) -> Linear:
@@ -395,8 +438,10 @@ def sources(model: Model) -> Shapes:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
     if model.layer_inputs is not None:
         found |= _layer_inputs_sources(model.layer_inputs, model)
+    if model.streams is not None:
+        found |= _stream_sources(model.streams, model)
     if model.head is not None and not model.head.tied:
-        found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.hidden)
+        found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.row_width)
     if model.head is not None and model.head.bias:
         found[f"{model.head.name}.bias"] = (model.embed.vocab,)
     if model.head is not None and model.head.added:
@@ -410,6 +455,24 @@ def _layer_inputs_sources(part: LayerInputs, model: Model) -> Shapes:
     return found | norm_sources(part.norm, model.root, (part.norm.size,))
 
 
+def _stream_sources(part: Streams, model: Model) -> Shapes:
+    found: Shapes = {}
+    for path, linear in _stream_projections(part, model):
+        found |= linear_sources(linear, path)
+    for path, _ in placed_blocks(model):
+        found |= norm_sources(part.norm, path, (part.norm.size,))
+        if part.scaled:
+            found[join(path, part.scale)] = (model.embed.hidden,)
+    return found
+
+
+def _stream_projections(part: Streams, model: Model) -> Iterator[tuple[str, Linear]]:
+    hidden = model.embed.hidden
+    yield from ((model.root, linear) for linear in stream_linears(part, hidden))
+    for path, _ in placed_blocks(model):
+        yield from ((path, linear) for linear in coefficient_linears(part, hidden))
+
+
 def placed_blocks(model: Model) -> Iterator[tuple[str, Block]]:
     """Yield every block with the path of its layer, beginning with the encoder."""
     if model.encoder is not None:
@@ -420,7 +483,9 @@ def placed_blocks(model: Model) -> Iterator[tuple[str, Block]]:
 
 
 def _embedding_sources(embed: Embedding, root: str) -> Shapes:
-    found: Shapes = {f"{join(root, embed.name)}.weight": (embed.vocab, embed.hidden)}
+    found: Shapes = {f"{join(root, embed.name)}.weight": (embed.vocab, embed.row_width)}
+    for linear in width_linears(embed):
+        found |= linear_sources(linear, root)
     for table in (embed.positions, embed.segments):
         if table is not None and table.period is None:
             found[f"{join(root, table.name)}.weight"] = (table.count, embed.hidden)
@@ -459,7 +524,8 @@ def linear_paths(model: Model) -> tuple[str, ...]:
 
 
 def unquantized(model: Model) -> frozenset[str]:
-    """Return the weights that are never quantized: routers of experts, and `exact_linears` of recurrent parts."""
+    """Return the weights that are never quantized: routers of experts, `exact_linears` of recurrent parts, and
+    projections to coefficients of streams."""
     found: set[str] = set()
     for path, body in _placed_bodies(model):
         inside = join(path, body.name)
@@ -469,6 +535,10 @@ def unquantized(model: Model) -> frozenset[str]:
             case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
                 for linear in exact_linears(body):
                     found.update(linear_sources(linear, inside))
+    if model.streams is not None:
+        for path, _ in placed_blocks(model):
+            for linear in coefficient_linears(model.streams, model.embed.hidden):
+                found.update(linear_sources(linear, path))
     return frozenset(found)
 
 
@@ -538,8 +608,11 @@ def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
 
 def projections(model: Model) -> Iterator[tuple[str, Linear]]:
     """Yield every projection except the head, with the path of its sources."""
+    yield from ((model.root, linear) for linear in width_linears(model.embed))
     if model.layer_inputs is not None:
         yield model.root, layer_inputs_linear(model.layer_inputs, model.embed.hidden)
+    if model.streams is not None:
+        yield from _stream_projections(model.streams, model)
     for path, body in _placed_bodies(model):
         yield from _linears(body, path)
 
@@ -564,6 +637,8 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
             yield from ((inside, linear) for linear in mlp_linears(body))
         case LayerInput():
             yield from ((inside, linear) for linear in layer_input_linears(body))
+        case LowRank():
+            yield from ((inside, linear) for linear in low_rank_linears(body))
         case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
             yield from ((inside, linear) for linear in recurrent_linears(body))
         case Experts():
@@ -586,10 +661,12 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
                 for name in qk_norm_paths(body, norm):
                     found |= norm_sources(replace(norm, name=name), join(path, body.name), own)
             if body.sinks:
-                found[f"{join(path, body.name)}.sinks"] = (body.heads,)
+                found[join(path, body.name, body.sinks_name)] = (body.heads,)
         if isinstance(body, LatentAttention):
             for rms in latent_norms(body):
                 found |= norm_sources(rms, join(path, body.name), (rms.size,))
+        if isinstance(body, LowRank):
+            found |= norm_sources(body.norm, join(path, body.name), (body.norm.size,))
         if isinstance(body, MLP) and body.act == XIELU:
             found |= {join(path, body.name, ACT_FN, name): shape for name, shape in XIELU_NUMBERS.items()}
         if isinstance(body, Mamba):

@@ -3,8 +3,8 @@
 The decoder's settings are those of `text_config`, or the flat ones of older exports. Its weights have a prefix such as
 `language_model.model.` or `model.language_model.`. Rotary positions in sections (M-RoPE) equal plain RoPE for prompts
 with only text, because all sections then have the same position. Source: transformers modeling_gemma3.py,
-modeling_gemma4.py, modeling_llava.py, modeling_llama4.py, modeling_mistral3.py, modeling_qwen2_vl.py,
-modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_qwen3_5.py.
+modeling_gemma3n.py, modeling_gemma4.py, modeling_llava.py, modeling_llama4.py, modeling_mistral3.py,
+modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_qwen3_5.py.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {"vocab_size": 262_208, "num_attention_heads": 8, "head_dim": 256}),
+    "gemma3n_text": (
+        "Gemma3nForCausalLM",
+        {
+            **{"hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 35, "num_attention_heads": 8},
+            **{"vocab_size": 262_400},
+        },
+    ),
     "gemma4_text": (
         "Gemma4ForCausalLM",
         {

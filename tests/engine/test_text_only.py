@@ -199,6 +199,23 @@ def test_a_decoder_that_is_not_known_is_refused(tmp_path: Path) -> None:
         read_checkpoint(tmp_path, weights=False, task=TASK)
 
 
+def test_gemma3n_is_read_under_the_prefix_of_the_whole_model(tmp_path: Path) -> None:
+    """transformers makes the whole model only with a vision encoder of another library."""
+    layers = {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 1}
+    layers |= {"sliding_window": 8, "layer_types": GEMMA_4, "laurel_rank": 5}
+    torch.manual_seed(7)
+    model = transformers.Gemma3nForCausalLM(transformers.Gemma3nTextConfig(**TEXT, **layers)).eval().float()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.2)
+    own = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    tensors = {name.replace("model.", "model.language_model.", 1): tensor.clone() for name, tensor in own.items()}
+    save_file({**tensors, "model.embed_vision.embedding.weight": torch.zeros(3, 4)}, tmp_path / "model.safetensors")
+    config = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": model.config.to_dict()}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3n", "dtype": "float32", **config}))
+    check(tmp_path, model)
+
+
 def test_the_page_of_models_lists_every_decoder() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/models.md").read_text()
     for kind, (architecture, _) in DECODERS.items():

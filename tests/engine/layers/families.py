@@ -46,6 +46,10 @@ GRANITE = {"intermediate_size": 22, "embedding_multiplier": 3.0, "residual_multi
 EXAONE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3}
 GPT_OSS = {"intermediate_size": 22, "sliding_window": 5, "swiglu_limit": 0.6, "rope_parameters": {
     **YARN, "rope_theta": 100.0, "truncate": False}}  # fmt: skip
+MIMO = {"head_dim": 24, "v_head_dim": 7, "num_attention_heads": 8, "moe_intermediate_size": 22, "n_routed_experts": 6,
+        "num_experts_per_tok": 3, "routed_scaling_factor": 1.5, "sliding_window": 5}  # fmt: skip
+GEMMA_3N = {"hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 90, "sliding_window": 5,
+            "laurel_rank": 7}  # fmt: skip
 GEMMA_4 = {"head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 4, "hidden_size_per_layer_input": 10,
            "vocab_size_per_layer_input": VOCAB, "sliding_window": 5}  # fmt: skip
 LLAMA4 = {"intermediate_size": 22, "intermediate_size_mlp": 66, "num_local_experts": 4, "attention_chunk_size": 8,
@@ -93,6 +97,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {**SIZES, "ffn_dim": 66, "word_embed_proj_dim": 48}),
     "opt-after": ("OPT", {**SIZES, **ONE_KV, "ffn_dim": 35, "word_embed_proj_dim": 40, "do_layer_norm_before": False,
                           "enable_bias": False, "tie_word_embeddings": False}),
+    "opt-350m": ("OPT", {**SIZES, "ffn_dim": 66, "word_embed_proj_dim": 20, "do_layer_norm_before": False}),
+    "opt-350m-odd": ("OPT", {**SIZES, **ONE_KV, "ffn_dim": 35, "word_embed_proj_dim": 56, "enable_bias": False,
+                             "tie_word_embeddings": False}),
     "opt-no-affine": ("OPT", {**SIZES, "ffn_dim": 66, "word_embed_proj_dim": 48,
                               "layer_norm_elementwise_affine": False}),
     "persimmon": ("Persimmon", {**SIZES, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
@@ -199,6 +206,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5-moe-odd": ("Ernie4_5_Moe", {**SIZES, **ONE_KV, **ERNIE, "num_hidden_layers": 4, "use_bias": True,
                                           "moe_num_experts": 5, "moe_num_shared_experts": 0, "moe_layer_interval": 2,
                                           "moe_layer_start_index": 0, "tie_word_embeddings": False}),
+    "mimo-v2": ("MiMoV2Flash", {**SIZES, **MIMO, "num_hidden_layers": 4, "attention_bias": True}),
+    "mimo-v2-odd": ("MiMoV2Flash", {**SIZES, **MIMO, "v_head_dim": 24, "attention_value_scale": None, "layer_types":
+        HYBRID, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_key_value_heads": 1, "n_group": 2,
+        "topk_group": 1, "tie_word_embeddings": True}),
     "minimax-m2": ("MiniMaxM2", {**SIZES, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3,
                                  "intermediate_size": 22, "rotary_dim": 8}),
     "minimax-m2-odd": ("MiniMaxM2", {**SIZES, **ONE_KV, "head_dim": 8, "num_local_experts": 5,
@@ -212,6 +223,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe-shared-odd": ("GraniteMoeShared", {**SIZES, **ONE_KV, "intermediate_size": 35, "num_local_experts": 3,
                                                     "num_experts_per_tok": 3, "shared_intermediate_size": 0}),
     "gemma": ("Gemma", {**SIZES, "head_dim": 16, "attention_bias": True, "hidden_act": "gelu"}),
+    "gemma3n": ("Gemma3nText", {**SIZES, **GEMMA_3N, "head_dim": 16, "num_hidden_layers": 4, "layer_types":
+        HYBRID[:2] * 2, "num_kv_shared_layers": 2, "intermediate_size": [66, 66, 50, 66],
+        "activation_sparsity_pattern": [0.6, 0.0, 0.9, 0.0], "attention_bias": True}),
+    "gemma3n-odd": ("Gemma3nText", {**SIZES, **ONE_KV, **GEMMA_3N, "head_dim": 8, "num_hidden_layers": 3, "layer_types":
+        ["sliding_attention", "sliding_attention", "full_attention"], "num_kv_shared_layers": 0,
+        "intermediate_size": 65, "activation_sparsity_pattern": [0.8, 0.0, 0.5], "altup_num_inputs": 3,
+        "altup_correct_scale": False}),
     "gemma4": ("Gemma4Text", {**SIZES, **GEMMA_4, "attention_bias": True, "layer_types": HYBRID[:2] * 2,
                               "use_double_wide_mlp": True, "num_kv_shared_layers": 2}),
     "gemma4-moe": ("Gemma4Text", {**SIZES, **ONE_KV, **GEMMA_4, "num_hidden_layers": 5, "layer_types": [

@@ -28,7 +28,8 @@ TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
 DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "gemma4")
-LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear")  # parts: kernels/test_ops.py
+# Their kernels are in kernels/test_ops.py.
+LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear", "gemma3n", "mimo-v2", "opt-350m")
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd", "gemma4-moe")
 
 
@@ -104,6 +105,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("bloom-odd", 4), ("mpt", 3), ("falcon-alibi", 2), ("baichuan13b-odd", 5)),
         *(("granite-moe-shared", 2), ("minimax-m2", 2), ("ernie4_5-moe", 2), ("gpt-oss", 2), ("llama4", 2)),
         *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2), ("gemma4", 2), ("gemma4-moe", 2)),
+        *(("gemma3n", 2), ("mimo-v2", 2), ("opt-350m", 2)),
         *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
@@ -194,7 +196,7 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("mpt", "no_bias", False, "no_bias is False"),
         ("mpt", "norm_type", "rmsnorm", "norm_type is 'rmsnorm'"),
         ("mpt", "logit_scale", 0.5, "logit_scale is 0.5"),
-        ("opt", "word_embed_proj_dim", 24, "word_embed_proj_dim is 24 and hidden_size 48"),
+        ("opt", "word_embed_proj_dim", 0, "word_embed_proj_dim is 0; it must be a whole number of at least 1"),
         ("olmo", "clip_qkv", 8.0, "clip_qkv"),
         ("qwen1", "visual", {}, "vision encoder"),
         ("minicpm", "sparse_config", {}, "sparse_config"),
@@ -222,10 +224,15 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("falcon-h1", "projectors_bias", True, "projectors_bias and mamba_proj_bias differ"),
         ("falcon-h1", "ssm_multipliers", [1.0], r"ssm_multipliers is \[1.0\]; it must be a list of 5 numbers"),
         ("jamba", "attn_layer_offset", 3, "attn_layer_offset is 3; it must be less than attn_layer_period, 3"),
+        ("gemma3n", "altup_active_idx", 1, "altup_active_idx is 1; supported is 0"),
+        ("gemma3n", "intermediate_size", [66], "intermediate_size has 1 entries"),
+        ("gemma3n", "activation_sparsity_pattern", [0.5, 0.5, 0.5, 1.0], "a number from 0 to less than 1"),
         ("gemma4", "num_kv_shared_layers", 4, "num_kv_shared_layers is 4, and there are 4 layers"),
         ("gemma4", "num_kv_shared_layers", 3, "no layer before the last 3 is of the kind full_attention"),
         ("gemma4", "use_bidirectional_attention", "all", "supported are null and"),
         ("gemma4", "per_layer_config", {"1": {"head_dim": 16}}, "per_layer_config differs between layers"),
+        ("mimo-v2", "v_head_dim", 25, "v_head_dim is 25 and head_dim 24"),
+        ("mimo-v2", "num_key_value_heads", 8, "the first must be a multiple of twice the second"),
         ("mamba", "hidden_act", "gelu", "hidden_act is gelu; Mamba mixers have silu"),
     ],
 )
@@ -240,12 +247,14 @@ def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, m
 DEFAULTS = {
     "FalconH1": transformers.FalconH1Config(num_hidden_layers=2, vocab_size=VOCAB),
     "FalconMamba": transformers.FalconMambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
+    "Gemma3n": transformers.Gemma3nTextConfig(num_hidden_layers=20, vocab_size=VOCAB),
     "Gemma4": transformers.Gemma4TextConfig(num_hidden_layers=7, vocab_size=VOCAB),
     "GptOss": transformers.GptOssConfig(num_hidden_layers=3, vocab_size=VOCAB),
     "Jamba": transformers.JambaConfig(num_hidden_layers=6, vocab_size=VOCAB),
     "KimiLinear": transformers.KimiLinearConfig(num_hidden_layers=5, vocab_size=VOCAB),
     "Llama4": transformers.Llama4TextConfig(num_hidden_layers=5, vocab_size=VOCAB),
     "OlmoHybrid": transformers.OlmoHybridConfig(num_hidden_layers=4, vocab_size=VOCAB),
+    "MiMoV2Flash": transformers.MiMoV2FlashConfig(num_hidden_layers=8, vocab_size=VOCAB),
     "Mamba": transformers.MambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
 }
 
