@@ -131,8 +131,8 @@ manifest has `model.text_only: true`. Requests may then contain text only, and r
 
 ## Speech models
 
-Whisper transcribes and translates audio files ([speech.md](speech.md)). Its encoder reads the spectrogram of a window of
-30 s, with 80 or 128 mel bands; its decoder has cross-attention. The head shares the token embedding.
+Whisper transcribes and translates audio files ([speech.md](speech.md)). Its encoder reads the spectrogram of a window
+of 30 s, with 80 or 128 mel bands; its decoder has cross-attention. The head shares the token embedding.
 
 ## Encoder-decoder models
 

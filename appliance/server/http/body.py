@@ -50,7 +50,7 @@ async def parse_body(body: bytes, schema: type[Schema], service: Service, reques
 
     A header of `request` may name the adapter. An adapter that the body names is loaded if the manifest allows it.
     """
-    parsed = await apart(len(body), _parsed_body, body, schema, service)
+    parsed: Schema = await apart(len(body), _parsed_body, body, schema, service)
     if "model" in schema.model_fields:
         model = None if request is None else request.headers.get(ADAPTER)
         if model:
