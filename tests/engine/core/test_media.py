@@ -14,6 +14,7 @@ from engine.core.recorder import Recorder
 from engine.core.records import read_records
 from engine.core.replay import replay
 from engine.core.scheduler import Scheduler
+from engine.core.snapshot import SchedulerState, restore, snapshot
 
 CAUSAL = MediaLimits(modalities=("image",), step_tokens=10)
 ITEM = MediaLimits(modalities=("image",), step_tokens=10, attention="item")
@@ -183,6 +184,10 @@ def test_recording_has_no_tensors_and_can_be_replayed(tmp_path):
         recorder.on_idle()
     recorder.submit(submit(26, image(3, 6), name="open"), 9.0)
     recorder.plan(9.0)
+    restored = Scheduler(config)
+    restore(restored, msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot(recorder)), type=SchedulerState))
+    marks = [one._by_id["open"].tables.marks for one in (recorder, restored)]
+    assert marks[0] and marks[0] == marks[1]
     recorder._turn_over()
     recorder.flush()
     files = list(tmp_path.iterdir())
