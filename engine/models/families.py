@@ -97,7 +97,13 @@ FAMILIES = (*DECODERS, *RECURRENT, *TRANSLATORS, *SPEECH, *POOLED)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 
-KINDS = {"decoder": DECODERS, "recurrent": RECURRENT, "encoder-decoder": TRANSLATORS, "speech": SPEECH, "encoder": POOLED}
+KINDS = {
+    "decoder": DECODERS,
+    "recurrent": RECURRENT,
+    "encoder-decoder": TRANSLATORS,
+    "speech": SPEECH,
+    "encoder": POOLED,
+}
 
 
 def declaration(architecture: str, config: Mapping[str, Any] | None = None) -> Declare:
