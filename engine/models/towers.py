@@ -220,7 +220,7 @@ def tower_of(config: Mapping[str, Any], layers: Sequence[int], default: str, **d
     """Return the tower of the type that the configuration names."""
     inner = config.get("vision_config")
     name = inner.get("model_type", default) if isinstance(inner, dict) else default
-    if name not in BY_TYPE:
+    if not isinstance(name, str) or name not in BY_TYPE:
         raise CheckpointError(
             f"config.json: model_type of vision_config is {shown(name)}; supported are {', '.join(BY_TYPE)}"
         )

@@ -78,10 +78,10 @@ def unsupported(architecture: str, config: Mapping[str, Any], supported: Mapping
     """Return the message for an architecture that is not supported."""
     every = sorted(name for names in supported.values() for name in names)
     said = f"config.json: the architecture {architecture!r}"
-    if name := misspelt(architecture, every):
-        return f"{said} is not supported. Did you mean {name}? Supported are {', '.join(every)}"
     if text := text_architecture(config):
         return f"{said} is multimodal, and only its text decoder is supported: set {KEY}: true to serve it as {text}"
+    if name := misspelt(architecture, every):
+        return f"{said} is not supported. Did you mean {name}? Supported are {', '.join(every)}"
     kind = kind_of(architecture, config)
     said += f" ({KINDS[kind]})" if kind else ""
     if name := closest(architecture, config, supported):

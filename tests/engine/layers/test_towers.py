@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.api.errors import CheckpointError, TaskError
 from engine.distributed.world import Single
 from engine.layers.linear import Target
 from engine.layers.tower import TowerModel
@@ -86,3 +87,18 @@ def test_prefixes_of_other_exports_are_read(saved: Saved, tmp_path: Path, prefix
 
 def bare(name: str) -> str:
     return name.removeprefix("model.")
+
+
+@pytest.mark.parametrize("value", [10**18, -1, []])
+def test_absurd_settings_of_a_tower_are_refused_or_read(saved: Saved, tmp_path: Path, value: Any) -> None:
+    config = json.loads((saved[1] / "config.json").read_text())
+    vision = config["vision_config"]
+    for changed in (
+        *({**config, "vision_config": {**vision, key: value}} for key in vision),
+        *({**config, key: value} for key in (*config, "vision_feature_layer", "image_grid_pinpoints")),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        try:
+            read_checkpoint(tmp_path, weights=False)
+        except (CheckpointError, TaskError) as error:
+            assert "config.json" in str(error) and len(str(error)) < 1000
