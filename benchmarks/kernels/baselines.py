@@ -110,7 +110,9 @@ def flash_arguments(op: str, args: Args) -> Args | None:
             q, pages, layer, table, slot, query_start, lengths, _, scale, window, softcap, *rest = args
             return _paged(q, pages, layer, table, slot, query_start, lengths, scale, window, softcap, rest)
         case "encoder_attention":
-            q, k, v, start, _, scale, causal, window, softcap = args
+            q, k, v, start, _, scale, causal, window, softcap, biases = args
+            if biases is not None:
+                raise ValueError("the comparison with FlashAttention does not support biases")
             count = start.diff()
             most = int(count.max())
             sizes = most, most, scale, causal, _behind(window), softcap or 0.0
@@ -135,8 +137,8 @@ def _paged(
     scales = (1.0, None)  # of pages that are not quantized
     if pages.dtype != q.dtype or any(isinstance(one, Tensor) or one not in scales for one in others):
         raise ValueError(
-            "the comparison with FlashAttention does not support sinks, spans, key_starts, slopes, chunks and our "
-            "8-bit pages"
+            "the comparison with FlashAttention does not support sinks, spans, key_starts, slopes, chunks, biases "
+            "and our 8-bit pages"
         )
     key_start = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     sizes = int(query_start.diff().max()), int(lengths.max()), scale, True, _behind(window), softcap or 0.0
