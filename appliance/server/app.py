@@ -15,8 +15,7 @@ from appliance.server.errors.api import NotFound, TaskNotServed
 from appliance.server.http.inflate import Inflate
 from appliance.server.http.service import Service, service_of
 from appliance.server.middleware import Allowance, Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
-from appliance.server.openai import chat, completions, label_scores, models, tokens
-from appliance.server.openai.adapters import adapter_routes
+from appliance.server.openai import adapters, chat, completions, label_scores, models, tokens
 from appliance.server.openai.responses import routes as responses
 from appliance.server.openai.responses.store import ResponseStore
 from appliance.server.platforms import invocations, kserve, predict
@@ -29,6 +28,7 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     (None, health.router),
     (None, metrics.router),
     (None, models.router),
+    (None, adapters.router),
     (None, tokens.router),
     (None, page.router),
     ("generate", chat.router),
@@ -127,8 +127,7 @@ def _absent(router: APIRouter, need: Need) -> APIRouter:
 def routers(service: Service) -> list[APIRouter]:
     """Return the route groups of this service."""
     served = [router for need, router in ROUTES if _serves(service, need)]
-    adapters_of = adapter_routes(service.config.adapter_folders)
-    return [predict.health_routes(service), *served, adapters_of, docs.router, predict.predict_routes(service)]
+    return [predict.health_routes(service), *served, docs.router, predict.predict_routes(service)]
 
 
 async def _pass_on(request: Request, error: Exception) -> Any:

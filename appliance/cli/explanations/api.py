@@ -14,6 +14,10 @@ API: dict[str, tuple[str, str]] = {
         "The request is well formed but has a value that cannot be served.",
         "Change the field in error.param. The operator can change limits.* and model.max_context.",
     ),
+    "InvalidInput": (
+        "A request to load or unload a LoRA adapter has a wrong name or path, or the adapter is loaded already.",
+        "Change the field in error.param. docs/adapters.md describes the folders that are allowed.",
+    ),
     "InvalidBody": (
         "The body is not valid JSON, or a field has the wrong type.",
         "Compare the field in error.param with /openapi.json.",

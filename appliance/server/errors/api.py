@@ -56,6 +56,13 @@ class BadRequest(ApiError):
     type = "BadRequestError"
 
 
+class InvalidInput(ApiError):
+    """The request to load or unload a LoRA adapter is invalid."""
+
+    status = 400
+    type = "InvalidUserInput"
+
+
 class InvalidBody(ApiError):
     """The body is not valid JSON or does not match the route's schema."""
 

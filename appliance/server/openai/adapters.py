@@ -1,21 +1,29 @@
-"""Routes that load and unload LoRA adapters: those of vLLM, and those of Amazon SageMaker's inference components.
+"""Routes of vLLM and of Amazon SageMaker that load and unload LoRA adapters.
 
-They exist if `adapter_loading.folders` names folders.
+They get 404 unless `adapter_loading.folders` names folders.
 """
 
 import json
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from appliance.server.errors.api import BadRequest, NotFound
+from appliance.server.errors.api import BadRequest, InvalidInput, NotFound
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.service import service_of
-from appliance.server.routing.adapters import InvalidInput
 
-router = APIRouter(tags=["adapters"])
+
+async def _enabled(request: Request) -> None:
+    if not service_of(request).config.adapter_folders:
+        raise NotFound(
+            f"{request.url.path} is not enabled: set adapter_loading.folders to the folders from which adapters may be "
+            "loaded."
+        )
+
+
+router = APIRouter(tags=["adapters"], dependencies=[Depends(_enabled)])
 
 
 class LoadAdapterRequest(BaseModel):
@@ -111,25 +119,3 @@ async def _registration(request: Request) -> dict[str, str]:
             "pin is not supported: the slots are shared by all adapters (adapter_loading.max_active).", "pin"
         )
     return {"name": given["name"], "src": given["src"]}
-
-
-def adapter_routes(folders: tuple[str, ...]) -> APIRouter:
-    """Return the routes, or replies that say how to enable them."""
-    if folders:
-        return router
-    absent = APIRouter(include_in_schema=False)
-
-    async def refuse(request: Request) -> None:
-        raise NotFound(
-            f"{request.url.path} is not enabled: set adapter_loading.folders to the folders from which adapters may be "
-            "loaded."
-        )
-
-    for path, methods in {
-        "/v1/load_lora_adapter": ["POST"],
-        "/v1/unload_lora_adapter": ["POST"],
-        "/adapters": ["GET", "POST"],
-        "/adapters/{name:path}": ["DELETE"],
-    }.items():
-        absent.add_api_route(path, refuse, methods=methods)
-    return absent

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from appliance.server.errors.api import ApiError, NotFound, Unavailable
+from appliance.server.errors.api import BadRequest, InvalidInput, NotFound, Unavailable
 from engine.api.client import EngineClient
 from engine.api.config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.api.messages import AdapterChanged, LoadAdapter, UnloadAdapter
@@ -22,20 +22,6 @@ FILE = "adapters.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}")
 RETRY_AFTER_S = 3
 LOAD_S = 300.0  # maximum time for an engine to load an adapter
-
-
-class InvalidInput(ApiError):
-    """The request to load or unload an adapter is invalid. The type is that of vLLM."""
-
-    status = 400
-    type = "InvalidUserInput"
-
-
-class FailedAdapter(ApiError):
-    """An engine cannot serve the adapter."""
-
-    status = 400
-    type = "BadRequestError"
 
 
 @dataclass(frozen=True)
@@ -224,7 +210,7 @@ class AdapterRegistry:
                 for index in self._serving():
                     self._send(index, UnloadAdapter(name))
             if errors:
-                raise FailedAdapter(f"The lora adapter '{name}' cannot be loaded: {errors[0]}", "lora_path")
+                raise BadRequest(f"The lora adapter '{name}' cannot be loaded: {errors[0]}", "lora_path")
             raise Unavailable("The engine exited while it loaded the adapter.", RETRY_AFTER_S)
         self._paths[name] = path
         self._save()

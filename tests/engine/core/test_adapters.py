@@ -110,6 +110,7 @@ def test_random_traffic_with_more_adapters_than_slots_ends_and_is_right(policy: 
             state = msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot(scheduler)), type=SchedulerState)
             other = Scheduler(config)
             restore(other, state)
+            assert list(other._aside) == list(scheduler._aside)
             one, same = scheduler.plan(0.0), other.plan(0.0)
             assert (None if one is None else one.plan) == (None if same is None else same.plan)
             scheduler = other

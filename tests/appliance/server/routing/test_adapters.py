@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from appliance.server.errors.api import ApiError, NotFound, Unavailable
-from appliance.server.routing.adapters import FILE, AdapterRegistry, FailedAdapter, Folders, InvalidInput
+from appliance.server.errors.api import ApiError, BadRequest, InvalidInput, NotFound, Unavailable
+from appliance.server.routing.adapters import FILE, AdapterRegistry, Folders
 from engine.api.client import EngineState
 from engine.api.messages import AdapterChanged, LoadAdapter, UnloadAdapter
 from engine.models.adapters import FILES
@@ -136,7 +136,7 @@ def test_names_that_cannot_be_used_are_refused(allowed: Path):
 def test_an_adapter_that_one_engine_refuses_is_removed_from_the_others(allowed: Path):
     clients = [FakeClient([]), FakeClient([], error="has rank 99")]
     adapters = registry(allowed, clients)
-    assert "has rank 99" in failed(FailedAdapter, adapters, "sql", "sql")
+    assert "has rank 99" in failed(BadRequest, adapters, "sql", "sql")
     assert adapters.names == ("first",)
     assert [client.sent[-1] for client in clients] == [UnloadAdapter("sql")] * 2
     loading = [FakeClient([], state=EngineState("loading"))]
