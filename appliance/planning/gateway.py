@@ -115,7 +115,8 @@ def gateway_config(
 def _accepts_images(manifest: Manifest, checkpoint: Checkpoint) -> bool:
     """Return True if the served model has a tower for images, whose processor is known, and images are not turned
     off."""
-    return manifest.limits.media.images > 0 and not manifest.model.text_only and has_processor(checkpoint.path)
+    has_tower = checkpoint.model.media is not None
+    return has_tower and manifest.limits.media.images > 0 and has_processor(checkpoint.path)
 
 
 def _unused(config: GatewayConfig) -> dict[str, Any]:
