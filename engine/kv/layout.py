@@ -205,8 +205,8 @@ def page_shape(part: SelfAttention) -> tuple[int, int, int]:
 
 
 def _units_per_block(kinds: Sequence[tuple[int, int]]) -> int:
-    """Return the size of a block, in units that several layers of a kind fill: (layers, layers that fill a unit) of
-    each kind. If every number wastes more than MAX_SPARE, it is the one that wastes least."""
+    """Return the size of a block in units. kinds: for each kind of layers, their number, and how many fill a unit. If
+    every size wastes more than MAX_SPARE, the result is the size with the least waste."""
     total = sum(count / each for count, each in kinds)
     best: tuple[bool, int, float, int] | None = None
     for size in range(1, max(blocks_of(*kind) for kind in kinds) + 1):

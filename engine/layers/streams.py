@@ -10,7 +10,7 @@ from kernels.streams import collect, correct, predict, sparsify, spread, tanh
 
 
 def computed(op: StreamOp, get: Callable[[Value], Tensor], world: World) -> Iterator[tuple[Value, Tensor]]:
-    """Yield the buffers that an operation writes, with what it writes to them. get: returns the rows of a buffer."""
+    """Yield each buffer that an operation writes, and its new rows. get: function that returns the rows of a buffer."""
     match op:
         case Spread():
             yield op.y, spread(get(op.x), get(op.projected))
