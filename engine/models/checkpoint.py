@@ -309,7 +309,7 @@ def _declared(declare: Declare, config: dict[str, Any], place: str) -> Model:
 
 
 def _dtype(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
-    """Return the type in config.json, else that of the largest tensor, else (quantized) bfloat16, for its range."""
+    """Return the type in config.json, else the type of the largest tensor, else (quantized) bfloat16, for its range."""
     declared = config.get("dtype")
     if declared in DTYPES.values():
         return str(declared)

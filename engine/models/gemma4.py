@@ -127,7 +127,7 @@ def _feed(mlp: MLP, experts: Experts | None, norm: RMSNorm) -> ResidualBlock:
 
 
 def _experts(c: Config, eps: float, act: str) -> Experts:
-    """Return the experts beside an MLP. Their router reads the hidden states with a norm of its own."""
+    """Return the experts next to an MLP. Their router reads the hidden states with a norm of its own."""
     count, chosen = replace(c, values={**c.values, "num_experts_per_tok": c.values.get("top_k_experts")}).experts()
     return Experts(
         hidden=c.hidden,

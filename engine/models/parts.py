@@ -862,7 +862,7 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """Join the features of squares of side · side patches: those of the first row, then of the next ones."""
+    """Join the features of squares of side · side patches: the first row, then the next rows."""
 
     side: int
     by_channel: bool = False  # instead, channel by channel (Mistral 3)

@@ -36,7 +36,7 @@ class Candidates:
         return (self.values - self.values[:, :1]).double().exp()
 
     def tighten(self, keep: Tensor, limit: Tensor) -> Tensor:
-        """Return the shorter of two prefixes, either of which may be `unknown`; at least one token."""
+        """Return the shorter of two prefixes, which may be `unknown`; at least one token."""
         shorter = torch.minimum(keep, limit).clamp(min=1)
         open_end = (shorter > self.width) & ((keep == self.unknown) | (limit == self.unknown))
         return torch.where(open_end, self.unknown, shorter)

@@ -25,7 +25,7 @@ from engine.sampling.rows import LogitProcessor, Rows
 
 
 def speech_begin(rows: Rows) -> LogitProcessor | None:
-    """Restrict the first tokens of replies to those of `begin`."""
+    """Restrict the first tokens of replies to `begin`."""
     users = {}
     for row, rules, reply in _replies(rows):
         if len(reply) < len(rules.begin):

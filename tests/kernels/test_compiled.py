@@ -553,7 +553,7 @@ class Pages:
         self.width = max(-(-(first + count) // block) for first, count in rows)
         self.block, total = block, len(rows) * self.width + 1
         self.table = (torch.randperm(total - 1, generator=draw) + 1).view(len(rows), self.width)
-        # What is read without having been written must not matter.
+        # Bytes that are read but were never written must not change the result.
         self.pages = torch.full((total, self.LAYERS, 2, block, kv_heads, dim), 50.0).to(dtype)
         self.qkv = [  # of its number and length alone, so that a row is the same in any company
             random(first + count, heads + 2 * kv_heads, dim, seed=row, dtype=dtype).float()

@@ -105,7 +105,7 @@ def write(folder: Path, **more: Any) -> Whisper:
 
 
 def spectrogram(seed: int, mels: int = 80) -> np.ndarray:
-    """Of a window of noise and tones."""
+    """Return the spectrogram of a window of noise and tones."""
     rng = np.random.default_rng(seed)
     count = int(WINDOW_S * SAMPLE_RATE)
     samples = rng.normal(size=count) * 0.1 + np.sin(np.arange(count) * rng.uniform(0.02, 0.5))
