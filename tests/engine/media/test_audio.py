@@ -81,6 +81,7 @@ def silent_wav(frames: int) -> bytes:
         (encoded(np.array([0.0, np.nan], np.float32), SAMPLE_RATE, "WAV", "FLOAT"), "not finite"),
         (encoded(tone(0.1, 900), 900, "WAV"), "1 channels at 900 Hz"),
     ],
+    ids=["empty", "text", "no samples", "long", "not finite", "low rate"],  # files may contain the time
 )
 def test_unusable_files_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(AudioError, match=words) as raised:
