@@ -150,19 +150,22 @@ class MediaStore:
     def _embedded(
         self, pieces: Sequence[_Piece], slots: Mapping[int, int]
     ) -> tuple[MediaRows | None, dict[int, str], MediaCounts | None]:
-        """Return the embeddings of these tokens, the rows whose items have another number of embeddings than tokens,
-        and counts. slots: by row."""
+        """Return the embeddings of these tokens, the rows whose items the tower cannot read or that have another number
+        of embeddings than tokens, and counts. slots: by row."""
         if not pieces:
             return None, {}, None
         items = {piece.item.digest: piece.item for piece in pieces}
         missing = [item for digest, item in items.items() if digest not in self._kept]
         begun = sum(self._open[slots[piece.row]].begin(piece.item.digest) for piece in pieces)
         began = time.perf_counter()
-        self._encode(missing)
+        refused = self._encode(missing)
         counts = MediaCounts(len(missing), max(0, begun - len(missing)), time.perf_counter() - began)
         failed: dict[int, str] = {}
         chosen, tokens = [], []
         for piece in pieces:
+            if piece.item.digest in refused:
+                failed[piece.row] = refused[piece.item.digest]
+                continue
             embeddings = self._kept[piece.item.digest]
             self._kept.move_to_end(piece.item.digest)
             expected = sum(size for _, size in piece.item.spans)
@@ -178,7 +181,18 @@ class MediaStore:
         indexes = torch.from_numpy(np.concatenate(tokens)).to(self._device, non_blocking=True)
         return MediaRows(indexes, torch.cat(chosen)), failed, counts
 
-    def _encode(self, items: Sequence[MediaItem]) -> None:
+    def _encode(self, items: Sequence[MediaItem]) -> dict[bytes, str]:
+        """Compute the embeddings of these items. Return why the tower cannot read an item, by digest."""
+        try:
+            self._keep(items)
+        except ValueError as error:
+            if len(items) == 1:
+                return {items[0].digest: str(error)}
+            # The others are computed alone, because the error does not name the item.
+            return {digest: why for item in items for digest, why in self._encode([item]).items()}
+        return {}
+
+    def _keep(self, items: Sequence[MediaItem]) -> None:
         if not items:
             return
         inputs = [

@@ -138,3 +138,15 @@ def test_wrong_places_are_refused(family, spans, words):
             message = str(error)
         assert words in (message or "")
         assert len(llm.generate(prompt, greedy())[0].ids) == REPLY
+
+
+def test_item_that_the_tower_cannot_read_fails_alone(family, replies):
+    """Both images enter the same step."""
+    parts = (3, ONE, 5)
+    whole, broken = family.prompt(*parts), family.prompt(3, OTHER, 5)
+    item = broken.media[0]
+    renamed = msgspec.structs.replace(item, tensors={"other": item.tensors["pixel_values"]}, digest=b"other")
+    with opened(family, "torch") as llm:
+        failed, reply = llm.generate([MediaPrompt(broken.ids, (renamed,)), whole], greedy())
+    assert "the tower reads pixel_values" in (failed.error or "")
+    check(reply, replies[parts])
