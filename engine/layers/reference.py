@@ -137,7 +137,7 @@ class ReferenceExecutor:
             reading = Run(*self._parts, alone, inputs.ids, inputs.positions, spectrograms=inputs.spectrograms)
             execute(program.encoder, reading, self._encoder_unused)
         inputs_of = batch.ids, batch.positions, batch.segments, batch.adapters
-        run = Run(*self._parts, step, *inputs_of, self.adapters, batch.media)
+        run = Run(*self._parts, step, *inputs_of, loaded=self.adapters, media=batch.media)
         run.read_again = self._read_again
         execute(program.ops, run, self._unused)
         return run[program.out]
