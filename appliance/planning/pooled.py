@@ -35,6 +35,7 @@ def task_config(manifest: Manifest) -> TaskConfig:
         **passed_on(manifest, "engine.model.task"),
         task=manifest.model.task,
         normalize=None if normalize == "auto" else normalize,
+        images=manifest.limits.media.images > 0,
     )
 
 

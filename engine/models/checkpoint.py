@@ -82,12 +82,14 @@ def read_checkpoint(
     place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
     written = _read_config(folder, blocks)
     media = "" if task.text_only or blocks is not None else media_architecture(written)
-    if task.text_only and has_prefix_attention(written):
+    without_tower = bool(media) and not task.images and not has_prefix_attention(written)
+    text_only, media = task.text_only or without_tower, "" if without_tower else media
+    if text_only and has_prefix_attention(written):
         raise TaskError(
             f"model.text_only: true: {folder / 'config.json'}: the prompts of this model attend in both directions, "
             "which is supported only together with images; leave the key out"
         )
-    config = normalised(_text_config(written, folder) if task.text_only or media else written)
+    config = normalised(_text_config(written, folder) if text_only or media else written)
     generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, written, trust_remote_code)
     model = _declared(declare, config, place)
@@ -100,7 +102,7 @@ def read_checkpoint(
         raise CheckpointError(
             f"{folder}: {architecture} is computed by transformers' code, which needs its safetensors files"
         )
-    if task.text_only and weights and blocks is None:
+    if text_only and weights and blocks is None:
         model = text_decoder(model, read_tensors(folder))
     if media and weights:
         model = placed(model, read_tensors(folder))

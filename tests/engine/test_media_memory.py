@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.api.config import TaskConfig
 from engine.lowering.footprint import Holder, footprint, mapped_bytes, part_bytes
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import best, tiling
@@ -19,3 +20,13 @@ def test_planned_weights_equal_allocated_ones(name, kernels, tmp_path):
     assert {part: size for part, size in held.held.items() if part in part_bytes(planned)} == part_bytes(planned)
     assert held.mapped == mapped_bytes(planned)
     assert part_bytes(planned)["tower"] > 0
+
+
+@pytest.mark.parametrize(("name", "keeps"), [("llava", False), ("paligemma", True)])
+def test_without_images_no_tower_is_loaded(name, keeps, tmp_path):
+    """PaliGemma's prompts attend in both directions, which is declared with its tower."""
+    family = FAMILIES[name][0](tmp_path)
+    found = read_checkpoint(family.folder, task=TaskConfig(images=False))
+    assert (found.model.media is not None) == keeps
+    if not keeps:
+        assert found.model == read_checkpoint(family.folder, task=TaskConfig(text_only=True)).model

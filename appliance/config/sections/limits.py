@@ -24,10 +24,11 @@ class Media(Section):
     images: Annotated[int, Field(ge=0)] = declare(
         16,
         effect=Effect("service", memory=True),
+        affects="engine.model.task.images",
         clients=Limit("more images in a request get 400"),
         example=4,
     )
-    """Maximum images in one prompt. 0 turns images off."""
+    """Maximum images in one prompt. 0 turns images off: the tower is not loaded."""
     max_pixels: Count = declare(50_000_000, effect=GATEWAY, clients=Limit("larger images get 400"), example=12_000_000)
     """Maximum pixels of an image before resizing; more get 400."""
     max_bytes: Bytes = declare(20 * 2**20, effect=GATEWAY, clients=Limit("larger images get 400"), example="5MiB")

@@ -20,10 +20,10 @@ def manifest(folder: Path, config: dict[str, object], text_only: str = "") -> Pa
     return file
 
 
-def seeing() -> dict[str, object]:
+def seeing(architecture: str = "Qwen3VLForConditionalGeneration") -> dict[str, object]:
     """The demo's decoder within a model of images, as config.json writes it."""
     text = json.loads((DEMO / "config.json").read_text()) | {"model_type": "qwen3_vl_text"}
-    return {"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    return {"architectures": [architecture], "text_config": text, "vision_config": {}}
 
 
 def test_the_decoder_is_planned_where_the_key_asks_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,8 +32,16 @@ def test_the_decoder_is_planned_where_the_key_asks_for_it(tmp_path: Path, capsys
 
 
 def test_the_message_without_the_key_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(manifest(tmp_path, seeing()))]) == 10
+    file = manifest(tmp_path, seeing("OvisForConditionalGeneration"))  # a tower without a declaration
+    assert main(["check", str(file)]) == 10
     assert "set model.text_only: true to serve it as Qwen3ForCausalLM" in capsys.readouterr().err
+
+
+def test_the_decoder_is_planned_if_images_are_turned_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest(tmp_path, seeing())
+    file.write_text(file.read_text() + "limits: {media: {images: 0}}\n")
+    assert main(["check", str(file)]) == 0
+    assert "Qwen3ForCausalLM" in capsys.readouterr().out
 
 
 def test_the_key_is_refused_for_a_model_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
