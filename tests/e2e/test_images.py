@@ -1,0 +1,145 @@
+"""Images through the running service: replies of transformers, a crash of the engine, and images turned off.
+
+The model is a small Qwen2-VL with random weights and the tokenizer of the demo.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from tests.appliance.server.http.image_models import data_url, picture, png, write
+from tests.e2e.conftest import Appliance
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKENS = 24
+MANIFEST = """\
+apiVersion: slipway/v2
+model: {{source: {{path: model}}, names: [eyes], max_context: 512}}
+hardware: {{device: cpu, threads: 1}}
+lifecycle: {{self_test: {{prompts: 0}}}}
+{more}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with weights, tokenizer, template and processor."""
+    base = tmp_path_factory.mktemp("images")
+    (base / "model").mkdir()
+    write("qwen2_vl", ROOT / "manifests/demo", base / "model")
+    written = json.loads((base / "model/tokenizer.json").read_text())
+    ids = {one["content"]: one["id"] for one in written["added_tokens"]}
+    vocab = 1 + max(*ids.values(), *written["model"]["vocab"].values())
+    config = transformers.Qwen2VLConfig(
+        vision_config={
+            **{"depth": 2, "embed_dim": 32, "num_heads": 2, "patch_size": 4, "hidden_size": 32, "mlp_ratio": 2},
+        },
+        text_config={
+            **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"num_key_value_heads": 2, "vocab_size": vocab, "max_position_embeddings": 512},
+            **{"eos_token_id": ids["<|im_end|>"], "bos_token_id": None, "tie_word_embeddings": False},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]},
+        },
+        image_token_id=ids["<|image_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    torch.manual_seed(3)
+    model = transformers.Qwen2VLForConditionalGeneration(config).float().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, 0.3)
+        for token in ids.values():
+            model.lm_head.weight[token] = 0  # replies are text
+    model.save_pretrained(base / "model")
+    for name, more in (("on", ""), ("off", "limits: {media: {images: 0}}")):
+        (base / f"{name}.yaml").write_text(MANIFEST.format(more=more))
+    return base
+
+
+@pytest.fixture(scope="module")
+def service(launch: Callable[..., Appliance], folder: Path) -> Appliance:
+    appliance = launch(folder / "on.yaml")
+    appliance.wait_ready()
+    return appliance
+
+
+def reply_of_transformers(folder: Path, prompt: list[int], image: Image.Image) -> list[int]:
+    model = transformers.Qwen2VLForConditionalGeneration.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    processor = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder / "model")
+    given = processor(images=[image], return_tensors="pt")
+    ids = torch.tensor([prompt])
+    types = (ids == model.config.image_token_id).long()
+    with torch.no_grad():
+        for _ in range(TOKENS):
+            logits = model(input_ids=ids, mm_token_type_ids=types, **given).logits[0, -1]
+            ids = torch.cat((ids, logits.argmax().view(1, 1)), 1)
+            types = torch.cat((types, torch.zeros(1, 1, dtype=torch.int64)), 1)
+    return ids[0, len(prompt) :].tolist()
+
+
+def messages(*images: Image.Image) -> list[dict]:
+    parts = [{"type": "image_url", "image_url": {"url": data_url(png(image))}} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}]
+
+
+def ask(service: Appliance, *images: Image.Image, **more: object) -> dict:
+    body = {"model": "eyes", "messages": messages(*images), "temperature": 0, "max_tokens": TOKENS}
+    body |= {"ignore_eos": True, "return_token_ids": True, **more}
+    found = service.client.post("/v1/chat/completions", json=body)
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+def test_replies_equal_transformers_and_the_prefix_cache_tells_images_apart(service: Appliance, folder: Path) -> None:
+    images = [picture(), picture(seed=1), picture(width=96, height=20, seed=2)]
+    replies = [ask(service, image) for image in images]
+    for image, reply in zip(images, replies, strict=True):
+        expected = reply_of_transformers(folder, reply["prompt_token_ids"], image)
+        assert reply["choices"][0]["token_ids"] == expected
+    assert len({str(one["choices"][0]["token_ids"]) for one in replies}) == len(images)
+    again = ask(service, images[0])
+    assert again["choices"][0]["token_ids"] == replies[0]["choices"][0]["token_ids"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
+    assert "slipway_media_encoded_total" in service.client.get("/metrics").text
+
+
+def test_a_stream_with_an_image_survives_a_kill_of_its_engine(service: Appliance) -> None:
+    count = 200
+    body = {"model": "eyes", "messages": messages(picture(seed=4), picture(seed=5)), "temperature": 0}
+    body |= {"max_tokens": count, "ignore_eos": True, "stream": True}
+    whole = "".join(stream(service, body))
+    pieces = []
+    for number, piece in enumerate(stream(service, body)):
+        pieces.append(piece)
+        if number == 5:
+            os.kill(service.pids()["engine-0"], signal.SIGKILL)
+    assert "".join(pieces) == whole and len(pieces) > 20
+
+
+def stream(service: Appliance, body: dict) -> list[str]:
+    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=120)
+    extra = {"ignore_eos": body["ignore_eos"]}
+    chunks = client.chat.completions.create(
+        **{name: value for name, value in body.items() if name != "ignore_eos"}, extra_body=extra
+    )
+    return (chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_images_that_are_turned_off_get_400_and_no_tower(launch: Callable[..., Appliance], folder: Path) -> None:
+    appliance = launch(folder / "off.yaml")
+    appliance.wait_ready()
+    found = appliance.client.post("/v1/chat/completions", json={"model": "eyes", "messages": messages(picture())})
+    assert found.status_code == 400 and "messages[0].content[0]" in found.text
+    text = [{"role": "user", "content": "hello"}]
+    found = appliance.client.post("/v1/chat/completions", json={"model": "eyes", "messages": text, "max_tokens": 4})
+    assert found.status_code == 200
