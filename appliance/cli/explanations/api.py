@@ -48,6 +48,10 @@ API: dict[str, tuple[str, str]] = {
         "Send fewer or smaller headers (cookies are often the reason), or raise the key in the message.",
     ),
     "TooLarge": ("The body is larger than limits.max_body.", "Send less, or raise limits.max_body."),
+    "FileTooLarge": (
+        "The audio file is larger than limits.max_audio_file.",
+        "Send a compressed file (FLAC, Ogg or MP3), or raise limits.max_audio_file and, if necessary, limits.max_body.",
+    ),
     "UnsupportedEncoding": (
         "The body has an unsupported Content-Encoding.",
         "Send it with Content-Encoding gzip or deflate, or without one.",
