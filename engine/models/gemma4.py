@@ -196,7 +196,8 @@ def _of_kind(c: Config, kinds: tuple[str, ...], kind: str) -> Config:
         more["num_key_value_heads"] = c.values["num_global_key_value_heads"]
     layers = c.values.get("per_layer_config")
     if isinstance(layers, dict):
-        found = [layers.get(str(layer)) or {} for layer, one in enumerate(kinds) if one == kind]
+        own = {int(key): value for key, value in layers.items() if str(key).isdigit()}  # keys may have leading zeros
+        found = [own.get(layer) or {} for layer, one in enumerate(kinds) if one == kind]
         if any(one != found[0] for one in found) or not isinstance(found[0], dict):
             raise CheckpointError(
                 f"config.json: per_layer_config differs between layers of the kind {kind}: {shown(found)}"
