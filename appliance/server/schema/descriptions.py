@@ -104,6 +104,18 @@ DESCRIPTIONS: dict[str | tuple[str, str], str] = {
     "output_config": "Effort and format of the output.",
     "output_format": "JSON schema of the reply.",
     "verbosity": "Hint for the length of the text, given to the chat template.",
+    # Images
+    "source": "Where the image comes from: `base64` or `url`.",
+    "media_type": "MIME type of the image; its bytes determine the format.",
+    "url": "https URL of an allowed host, or file URL of an allowed folder.",
+    ("Base64Source", "data"): "The image file in base64.",
+    # Adapters
+    "lora_name": "Name that requests use as `model`.",
+    "lora_path": "Folder of the adapter, in one of the folders of the manifest.",
+    "load_inplace": "Read the files again if an adapter with this name is loaded.",
+    "src": "Folder of the adapter, in one of the folders of the manifest.",
+    "preload": "Accepted for compatibility; adapters are read when they are registered.",
+    "pin": "Keep the adapter on the device; not supported.",
     # Tools
     "tools": "Functions that the model may call.",
     "custom": "Name, description and input format of a custom tool.",
