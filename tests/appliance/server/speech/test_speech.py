@@ -10,7 +10,8 @@ import openai
 import pytest
 import torch
 
-from appliance.config.gateway import SpeechModel
+from appliance.config.gateway import SpeechModel, with_values
+from appliance.server import live
 from appliance.server.first_requests import ask_each_kind, kinds
 from appliance.server.routing.refused import content_hash
 from appliance.server.speech import transcript
@@ -264,6 +265,18 @@ def test_files_that_cannot_be_read_are_refused(make_speech: Callable[..., Speech
         assert reply.status_code == status and words in reply.json()["error"]["message"], reply.text
         assert reply.json()["error"]["param"] == "file"
     assert not gateway.submits
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "status"), [("limits.max_audio_file", 1000, 413), ("limits.max_audio_seconds", 0.05, 400)]
+)
+def test_limits_of_audio_files_change_in_a_running_gateway(
+    gateway: SpeechGateway, key: str, value: float, status: int
+) -> None:
+    assert gateway.send(wav(clip(0.1))).status_code == 200
+    asyncio.run(live.apply(gateway.service, with_values(gateway.service.config, {key: value})))
+    reply = gateway.send(wav(clip(0.1)))
+    assert reply.status_code == status and key in reply.json()["error"]["message"], reply.text
 
 
 def test_forms_that_have_no_file_are_refused(gateway: SpeechGateway) -> None:
