@@ -125,6 +125,9 @@ class ScriptedRouter:
     def load(self) -> Load:
         return Load(0.25, 3)
 
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Ignore the configuration: replies are scripted."""
+
     def generate_all(self, submits: Sequence[Submit], where: Placement = ANYWHERE) -> list[ScriptedGeneration]:
         self.submits += submits
         self.placements.append(where)
