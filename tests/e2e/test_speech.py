@@ -7,7 +7,6 @@ transformers.
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import openai
 import pytest
