@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "gemma3": "gemma3",
+    "glm4v": "glm4v",
     "idefics3": "idefics3",
     "internvl": "internvl",
     "llava": "llava",

@@ -7,6 +7,7 @@ processing_qwen3_vl.py, image_processing_pil_qwen2_vl.py.
 
 from dataclasses import dataclass
 from math import ceil, floor, sqrt
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -26,7 +27,7 @@ from engine.media.processor import Array, Layout, Processor
 from engine.media.settings import Files
 
 MAX_RATIO = 200
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "resample": BICUBIC,
     "image_mean": CLIP_MEAN,
     "image_std": CLIP_STD,
@@ -38,7 +39,7 @@ DEFAULTS = {
 }
 
 
-def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> Size:
+def smart_resize(height: int, width: int, factor: int, min_pixels: float, max_pixels: float) -> Size:
     """Return multiples of `factor` near the given size, with a number of pixels in the range. Raises ImageError."""
     if max(height, width) / min(height, width) > MAX_RATIO:
         raise ImageError(
@@ -98,12 +99,17 @@ class QwenVL:
 
 
 def declare(files: Files) -> Processor:
-    settings = files.settings(DEFAULTS)
-    size = {**DEFAULTS["size"], **(settings["size"] if isinstance(settings["size"], dict) else {})}  # type: ignore[dict-item]
+    return declare_patches(QwenVL, files, DEFAULTS, "<|image_pad|>")
+
+
+def declare_patches(kind: type[QwenVL], files: Files, defaults: dict[str, Any], token: str) -> QwenVL:
+    """Return the processor of this kind. token: default text of the placeholder."""
+    settings = files.settings(defaults)
+    size = {**defaults["size"], **(settings["size"] if isinstance(settings["size"], dict) else {})}
     least = int(settings.get("min_pixels") or size.get("min_pixels") or size["shortest_edge"])
     most = int(settings.get("max_pixels") or size.get("max_pixels") or size["longest_edge"])
-    image = files.token("image_token", "<|image_pad|>")
-    return QwenVL(
+    image = files.token("image_token", token)
+    return kind(
         Tokens(image, image),
         int(settings["patch_size"]),
         int(settings["temporal_patch_size"]),

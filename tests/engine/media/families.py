@@ -15,6 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
@@ -148,6 +150,15 @@ FAMILIES = {
         ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
         QWEN,
         attributes={"image_token": "<|image_pad|>", "image_processor": SimpleNamespace(merge_size=2)},
+    ),
+    "glm4v": Family(
+        {"model_type": "glm4v"},
+        Glm4vImageProcessorPil,
+        Glm4vProcessor,
+        "<|image|>",
+        ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
+        QWEN,
+        attributes={"image_token": "<|image|>", "image_processor": SimpleNamespace(merge_size=2)},
     ),
     "qwen3_vl": Family(
         {"model_type": "qwen3_vl"},
