@@ -10,7 +10,6 @@ from engine.api.errors import UnknownArchitecture
 from engine.models import foreign
 from engine.models.checkpoint import read_checkpoint
 
-NONE = "nor is any model of its kind"
 OTHERS = "nor is its family"
 
 
@@ -20,15 +19,15 @@ OTHERS = "nor is its family"
         ("Speech2TextForConditionalGeneration", {"is_encoder_decoder": True}, "audio", OTHERS),
         ("Qwen2AudioForConditionalGeneration", {"audio_config": {}}, "audio", OTHERS),
         ("Wav2Vec2ForCTC", {}, "audio", OTHERS),
-        ("CLIPModel", {"vision_config": {}}, "vision", NONE),
-        ("MllamaForConditionalGeneration", {"vision_config": {}, "text_config": {}}, "vision", NONE),
-        ("ViTForImageClassification", {}, "vision", NONE),
+        ("CLIPModel", {"vision_config": {}}, "vision", OTHERS),
+        ("MllamaForConditionalGeneration", {"vision_config": {}, "text_config": {}}, "vision", OTHERS),
+        ("ViTForImageClassification", {}, "vision", OTHERS),
         ("LongT5ForConditionalGeneration", {"is_encoder_decoder": True}, "encoder-decoder", OTHERS),
         ("ProphetNetForConditionalGeneration", {"is_encoder_decoder": True}, "encoder-decoder", OTHERS),
         ("PegasusXForConditionalGeneration", {}, "encoder-decoder", "closest supported is PegasusForConditional"),
         ("Mamba3ForCausalLM", {}, "recurrent states", "closest supported is Mamba2ForCausalLM"),
         ("RwkvForCausalLM", {}, "recurrent states", OTHERS),
-        ("Gemma4ForCausalLM", {}, "text decoder", "closest supported is Gemma3ForCausalLM"),
+        ("Gemma5ForCausalLM", {}, "text decoder", "closest supported is Gemma"),
         ("MistralNextForCausalLM", {}, "text decoder", "closest supported is MistralForCausalLM"),
         ("Qwen5MoeForCausalLM", {"num_experts": 8}, "text decoder", "closest supported is Qwen3MoeForCausalLM"),
         ("XGLMForCausalLM", {}, "text decoder", OTHERS),
@@ -49,6 +48,12 @@ def test_closest_architecture_follows_the_family(
     assert "Did you mean" not in str(refused.value)
     if kind in ("audio", "vision"):
         assert "closest" not in str(refused.value)
+
+
+def test_an_architecture_of_another_kind_has_no_relatives(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["TransformerNetwork"]}))
+    with pytest.raises(UnknownArchitecture, match="'TransformerNetwork' is not supported yet, nor is any model of its"):
+        read_checkpoint(tmp_path, weights=False)
 
 
 @pytest.mark.parametrize("name", ["LLamaForCausalLM", "LlamaForCasualLM", "qwen3forcausallm"])
