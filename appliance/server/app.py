@@ -87,7 +87,9 @@ def build_app(service: Service) -> FastAPI:
     reply_store = service.stored_responses
     app.state.responses = None if reply_store is None else ResponseStore(service, reply_store)
     for router in routers(service):
-        app.include_router(router)
+        # Without folders, the routes of adapters only name the key that they need.
+        described = router is not adapters.router or bool(service.config.adapter_folders)
+        app.include_router(router, include_in_schema=described)
     for need, router in ROUTES:
         if not _serves(service, need):
             app.include_router(_absent(router, need))

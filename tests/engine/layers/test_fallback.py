@@ -9,12 +9,12 @@ import torch
 from engine.api.errors import CheckpointError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
-from engine.layers.compiled import TorchOp
+from engine.layers.compiled import Region, TorchOp
 from engine.layers.model import TextModel
 from engine.lowering.measures import torch_parts
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import ACTIVATIONS, usable
-from kernels.cpu.program import Program, Team
+from kernels.cpu.program import Team
 
 REMOTE = """
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_torch_computes_the_parts_named_in_the_plan(house, acts, compiled):
     named = torch_parts(model.program, ACTIVATIONS)
     assert named == ((f"activation relu2 of {wanted} MLPs",) if wanted else ())
     assert len(others) == wanted and len(regions) == 2 * wanted + 1
-    assert all(isinstance(region, Program) for region in regions[::2])
+    assert all(isinstance(region, Region) for region in regions[::2])
 
 
 def test_unknown_activation_is_rejected_before_loading(house):
