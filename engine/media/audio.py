@@ -22,6 +22,10 @@ class AudioError(RequestError):
     """The file cannot be decoded, or is too long."""
 
 
+class TooLong(AudioError):
+    """The recording is longer than its limit."""
+
+
 @dataclass(frozen=True)
 class Window:
     """Part of a recording: samples [start, end)."""
@@ -69,9 +73,8 @@ def _decoded(file: soundfile.SoundFile, max_seconds: float, param: str) -> Sampl
     while len(block := file.read(READ_SAMPLES // channels + 1, dtype="float32", always_2d=True)):
         read += len(block)
         if read > most:
-            raise AudioError(
-                f"The recording is longer than {max_seconds:g} seconds, the maximum of this server "
-                "(limits.max_audio_seconds). Send it in parts.",
+            raise TooLong(
+                f"The recording is longer than {max_seconds:g} seconds, the maximum. Send it in parts.",
                 param,
             )
         mono = block[:, 0] if channels == 1 else block.mean(1, dtype=np.float32)

@@ -22,7 +22,7 @@ from appliance.server.speech.formats import Segment, joined, srt, verbose_segmen
 from appliance.server.speech.plan import SpeechPlan, language_name, plan_speech
 from appliance.server.speech.recognize import Recognizer, Run
 from engine.api.messages import Delta, Submit
-from engine.media.audio import read_audio
+from engine.media.audio import TooLong, read_audio
 
 router = APIRouter()
 
@@ -131,7 +131,10 @@ async def create_transcript(service: Service, request: Request, body: SpeechFiel
     log_request(call, body, {"prompt"})
     plan = await asyncio.to_thread(plan_speech, body, call.context)
     limit = service.config.limits.max_audio_seconds
-    samples = await until_disconnect(request, asyncio.to_thread(read_audio, data, max_seconds=limit))
+    try:
+        samples = await until_disconnect(request, asyncio.to_thread(read_audio, data, max_seconds=limit))
+    except TooLong as error:
+        raise TooLong(f"{error} The server's limit is limits.max_audio_seconds.", error.param) from None
     made = _Request(call, body, Recognizer(plan, samples, _runner(call)))
     if not body.stream:
         return _reply(made, plan, await until_disconnect(request, made.whole()))
