@@ -62,6 +62,7 @@ def test_the_pool_makes_room_for_the_largest_step_that_there_can_be(config, monk
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
     model = SimpleNamespace(device=torch.device("cpu"), weight_bytes=10, encoder=None, dtype=torch.float32)
+    model.model = SimpleNamespace(media=None)
     parts = SimpleNamespace(table_bytes=5, layout=SimpleNamespace(block_bytes=7), states=SimpleNamespace(nbytes=3))
     assert measured_pool(config, model, parts) == (1 << 20) - 1000 - 18
     assert asked == [(131, 40, 0)]
