@@ -89,7 +89,7 @@ class AudioPrompt:
     """Prompt of a speech model: a window of audio, and the first tokens of the reply."""
 
     spectrogram: Samples  # [mels, frames], from `engine.media.spectrogram.log_mel`
-    ids: tuple[int, ...] = ()  # empty: those of the checkpoint
+    ids: tuple[int, ...] = ()  # empty for the tokens that the checkpoint names
 
 
 Prompt = str | Sequence[int] | MediaPrompt | AudioPrompt

@@ -122,7 +122,7 @@ def workspace(
 
 
 def media_memory(model: Model, element_bytes: int) -> tuple[Step, ...]:
-    """Return the memory of media besides the weights of the tower."""
+    """Return the memory of media, without the weights of the tower."""
     if model.media is None:
         return ()
     tower, width = tower_sizes(model.media), model.media.width

@@ -23,8 +23,8 @@ NO_MARKS: Mapping[int, bytes] = {}
 def extend(
     chain: list[bytes], root: bytes, tokens: Items[int], block_tokens: int, marks: Mapping[int, bytes] = NO_MARKS
 ) -> None:
-    """Append the hashes of the full blocks of `tokens` that `chain` does not have yet. marks: what the contents of a
-    block depend on besides its tokens, by its number."""
+    """Append the hashes of the full blocks of `tokens` that `chain` does not have yet. marks: further
+    input of a block's hash, by its number, such as the digests of images."""
     for index in range(len(chain), len(tokens) // block_tokens):
         digest = blake2b(chain[-1] if chain else root, digest_size=DIGEST_BYTES)
         digest.update(array("I", tokens[index * block_tokens : (index + 1) * block_tokens]).tobytes())

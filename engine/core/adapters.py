@@ -50,9 +50,9 @@ class Adapters:
         self.swapped = num_slots is not None
         count = len(known) if num_slots is None else num_slots
         self.state = AdaptersState({}, {}, [-1] * count, [0] * count)
-        self.wanted: dict[int, None] = {}  # versions to be read
-        self.released: list[int] = []  # ready versions that no request needs any more
-        self.forgotten: list[int] = []  # versions that nothing uses any more
+        self.wanted: dict[int, None] = {}  # versions that the worker has to read
+        self.released: list[int] = []  # ready versions without open requests
+        self.forgotten: list[int] = []  # versions without open requests and without a name
         for name in known:
             version = self.load(name)
             if not self.swapped:

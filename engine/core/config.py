@@ -115,7 +115,7 @@ class SchedulerConfig:
     adapters: tuple[str, ...] = ()  # names of the LoRA adapters at the start, in the order of the worker
     adapter_slots: int | None = None  # LoRA adapters on the device at a time; None: all of them, always
     speculation: SpeculationConfig = SpeculationConfig()
-    media: MediaLimits | None = None  # None: the model reads only text
+    media: MediaLimits | None = None  # None if the model reads only text
 
     def speculates(self, submit: Submit) -> bool:
         """Return whether this request may have drafts."""

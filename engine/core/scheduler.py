@@ -418,9 +418,8 @@ class Scheduler:
 
     def _admit(self, draft: _Draft, now: float) -> bool:
         """Admit the first queued sequence if there is a place in the batch, and blocks for all its tokens in addition
-        to
-        one for each running sequence, which would soon preempt it otherwise. A sequence
-        whose adapter has no slot is set aside. Return whether the next one may be admitted."""
+        to one for each running sequence, which would soon preempt it otherwise. A sequence whose adapter has no slot is
+        set aside. Return whether the next one may be admitted."""
         sequence, spare = self._waiting.first, self.cache.spare(len(self._running))
         adapter_slot = self.adapters.find_slot(sequence.adapter, started=sequence.scheduled is not None)
         if adapter_slot is None:

@@ -8,7 +8,7 @@ Source: transformers modeling_bart.py, modeling_mbart.py, modeling_pegasus.py, m
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,6 +29,8 @@ from engine.models.parts import (
     ResidualBlock,
     named,
 )
+
+Side = Literal["encoder", "decoder"]
 
 
 @dataclass(frozen=True)
@@ -85,37 +87,8 @@ def declare(config: Mapping[str, Any]) -> Model:
         own: Norm = named(norm, name)
         return ResidualBlock(body=body, before=own) if kind.in_front else ResidualBlock(body=body, last=own)
 
-    def block(side: Literal["encoder", "decoder"]) -> Block:
-        heads = c.whole(f"{side}_attention_heads")
-        if hidden % heads:
-            raise CheckpointError(
-                f"config.json: {side}_attention_heads is {heads}; d_model, {hidden}, must be a multiple of it"
-            )
-        attention = Attention(
-            hidden=hidden,
-            heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            rope=None,
-            bias=(True, True),
-            causal=side == "decoder",
-            sources=("q_proj", "k_proj", "v_proj", "out_proj"),
-        )
-        mlp = MLP(
-            hidden=hidden,
-            intermediate_size=c.whole(f"{side}_ffn_dim"),
-            act=c.activation("activation_function"),
-            bias=True,
-            gate=None,
-            up="fc1",
-            down="fc2",
-            name="",
-        )
-        first, last = branch(attention, "self_attn_layer_norm"), branch(mlp, "final_layer_norm")
-        if side == "encoder":
-            return first, last
-        reads = replace(attention, source=True, causal=False, name="encoder_attn")
-        return first, branch(reads, "encoder_attn_layer_norm"), last
+    def block(side: Side) -> Block:
+        return side_block(c, side, branch)
 
     def end(side: str) -> Norm | None:
         return named(norm, f"{side}.layer_norm") if kind.in_front else None
@@ -141,6 +114,41 @@ def declare(config: Mapping[str, Any]) -> Model:
             for name in ("embed_tokens.", "version", *(() if kind.positions == "learned" else ("embed_positions.",)))
         ),
     )
+
+
+def side_block(c: Config, side: Side, branch: Callable[[Body, str], ResidualBlock], *, key_bias: bool = True) -> Block:
+    """Return a block of the encoder or the decoder. branch: a body and the name of its norm as a residual block."""
+    hidden, heads = c.whole("d_model"), c.whole(f"{side}_attention_heads")
+    if hidden % heads:
+        raise CheckpointError(
+            f"config.json: {side}_attention_heads is {heads}; d_model, {hidden}, must be a multiple of it"
+        )
+    attention = Attention(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        rope=None,
+        bias=(True, True),
+        key_bias=key_bias,
+        causal=side == "decoder",
+        sources=("q_proj", "k_proj", "v_proj", "out_proj"),
+    )
+    mlp = MLP(
+        hidden=hidden,
+        intermediate_size=c.whole(f"{side}_ffn_dim"),
+        act=c.activation("activation_function"),
+        bias=True,
+        gate=None,
+        up="fc1",
+        down="fc2",
+        name="",
+    )
+    first, last = branch(attention, "self_attn_layer_norm"), branch(mlp, "final_layer_norm")
+    if side == "encoder":
+        return first, last
+    reads = replace(attention, source=True, causal=False, name="encoder_attn")
+    return first, branch(reads, "encoder_attn_layer_norm"), last
 
 
 def _positions(kind: _Kind, name: str, longest: int, hidden: int, padding: int) -> Lookup:

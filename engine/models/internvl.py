@@ -9,15 +9,15 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.config import Config, shown
 from engine.models.llava import selected, whole
-from engine.models.media import Media, Merge, Patches, PatchPositions, Project, Projector, Tower
+from engine.models.media import Media, Merge, PatchPositions, Project, Projector, Tower
 from engine.models.parts import Attention, LayerNorm, RMSNorm, named
 from engine.models.towers import (
     feature_layers,
+    patches_of,
     patches_per_side,
     plain_mlp,
     pre_norm_block,
     rest_of,
-    side_of,
     taken_blocks,
     vision_config,
 )
@@ -90,12 +90,7 @@ def _tower(config: Mapping[str, Any], layer: int) -> Tower:
     )
     return Tower(
         root="vision_tower",
-        patches=Patches(
-            source="embeddings.patch_embeddings.projection",
-            hidden=c.hidden,
-            size=side_of(c, "patch_size"),
-            channels=c.whole("num_channels"),
-        ),
+        patches=patches_of(c, "embeddings.patch_embeddings.projection"),
         positions=positions if c.flag("use_absolute_position_embeddings") else None,
         class_token="embeddings.cls_token",
         class_shape=(1, 1, c.hidden),

@@ -11,9 +11,16 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.config import Config
 from engine.models.llava import image_token, whole
-from engine.models.media import GridRope, Media, Merge, Patches, PatchPositions, Project, Projector, Tower
+from engine.models.media import GridRope, Media, Merge, PatchPositions, Project, Projector, Tower
 from engine.models.parts import Attention, LayerNorm, named
-from engine.models.towers import axial_rope, patches_per_side, plain_mlp, pre_norm_block, side_of, vision_config
+from engine.models.towers import (
+    axial_rope,
+    patches_of,
+    patches_per_side,
+    plain_mlp,
+    pre_norm_block,
+    vision_config,
+)
 
 ARCHITECTURES = ("Llama4ForConditionalGeneration",)
 
@@ -62,14 +69,7 @@ def _tower(c: Config) -> Tower:
     )
     return Tower(
         root="vision_model",
-        patches=Patches(
-            source="patch_embedding.linear",
-            hidden=c.hidden,
-            size=side_of(c, "patch_size"),
-            channels=c.whole("num_channels"),
-            bias=False,
-            dimensions=0,
-        ),
+        patches=patches_of(c, "patch_embedding.linear", bias=False, dimensions=0),
         positions=PatchPositions(name="positional_embedding_vlm", side=side, class_row=True),
         class_token="class_embedding",
         class_last=True,

@@ -87,7 +87,7 @@ def media_tensors(media: Media) -> dict[str, StoredTensor]:
 
 
 def projector_tensors(projector: Projector) -> dict[str, StoredTensor]:
-    """Return what the layers of a projector read, by name."""
+    """Return the tensors of a projector, by the names that its layers read."""
     shapes: Shapes = {}
     for step in projector.steps:
         shapes |= _step_sources(step, projector.root)

@@ -899,15 +899,15 @@ class Projector:
 
     steps: tuple[ProjectorStep, ...]
     root: str = ""
-    feature: int | None = None  # None: all of them, side by side
+    feature: int | None = None  # number of the feature that it reads; None for all of them, side by side
     renamed: tuple[tuple[str, StoredTensor], ...] = ()
     """Tensors under other names in the checkpoint, by the names that layers read, both relative to `root`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """Embeddings of an image that was cut into tiles: those of the scaled-down image, then those of the tiles in their
-    places, without the padding and with `newline` after each row (LLaVA-NeXT)."""
+    """Embeddings of an image that was cut into tiles: first the scaled-down image, then the tiles in their places,
+    without the padding and with `newline` after each row (LLaVA-NeXT)."""
 
     sizes: tuple[tuple[int, int], ...]  # (height, width) to which images may be padded
     size: int  # pixels of a tile's side

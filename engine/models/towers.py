@@ -28,6 +28,12 @@ def vision_config(config: Mapping[str, Any], **defaults: Any) -> Config:
     return Config.of(inner if isinstance(inner, dict) else {}, **defaults)
 
 
+def patches_of(c: Config, source: str, **more: Any) -> Patches:
+    """Return the projection of the patches, with the sizes of the tower's configuration."""
+    size, channels = side_of(c, "patch_size"), c.whole("num_channels")
+    return Patches(source=source, hidden=c.hidden, size=size, channels=channels, **more)
+
+
 def side_of(c: Config, key: str) -> int:
     """Return the side of a square in pixels, which exporters write as a number or as two equal ones."""
     value = c.values.get(key)
@@ -93,13 +99,7 @@ def clip_tower(config: Mapping[str, Any], layers: Sequence[int], **defaults: Any
     side = patches_per_side(c)
     return Tower(
         root="vision_tower",
-        patches=Patches(
-            source="embeddings.patch_embedding",
-            hidden=c.hidden,
-            size=side_of(c, "patch_size"),
-            channels=c.whole("num_channels"),
-            bias=False,
-        ),
+        patches=patches_of(c, "embeddings.patch_embedding", bias=False),
         positions=PatchPositions(name="embeddings.position_embedding.weight", side=side, class_row=True),
         class_token="embeddings.class_embedding",
         before=named(norm, "pre_layrnorm"),
@@ -111,19 +111,14 @@ def clip_tower(config: Mapping[str, Any], layers: Sequence[int], **defaults: Any
 
 
 def siglip_tower(config: Mapping[str, Any], layers: Sequence[int] | None, **defaults: Any) -> Tower:
-    """layers: as in `clip_tower`; None: the output, which is normalised."""
+    """layers: as in `clip_tower`, or None for the normalised output."""
     c = vision_config(config, **{**_SIGLIP, **defaults})
     taken = (c.layers,) if layers is None else taken_blocks(c.layers, layers)
     norm = LayerNorm(size=c.hidden, eps=c.number("layer_norm_eps"), name="post_layernorm")
     unused = ("post_layernorm.",) if layers is not None else ()
     return Tower(
         root="vision_tower",
-        patches=Patches(
-            source="embeddings.patch_embedding",
-            hidden=c.hidden,
-            size=side_of(c, "patch_size"),
-            channels=c.whole("num_channels"),
-        ),
+        patches=patches_of(c, "embeddings.patch_embedding"),
         positions=PatchPositions(name="embeddings.position_embedding.weight", side=patches_per_side(c)),
         blocks=(encoder_block(c),) * max(taken),
         layers="encoder.layers",
@@ -150,13 +145,7 @@ def pixtral_tower(config: Mapping[str, Any], layers: Sequence[int], **defaults: 
     norm = RMSNorm(size=c.hidden, eps=1e-5)
     return Tower(
         root="vision_tower",
-        patches=Patches(
-            source="patch_conv",
-            hidden=c.hidden,
-            size=side_of(c, "patch_size"),
-            channels=c.whole("num_channels"),
-            bias=False,
-        ),
+        patches=patches_of(c, "patch_conv", bias=False),
         before=named(norm, "ln_pre"),
         blocks=(pre_norm_block(attention, mlp, norm, ("attention_norm", "ffn_norm")),) * max(taken),
         layers="transformer.layers",

@@ -8,14 +8,12 @@ Source: transformers modeling_whisper.py.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from engine.api.errors import CheckpointError
+from engine.models.bart import Side, side_block
 from engine.models.config import MAX_LAYERS, Config
 from engine.models.parts import (
-    MLP,
-    Attention,
     AudioEmbedding,
     Block,
     Body,
@@ -45,38 +43,8 @@ def declare(config: Mapping[str, Any]) -> Model:
     def branch(body: Body, name: str) -> ResidualBlock:
         return ResidualBlock(body=body, before=named(norm, name))
 
-    def block(side: Literal["encoder", "decoder"]) -> Block:
-        heads = c.whole(f"{side}_attention_heads")
-        if hidden % heads:
-            raise CheckpointError(
-                f"config.json: {side}_attention_heads is {heads}; d_model, {hidden}, must be a multiple of it"
-            )
-        attention = Attention(
-            hidden=hidden,
-            heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            rope=None,
-            bias=(True, True),
-            key_bias=False,
-            causal=side == "decoder",
-            sources=("q_proj", "k_proj", "v_proj", "out_proj"),
-        )
-        mlp = MLP(
-            hidden=hidden,
-            intermediate_size=c.whole(f"{side}_ffn_dim"),
-            act=c.activation("activation_function"),
-            bias=True,
-            gate=None,
-            up="fc1",
-            down="fc2",
-            name="",
-        )
-        first, last = branch(attention, "self_attn_layer_norm"), branch(mlp, "final_layer_norm")
-        if side == "encoder":
-            return first, last
-        reads = replace(attention, source=True, causal=False, name="encoder_attn")
-        return first, branch(reads, "encoder_attn_layer_norm"), last
+    def block(side: Side) -> Block:
+        return side_block(c, side, branch, key_bias=False)
 
     return Model(
         embed=Embedding(

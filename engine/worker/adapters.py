@@ -77,7 +77,7 @@ class AdapterStore:
             self._kept.discard(version)
 
     def forget(self, version: int) -> None:
-        """Drop a version that no request can use any more."""
+        """Drop a version without open requests."""
         with self._lock:
             self._kept.discard(version)
             self._cache.pop(version, None)

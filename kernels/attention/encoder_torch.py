@@ -44,7 +44,7 @@ def encoder_attention(
 
 
 def _biased(biases: Tensor, tokens: int, seen: Tensor | None) -> Tensor:
-    """Return what is added to the scores, [heads, tokens, tokens]."""
+    """Return the numbers that are added to the scores, [heads, tokens, tokens]."""
     position = torch.arange(tokens, device=biases.device)
     added = distance_biases(biases, position - position.unsqueeze(1))
     return added if seen is None else added.masked_fill(~seen, float("-inf"))

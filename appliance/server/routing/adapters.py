@@ -172,7 +172,7 @@ class AdapterRegistry:
             for answer in self._answers.pop(key):
                 if not answer.done():
                     answer.set_exception(Unavailable("The engine exited while it loaded the adapter.", RETRY_AFTER_S))
-                    answer.exception()  # an answer that nobody awaits is not an error
+                    answer.exception()  # asyncio logs no error if the request is gone
 
     def answered(self, index: int, message: AdapterChanged) -> None:
         """Take the answer of an engine to the oldest open request for this adapter."""
