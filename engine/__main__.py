@@ -40,7 +40,7 @@ from engine.binding import bind
 from engine.core.golden import SelfTestRunner
 from engine.core.grammars import Compiler
 from engine.core.loop import Loop, Worker, build_loop, build_self_test
-from engine.imports import leave_out_unused
+from engine.imports import collector_off, leave_out_unused
 from engine.models.changes import WeightFiles
 from engine.worker.ranks import RankLost, Ranks
 
@@ -367,7 +367,8 @@ def build(config: EngineConfig, progress: Progress, on_memory: OnPhaseMemory, on
     progress("importing", 0.0)  # importing torch takes a second or more, while the socket already answers
     ranks = Ranks(config, on_rank_lost) if config.parallelism.tensor > 1 else None
     leave_out_unused(config)
-    from engine.worker.build import build_worker
+    with collector_off():
+        from engine.worker.build import build_worker
 
     return build_worker(config, progress, on_memory, ranks)
 

@@ -1,24 +1,29 @@
 """Exclude modules that an engine process does not need."""
 
+import contextlib
+import gc
 import importlib
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 from engine.api.config import EngineConfig
 
 META = "torch._meta_registrations"
+EXPORT = "torch.export"
 
 
 def leave_out_unused(config: EngineConfig) -> None:
     """Make `import triton` fail in this process unless its kernels are used, and import torch without the shapes of its
-    operations on meta tensors. Call before the first import of torch.
+    operations on meta tensors and without torch.export. Call before the first import of torch.
 
     kernels/jit.py imports Triton where it is installed; its library takes 75 MiB of resident memory. The operations on
-    meta tensors take a quarter of the time of importing torch, and 18 MiB.
+    meta tensors take a quarter of the time of importing torch, and 18 MiB; torch.export takes a tenth of it.
     """
     if config.hardware.kernels != "triton":
         sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # None: a documented way to stop an import
-        sys.modules.setdefault(META, ModuleType(META))
+        for name in (META, EXPORT):
+            sys.modules.setdefault(name, ModuleType(name))
 
 
 def load_meta_operations() -> None:
@@ -26,3 +31,17 @@ def load_meta_operations() -> None:
     if not hasattr(sys.modules.get(META), "register_meta"):
         sys.modules.pop(META, None)
         importlib.import_module(META)
+        sys.modules.pop(EXPORT, None)
+        importlib.import_module(EXPORT)
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Import without garbage collections. Imports create no garbage, and traversing their objects again and again takes
+    a tenth of the time of importing torch. The objects are never freed, so later collections leave them out."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

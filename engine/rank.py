@@ -22,7 +22,7 @@ from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError
 from engine.api.messages import PhaseMemory, RankMemory
 from engine.binding import bind
 from engine.core.plan import Masks, PendingMasks, StepPlan, StepResult
-from engine.imports import leave_out_unused
+from engine.imports import collector_off, leave_out_unused
 from engine.worker.rank_messages import (
     ALIVE_S,
     Alive,
@@ -117,7 +117,8 @@ class Rank:
         bind(begin.config)
         self._send(Loading("importing", 0.0))
         leave_out_unused(begin.config)
-        from engine.worker.build import build_rank  # torch takes a second or more
+        with collector_off():
+            from engine.worker.build import build_rank  # torch takes a second or more
 
         def progress(phase: str, fraction: float) -> None:
             self._send(Loading(phase, fraction))

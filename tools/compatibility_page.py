@@ -6,7 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.config.keys import find, spell  # noqa: E402
+from appliance.config.keys import find  # noqa: E402
+from appliance.config.spelling import spell  # noqa: E402
 from appliance.constraints.rule import Rule  # noqa: E402
 from appliance.constraints.rules import RULES  # noqa: E402
 from appliance.constraints.table import TABLES, Table, cells  # noqa: E402

@@ -7,7 +7,8 @@ from typing import Any
 from appliance.config.aliases import other_names
 from appliance.config.effects import effect
 from appliance.config.effects_format import in_short
-from appliance.config.keys import PROFILES, Key, keys, schema, spell
+from appliance.config.keys import PROFILES, Key, keys, schema
+from appliance.config.spelling import spell
 from appliance.config.variables import variables_table
 
 INTERPOLATED = {"type": "string", "pattern": r"\$\{"}

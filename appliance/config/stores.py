@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from appliance.config.gateway import GatewayConfig
-from appliance.config.keys import spell
+from appliance.config.spelling import spell
 
 CURE = "set lifecycle.journal.folder to a folder on a volume to keep them"
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from appliance.config.keys import find, keys, spell
+from appliance.config.keys import find, keys
 from appliance.config.manifest import API_VERSION
+from appliance.config.spelling import spell
 from appliance.migration.convert import Migration
 
 _WIDTH = 120

@@ -8,7 +8,8 @@ import msgspec
 from appliance.checkpoints.lockfile import lock_path
 from appliance.config.fingerprint import graphs_hash
 from appliance.config.gateway import encode
-from appliance.config.keys import find, spell
+from appliance.config.keys import find
+from appliance.config.spelling import spell
 from appliance.config.stores import is_temporary, storage_line
 from appliance.planning.estimate import DISK_BYTES_S, NETWORK_BYTES_S
 from appliance.planning.memory import spell_bytes

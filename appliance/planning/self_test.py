@@ -1,7 +1,7 @@
 """Self-test settings of an engine, and their description in the plan."""
 
-from appliance.config.keys import spell
 from appliance.config.manifest import Manifest
+from appliance.config.spelling import spell
 from appliance.config.version import __version__
 from appliance.planning.choice import Choice
 from appliance.planning.targets import passed_on

@@ -2,7 +2,8 @@
 
 import difflib
 
-from appliance.config.keys import find, spell
+from appliance.config.keys import find
+from appliance.config.spelling import spell
 from appliance.planning.derivation import Account, Step, number
 from appliance.planning.memory import spell_bytes
 from appliance.planning.plan import Effective, Plan

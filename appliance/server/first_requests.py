@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import orjson
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.types import ASGIApp, Message, Scope
@@ -87,6 +86,8 @@ def _encoded(body: dict[str, Any]) -> tuple[bytes, str]:
     """Return a body and its content type: a form if it has a file, else JSON."""
     if "file" not in body:
         return orjson.dumps(body), "application/json"
+    import httpx  # takes 0.1 s, and only speech models need it here
+
     fields = {name: value for name, value in body.items() if name != "file"}
     form = httpx.Request("POST", "http://engine", data=fields, files={"file": ("silence.wav", body["file"])})
     return form.read(), form.headers["content-type"]

@@ -6,7 +6,6 @@ Requests read `service.config` when they arrive, so most keys apply to the next 
 import asyncio
 
 from appliance.config.gateway import GatewayConfig
-from appliance.config.live_keys import fixed_fields
 from appliance.observability.log import RequestLog, set_level
 from appliance.security.certificate import read_certificate
 from appliance.security.headers import read_headers
@@ -23,13 +22,19 @@ class NotReloadable(ConfigError):
     code = "reload"
 
 
+def _fixed_fields(now: GatewayConfig, wanted: GatewayConfig) -> tuple[str, ...]:
+    from appliance.config.live_keys import fixed_fields  # imports the manifest's schema, which takes 0.1 s
+
+    return fixed_fields(now, wanted)
+
+
 async def apply(service: Service, new: GatewayConfig) -> int:
     """Apply a new configuration to a running service and return the number of API keys.
 
     It applies at once to all further requests. The files of API keys and of the chat template are read again. Raise
     EngineError; nothing has changed in that case.
     """
-    if fixed := fixed_fields(service.config, new):
+    if fixed := await asyncio.to_thread(_fixed_fields, service.config, new):
         raise NotReloadable(f"{', '.join(fixed)} can only be changed by a restart")
     text = None
     again = (new.chat_template, new.format) != (service.config.chat_template, service.config.format)

@@ -5,6 +5,7 @@ the rest ends with finish_reason "abort", then exit 0. A second SIGTERM or SIGIN
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -338,6 +339,8 @@ async def serve(service: Service, listener: socket.socket) -> None:
     server = build_server(app, service)
     host, port = listener.getsockname()[:2]
     scheme = "http" if service.certificate is None else "https"
+    gc.freeze()  # modules and routes are never freed, so the collector need not traverse them
+    gc.enable()
     log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     async with connected(service, app.router, app.state.responses), controlled(service), watched(service):
         await server.serve([listener])

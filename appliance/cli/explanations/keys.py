@@ -7,8 +7,9 @@ from appliance.config.aliases import flat, foreign_keys, other_names
 from appliance.config.deprecated import DEPRECATED
 from appliance.config.effects import effects
 from appliance.config.effects_format import in_sentences
-from appliance.config.keys import PROFILES, Key, keys, leaves, spell
+from appliance.config.keys import PROFILES, Key, keys, leaves
 from appliance.config.overrides import PREFIX, variable
+from appliance.config.spelling import spell
 from appliance.constraints import variables
 from appliance.constraints.rules import RULES
 

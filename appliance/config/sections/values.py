@@ -4,7 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema
+
+from appliance.config.sections.docstrings import field_docstrings
 
 SIZES = {
     "B": 1,
@@ -95,6 +98,15 @@ class Section(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
-        use_attribute_docstrings=True,
         json_schema_extra=without_titles,
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON Schema with the docstrings of the fields as descriptions."""
+        made = handler(core_schema)
+        properties = handler.resolve_ref_schema(made).get("properties", {})
+        for name, text in field_docstrings(cls).items():
+            if name in properties:
+                properties[name].setdefault("description", text)
+        return made

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from appliance.config.key import Limit, Note, Switch
-from appliance.config.keys import find, metadata, spell
+from appliance.config.keys import find, metadata
+from appliance.config.spelling import spell
 from appliance.planning.diff.config_snapshot import ConfigSnapshot, Value
 
 

@@ -5,9 +5,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from appliance.config.fingerprint import graphs_hash
-from appliance.config.keys import Key, find, leaves, spell
+from appliance.config.keys import Key, find, leaves
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Settings
+from appliance.config.spelling import spell
 from appliance.hardware.machine import Machine
 from appliance.planning.memory import spell_bytes
 from appliance.planning.plan import Plan, resolved_values

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -20,18 +20,19 @@ from appliance.server.schema.speech import SpeechFields, TranscriptionRequest, T
 from appliance.server.speech.form import form_body, read_form
 from appliance.server.speech.formats import Segment, joined, srt, verbose_segment, vtt
 from appliance.server.speech.plan import SpeechPlan, language_name, plan_speech
-from appliance.server.speech.recognize import Recognizer, Run
 from engine.api.messages import Delta, Submit
-from engine.media.audio import TooLong, read_audio
+
+if TYPE_CHECKING:
+    from appliance.server.speech.recognize import Recognizer, Run
 
 router = APIRouter()
 
 
-def _usage(recognizer: Recognizer) -> dict[str, Any]:
+def _usage(recognizer: "Recognizer") -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(recognizer.seconds)}
 
 
-def _runner(call: Call) -> Run:
+def _runner(call: Call) -> "Run":
     async def run(submit: Submit) -> list[Delta]:
         """Return the deltas of one sequence."""
         found: list[Delta] = []
@@ -50,7 +51,7 @@ def _runner(call: Call) -> Run:
 class _Request:
     """One request: its segments, counted in metrics and in the log when it ends for any reason."""
 
-    def __init__(self, call: Call, body: SpeechFields, recognizer: Recognizer) -> None:
+    def __init__(self, call: Call, body: SpeechFields, recognizer: "Recognizer") -> None:
         self.call, self.body, self.recognizer = call, body, recognizer
         self._began_s = now()
         self._first_s: float | None = None
@@ -127,6 +128,10 @@ def _reply(request: _Request, plan: SpeechPlan, segments: list[Segment]) -> Resp
 
 
 async def create_transcript(service: Service, request: Request, body: SpeechFields, data: bytes, kind: str) -> Response:
+    # NumPy and the libraries of audio files take 0.2 s to import, which only a speech model should cost.
+    from appliance.server.speech.recognize import Recognizer
+    from engine.media.audio import TooLong, read_audio
+
     call = receive(service, request, body.model, kind)
     log_request(call, body, {"prompt"})
     plan = await asyncio.to_thread(plan_speech, body, call.context)
