@@ -14,7 +14,7 @@ from appliance.chaos.load_generator import fill_queue, read_slowly
 from appliance.chaos.scenario import Promise, Scenario
 from appliance.chaos.target import Target
 from appliance.config import exits
-from appliance.server.http.durable import DISK_S
+from appliance.server.reply_store.log import DISK_S
 from appliance.supervisor.watchdog import CHECK_INTERVAL_S, PROBE_INTERVAL_S
 
 CGROUP_BYTES = 8 * 2**20

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from appliance.config import exits
-from appliance.config.settings import Given, environment
+from appliance.config.environment import environment
+from appliance.config.settings import Given
 from appliance.hardware.machine import Machine, read_machine
 from appliance.planning.diff.config_snapshot import ConfigSnapshot, read_snapshot
 from appliance.planning.diff.diff import compare

@@ -16,8 +16,9 @@ from appliance.bench.run import EndpointError
 from appliance.cli.bench import FAILED, WRONG, json_object, progress, write_file
 from appliance.cli.chat import service_url
 from appliance.cli.running import find
+from appliance.config.environment import environment
 from appliance.config.sections.evaluation import EvaluationTask
-from appliance.config.settings import Given, Settings, environment, load
+from appliance.config.settings import Given, Settings, load
 from appliance.config.version import __version__
 from appliance.evaluation.evaluate import Options, Result, evaluate
 from appliance.evaluation.report import as_text

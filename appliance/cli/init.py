@@ -21,11 +21,12 @@ from appliance.checkpoints.download_spec import policy
 from appliance.checkpoints.metadata import facts
 from appliance.cli.model_argument import named_model
 from appliance.config import exits
+from appliance.config.environment import environment
 from appliance.config.keys import Key, find, keys
 from appliance.config.manifest import API_VERSION
 from appliance.config.problems import Refused
 from appliance.config.schema_file import schema_text
-from appliance.config.settings import Given, environment, load
+from appliance.config.settings import Given, load
 from appliance.config.spelling import spell
 from appliance.hardware.machine import Machine
 from appliance.lockfile.files import revision

@@ -127,7 +127,8 @@ _READERS: dict[Callable[[argparse.ArgumentParser], None], str] = {
 
 
 def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
-    from appliance.config.settings import Given, environment
+    from appliance.config.environment import environment
+    from appliance.config.settings import Given
 
     found: Given | None = getattr(options, "given", None)
     if found is not None:
@@ -301,7 +302,7 @@ def _proven_for_a_start(options: argparse.Namespace) -> Any:
 def _find_manifest(options: argparse.Namespace) -> None:
     """Choose what `serve` without MANIFEST serves, and print the reason."""
     from appliance.cli.default_manifest import MOUNTED, find
-    from appliance.config.settings import environment
+    from appliance.config.environment import environment
 
     options.manifest = Path("/") / MOUNTED  # named in the message if the search is refused
     found = find(environment(), options.options, tuple(options.overlays), Path("/"))
@@ -414,7 +415,7 @@ def _of_engine(module: str, *names: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _key(options: argparse.Namespace) -> str | None:
-    from appliance.config.settings import environment
+    from appliance.config.environment import environment
 
     return environment().get(options.api_key_env) if options.api_key_env else None
 

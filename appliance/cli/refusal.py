@@ -7,9 +7,9 @@ from typing import Any, TextIO
 
 from appliance.cli.fix import MOST_ROUNDS, fix, left
 from appliance.cli.formats import FORMATS, as_text, has_colours
+from appliance.config.environment import environment
 from appliance.config.findings import findings
 from appliance.config.problems import Problem, Refused
-from appliance.config.settings import environment
 
 
 def print_problems(refused: Refused, manifest: Path, form: str, to: TextIO) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from appliance.config.settings import environment
+from appliance.config.environment import environment
 from appliance.supervisor import rundir
 
 Running = tuple[Path, rundir.Address]

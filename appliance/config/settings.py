@@ -103,11 +103,6 @@ def _named_paths(manifest: Manifest) -> Iterator[Path]:
     yield from (("adapter_loading", "folders", number) for number in range(len(manifest.adapter_loading.folders)))
 
 
-def environment() -> dict[str, str]:
-    """Return a copy of the process environment."""
-    return dict(os.environ)
-
-
 def cache_folder(environ: Mapping[str, str]) -> File | None:
     if cache := variables.value(environ, "XDG_CACHE_HOME"):
         return File(cache) / "slipway"

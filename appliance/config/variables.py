@@ -8,11 +8,10 @@ not cached, so a change takes effect at the next read.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from appliance.config.fix import Hint
-from appliance.config.problems import Problem
-from appliance.config.suggest import nearest_word
-from appliance.config.yaml_loader import Place
+if TYPE_CHECKING:
+    from appliance.config.problems import Problem
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)s?")
 ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
@@ -113,8 +112,13 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
     return bool(text) if declared.kind == "presence" else text.lower() in ON
 
 
-def wrong(environ: Mapping[str, str], declared: Iterable[Variable] = VARIABLES) -> list[Problem]:
+def wrong(environ: Mapping[str, str], declared: Iterable[Variable] = VARIABLES) -> "list[Problem]":
     """Return one problem for each variable with an invalid value."""
+    from appliance.config.fix import Hint
+    from appliance.config.problems import Problem
+    from appliance.config.suggest import nearest_word
+    from appliance.config.yaml_loader import Place
+
     found = []
     for variable in declared:
         text = environ.get(variable.name, "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from appliance.config.settings import environment
+from appliance.config.environment import environment
 from appliance.planning.plan import Plan
 from engine.api.config import EngineConfig, with_values, write_config
 from engine.api.golden import Recorded

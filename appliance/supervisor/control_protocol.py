@@ -6,11 +6,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from appliance.supervisor.console import Console
-from appliance.supervisor.reload import Reloader
+
+if TYPE_CHECKING:
+    from appliance.supervisor.reload import Reloader
 
 SOCKET = "launcher.sock"
 
@@ -29,7 +32,7 @@ class ReloadOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @asynccontextmanager
-async def serve_reloads(reloader: Reloader, directory: Path, console: Console) -> AsyncIterator[Callable[[], None]]:
+async def serve_reloads(reloader: "Reloader", directory: Path, console: Console) -> AsyncIterator[Callable[[], None]]:
     """Serve reload requests; yield the handler for SIGHUP. The console shows the output of both."""
     tasks: set[asyncio.Task[int]] = set()
 

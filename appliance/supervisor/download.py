@@ -20,7 +20,7 @@ from appliance.checkpoints.fetch import fetch
 from appliance.checkpoints.progress import Progress, format_bytes, format_duration
 from appliance.checkpoints.remote import SourceError
 from appliance.checkpoints.remote_metadata import is_complete
-from appliance.config.settings import environment
+from appliance.config.environment import environment
 from appliance.runtime.probe import DOWNLOADING
 from appliance.runtime.processes import exit_with_parent
 from appliance.supervisor.environment import engine_environment

@@ -5,7 +5,7 @@ import asyncio
 import sys
 from urllib.parse import urlsplit
 
-from appliance.config import settings
+from appliance.config.environment import environment
 from appliance.runtime import listener, probe
 from appliance.supervisor import rundir
 
@@ -15,7 +15,7 @@ _TIMEOUT_S = 5.0
 def main(url: str | None) -> int:
     """Check the service at `url`, or the appliance that runs on this host if `url` is None. Return the exit code."""
     if url is None:
-        found = rundir.running(settings.environment())
+        found = rundir.running(environment())
         if len(found) != 1:
             known = ", ".join(address.url for address in found) or "none"
             return _unhealthy(

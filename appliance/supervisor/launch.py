@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from appliance.config import exits, settings
+from appliance.config import exits
+from appliance.config.environment import environment
 from appliance.config.gateway import with_values
-from appliance.config.manifest import Manifest
 from appliance.config.sections.secrets import SecretEnv
 from appliance.hardware.machine import cgroup_folders
 from appliance.hardware.nvml import device_state
@@ -31,6 +31,7 @@ from appliance.supervisor.supervise import Program, Service
 from engine.api.printable import printable
 
 if TYPE_CHECKING:
+    from appliance.config.manifest import Manifest
     from appliance.config.overrides import Given
     from appliance.planning.plan import Plan
     from appliance.supervisor.reload import Reloader
@@ -46,7 +47,7 @@ def serve(plan: "Plan", given: "Given") -> int:
 
     running = ConfigSnapshot.of(given, plan)
     manifest = plan.manifest
-    restart, health, environment = manifest.lifecycle.restart, manifest.health, settings.environment()
+    restart, health, variables = manifest.lifecycle.restart, manifest.health, environment()
     policy = Policy(restart.max, restart.window, restart.backoff, restart.longest_backoff, restart.exhausted)
     service = Service(
         gateway=plan.gateway,
@@ -68,9 +69,9 @@ def serve(plan: "Plan", given: "Given") -> int:
     )
     return launch(
         service,
-        environment,
-        log=termination_log(environment),
-        bundles=bundles(plan, environment),
+        variables,
+        log=termination_log(variables),
+        bundles=bundles(plan, variables),
         reloader=partial(Reloader, running),
     )
 
@@ -83,7 +84,7 @@ def bundles(plan: "Plan", environment: Mapping[str, str]) -> BundlePolicy:
     return BundlePolicy(folders, wanted.keep, wanted.size)
 
 
-def secret_names(manifest: Manifest) -> tuple[str, ...]:
+def secret_names(manifest: "Manifest") -> tuple[str, ...]:
     """Return the environment variables that a manifest declares as secrets."""
     return tuple(dict.fromkeys(secret.env for secret in manifest.secrets.values() if isinstance(secret, SecretEnv)))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from appliance.config import exits, settings, variables
+from appliance.config import exits, variables
+from appliance.config.environment import environment
 from appliance.config.exits import Exit
-from appliance.config.problems import Refused
 
 TERMINATION_LOG = Path("/dev/termination-log")
 MAX_BYTES = 4096  # limit of Kubernetes
@@ -48,12 +48,14 @@ def write_termination(reason: Reason, log: Path) -> None:
 def refused(message: str, exit: Exit) -> None:
     """Write into the termination log why nothing was started."""
     reason = Reason(message=message, exit=exit.name, code=exit.number, cure=exit.cure)
-    write_termination(reason, termination_log(settings.environment()))
+    write_termination(reason, termination_log(environment()))
 
 
 @contextlib.contextmanager
 def record_failure() -> Iterator[None]:
     """Write the reason of a failed start into the termination log, and let the exception propagate."""
+    from appliance.config.problems import Refused
+
     try:
         yield
     except Refused as error:

@@ -22,10 +22,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from appliance.checkpoints.download_spec import Job
 from appliance.config import gateway as gateway_config
 from appliance.config.gateway import GatewayConfig
 from appliance.runtime import listener as listen
@@ -37,6 +37,9 @@ from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
 from engine.api.heartbeat import allocate_heartbeat
+
+if TYPE_CHECKING:
+    from appliance.checkpoints.download_spec import Job
 
 EXEMPTIONS = "exemptions"
 MIN_FILES = 256  # Supervisor does not start with a lower limit
@@ -63,7 +66,7 @@ class Service:
     secrets: tuple[str, ...] = ()  # environment variables that only the gateway gets
     other_cpus: tuple[int, ...] = ()  # CPUs of all programs except the engines; empty: any CPU
     memory: str = ""  # file in which the kernel counts out-of-memory kills
-    job: Job | None = None  # downloaded by each engine's program before it execs the engine
+    job: "Job | None" = None  # downloaded by each engine's program before it execs the engine
 
 
 @dataclass(frozen=True)

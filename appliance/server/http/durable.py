@@ -18,6 +18,7 @@ from appliance.server.http.idempotency import KEY, LAST, REPLAYED, IdempotencyOp
 from appliance.server.http.reply import Formatter
 from appliance.server.http.service import Service
 from appliance.server.reply_store.entry import Entry, Suspended
+from appliance.server.reply_store.log import DISK_S
 from appliance.server.reply_store.records import Identity
 from appliance.server.reply_store.store import JournalFull, ReplyStore
 from appliance.server.routing.account import EarlierOutput
@@ -25,8 +26,6 @@ from appliance.server.routing.placement import ANYWHERE, Placement
 from appliance.server.routing.router import Router
 from engine.api.messages import Delta, Submit, Timing
 
-# Maximum time that the first byte waits for the disk. With a slower disk, tokens may have to be generated again.
-DISK_S = 1.0
 RETRY_AFTER_S = 2
 
 

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"SLJ1"
 HEAD = struct.Struct("<4sII")
+# Maximum time that the first byte of a reply waits for the disk. With a slower disk, tokens may have to be generated
+# again.
+DISK_S = 1.0
 SYNC_PAUSE_S = 0.05  # minimum time between two fsyncs that no caller waits for
 
 

@@ -15,7 +15,7 @@ from appliance.config.variables import OFF, ON, VARIABLES, Variable, is_on, valu
 ROOT = Path(__file__).resolve().parents[3]
 READERS = {
     "appliance/runtime/limited_processes.py",  # passes some of it on to processes
-    "appliance/config/settings.py",  # the one copy
+    "appliance/config/environment.py",  # the one copy
     "appliance/security/headers.py",  # the variable that a secret names
     "appliance/security/keys.py",  # the variable that a secret names
     "appliance/server/process.py",  # OpenTelemetry's variables

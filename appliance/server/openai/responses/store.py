@@ -16,7 +16,7 @@ from appliance.observability.log import Subject
 from appliance.server.chat.parsed import ChatPlan, Served
 from appliance.server.errors.api import BadRequest, EngineFailed, NotFound, Unavailable, is_unexpected
 from appliance.server.http.choices import ChoiceStream
-from appliance.server.http.durable import DISK_S, Subscriber, Writer
+from appliance.server.http.durable import Subscriber, Writer
 from appliance.server.http.generate import drain
 from appliance.server.http.idempotency import digest
 from appliance.server.http.service import Service
@@ -25,6 +25,7 @@ from appliance.server.openai.responses.reply import PREFIX, ParsedResponse, Resp
 from appliance.server.openai.responses.request import plan_response
 from appliance.server.openai.responses.stream import StoredResponse
 from appliance.server.reply_store.entry import Entry, Suspended
+from appliance.server.reply_store.log import DISK_S
 from appliance.server.reply_store.store import JournalFull, ReplyStore
 from appliance.server.routing.placement import ANYWHERE, Placement
 from appliance.server.schema.responses import ResponsesRequest
