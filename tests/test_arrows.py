@@ -163,7 +163,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("appliance.server.pooling", "appliance.server.cohere", "appliance.observability", "engine.api"),
     ),
     "appliance.chaos": (
-        *("appliance.supervisor", "appliance.server.http", "appliance.config", "appliance.security"),
+        *("appliance.supervisor", "appliance.server.reply_store", "appliance.config", "appliance.security"),
         *("appliance.runtime", "engine.api"),
     ),
     "appliance.cli": (

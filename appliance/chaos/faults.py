@@ -21,7 +21,7 @@ CGROUP_BYTES = 8 * 2**20
 MEMORY_HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 SLOW_S = 10 * DISK_S
 REPLY_START_S = 5 * DISK_S  # allows for a busy machine
-BLOCKED_PROGRAMS = ("supervisord", "gateway", "launcher", "sentinel")  # supervisord's children cannot write either
+BLOCKED_PROGRAMS = ("supervisord", "gateway", "launcher", "monitor")  # supervisord's children cannot write either
 
 
 def _restart_promise(
@@ -140,7 +140,7 @@ async def _kill_rank(injector: FaultInjector) -> None:
 
 
 async def _fill_disk(injector: FaultInjector) -> None:
-    reapers = [f"engine-{index}-keeper" for index in range(len(injector.target.engines))]
+    reapers = [f"engine-{index}-reaper" for index in range(len(injector.target.engines))]
     engines = [f"engine-{index}" for index in range(len(injector.target.engines))]
     injector.block_writes(*BLOCKED_PROGRAMS, *reapers, *engines)
 

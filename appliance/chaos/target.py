@@ -56,7 +56,7 @@ class Target:
     @property
     def monitor_config(self) -> monitor.Config:
         """Configuration of the restart monitor: stall limits and restart policy."""
-        return msgspec.json.decode((self.directory / "sentinel.json").read_bytes(), type=monitor.Config)
+        return msgspec.json.decode((self.directory / "monitor.json").read_bytes(), type=monitor.Config)
 
     @property
     def memory_counters(self) -> Path:

@@ -91,7 +91,7 @@ class CrashBundleWriter:
             "how": notice.how,
             "meaning": cause.meaning,
             "cure": cause.cure,
-            "follows": notice.kind if notice.kind == "restart" else "park" if notice.halt else "exit",
+            "follows": notice.kind if notice.kind == "restart" else "halt" if notice.halt else "exit",
             "restarts_in_window": notice.restart,
             "death": exit_status or "not recorded: the subreaper was killed",
             "open_requests": "not recorded" if requests is None else msgspec.to_builtins(requests),

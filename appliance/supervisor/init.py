@@ -184,7 +184,7 @@ class InitProcess:
     def _open_pipes(self) -> None:
         """Open the log pipes for reading and writing, so that neither end waits for the other or sees an end of
         file."""
-        for name in ("gateway", *supervise.engine_names(self._service), "sentinel"):
+        for name in ("gateway", *supervise.engine_names(self._service), "monitor"):
             descriptor = os.open(self._directory / f"{name}.log", os.O_RDWR)
             self._follow(name, LineReader(descriptor, lambda line, name=name: self._console.log(name, line)))  # type: ignore[misc]
         self._follow("notices", LineReader(os.open(self._directory / "notices", os.O_RDWR), self._on_notice))
@@ -365,16 +365,16 @@ class InitProcess:
                 return
             if self._monitor.silent(now_s):
                 self._console.message(
-                    "sentinel", f"sent no message for {SILENT_S:g} s; killing it, so that Supervisor restarts it"
+                    "monitor", f"sent no message for {SILENT_S:g} s; killing it, so that Supervisor restarts it"
                 )
                 with contextlib.suppress(ProcessLookupError):
-                    pid = await asyncio.to_thread(program, os.getpid(), "sentinel")
+                    pid = await asyncio.to_thread(program, os.getpid(), "monitor")
                     if pid:
                         os.kill(pid, signal.SIGKILL)
 
     def _monitor_fails(self, why: str) -> None:
         self._drain()
-        self._finish(Outcome(exits.SUPERVISOR, why, "sentinel", tuple(_text(self._lines["sentinel"].last))))
+        self._finish(Outcome(exits.SUPERVISOR, why, "monitor", tuple(_text(self._lines["monitor"].last))))
 
     def _drain(self) -> None:
         for name, lines in self._lines.items():

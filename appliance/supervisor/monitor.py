@@ -4,7 +4,7 @@ A program that exits with the permanent code ends the appliance. So does an engi
 the window, because a restart did not correct them. Any other exit is a crash. Each restart within the window is delayed
 according to the policy; more than `max` crashes within `window_s` end the appliance. The monitor restarts programs
 through Supervisor; to end the appliance it sends a notice to the launcher. Crashes that the gateway attributes to a
-request do not count (crash_exemption.py). With `exhausted: park` the engines are stopped and not restarted, and the
+request do not count (crash_exemption.py). With `exhausted: halt` the engines are stopped and not restarted, and the
 gateway keeps running. If the gateway itself exits with the permanent code, for example because the checkpoint cannot
 answer requests, it is started once more after the launcher has recorded the halted state.
 
@@ -42,7 +42,7 @@ class Policy(msgspec.Struct, frozen=True):
     window_s: float
     backoff_s: float = 1.0  # delay before the second restart; the first has none, and each further one doubles it
     max_backoff_s: float = 30.0  # largest delay
-    exhausted: Literal["exit", "park"] = "exit"
+    exhausted: Literal["exit", "halt"] = "exit"
     """Action beyond the limit: the appliance exits, or it is halted, with the gateway up and never ready."""
 
     def delay(self, crashes: list[float], now: float) -> float | None:
@@ -131,7 +131,7 @@ class RestartMonitor:
 
     def alive(self) -> None:
         """Report to the launcher that the monitor is running."""
-        self._notify(Notice(kind="alive", program="sentinel"))
+        self._notify(Notice(kind="alive", program="monitor"))
 
     def next_due(self) -> float | None:
         return min(self._due.values(), default=None)
@@ -217,7 +217,7 @@ class RestartMonitor:
 
     def _stop_restarting(self, name: str, notice: Notice) -> None:
         engine = name.startswith(ENGINES)
-        halt = self._policy.exhausted == "park" and (engine or (notice.kind == "permanent" and not self._halted))
+        halt = self._policy.exhausted == "halt" and (engine or (notice.kind == "permanent" and not self._halted))
         if engine or not halt:
             self._not_restarted.add(name)
         else:
@@ -251,7 +251,7 @@ def main(path: Path) -> int:
     for program in supervisor.all():
         if program["statename"] == "EXITED":  # it ended while no monitor was running
             monitor.exited(f"{program['group']}:{program['name']}", time.monotonic())
-        elif program["pid"] and program["name"] != "sentinel":
+        elif program["pid"] and program["name"] != "monitor":
             ends.watch(program["pid"])
             watchdog.started(program["name"], program["pid"])
     _listen(monitor, supervisor, ends, exemptions, watchdog)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from appliance.runtime import processes
 
-_CONFIG_FILE = re.compile(rb"/(gateway|engine-\d+|sentinel)\.json$")
+_CONFIG_FILE = re.compile(rb"/(gateway|engine-\d+|monitor)\.json$")
 _REAPER = re.compile(rb"/(engine-\d+)\.reaper$")
 
 
 def programs(launcher: int) -> dict[str, list[int]]:
-    """Return process ids by name: supervisord, gateway, sentinel, engine-0 …, engine-0-keeper …, ranks. A program that
+    """Return process ids by name: supervisord, gateway, monitor, engine-0 …, engine-0-reaper …, ranks. A program that
     is being started is missing."""
     found: dict[str, list[int]] = {}
     for pid in processes.descendants(launcher):
@@ -36,7 +36,7 @@ def _name(pid: int) -> str:
         return "supervisord"
     last = words[-1] if words else b""
     if reaper := _REAPER.search(last):
-        return f"{reaper[1].decode()}-keeper"
+        return f"{reaper[1].decode()}-reaper"
     configured = _CONFIG_FILE.search(last)
     return configured[1].decode() if configured and b"/bin/sh" not in words[:1] else ""
 

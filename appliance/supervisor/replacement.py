@@ -26,7 +26,7 @@ class Supervisor:
     """Client of the supervisord of a run directory. Raises OSError and xmlrpc.client.Fault."""
 
     def __init__(self, directory: Path) -> None:
-        config = msgspec.json.decode((directory / "sentinel.json").read_bytes(), type=monitor.Config)
+        config = msgspec.json.decode((directory / "monitor.json").read_bytes(), type=monitor.Config)
         transport = SupervisorTransport("slipway", config.password, f"unix://{config.supervisor}")
         self._rpc = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport).supervisor
 

@@ -184,19 +184,19 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         control=str(directory / CONTROL),
         directory=str(directory),
     )
-    (directory / "sentinel.json").write_bytes(msgspec.json.encode(monitor_config))
+    (directory / "monitor.json").write_bytes(msgspec.json.encode(monitor_config))
     for heartbeat in monitor_config.heartbeats.values():
         allocate_heartbeat(Path(heartbeat))  # now instead of at an engine's start, when the disk may be full
     listener = Program(
-        "sentinel",
-        (sys.executable, "-P", "-m", "appliance.supervisor.monitor", str(directory / "sentinel.json")),
-        "sentinel",
+        "monitor",
+        (sys.executable, "-P", "-m", "appliance.supervisor.monitor", str(directory / "monitor.json")),
+        "monitor",
         -1,
         1,
         nice=NICE,
         announce=(
             monitor_config.notices,
-            msgspec.json.encode(monitor.Notice(kind="started", program="sentinel")).decode(),
+            msgspec.json.encode(monitor.Notice(kind="started", program="monitor")).decode(),
         ),
     )
     for program in (*programs, listener):
@@ -280,7 +280,7 @@ def configuration(programs: Sequence[Program], password: str, *, root: bool) -> 
         members = [program for program in programs if program.group == name]
         joined = ",".join(program.name for program in members)
         sections.append((f"group:{name}", [("programs", joined), ("priority", members[0].priority)]))
-    sections.append(("eventlistener:sentinel", _listener()))
+    sections.append(("eventlistener:monitor", _listener()))
     return "\n".join("\n".join([f"[{name}]", *(f"{k}={v}" for k, v in keys), ""]) for name, keys in sections)
 
 
@@ -301,7 +301,7 @@ def _program(program: Program) -> list[tuple[str, object]]:
 
 def _listener() -> list[tuple[str, object]]:
     return [
-        ("command", "/bin/sh sentinel.sh"),
+        ("command", "/bin/sh monitor.sh"),
         ("events", "PROCESS_STATE_RUNNING,PROCESS_STATE_EXITED,PROCESS_STATE_FATAL"),
         ("buffer_size", 100),
         ("autorestart", "true"),
@@ -310,6 +310,6 @@ def _listener() -> list[tuple[str, object]]:
         ("stopwaitsecs", 1),
         ("killasgroup", "true"),
         ("stdout_logfile", "NONE"),  # otherwise Supervisor writes a log into TMPDIR
-        ("stderr_logfile", "sentinel.log"),
+        ("stderr_logfile", "monitor.log"),
         ("stderr_logfile_maxbytes", 0),
     ]

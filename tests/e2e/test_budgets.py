@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import anthropic
@@ -68,10 +70,15 @@ def chat(client, tokens, budget, **fields):
     )
 
 
+def together(*calls):
+    """Return the results of calls that run side by side: a step computes the tokens of all of them."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [one.result() for one in [pool.submit(call) for call in calls]]
+
+
 def test_without_a_budget_it_thinks_to_the_end(client):
     """Control: the other tests only mean something if the model never stops thinking by itself."""
-    for budget in (None, -1, 200):
-        reply = chat(client, 150, budget)
+    for reply in together(*(partial(chat, client, 150, budget) for budget in (None, -1, 200))):
         assert reply.choices[0].message.content is None and reply.choices[0].finish_reason == "length"
         assert reply.usage.completion_tokens_details.reasoning_tokens == 150
 
@@ -79,14 +86,17 @@ def test_without_a_budget_it_thinks_to_the_end(client):
 @pytest.mark.parametrize("budget", [0, 1, 7, 100])
 def test_a_chat_thinks_for_exactly_its_budget(client, checkpoint, budget):
     """C.9: check complete and streamed replies, both the tokens and the usage."""
-    whole = chat(client, 150, budget)
+    usage = {"include_usage": True}
+    whole, chunks = together(
+        partial(chat, client, 150, budget),
+        lambda: list(chat(client, 150, budget, stream=True, stream_options=usage)),
+    )
     choice = whole.choices[0]
     assert choice.token_ids.index(ids(checkpoint)["</think>"]) == budget
     assert choice.message.content and bool(choice.message.reasoning) == (budget > 0)
     assert "think>" not in choice.message.content + (choice.message.reasoning or "")
     assert whole.usage.completion_tokens_details.reasoning_tokens == budget
     assert whole.usage.completion_tokens == 150
-    chunks = list(chat(client, 150, budget, stream=True, stream_options={"include_usage": True}))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == choice.message.content
     assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == (choice.message.reasoning or "")
@@ -111,13 +121,14 @@ def test_a_model_that_opens_its_reasoning_itself_is_held_to_it(demo, budget, tho
 def test_each_choice_has_the_whole_budget(client, checkpoint):
     """C.9: with n = 3, each with noise of its own"""
     asked = {"messages": [{"role": "user", "content": "zq zq zq"}], "n": 3, "temperature": 1.4, "seed": 11}
-    reply = chat(client, 90, 50, **asked)
+    reply, chunks = together(
+        partial(chat, client, 90, 50, **asked), lambda: list(chat(client, 90, 50, stream=True, **asked))
+    )
     close = ids(checkpoint)["</think>"]
     thoughts = [tuple(choice.token_ids[: choice.token_ids.index(close)]) for choice in reply.choices]
     assert [len(thought) for thought in thoughts] == [50, 50, 50]
     assert len(set(thoughts)) == 3
     assert reply.usage.completion_tokens_details.reasoning_tokens == 150
-    chunks = list(chat(client, 90, 50, stream=True, **asked))
     for choice in reply.choices:
         told = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices[0].index == choice.index]
         assert "".join(told) == choice.message.content
@@ -141,8 +152,9 @@ def test_a_response_thinks_for_exactly_its_budget(client):
         "temperature": 0,
         "extra_body": {**THINK, "thinking_token_budget": 33},
     }
-    whole = client.responses.create(**asked)
-    stream = list(client.responses.create(**asked, stream=True))
+    whole, stream = together(
+        lambda: client.responses.create(**asked), lambda: list(client.responses.create(**asked, stream=True))
+    )
     final = stream[-1].response
     assert [item.type for item in whole.output] == ["reasoning", "message"] and whole.output_text
     assert whole.usage.output_tokens_details.reasoning_tokens == 33 and whole.usage.output_tokens == 150
@@ -157,12 +169,19 @@ def test_a_message_thinks_for_exactly_its_budget(appliance):
     """C.9: `thinking.budget_tokens`, by the client's helper and by an order of our own"""
     fields = {"model": "tireless", "max_tokens": 1060, "messages": QUESTION}
     fields["thinking"] = {"type": "enabled", "budget_tokens": 1024}
-    with anthropic.Anthropic(base_url=appliance.url, api_key="none", max_retries=0) as client:
-        whole = client.messages.create(**fields, extra_body={"temperature": 0})
-        with client.messages.stream(**fields, extra_body={"temperature": 0}) as stream:
-            streamed = stream.get_final_message()
+    greedy = {"extra_body": {"temperature": 0}}
     body = {**fields, "temperature": 0, "stream": True}
-    reply = appliance.client.post("/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"})
+
+    def streamed_message() -> anthropic.types.Message:
+        with client.messages.stream(**fields, **greedy) as stream:
+            return stream.get_final_message()
+
+    with anthropic.Anthropic(base_url=appliance.url, api_key="none", max_retries=0) as client:
+        whole, streamed, reply = together(
+            lambda: client.messages.create(**fields, **greedy),
+            streamed_message,
+            lambda: appliance.client.post("/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"}),
+        )
     ours = assembled(records(reply.text))
     assert [block.type for block in whole.content] == ["thinking", "text"] and whole.content[1].text
     assert (whole.stop_reason, whole.usage.output_tokens) == ("max_tokens", 1060)

@@ -31,7 +31,7 @@ def test_threads_have_a_cpu_each_and_the_others_keep_away_and_yield(launch):
     assert found.count({engines[0]}) == 1  # the worker; its team has no other thread
     assert all(cpus == {engines[0]} or cpus >= {engines[0]} for cpus in found) and len(found) > 1
     beside = [pid for pid in appliance.processes() if pid != pids["engine-0"]]
-    assert len(beside) >= 4  # slipway serve, supervisord, gateway, sentinel
+    assert len(beside) >= 4  # slipway serve, supervisord, gateway, monitor
     assert all(cpus == others for pid in beside for cpus in threads(pid))
     assert os.getpriority(os.PRIO_PROCESS, pids["gateway"]) == NICE
     assert os.getpriority(os.PRIO_PROCESS, pids["engine-0"]) == 0

@@ -39,8 +39,8 @@ def test_weights_of_nan_end_the_start_with_the_reason(launch, tmp_path):
 
 
 @pytest.mark.nightly("tests/e2e/test_first_requests.py::test_weights_of_nan_end_the_start_with_the_reason")
-def test_weights_of_nan_halt_an_appliance_with_park(launch, tmp_path):
-    appliance = launch(weights_of_nan(tmp_path, "lifecycle: {restart: {exhausted: park}}\n"))
+def test_weights_of_nan_halt_an_appliance(launch, tmp_path):
+    appliance = launch(weights_of_nan(tmp_path, "lifecycle: {restart: {exhausted: halt}}\n"))
 
     def failed() -> bool:
         assert appliance.process.poll() is None, appliance.output()

@@ -161,7 +161,7 @@ def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, refu
     assert appliance.stop() == 0
 
 
-@pytest.mark.nightly("tests/e2e/test_policy.py::test_an_exhausted_policy_ends_the_tree")
+@pytest.mark.nightly("tests/e2e/test_policy.py::test_halted_appliance_reports_the_reason_and_never_becomes_ready")
 def test_an_engine_that_is_killed_once_too_often_ends_all_with_its_code_and_leaves_nothing(
     launch, eventually, tmp_path
 ):

@@ -67,7 +67,7 @@ async def attack(url: str, others: int) -> tuple[list[tuple[str, str]], list[tup
         return before, beside, [*await copies, await client.post("/v1/completions", json=bad)]
 
 
-@pytest.mark.parametrize("others", thinned([3, 31], kept=[3]))
+@pytest.mark.parametrize("others", thinned([1, 3, 31], kept=[1]))
 def test_streams_beside_a_poison_request_survive_a_restart_limit_of_two(launch, tmp_path, others):
     (tmp_path / "sitecustomize.py").write_text(FAULT)
     limits = ("--set", "lifecycle.restart.max=2", "--set", "lifecycle.restart.backoff=100ms")

@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from appliance.config import exits
 
 DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
@@ -12,7 +14,7 @@ ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 
 
 def test_halted_appliance_reports_the_reason_and_never_becomes_ready(launch, eventually, tmp_path):
-    keys = ("--set", "lifecycle.restart.exhausted=park", "--set", "lifecycle.restart.max=0")
+    keys = ("--set", "lifecycle.restart.exhausted=halt", "--set", "lifecycle.restart.max=0")
     termination = tmp_path / "message"
     termination.touch()
     appliance = launch(
@@ -37,7 +39,7 @@ def test_halted_appliance_reports_the_reason_and_never_becomes_ready(launch, eve
     assert "engine-0" not in appliance.pids() and "gateway" in appliance.pids()
     (bundle,) = (tmp_path / "crashes").iterdir()
     told = json.loads((bundle / "death.json").read_text())
-    assert (told["cause"], told["follows"], told["death"]["signal"]) == ("signal", "park", "SIGSEGV")
+    assert (told["cause"], told["follows"], told["death"]["signal"]) == ("signal", "halt", "SIGSEGV")
     (open_one,) = told["open_requests"]
     assert open_one["emitted"] >= 1 and open_one["prompt"] >= 1
     assert "max_step_tokens" in (bundle / "engine-0.json").read_text() and (bundle / "gateway.json").exists()
@@ -46,6 +48,9 @@ def test_halted_appliance_reports_the_reason_and_never_becomes_ready(launch, eve
     assert not appliance.processes()
 
 
+@pytest.mark.nightly(
+    "tests/appliance/supervisor/test_crash_loops.py::test_a_crash_loop_ends_with_the_documented_code_and_nothing_left"
+)
 def test_an_exhausted_policy_ends_the_tree(launch, tmp_path):
     appliance = launch(
         DEMO, "-tp", "2", "--set", "lifecycle.restart.max=0",

@@ -145,6 +145,7 @@ def test_what_a_model_does_not_serve_is_told(served: dict[str, Served]) -> None:
         assert reply.status_code == 404 and "it serves" in reply.json()["error"]["message"]
 
 
+@pytest.mark.nightly("tests/e2e/test_survive.py::test_no_request_notices_that_its_engine_was_killed")
 def test_an_engine_that_is_killed_costs_no_request(served: dict[str, Served], eventually: Callable[..., None]) -> None:
     one = served["embed"]
     expected = one.post("/v1/embeddings", {"input": TEXTS})["data"]

@@ -11,7 +11,7 @@ import pytest
 
 DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}
-LONG = {"model": "demo", "prompt": "Hello", "max_tokens": 500, "ignore_eos": True, "temperature": 0, "logprobs": 0}
+LONG = {"model": "demo", "prompt": "Hello", "max_tokens": 200, "ignore_eos": True, "temperature": 0, "logprobs": 0}
 
 
 def rank_of(appliance):
@@ -74,6 +74,7 @@ def test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on(la
     assert not errors and "".join(pieces) == whole
     assert f"rank 1 (process {before}) was killed by SIGKILL" in appliance.output(), appliance.output()
     appliance.wait_ready()
-    assert appliance.client.post("/v1/completions", json=LONG).json()["choices"][0]["text"] == whole
+    again = appliance.client.post("/v1/completions", json=LONG | {"max_tokens": 20}).json()["choices"][0]["text"]
+    assert again and whole.startswith(again)
     assert appliance.stop() == 0
     assert not appliance.processes()

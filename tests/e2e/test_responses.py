@@ -122,6 +122,7 @@ def test_the_background_is_polled_followed_and_cancelled(client):
         client.responses.retrieve(longer.id)
 
 
+@pytest.mark.nightly("tests/e2e/test_survive.py::test_no_request_notices_that_its_engine_was_killed")
 def test_an_engine_killed_under_a_stream_is_not_noticed(appliance, undisturbed):
     """RS-14"""
     text, killed = "", False

@@ -73,6 +73,7 @@ def test_ordinary_questions_have_ordinary_answers(model: Appliance) -> None:
     assert choices[CLEAREST]["finish_reason"] == "stop", replies
 
 
+@pytest.mark.nightly("tests/e2e/test_service.py::test_stream_and_whole_reply_agree")
 def test_a_stream_is_the_reply_in_pieces(model: Appliance) -> None:
     body = {"model": "smollm2", "messages": FRANCE, "temperature": 0, "max_tokens": 60, "stream": True}
     with model.client.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -91,6 +92,7 @@ def test_a_reply_follows_a_json_schema(model: Appliance) -> None:
     assert choice["finish_reason"] == "stop" and "paris" in made["answer"].lower(), made
 
 
+@pytest.mark.nightly("tests/e2e/test_service.py::test_a_tool_is_called_with_its_arguments")
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_function_is_called_with_arguments_of_its_schema(model: Appliance, choice: object) -> None:
     function = {"name": "get_weather", "description": "Weather of a city", "parameters": WEATHER, "strict": True}

@@ -16,7 +16,7 @@ DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
 
 @pytest.mark.parametrize(
     ("minutes", "aborts", "streams", "least"),
-    [(0.12, 20, 4, 3), pytest.param(0.2, 40, 6, 10, marks=NIGHTLY)],
+    [(0.04, 8, 3, 0), pytest.param(0.2, 40, 6, 10, marks=NIGHTLY)],
     ids=["short", "long"],
 )
 def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path, minutes, aborts, streams, least):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fault_injection import KillTarget, kill_under_load
+from benchmarks.service import run_directory
+from engine.api.heartbeat import State, read_heartbeat
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,13 +21,13 @@ def test_no_request_notices_that_its_engine_was_killed(launch):
     appliance = launch()
     appliance.wait_ready()
     result = asyncio.run(
-        kill_under_load(appliance.url, [KillTarget(appliance.process.pid)], kills=2, streams=10, tokens=60)
+        kill_under_load(appliance.url, [KillTarget(appliance.process.pid)], kills=1, streams=10, tokens=40)
     )
-    assert result.kills == 2 and result.requests >= 10
+    assert result.kills == 1 and result.requests >= 10
     assert result.failed == []
     assert result.differing == []
     assert appliance.metric("slipway_request_interruptions_total") > 0
-    assert appliance.metric("slipway_engine_restarts_total") == 2
+    assert appliance.metric("slipway_engine_restarts_total") == 1
     assert appliance.metric("slipway_requests_held") == appliance.metric("slipway_open_requests") == 0
     assert appliance.metric("slipway_requests_quarantined_total") == 0
     assert appliance.stop() == 0
@@ -52,13 +54,22 @@ STALLS = ("--set", "health.stalled_busy=3s", "--set", "health.stalled_idle=3s")
 
 def test_an_engine_that_is_stopped_without_work_is_noticed_and_replaced(launch, eventually):
     """SIGSTOP: it answers no signal and no probe"""
-    appliance = launch(ROOT / "manifests" / "demo.yaml", *STALLS)
+    # Only the idle engine has a short limit. On a busy machine the next one must be able to start.
+    appliance = launch(ROOT / "manifests" / "demo.yaml", "--set", "health.stalled_idle=6s")
     appliance.wait_ready()
-    stopped = appliance.pids()["engine-0"]
-    os.kill(stopped, signal.SIGSTOP)
+    stopped, file = appliance.pids()["engine-0"], run_directory(appliance.process.pid) / "engine-0.pulse"
+
+    def stopped_without_work() -> bool:
+        os.kill(stopped, signal.SIGSTOP)
+        if read_heartbeat(file).state is State.IDLE:
+            return True
+        os.kill(stopped, signal.SIGCONT)  # in a step, such as one of its own probes
+        return False
+
+    eventually("a stop between two steps", stopped_without_work)
     eventually("another engine", lambda: appliance.pids().get("engine-0", stopped) != stopped)
+    eventually("the reason", lambda: "hung: it finished no idle probe" in appliance.output())
     appliance.wait_ready()
-    assert "hung: it finished no idle probe" in appliance.output()
     assert appliance.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).status_code == 200
     assert appliance.stop() == 0
 

@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.appliance.observability.collector import attributes, collecting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +62,9 @@ def test_collector_receives_the_spans_of_requests_and_of_a_killed_engine(launch,
     assert resource["service.name"] == "demo"
 
 
+@pytest.mark.nightly(
+    "tests/appliance/observability/test_tracing.py::test_messages_follow_the_conventions_for_generative_ai"
+)
 def test_content_is_recorded_if_the_manifest_asks_for_it(launch, eventually):
     with collecting() as collector:
         traces = (f"observability.traces.endpoint={collector.url}", "observability.traces.content=true")

@@ -1,8 +1,8 @@
 """Start, self-test, restart and shutdown: `health` and `lifecycle`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from appliance.config.key import ENGINE, GATEWAY, LIVE, SERVICE, Effect, Note, declare
 from appliance.config.sections.values import Auto, Bytes, Seconds, SecondsOrAuto, Section
@@ -23,6 +23,11 @@ class Health(Section):
     """Time without an answer to the monitor after which the gateway is killed and restarted; 0s disables it."""
 
 
+def _halt(value: Any) -> Any:
+    """Accept the name that `halt` had before."""
+    return "halt" if value == "park" else value
+
+
 class Restart(Section):
     max: Annotated[int, Field(ge=0)] = declare(5, effect=SERVICE, example=3)
     """Permitted restarts of one engine within the window; the appliance exits beyond it."""
@@ -32,8 +37,8 @@ class Restart(Section):
     """Delay of the second restart within the window, doubled for each further one; the first has no delay."""
     longest_backoff: Seconds = declare(30.0, effect=SERVICE, example="1m")
     """Maximum delay of a restart."""
-    exhausted: Literal["exit", "park"] = declare("exit", effect=SERVICE)
-    """If restarts cannot help: exit, or park: stop the engines and report the reason at /ready until SIGTERM."""
+    exhausted: Annotated[Literal["exit", "halt"], BeforeValidator(_halt)] = declare("exit", effect=SERVICE)
+    """If restarts cannot help: exit, or halt: stop the engines and report the reason at /ready until SIGTERM."""
     hold: Seconds = declare(
         10.0,
         effect=LIVE,

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from appliance.server.errors.api import BadRequest, InvalidBody, TooLarge
+from appliance.server.http.body import RequestBody, schema_of
 from appliance.server.http.fields import read_fields
 from appliance.server.http.service import Service
 
@@ -78,7 +79,10 @@ class FileTooLarge(TooLarge):
 
 def form_body(schema: type[BaseModel]) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that reads this form."""
-    described = schema.model_json_schema(ref_template="#/components/schemas/{model}")
-    properties = {FILE: {"type": "string", "format": "binary"}, **described.pop("properties", {})}
-    content = {**described, "properties": properties, "required": [FILE]}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": content}}}}
+
+    def described() -> dict[str, Any]:
+        found = schema_of(schema)
+        properties = {FILE: {"type": "string", "format": "binary"}, **found.pop("properties", {})}
+        return {**found, "properties": properties, "required": [FILE]}
+
+    return RequestBody("multipart/form-data", described)

@@ -50,6 +50,7 @@ def test_init_writes_a_valid_manifest_for_every_architecture(
 
 @pytest.mark.parametrize("model", ["Qwen2.5-7B-Instruct-GPTQ-Int4", "Llama-3.1-8B-Instruct", "Qwen3-30B-A3B", "gguf"])
 @pytest.mark.parametrize("words", ["avx512:16:300GiB", "h200x1"])
+@pytest.mark.sampled(3)
 def test_published_models_on_their_machines(
     model: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

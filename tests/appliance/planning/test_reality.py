@@ -87,6 +87,7 @@ def test_an_engine_of_every_format_too(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("sets", [(), ("quantization.weights=int8",), ("hardware.kernels=torch",)])
 @pytest.mark.parametrize("name", thinned(["llama", "qwen2-moe", "olmo2"], kept=["qwen2-moe", "olmo2"]))
+@pytest.mark.sampled(4)
 def test_each_rank_of_an_engine_holds_what_was_planned_for_it(
     tmp_path: Path, folder: Callable, name: str, sets: tuple[str, ...]
 ) -> None:
@@ -108,6 +109,7 @@ def test_rounded_weights_and_pages_of_8_bits_too(tmp_path: Path, folder: Callabl
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "qwen2-moe"])
+@pytest.mark.sampled(3)
 def test_at_the_last_byte_that_fits_an_engine_fits_and_below_it_none_is_started(
     tmp_path: Path, folder: Callable, name: str, seed: int
 ) -> None:

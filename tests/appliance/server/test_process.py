@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from appliance.config.gateway import read_config, write_config
 from appliance.runtime.gateway_control import ApplyConfig, send_message
+from appliance.server.process import main
 from engine.api.errors import EXIT_PERMANENT
 
 PATIENCE_S = 120.0
@@ -153,10 +154,9 @@ def test_a_missing_tokenizer_is_one_clear_line_and_a_code(run, new_engine, check
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["absent.json"]])
-def test_a_wrong_command_line_is_reported(arguments):
-    done = subprocess.run([sys.executable, "-m", "appliance.server", *arguments], capture_output=True, text=True)
-    assert done.returncode in (2, EXIT_PERMANENT)
-    assert len(done.stderr.splitlines()) == 1
+def test_a_wrong_command_line_is_reported(arguments, capsys):
+    assert main(arguments) in (2, EXIT_PERMANENT)
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_open_streams_finish_in_the_drain_and_new_requests_go_elsewhere(run, engine, eventually):

@@ -151,7 +151,7 @@ def test_unwritable_bundle_folder_does_not_change_the_outcome(launched, tmp_path
     ],
 )
 def test_halted_appliance_keeps_its_gateway_until_a_signal(launched, words, code):
-    appliance = launched(engines=[words, ["run"]], max=1, exhausted="park")
+    appliance = launched(engines=[words, ["run"]], max=1, exhausted="halt")
     gateway, other = appliance.started("gateway"), appliance.started("engine-1")
     appliance.until(lambda: appliance.err().endswith("\n"))
     appliance.until(lambda: other not in appliance.alive())
@@ -173,7 +173,7 @@ def test_halted_appliance_keeps_its_gateway_until_a_signal(launched, words, code
 
 
 def test_appliance_exits_if_a_full_disk_prevents_the_halted_state(launched):
-    appliance = launched(engines=[["end", "1", "ready"]], max=0, exhausted="park")
+    appliance = launched(engines=[["end", "1", "ready"]], max=0, exhausted="halt")
     appliance.until(lambda: b"ready " in appliance.out())
     launcher = appliance.process.pid
     resource.prlimit(launcher, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no write into a file succeeds

@@ -1,4 +1,4 @@
-"""`exhausted: park`: failures of engines or of the checkpoint do not end the appliance."""
+"""`exhausted: halt`: failures of engines or of the checkpoint do not end the appliance."""
 
 import json
 
@@ -18,7 +18,7 @@ def halted(launched, tmp_path):
             (folder / "broken").write_text(WORDS)
         (folder / "termination-log").touch()
         engine = ["permanent", WORDS] if by == "engine" else ["run"]
-        appliance = launched(exhausted="park", engines=[engine, ["run"]])
+        appliance = launched(exhausted="halt", engines=[engine, ["run"]])
         appliance.until(lambda: b"halted: " in appliance.out() or appliance.process.poll() is not None)
         assert appliance.process.poll() is None, appliance.output()
         return appliance
@@ -40,7 +40,7 @@ def test_damaged_checkpoint_halts_the_appliance(halted, by):
     assert appliance.alive() == {}
 
 
-def test_damaged_checkpoint_ends_the_appliance_without_park(launched, tmp_path):
+def test_damaged_checkpoint_ends_the_appliance_unless_it_halts(launched, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "broken").write_text(WORDS)
     appliance = launched()

@@ -15,7 +15,7 @@ def test_appliance_runs_without_programs_on_path(launched):
     appliance.until(appliance.pings)  # the monitor runs
     os.kill(appliance.started("engine-0"), signal.SIGKILL)
     appliance.started("engine-0", times=2)
-    assert b"not found" not in appliance.out() and appliance.out().count(b"sentinel") == 0
+    assert b"not found" not in appliance.out() and appliance.out().count(b"monitor") == 0
     assert appliance.terminate() == 0
 
 
@@ -25,7 +25,7 @@ def test_repeated_monitor_exits_end_the_appliance(launched):
     killed = set()
 
     def ended() -> bool:
-        if pid := program(appliance.process.pid, "sentinel"):
+        if pid := program(appliance.process.pid, "monitor"):
             killed.add(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -33,7 +33,7 @@ def test_repeated_monitor_exits_end_the_appliance(launched):
 
     appliance.until(ended)
     reason = appliance.reason()
-    assert appliance.end() == 16 and reason["program"] == "sentinel"
+    assert appliance.end() == 16 and reason["program"] == "monitor"
     assert "restart monitor" in reason["message"]
     assert len(killed) <= MAX_STARTS + 1
     assert len(appliance.out().splitlines()) < 10 * MAX_STARTS

@@ -168,7 +168,7 @@ def test_a_program_that_cannot_be_started_is_reported():
 def _event(serial: int) -> bytes:
     payload = f"processname:engine-{serial} groupname:engines from_state:RUNNING expected:0 pid:{serial}"
     return (
-        f"ver:3.0 server:supervisor serial:{serial} pool:sentinel poolserial:{serial} "
+        f"ver:3.0 server:supervisor serial:{serial} pool:monitor poolserial:{serial} "
         f"eventname:PROCESS_STATE_EXITED len:{len(payload)}\n{payload}"
     ).encode()
 
@@ -217,7 +217,7 @@ def test_a_crash_that_stops_the_appliance_is_reported_once():
 
 
 def test_halting_stops_all_engines_and_restarts_only_the_gateway():
-    world = World(Policy(max=1, window_s=600.0, exhausted="park"))
+    world = World(Policy(max=1, window_s=600.0, exhausted="halt"))
     world.exits(0.0, "engine-1")
     world.exits(0.0, "engine-0")
     world.monitor.start_due(0.0)
@@ -233,7 +233,7 @@ def test_halting_stops_all_engines_and_restarts_only_the_gateway():
 
 
 def test_pending_restarts_are_cancelled_by_a_halt():
-    world = World(Policy(max=9, window_s=600.0, exhausted="park"))
+    world = World(Policy(max=9, window_s=600.0, exhausted="halt"))
     world.exits(0.0, "engine-0")
     world.monitor.start_due(0.0)
     world.exits(1.0, "engine-0")
@@ -243,12 +243,12 @@ def test_pending_restarts_are_cancelled_by_a_halt():
 
 
 def test_new_monitor_of_a_halted_appliance_starts_no_engine():
-    world = World(Policy(max=9, window_s=600.0, exhausted="park"), halted=True)
+    world = World(Policy(max=9, window_s=600.0, exhausted="halt"), halted=True)
     world.exits(0.0, "engine-0")
     assert world.notices == [] and world.monitor.next_due() is None
 
 
-def test_gateway_beyond_its_limit_ends_the_appliance_with_park_too():
-    world = World(Policy(max=0, window_s=600.0, exhausted="park"))
+def test_gateway_beyond_its_limit_ends_the_appliance_that_halts_too():
+    world = World(Policy(max=0, window_s=600.0, exhausted="halt"))
     world.exits(0.0, "gateway")
     assert not world.notices[-1].halt and world.halts == 0

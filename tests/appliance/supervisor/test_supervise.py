@@ -98,7 +98,7 @@ def test_supervisor_itself_never_restarts_a_program(tmp_path):
     parser = _parsed(supervise.configuration(supervise.programs(_service(), tmp_path), "p", root=False))
     programs = [parser[name] for name in parser.sections() if name.startswith("program:")]
     assert {(program["autorestart"], program["startsecs"]) for program in programs} == {("false", "0")}
-    assert parser["eventlistener:sentinel"]["autorestart"] == "true"
+    assert parser["eventlistener:monitor"]["autorestart"] == "true"
 
 
 def test_configuration_has_no_characters_that_supervisor_interprets(tmp_path):
