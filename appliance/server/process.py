@@ -333,14 +333,19 @@ def _listener(config: GatewayConfig) -> socket.socket:
         ) from error  # code 1: the next start may succeed
 
 
+def collect_garbage() -> None:
+    """Start garbage collections. Modules and routes are never freed, so the collector need not traverse them."""
+    gc.freeze()
+    gc.enable()
+
+
 async def serve(service: Service, listener: socket.socket) -> None:
     """Serve on the socket until a signal ends the process."""
     app = build_app(service)
     server = build_server(app, service)
     host, port = listener.getsockname()[:2]
     scheme = "http" if service.certificate is None else "https"
-    gc.freeze()  # modules and routes are never freed, so the collector need not traverse them
-    gc.enable()
+    collect_garbage()
     log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     async with connected(service, app.router, app.state.responses), controlled(service), watched(service):
         await server.serve([listener])

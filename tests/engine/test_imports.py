@@ -31,3 +31,22 @@ def test_operations_on_meta_tensors_are_loaded_when_they_are_needed(kernels: str
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [first, "loaded 3"]
+
+
+COLLECTOR = """
+import gc
+from engine.imports import collector_off
+with collector_off():
+    print(gc.isenabled())
+print(gc.isenabled(), gc.get_freeze_count() > 1000)
+try:
+    with collector_off():
+        raise ImportError
+except ImportError:
+    print(gc.isenabled())
+"""
+
+
+def test_collector_is_off_only_during_imports() -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTOR], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True", "True"]

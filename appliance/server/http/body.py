@@ -90,7 +90,7 @@ def _object(body: bytes) -> dict[str, Any] | None:
 
 
 class RequestBody(dict[str, Any]):
-    """An `openapi_extra` whose JSON Schema is made when FastAPI reads its items, for the first /openapi.json. Making
+    """An `openapi_extra` whose JSON Schema is made when it is read: FastAPI does so for the first /openapi.json. Making
     the schemas of all routes takes 0.15 s, which the start should not wait for."""
 
     def __init__(self, media_type: str, schema: Callable[[], Mapping[str, Any]]) -> None:
@@ -100,6 +100,9 @@ class RequestBody(dict[str, Any]):
     def items(self) -> "dict_items[str, Any]":
         body = {"required": True, "content": {self._media_type: {"schema": dict(self._schema())}}}
         return {"requestBody": body}.items()
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.items())[name]
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
