@@ -32,6 +32,11 @@ def loaded(folder: Path, text: str, *options: tuple[str, str], **environ: str) -
     return load(Given(path, tuple(Option(f"--set {key}", key, value) for key, value in options), environ))
 
 
+def test_the_old_name_of_a_halted_appliance_is_accepted(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "lifecycle: {restart: {exhausted: park}}\n")
+    assert found.manifest.lifecycle.restart.exhausted == "halt"
+
+
 def test_the_real_table_names_keys_that_are_not_there_and_keys_that_are() -> None:
     for row in DEPRECATED:
         assert find(row.old_path) is None and find(row.new_path) is not None

@@ -7,7 +7,13 @@ import pytest
 
 HEAVY = {
     "appliance.server.process": ("torch", "numpy", "httpx", "soundfile", "appliance.config.manifest"),
-    "appliance.supervisor.launch": ("torch", "numpy", "engine.models", "appliance.config.manifest", "appliance.planning"),
+    "appliance.supervisor.launch": (
+        "torch",
+        "numpy",
+        "engine.models",
+        "appliance.config.manifest",
+        "appliance.planning",
+    ),
     "appliance.supervisor.monitor": ("pydantic", "yaml", "asyncio"),
     "appliance.supervisor.reaper": ("pydantic", "yaml", "asyncio"),
     "appliance.cli.reload": ("pydantic", "yaml", "fastapi", "appliance.planning"),
