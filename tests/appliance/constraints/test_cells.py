@@ -483,7 +483,7 @@ OF_THE_DEVICE = {"bfloat16", "fp8-gpu", "graphs", "ranks-gpus"}
 
 
 LEGAL = {str(cell): cell for cell in INTERPRETED if not cell.broken and not in_bf16(cell)}
-# Other files of `make test` compute what the remaining cells add: architectures (engine/layers/test_fused.py), models
+# Other tests in `make test` cover the remaining cells: architectures (engine/layers/test_fused.py), models
 # that pool (engine/worker/test_pooled_device.py), encoder-decoder models (test_fused_sources.py beside it), experts
 # (test_fused_experts.py), fp8 checkpoints (engine/layers/test_fp8_checkpoints.py) and ranks (engine/test_ranks_gpu.py).
 COMPUTED = (

@@ -1,4 +1,4 @@
-"""Tests of what the programs import at their start: each module of a list costs up to a second of CPU time."""
+"""Tests of the imports of programs and commands. Each module in the lists takes up to a second of CPU time."""
 
 import subprocess
 import sys
