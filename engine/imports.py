@@ -10,20 +10,18 @@ from types import ModuleType
 from engine.api.config import EngineConfig
 
 META = "torch._meta_registrations"
-EXPORT = "torch.export"
 
 
 def leave_out_unused(config: EngineConfig) -> None:
     """Make `import triton` fail in this process unless its kernels are used, and import torch without the shapes of its
-    operations on meta tensors and without torch.export. Call before the first import of torch.
+    operations on meta tensors. Call before the first import of torch.
 
     kernels/jit.py imports Triton where it is installed; its library takes 75 MiB of resident memory. The operations on
-    meta tensors take a quarter of the time of importing torch, and 18 MiB; torch.export takes a tenth of it.
+    meta tensors take a quarter of the time of importing torch, and 18 MiB.
     """
     if config.hardware.kernels != "triton":
         sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # None: a documented way to stop an import
-        for name in (META, EXPORT):
-            sys.modules.setdefault(name, ModuleType(name))
+        sys.modules.setdefault(META, ModuleType(META))
 
 
 def load_meta_operations() -> None:
@@ -31,8 +29,6 @@ def load_meta_operations() -> None:
     if not hasattr(sys.modules.get(META), "register_meta"):
         sys.modules.pop(META, None)
         importlib.import_module(META)
-        sys.modules.pop(EXPORT, None)
-        importlib.import_module(EXPORT)
 
 
 @contextlib.contextmanager
