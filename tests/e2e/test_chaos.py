@@ -68,9 +68,6 @@ TOGETHER = ("crash", "dead-rank", "exit")
 ELSEWHERE = ("dead-rank", "bad-certificate")  # what this service has not
 
 
-@pytest.mark.nightly(
-    "tests/appliance/security/test_certificate.py::test_an_unusable_certificate_is_reported_and_the_previous_one_stays"
-)
 def test_bad_certificate_is_refused_and_the_previous_one_stays(launch, tmp_path):
     """With TLS everything asks through it: the start, the health check, chaos"""
     write_certificate(tmp_path, "a")
