@@ -10,7 +10,8 @@ import torch
 from kernels.jit import installed, interpreted, jit, launch, tl
 from kernels.op import tensors
 from kernels.ops import OPS
-from tests.interpreter import fixed_order_matmul, interpreter_as_shipped, without_saving_time
+from tests.fast_interpreter import without_saving_time
+from tests.interpreter import fixed_order_matmul, interpreter_as_shipped
 from tests.kernels.test_ops import compare, copied, inputs, same
 
 pytestmark = pytest.mark.skipif(not (installed() and interpreted()), reason="kernels are compiled here")
