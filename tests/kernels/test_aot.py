@@ -123,7 +123,7 @@ def test_representatives_launch_every_kernel_of_the_bench_cases():
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_matrix_instructions_of_a_kernel_are_reported(compiled):
-    some = ("--op", "matmul", "fp8_matmul", "--case", "qkv-256")
+    some = ("--op", "matmul", "fp8_matmul", "--case", "qkv-1", "wide-up-1")
     done = report("--brief", *some, "--target", "sm_80", "sm_89", **cache(compiled))
     lines = [line.split() for line in done.stdout.splitlines()]
     told = {(line[0], word): line[-2] for line in lines for word in line if word.startswith("sm_")}
