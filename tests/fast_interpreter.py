@@ -1,8 +1,8 @@
 """Triton's interpreter with less work per operation, for tests. No result depends on it, bit for bit.
 
 The shipped interpreter spends nearly all of its time around numpy. Each operation builds and validates types, expands
-both operands to one shape, compares type names, and repeats an integer operation in 64 bits with tensor operations to
-find overflows. `save_time` replaces the frequent operations of the usual types by functions that compute the result
+both operands to one shape, compares type names, and repeats an integer operation in 64 bits to find overflows, which it
+reports only with its option `debug`. `save_time` replaces the frequent operations of the usual types by functions that compute the result
 type once for each pair of operand types and let numpy expand the operands. Everything else, and every error, is left to
 the shipped operation. tests/kernels/test_interpreter.py compares both.
 """
@@ -173,210 +173,195 @@ def _number_type(value: Any) -> str | None:
 
 
 def _save_operations() -> None:
-    """Replace the binary operations, `where`, conversions and loads of the usual types."""
+    """Replace the operators of tensors, `where`, conversions and new axes."""
     from triton.language import core
     from triton.runtime import interpreter
 
-    semantic, tensor, block_type = interpreter.interpreter_semantic, core.tensor, core.block_type
-    handle_type, pointer_type = interpreter.TensorHandle, core.pointer_type
-    usual = {
-        core.int1: np.dtype(bool),
-        core.float16: np.dtype(np.float16),
-        core.float32: np.dtype(np.float32),
-        **{getattr(core, f"int{bits}"): np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
-        **{getattr(core, f"uint{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
-    }
-    numbers = {"i32": core.int32, "f32": core.float32, "bool": core.int1}
-    blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
-
-    def made(data: np.ndarray, scalar: Any, is_block: bool) -> Any:
-        """Return a tensor as the interpreter makes it."""
-        handle = handle_type.__new__(handle_type)
-        handle.data, handle.dtype, handle.attr = data, scalar, {}
-        if not is_block:
-            return tensor(handle, scalar)
-        key = (scalar.name, data.shape)
-        if key not in blocks:
-            blocks[key] = block_type(scalar, data.shape)
-        return tensor(handle, blocks[key])
-
-    def types(left: Any, right: Any, division: bool) -> Any:
-        """Return the types of two operands and of the computation, or None if one of them is not usual."""
-        if any(one is None or one.__class__ is pointer_type for one in (left, right)):
-            return None
-        left_type, right_type = (numbers[one] if one.__class__ is str else one for one in (left, right))
-        if left_type not in usual or right_type not in usual:
-            return None
-        try:
-            common = semantic.computation_type_impl(left_type, left.__class__ is str, right_type, right.__class__ is str, division)
-        except TypeError:
-            return None
-        return (usual[left_type], usual[right_type], usual[common], common) if common in usual else None
-
-    def number(value: Any, dtype: np.dtype) -> np.ndarray | None:
-        """Return a Python number as an operand, or None if it is out of range."""
-        if dtype.kind in "iu" and not (limits := np.iinfo(dtype)).min <= value <= limits.max:
-            return None
-        return np.array([value], dtype=dtype)
-
-    def operands(left: Any, right: Any, plans: dict[Any, Any], division: bool) -> Any:
-        """Return the elements of both operands in the type of the computation, that type, and whether it is a block;
-        None if the shipped operation must compute."""
-        left_is, right_is = left.__class__ is tensor, right.__class__ is tensor
-        left_key = left.dtype if left_is else _number_type(left)
-        right_key = right.dtype if right_is else _number_type(right)
-        key = left_key.name if left_is else left_key, right_key.name if right_is else right_key
-        if key not in plans:
-            plans[key] = types(left_key, right_key, division)
-        plan = plans[key]
-        if plan is None:
-            return None
-        left_np, right_np, common_np, common = plan
-        if left_is:
-            left_data = left.handle.data
-            if left_data.dtype != left_np:
-                return None
-            if left_np != common_np:
-                left_data = left_data.astype(common_np)
-        elif (left_data := number(left, common_np)) is None:
-            return None
-        if right_is:
-            right_data = right.handle.data
-            if right_data.dtype != right_np:
-                return None
-            if right_np != common_np:
-                right_data = right_data.astype(common_np)
-        elif (right_data := number(right, common_np)) is None:
-            return None
-        left_block = left_is and left.type.__class__ is block_type
-        right_block = right_is and right.type.__class__ is block_type
-        if left_block is not right_block:  # the order of the result's elements follows the expanded operand
-            if left_block:
-                if not left_data.flags.c_contiguous:
-                    right_data = np.full(left_data.shape, right_data)
-            elif not right_data.flags.c_contiguous:
-                left_data = np.full(right_data.shape, left_data)
-        return left_data, right_data, common, left_block or right_block
-
-    def checked(function: Any, left: np.ndarray, right: np.ndarray) -> np.ndarray | None:
-        """Return the result of an operation of integers, or None if it overflows."""
-        wide = function(left, right, dtype=np.int64)
-        result = wide.astype(left.dtype)
-        return result if (result == wide).all() else None
-
-    def offset_pointer(pointer: Any, offset: Any) -> Any:
-        """Return a pointer plus an offset, or None if the shipped operation must compute."""
-        if offset.__class__ is tensor:
-            offsets, kind = offset.handle.data, offset.type.__class__
-            if offsets.dtype.kind not in "iu" or offset.dtype.__class__ is pointer_type:
-                return None
-        elif _number_type(offset) == "i32":
-            offsets, kind = np.array([offset], np.int32), None
-        else:
-            return None
-        scalar = pointer.dtype
-        width = max(1, scalar.element_ty.primitive_bitwidth // 8)
-        data = pointer.handle.data + width * offsets.astype(np.uint64)
-        return made(data, scalar, kind is block_type or pointer.type.__class__ is block_type)
-
-    def operation(name: str) -> Callable[..., Any]:
-        function, boolean, overflows = _ARITHMETIC[name]
-        slow = getattr(type(semantic), name)
-        floats = {core.float16, core.float32}
-        allowed = {"truediv": floats, "and_": usual.keys() - floats, "or_": usual.keys() - floats}.get(name, usual)
-        plans: dict[Any, Any] = {}
-
-        def call(left: Any, right: Any, sanitize_overflow: Any = None) -> Any:
-            result = None
-            try:
-                if overflows and left.__class__ is tensor and left.dtype.__class__ is pointer_type:
-                    result = offset_pointer(left, right) if name == "add" else None
-                elif found := operands(left, right, plans, name == "truediv"):
-                    left_data, right_data, common, is_block = found
-                    if common in allowed:
-                        kind = left_data.dtype.kind
-                        if not overflows or kind == "f":
-                            data = function(left_data, right_data)
-                        elif kind == "b" or left_data.dtype.itemsize == 8 or sanitize_overflow is not True:
-                            data = None
-                        else:
-                            data = checked(function, left_data, right_data)
-                        if data is not None:
-                            return made(data, core.int1 if boolean else common, is_block)
-            except ValueError:  # shapes that do not match
-                pass
-            if result is not None:
-                return result
-            return slow(semantic, left, right, sanitize_overflow) if overflows else slow(semantic, left, right)
-
-        return call
-
-    fast = {name: operation(name) for name in _ARITHMETIC}
-    for name, call in fast.items():
+    fast, semantic = _Operations(), interpreter.interpreter_semantic
+    calls = {name: fast.operation(name) for name in _ARITHMETIC}
+    for name, call in calls.items():
         replace(semantic, name, call)
 
     def unwrap(value: Any) -> Any:
         return value.value if value.__class__ is core.constexpr else value
 
-    sanitized = {"add", "sub", "mul"}
     for operator, name in _OPERATORS.items():
-        extra = (True,) if name in sanitized else ()
-        replace(
-            tensor, operator, lambda self, other, call=fast[name], extra=extra, **_: call(self, unwrap(other), *extra)
-        )
+        more = (True,) if _ARITHMETIC[name][2] else ()
+        replace(core.tensor, operator, lambda x, y, call=calls[name], more=more, **_: call(x, unwrap(y), *more))
     for operator, name in _REFLECTED.items():
-        extra = (True,) if name in sanitized else ()
-        replace(
-            tensor, operator, lambda self, other, call=fast[name], extra=extra, **_: call(unwrap(other), self, *extra)
-        )
+        more = (True,) if _ARITHMETIC[name][2] else ()
+        replace(core.tensor, operator, lambda x, y, call=calls[name], more=more, **_: call(unwrap(y), x, *more))
+    replace(semantic, "where", fast.where)
+    replace(semantic, "broadcast_impl_value", fast.broadcast)
+    replace(semantic, "cast", fast.cast)
+    replace(semantic, "expand_dims", fast.expand_dims)
 
-    slow_where = type(semantic).where
-    where_plans: dict[Any, Any] = {}
 
-    def where(condition: Any, x: Any, y: Any) -> Any:
-        data = condition.handle.data
-        if condition.dtype is core.int1 and data.dtype == bool and (found := operands(x, y, where_plans, False)):
-            left, right, common, is_block = found
-            condition_block = condition.type.__class__ is block_type
+class _Operations:
+    """Operations on tensors of the usual types. They call the shipped operation for all others and for every error."""
+
+    def __init__(self) -> None:
+        from triton.language import core
+        from triton.language.semantic import TritonSemantic
+        from triton.runtime import interpreter
+
+        self.semantic, self.shipped = interpreter.interpreter_semantic, TritonSemantic
+        self.tensor, self.handle = core.tensor, interpreter.TensorHandle
+        self.block_type, self.pointer_type = core.block_type, core.pointer_type
+        self.int1, self.float16, self.float32 = core.int1, core.float16, core.float32
+        self.usual = {
+            core.int1: np.dtype(bool),
+            core.float16: np.dtype(np.float16),
+            core.float32: np.dtype(np.float32),
+            **{getattr(core, f"int{bits}"): np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+            **{getattr(core, f"uint{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+        }
+        self.numbers = {"i32": core.int32, "f32": core.float32, "bool": core.int1}
+        self.blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self.selected: dict[Any, Any] = {}  # plans of `where`
+
+    def made(self, data: np.ndarray, scalar: Any, is_block: bool) -> Any:
+        """Return a tensor as the interpreter makes it."""
+        handle = self.handle.__new__(self.handle)
+        handle.data, handle.dtype, handle.attr = data, scalar, {}
+        if not is_block:
+            return self.tensor(handle, scalar)
+        key = (scalar.name, data.shape)
+        if key not in self.blocks:
+            self.blocks[key] = self.block_type(scalar, data.shape)
+        return self.tensor(handle, self.blocks[key])
+
+    def is_block(self, value: Any) -> bool:
+        return value.__class__ is self.tensor and value.type.__class__ is self.block_type
+
+    def types(self, left: Any, right: Any, division: bool) -> Any:
+        """Return the types of two operands and of the computation, or None if one of them is not usual."""
+        if any(one is None or one.__class__ is self.pointer_type for one in (left, right)):
+            return None
+        numbers = [one.__class__ is str for one in (left, right)]
+        kinds = [self.numbers[one] if one.__class__ is str else one for one in (left, right)]
+        if kinds[0] not in self.usual or kinds[1] not in self.usual:
+            return None
+        try:
+            common = self.semantic.computation_type_impl(kinds[0], numbers[0], kinds[1], numbers[1], division)
+        except TypeError:
+            return None
+        if common not in self.usual:
+            return None
+        return self.usual[kinds[0]], self.usual[kinds[1]], self.usual[common], common
+
+    def elements(self, value: Any, expected: np.dtype, common: np.dtype) -> np.ndarray | None:
+        """Return an operand in the type of the computation, or None if the shipped operation must convert it."""
+        if value.__class__ is self.tensor:
+            data = value.handle.data
+            if data.dtype != expected:
+                return None
+            return data if expected == common else data.astype(common)
+        if common.kind in "iu" and not (limits := np.iinfo(common)).min <= value <= limits.max:
+            return None
+        return np.array([value], dtype=common)
+
+    def operands(self, left: Any, right: Any, plans: dict[Any, Any], division: bool) -> Any:
+        """Return the elements of both operands in the type of the computation, that type, and whether it is a block;
+        None if the shipped operation must compute."""
+        left_key = left.dtype if left.__class__ is self.tensor else _number_type(left)
+        right_key = right.dtype if right.__class__ is self.tensor else _number_type(right)
+        key = getattr(left_key, "name", left_key), getattr(right_key, "name", right_key)
+        if key not in plans:
+            plans[key] = self.types(left_key, right_key, division)
+        if plans[key] is None:
+            return None
+        left_type, right_type, common_type, common = plans[key]
+        x = self.elements(left, left_type, common_type)
+        y = self.elements(right, right_type, common_type)
+        if x is None or y is None:
+            return None
+        left_block, right_block = self.is_block(left), self.is_block(right)
+        if left_block is not right_block:  # the order of the result's elements follows the expanded operand
+            if left_block and not x.flags.c_contiguous:
+                y = np.full(x.shape, y)
+            elif right_block and not y.flags.c_contiguous:
+                x = np.full(y.shape, x)
+        return x, y, common, left_block or right_block
+
+    def operation(self, name: str) -> Callable[..., Any]:
+        """Return the fast form of an operation of _ARITHMETIC."""
+        function, boolean, overflows = _ARITHMETIC[name]
+        slow, plans = getattr(self.shipped, name), dict[Any, Any]()
+        floats = {self.float16, self.float32}
+        integers = self.usual.keys() - floats
+        allowed = {"truediv": floats, "and_": integers, "or_": integers}.get(name, self.usual)
+
+        def computed(left: Any, right: Any) -> Any:
+            if overflows and left.__class__ is self.tensor and left.dtype.__class__ is self.pointer_type:
+                return self.offset_pointer(left, right) if name == "add" else None
+            found = self.operands(left, right, plans, name == "truediv")
+            if found is None or found[2] not in allowed:
+                return None
+            x, y, common, is_block = found
+            if overflows and x.dtype.kind == "b":  # a number of one bit
+                return None
+            return self.made(function(x, y), self.int1 if boolean else common, is_block)
+
+        def call(left: Any, right: Any, sanitize_overflow: Any = None) -> Any:
             try:
-                if condition_block is is_block or (condition_block and data.flags.c_contiguous):
-                    return made(np.where(data, left, right), common, is_block or condition_block)
+                result = computed(left, right)
             except ValueError:  # shapes that do not match
-                pass
-        return slow_where(semantic, condition, x, y)
+                result = None
+            if result is not None:
+                return result
+            more = (sanitize_overflow,) if overflows else ()
+            return slow(self.semantic, left, right, *more)
 
-    slow_broadcast = type(semantic).broadcast_impl_value
+        return call
 
-    def broadcast(left: Any, right: Any) -> Any:
-        """Expand two tensors to one shape; the frequent cases need nothing."""
+    def offset_pointer(self, pointer: Any, offset: Any) -> Any:
+        """Return a pointer plus an offset, or None if the shipped operation must compute."""
+        if offset.__class__ is self.tensor:
+            offsets = offset.handle.data
+            if offsets.dtype.kind not in "iu" or offset.dtype.__class__ is self.pointer_type:
+                return None
+        elif _number_type(offset) == "i32":
+            offsets = np.array([offset], np.int32)
+        else:
+            return None
+        width = max(1, pointer.dtype.element_ty.primitive_bitwidth // 8)
+        data = pointer.handle.data + width * offsets.astype(np.uint64)
+        return self.made(data, pointer.dtype, self.is_block(pointer) or self.is_block(offset))
+
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        data = condition.handle.data
+        if condition.dtype is self.int1 and data.dtype == bool:
+            found = self.operands(x, y, self.selected, False)
+            chosen = self.is_block(condition)
+            if found is not None and (chosen is found[3] or (chosen and data.flags.c_contiguous)):
+                try:
+                    return self.made(np.where(data, found[0], found[1]), found[2], chosen or found[3])
+                except ValueError:  # shapes that do not match
+                    pass
+        return self.shipped.where(self.semantic, condition, x, y)
+
+    def broadcast(self, left: Any, right: Any) -> Any:
+        """Expand two tensors to one shape."""
         if left.type is right.type or (
-            left.type.__class__ is block_type
-            and right.type.__class__ is block_type
-            and left.type.shape == right.type.shape
+            self.is_block(left) and self.is_block(right) and left.type.shape == right.type.shape
         ):
             return left, right
-        return slow_broadcast(semantic, left, right)
+        return self.shipped.broadcast_impl_value(self.semantic, left, right)
 
-    slow_cast = type(semantic).cast
-
-    def cast(value: Any, type_: Any, rounding: Any = None) -> Any:
+    def cast(self, value: Any, type_: Any, rounding: Any = None) -> Any:
         source, target = value.dtype, type_.scalar
-        if source is target or source == target:
+        if source == target:
             return value
-        data = value.handle.data
-        if rounding is None and source in usual and target in usual and data.dtype == usual[source]:
-            if target is not core.int1 and not (source is core.float16 and target is not core.float32):
-                return made(data.astype(usual[target]), target, value.type.__class__ is block_type)
-        return slow_cast(semantic, value, type_, rounding)
+        known = rounding is None and source.__class__ is not self.pointer_type and source in self.usual
+        if known and target.__class__ is not self.pointer_type and target in self.usual:
+            data, expands = value.handle.data, source is not self.float16 or target is self.float32
+            if target is not self.int1 and expands and data.dtype == self.usual[source]:
+                return self.made(data.astype(self.usual[target]), target, self.is_block(value))
+        return self.shipped.cast(self.semantic, value, type_, rounding)
 
-    def expand_dims(value: Any, axis: int) -> Any:
+    def expand_dims(self, value: Any, axis: int) -> Any:
         data = value.handle.data
-        if value.type.__class__ is block_type and 0 <= axis <= data.ndim:
-            return made(data.reshape(*data.shape[:axis], 1, *data.shape[axis:]), value.dtype, True)
-        return slow_expand(semantic, value, axis)
-
-    slow_expand = type(semantic).expand_dims
-    replace(semantic, "where", where)
-    replace(semantic, "broadcast_impl_value", broadcast)
-    replace(semantic, "cast", cast)
-    replace(semantic, "expand_dims", expand_dims)
+        if self.is_block(value) and 0 <= axis <= data.ndim:
+            return self.made(data.reshape(*data.shape[:axis], 1, *data.shape[axis:]), value.dtype, True)
+        return self.shipped.expand_dims(self.semantic, value, axis)
