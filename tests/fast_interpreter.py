@@ -2,9 +2,9 @@
 
 The shipped interpreter spends nearly all of its time around numpy. Each operation builds and validates types, expands
 both operands to one shape, compares type names, and repeats an integer operation in 64 bits to find overflows, which it
-reports only with its option `debug`. `save_time` replaces the frequent operations of the usual types by functions that compute the result
-type once for each pair of operand types and let numpy expand the operands. Everything else, and every error, is left to
-the shipped operation. tests/kernels/test_interpreter.py compares both.
+reports only with its option `debug`. `save_time` replaces the frequent operations of the usual types by functions that
+compute the result type once for each pair of operand types and let numpy expand the operands. Everything else, and
+every error, is left to the shipped operation. tests/kernels/test_interpreter.py compares both.
 """
 
 import math
@@ -51,7 +51,7 @@ def save_time() -> None:
 
 
 def _save_types() -> None:
-    """Validate each shape once, and compare types by identity first."""
+    """Validate each shape once, compare types by identity first, and convert numbers of 8 bits by a table."""
     from triton.language import core
     from triton.runtime import interpreter
 
@@ -59,7 +59,8 @@ def _save_types() -> None:
     shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
     numpy_types: dict[str, np.dtype] = {}
     blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
-    slow_np_dtype, slow_equal = interpreter._get_np_dtype, core.dtype.__eq__
+    tables: dict[tuple[str, ...], np.ndarray] = {}  # of all numbers of 8 bits
+    slow_np_dtype, slow_equal, slow_convert = interpreter._get_np_dtype, core.dtype.__eq__, interpreter._convert_float
 
     def init_tensor(tensor: Any, handle: Any, type_: Any) -> None:
         shape = type_.shape if type_.__class__ is core.block_type else ()
@@ -92,6 +93,14 @@ def _save_types() -> None:
             numpy_types[scalar.name] = slow_np_dtype(scalar)
         return numpy_types[scalar.name]
 
+    def convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        if source.primitive_bitwidth != 8:
+            return slow_convert(data, source, target, rounding)
+        key = (source.name, target.name, str(rounding))
+        if key not in tables:
+            tables[key] = slow_convert(np.arange(256, dtype=np.uint8), source, target, rounding)
+        return np.take(tables[key], data.view(np.uint8))
+
     def equal(type_: Any, other: Any) -> bool:
         return type_ is other or slow_equal(type_, other)
 
@@ -100,6 +109,7 @@ def _save_types() -> None:
     replace(core.block_type, "__init__", init_block)
     replace(core.block_type, "with_element_ty", with_element_ty)
     replace(core.dtype, "__eq__", equal)
+    replace(interpreter, "_convert_float", convert_float)
 
 
 def _save_patches() -> None:
