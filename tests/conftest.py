@@ -20,7 +20,8 @@ from hypothesis import settings
 
 from tests import repeat
 from tests.emulation import use_emulated
-from tests.interpreter import fix_dot_order, save_time
+from tests.fast_interpreter import save_time
+from tests.interpreter import fix_dot_order
 from tests.tiers import mark_tiers
 
 # Two worker processes with two OpenMP threads each compete for two cores. Threads spin while they wait for threads

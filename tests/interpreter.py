@@ -6,7 +6,6 @@ the products of an output in one order, whatever the other outputs are. `fix_dot
 property, so that tests that compare bit for bit test the kernels and not the BLAS of the machine.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -66,88 +65,3 @@ def _operand(x: Any) -> np.ndarray:
     if x.dtype.primitive_bitwidth == 8 and x.dtype.is_floating():
         return interpreter._convert_float(x.data, x.dtype, interpreter.tl.float16, None).view(np.float16)
     return x.data
-
-
-_REPLACED: list[tuple[Any, str, Any]] = []
-"""Object, name and original of each replacement of `save_time`."""
-
-
-@contextmanager
-def without_saving_time() -> Iterator[None]:
-    """Run kernels inside the context with the unchanged interpreter, except `tl.dot`."""
-    fast = [(thing, name, getattr(thing, name)) for thing, name, _ in _REPLACED]
-    for thing, name, original in _REPLACED:
-        setattr(thing, name, original)
-    try:
-        yield
-    finally:
-        for thing, name, value in fast:
-            setattr(thing, name, value)
-
-
-def save_time() -> None:
-    """Make the interpreter do some work once instead of for every operation, in this process. No result depends on it.
-
-    Every call of one kernel function by another searched triton.language for builtins to replace, although the same
-    launch had replaced them. Each tensor and each type converted and validated its shape again, and each conversion of
-    a type built a table of all types.
-    """
-    from triton.language import core
-    from triton.runtime import interpreter
-
-    sizes: dict[tuple[int, ...], int] = {}
-    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
-    numpy_types: dict[str, np.dtype] = {}
-    replaced: set[tuple[bool, bool]] = set()  # in the current launch, by the modules that a function refers to
-    slow_np_dtype, slow_patch, slow_launch = (
-        interpreter._get_np_dtype,
-        interpreter._patch_lang,
-        interpreter.GridExecutor.__call__,
-    )
-
-    def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
-        replaced.clear()
-        slow_launch(executor, *args, **kwargs)
-
-    def patch(function: Any) -> Any:
-        values = function.__globals__.values()
-        modules = any(value is interpreter.tl for value in values), any(value is core for value in values)
-        if modules in replaced:
-            return interpreter._LangPatchScope()
-        replaced.add(modules)
-        return slow_patch(function)
-
-    def init_tensor(tensor: Any, handle: Any, type_: Any) -> None:
-        shape = type_.shape if type_.is_block() else ()
-        if shape not in shapes:
-            shapes[shape] = core.constexpr(math.prod(shape)), core.tuple([core.constexpr(size) for size in shape])
-        tensor.numel, tensor.shape = shapes[shape]
-        tensor.handle, tensor.type, tensor.dtype = handle, type_, type_.scalar
-
-    def init_block(block: Any, element_ty: Any, shape: Any) -> None:
-        block.element_ty = element_ty
-        block.shape = tuple([size.value if isinstance(size, core.constexpr) else size for size in shape])
-        if not block.shape:
-            raise TypeError("0d block_type is forbidden")
-        if block.shape not in sizes:
-            sizes[block.shape] = core.validate_block_shape(block.shape)
-        block.numel = sizes[block.shape]
-        block.name = f"<{block.shape}, {element_ty}>"
-
-    def np_dtype(type_: Any) -> np.dtype:
-        scalar = type_.element_ty if isinstance(type_, core.block_type) else type_
-        if isinstance(scalar, core.pointer_type):
-            return slow_np_dtype(scalar)
-        if scalar.name not in numpy_types:
-            numpy_types[scalar.name] = slow_np_dtype(scalar)
-        return numpy_types[scalar.name]
-
-    for thing, name, value in (
-        (interpreter.GridExecutor, "__call__", launch),
-        (interpreter, "_patch_lang", patch),
-        (interpreter, "_get_np_dtype", np_dtype),
-        (core.tensor, "__init__", init_tensor),
-        (core.block_type, "__init__", init_block),
-    ):
-        _REPLACED.append((thing, name, getattr(thing, name)))
-        setattr(thing, name, value)

@@ -105,7 +105,7 @@ def bench(
     rows = []
     with torch_threads(team.threads):
         print(f"CPU, {team.variant}, {team.threads} threads, torch {torch.__version__}", flush=True)
-        for work in chain(() if batches else op_workloads(team), attention_workloads(team, parsed, pages)):
+        for work in chain(() if batches else op_workloads(team, names, ids), attention_workloads(team, parsed, pages)):
             if _named(work.op, names) and _named(work.case, ids):
                 samplers = [sampler(call, [()], CPU) for call in (work.compiled_call, work.torch_call)]
                 times = [Spread.of(samples) for samples in collect_samples(samplers, rounds)]
@@ -135,9 +135,12 @@ def _named(name: str, texts: Sequence[str]) -> bool:
     return not texts or any(text in name for text in texts)
 
 
-def op_workloads(team: Team) -> Iterator[Workload]:
+def op_workloads(team: Team, names: Sequence[str] = (), ids: Sequence[str] = ()) -> Iterator[Workload]:
+    """Yield the CPU cases of the operations whose name and id contain one of the texts; all if there are none."""
     for op in OPS:
         for case in op.cpu_cases:
+            if not (_named(op.name, names) and _named(case.id, ids)):
+                continue
             assert op.compiled is not None, f"{op.name} has CPU cases but no CPU body"
             args = op.inputs(Make(CPU, torch.float32), **case.sizes)
             yield Workload(

@@ -7,6 +7,7 @@ checkpoint that transformers runs. This file uses no engine code.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +273,19 @@ class Written:
 
     def logits(self, ids: list[int]) -> Tensor:
         """Return transformers' logits of each position."""
-        with torch.no_grad():
-            return self.model()(torch.tensor([ids])).logits[0]
+        return _logits(self, (self.plain / "model.safetensors").stat().st_mtime_ns, tuple(ids))
+
+
+@cache
+def _logits(made: Written, written_ns: int, ids: tuple[int, ...]) -> Tensor:
+    """Return the logits of transformers, computed once for all kernels that are compared with them."""
+    with torch.no_grad():
+        return _read(made, written_ns)(torch.tensor([ids])).logits[0]
+
+
+@lru_cache(maxsize=4)
+def _read(made: Written, written_ns: int) -> Any:
+    return made.model()
 
 
 def write(folder: Path, kind: Kind, architecture: str = "Llama", **more: Any) -> Written:

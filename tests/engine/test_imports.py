@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.tiers import NIGHTLY
+
 LEAVE_OUT = """
 from types import SimpleNamespace
 from engine.imports import leave_out_unused, load_meta_operations
@@ -24,7 +26,10 @@ print("loaded", *transform())
 """
 
 
-@pytest.mark.parametrize(("kernels", "first"), [("torch", "left out"), ("avx2", "left out"), ("triton", "at once 3")])
+@pytest.mark.parametrize(
+    ("kernels", "first"),
+    [pytest.param("torch", "left out", marks=NIGHTLY), ("avx2", "left out"), ("triton", "at once 3")],
+)
 def test_operations_on_meta_tensors_are_loaded_when_they_are_needed(kernels: str, first: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVE_OUT.format(kernels=kernels)], capture_output=True, text=True, check=False

@@ -20,7 +20,7 @@ from kernels.ops import OPS
 from kernels.tools.aot import TARGETS, Target, has_spills, products
 from kernels.tools.process_pool import ProcessLost, run_in_processes
 from tests.kernels.process_pool_work import doubling
-from tests.kernels.representatives import bench_cases, case_launches, representatives
+from tests.kernels.representatives import bench_cases, case_launches, compiled_cases, representatives
 from tests.tiers import NIGHTLY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,24 +57,43 @@ class Compilation:
 SOME = Compilation(
     ("--target", "sm_90", "gfx942", "--launches", "tests.kernels.representatives:launches"),
     ("sm_90", "gfx942"),
-    representatives,
+    compiled_cases,
     "some",
 )
 ALL = Compilation((), tuple(TARGETS), bench_cases, "launch")
 COMPILATIONS = [pytest.param(SOME, id="some"), pytest.param(ALL, id="all", marks=NIGHTLY)]
 
 
+KEPT_ENTRIES = 3000
+"""Entries of Triton's cache, above which it is emptied. A run of `make test` makes about 250."""
+
+
+@pytest.fixture(scope="session")
+def compiled(request, tmp_path_factory):
+    """Folder for Triton's cache that later runs use too, so that unchanged kernels are compiled once. The names of its
+    entries are hashes of the kernel with its options and of the compiler."""
+    kept = getattr(request.config, "cache", None)
+    if kept is None:  # pytest runs without its own cache
+        return tmp_path_factory.mktemp("kernels")
+    folder = Path(kept.mkdir("triton"))
+    if sum(1 for _ in folder.iterdir()) > KEPT_ENTRIES:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    return folder
+
+
 @pytest.fixture(scope="session", params=COMPILATIONS)
-def filled(request, tmp_path_factory):
+def filled(request, compiled, tmp_path_factory):
     """Compile kernels and return the cache folder, the finished process, the report and the compilation.
 
-    `some`: one or more cases of each operation, which launch all kernels, for one architecture of each vendor.
+    `some`: one or more cases of each operation, which launch all kernels, for CUDA; without the slowest ones for HIP.
     `all`: all launches for the main architectures, one per kernel for the others: all would take minutes."""
-    folder = tmp_path_factory.mktemp("kernels")
-    files = ("--cache", str(folder), "--json", str(folder / "report.json"))
+    folder = compiled if request.param is SOME else tmp_path_factory.mktemp("kernels")
+    written = tmp_path_factory.mktemp("report") / "report.json"
+    files = ("--cache", str(folder), "--json", str(written))
     done = report("--check", "--brief", *files, *request.param.options)
-    assert (folder / "report.json").exists(), done.stderr
-    return folder, done, json.loads((folder / "report.json").read_text()), request.param
+    assert written.exists(), done.stderr
+    return folder, done, json.loads(written.read_text()), request.param
 
 
 @pytest.mark.slow
@@ -103,8 +122,9 @@ def test_representatives_launch_every_kernel_of_the_bench_cases():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_matrix_instructions_of_a_kernel_are_reported(tmp_path):
-    done = report("--brief", "--op", "matmul", "fp8_matmul", "--target", "sm_80", "sm_89", **cache(tmp_path))
+def test_matrix_instructions_of_a_kernel_are_reported(compiled):
+    some = ("--op", "matmul", "fp8_matmul", "--case", "qkv-1", "wide-up-1")
+    done = report("--brief", *some, "--target", "sm_80", "sm_89", **cache(compiled))
     lines = [line.split() for line in done.stdout.splitlines()]
     told = {(line[0], word): line[-2] for line in lines for word in line if word.startswith("sm_")}
     assert told["matmul", "sm_80"] == told["matmul", "sm_89"] == told["fp8_matmul", "sm_80"] == "HMMA"
@@ -141,9 +161,9 @@ def test_matrix_instructions_have_the_names_of_the_device_code(instruction, name
         pytest.param(("sm_86", "sm_120"), "largest", id="largest", marks=NIGHTLY),
     ],
 )
-def test_tiles_fit_devices_with_less_shared_memory(targets, launches, tmp_path):
+def test_tiles_fit_devices_with_less_shared_memory(targets, launches, compiled):
     """99 KiB, where a Hopper has 227."""
-    done = report("--check", "--target", *targets, "--launches", f"tests.kernels.room:{launches}", **cache(tmp_path))
+    done = report("--check", "--target", *targets, "--launches", f"tests.kernels.room:{launches}", **cache(compiled))
     assert done.returncode == 0 and "0 faults" in done.stdout, done.stdout[-4000:] + done.stderr
 
 
@@ -185,8 +205,8 @@ def test_first_launch_compiles_nothing(filled, tmp_path, program_file):
     ],
 )
 @pytest.mark.sampled(2)
-def test_faulty_kernel_is_reported(planted, words, tmp_path):
-    done = report("--check", "--target", "sm_90", "--launches", f"tests.kernels.planted:{planted}", **cache(tmp_path))
+def test_faulty_kernel_is_reported(planted, words, compiled):
+    done = report("--check", "--target", "sm_90", "--launches", f"tests.kernels.planted:{planted}", **cache(compiled))
     assert done.returncode == 1, done.stderr
     assert all(word in done.stdout for word in words), done.stdout
 
@@ -206,8 +226,8 @@ def test_reads_at_the_stack_pointer_are_spills(code, spills):
 
 
 @pytest.mark.slow
-def test_kernel_with_may_spill_may_spill(tmp_path):
-    done = report("--check", "--target", "sm_90", "--launches", "tests.kernels.planted:allowed", **cache(tmp_path))
+def test_kernel_with_may_spill_may_spill(compiled):
+    done = report("--check", "--target", "sm_90", "--launches", "tests.kernels.planted:allowed", **cache(compiled))
     assert done.returncode == 0 and "0 faults" in done.stdout, done.stdout + done.stderr
 
 

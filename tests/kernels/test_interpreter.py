@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from kernels.jit import installed, interpreted, jit, launch, tl
 from kernels.op import tensors
 from kernels.ops import OPS
-from tests.interpreter import fixed_order_matmul, interpreter_as_shipped, without_saving_time
+from tests.fast_interpreter import without_saving_time
+from tests.interpreter import fixed_order_matmul, interpreter_as_shipped
 from tests.kernels.test_ops import compare, copied, inputs, same
 
 pytestmark = pytest.mark.skipif(not (installed() and interpreted()), reason="kernels are compiled here")
@@ -114,3 +116,20 @@ def test_an_interpreter_that_saves_time_refuses_what_the_shipped_one_refuses():
         with pytest.raises(Exception, match="power of 2"):
             launch(_wrong, (1,), torch.empty(8), size=3)
     launch(_wrong, (1,), torch.empty(8), size=4)
+
+
+@jit
+def _sum(a, b, out, left: tl.constexpr, right: tl.constexpr):
+    total = tl.load(a + tl.arange(0, left)) + tl.load(b + tl.arange(0, right))
+    tl.store(out + tl.arange(0, left), total)
+
+
+@pytest.mark.parametrize("shipped", [False, True])
+def test_integers_wrap_around_and_shapes_that_do_not_match_are_refused(shipped):
+    most, one = torch.full((4,), 2**31 - 1, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
+    out = torch.zeros(4, dtype=torch.int32)
+    with without_saving_time() if shipped else nullcontext():
+        with pytest.raises(Exception, match="incompatible dimensions"):
+            launch(_sum, (1,), one, one, out, left=4, right=2)
+        launch(_sum, (1,), most, one, out, left=4, right=4)
+    assert out.tolist() == [-(2**31)] * 4

@@ -1,6 +1,8 @@
 """tools/prose.py: which wording each rule flags, what counts as a passage, and the highest rate of every folder."""
 
+import io
 import subprocess
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,14 @@ def test_python_has_docstrings_of_attributes_too_and_comments_by_block(tmp_path:
         (6, 6, "trailing"),
         (8, 9, "one two"),
     ]
+
+
+def test_a_hash_inside_of_a_string_is_no_comment(tmp_path: Path) -> None:
+    quotes = 'a = "#x"  # one\nb = "\\"#"\nc = """\n"#\n"""  # two\n\nd = f"{1}#"  # three\n' + "e = '#\"'\n"
+    comments = tokenize.generate_tokens(io.StringIO(quotes).readline)
+    want = [(one.start[0], one.string[2:]) for one in comments if one.type == tokenize.COMMENT]
+    found = [(first, text) for first, _, text in written(tmp_path / "a.py", quotes) if text in ("one", "two", "three")]
+    assert found == want and len(want) == 3
 
 
 def test_markdown_has_paragraphs_items_and_rows_without_headings_and_code(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tiny random checkpoints saved by transformers, and a driver that runs our model over them step by step."""
 
+import copy
 import json
 import os
 import threading
@@ -194,10 +195,15 @@ class Saved:
 
     path: Path
     known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    read: dict[Any, Any] = field(default_factory=dict)  # transformers' model, by the times of its files
 
     def transformers(self) -> Any:
-        """A fresh model: dynamic rope keeps state between calls."""
-        return transformers.AutoModelForCausalLM.from_pretrained(self.path, **EAGER, dtype=torch.float32).eval()
+        """A fresh model: dynamic rope keeps state between calls. Copying takes a tenth of the time of reading."""
+        times = tuple(sorted((file.name, file.stat().st_mtime_ns) for file in self.path.iterdir()))
+        if times not in self.read:
+            kind = transformers.AutoModelForCausalLM
+            self.read = {times: kind.from_pretrained(self.path, **EAGER, dtype=torch.float32).eval()}
+        return copy.deepcopy(self.read[times])
 
     def logits(self, ids: list[int]) -> Tensor:
         """transformers' logits for each position of one sequence."""

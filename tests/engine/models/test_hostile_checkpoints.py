@@ -63,7 +63,7 @@ def read(folder: Path, config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(10)
 def test_absurd_values_of_config_json_are_refused_or_served(architecture: str, tmp_path: Path) -> None:
     base = {**SMALL, "architectures": [architecture]}
     (tmp_path / "config.json").write_text(json.dumps(base))

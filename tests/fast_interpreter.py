@@ -1,0 +1,377 @@
+"""Triton's interpreter with less work per operation, for tests. No result depends on it, bit for bit.
+
+The shipped interpreter spends nearly all of its time around numpy. Each operation builds and validates types, expands
+both operands to one shape, compares type names, and repeats an integer operation in 64 bits to find overflows, which it
+reports only with its option `debug`. `save_time` replaces the frequent operations of the usual types by functions that
+compute the result type once for each pair of operand types and let numpy expand the operands. Everything else, and
+every error, is left to the shipped operation. tests/kernels/test_interpreter.py compares both.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+_REPLACED: list[tuple[Any, str, Any]] = []
+"""Object, name and original of each replacement of `save_time`."""
+
+_PATCHED: dict[tuple[bool, bool], Any] = {}
+"""Changes of triton.language that stay between launches, by the modules that a function refers to."""
+
+
+@contextmanager
+def without_saving_time() -> Iterator[None]:
+    """Run kernels inside the context with the unchanged interpreter, except `tl.dot`."""
+    for scope in reversed(_PATCHED.values()):
+        scope.restore()
+    _PATCHED.clear()
+    fast = [(thing, name, getattr(thing, name)) for thing, name, _ in _REPLACED]
+    for thing, name, original in _REPLACED:
+        setattr(thing, name, original)
+    try:
+        yield
+    finally:
+        for thing, name, value in fast:
+            setattr(thing, name, value)
+
+
+def replace(thing: Any, name: str, value: Any) -> None:
+    _REPLACED.append((thing, name, getattr(thing, name)))
+    setattr(thing, name, value)
+
+
+def save_time() -> None:
+    """Make the interpreter of this process faster."""
+    if not _REPLACED:
+        _save_types()
+        _save_patches()
+        _save_operations()
+
+
+def _save_types() -> None:
+    """Validate each shape once, compare types by identity first, and convert numbers of 8 bits by a table."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    sizes: dict[tuple[int, ...], int] = {}
+    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+    numpy_types: dict[str, np.dtype] = {}
+    blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
+    tables: dict[tuple[str, ...], np.ndarray] = {}  # of all numbers of 8 bits
+    slow_np_dtype, slow_equal, slow_convert = interpreter._get_np_dtype, core.dtype.__eq__, interpreter._convert_float
+
+    def init_tensor(tensor: Any, handle: Any, type_: Any) -> None:
+        shape = type_.shape if type_.__class__ is core.block_type else ()
+        if shape not in shapes:
+            shapes[shape] = core.constexpr(math.prod(shape)), core.tuple([core.constexpr(size) for size in shape])
+        tensor.numel, tensor.shape = shapes[shape]
+        tensor.handle, tensor.type, tensor.dtype = handle, type_, type_.scalar
+
+    def init_block(block: Any, element_ty: Any, shape: Any) -> None:
+        block.element_ty = element_ty
+        block.shape = tuple([size.value if size.__class__ is core.constexpr else size for size in shape])
+        if not block.shape:
+            raise TypeError("0d block_type is forbidden")
+        if block.shape not in sizes:
+            sizes[block.shape] = core.validate_block_shape(block.shape)
+        block.numel = sizes[block.shape]
+        block.name = f"<{block.shape}, {element_ty}>"
+
+    def with_element_ty(block: Any, scalar: Any) -> Any:
+        key = (scalar.name, block.shape)
+        if key not in blocks:
+            blocks[key] = core.block_type(scalar, block.shape)
+        return blocks[key]
+
+    def np_dtype(type_: Any) -> np.dtype:
+        scalar = type_.element_ty if isinstance(type_, core.block_type) else type_
+        if isinstance(scalar, core.pointer_type):
+            return slow_np_dtype(scalar)
+        if scalar.name not in numpy_types:
+            numpy_types[scalar.name] = slow_np_dtype(scalar)
+        return numpy_types[scalar.name]
+
+    def convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        if source.primitive_bitwidth != 8:
+            return slow_convert(data, source, target, rounding)
+        key = (source.name, target.name, str(rounding))
+        if key not in tables:
+            tables[key] = slow_convert(np.arange(256, dtype=np.uint8), source, target, rounding)
+        return np.take(tables[key], data.view(np.uint8))
+
+    def equal(type_: Any, other: Any) -> bool:
+        return type_ is other or slow_equal(type_, other)
+
+    replace(interpreter, "_get_np_dtype", np_dtype)
+    replace(core.tensor, "__init__", init_tensor)
+    replace(core.block_type, "__init__", init_block)
+    replace(core.block_type, "with_element_ty", with_element_ty)
+    replace(core.dtype, "__eq__", equal)
+    replace(interpreter, "_convert_float", convert_float)
+
+
+def _save_patches() -> None:
+    """Replace the builtins of triton.language once instead of for every launch and every call between kernels."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    slow_patch, semantic = interpreter._patch_lang, interpreter.interpreter_semantic
+    nothing = interpreter._LangPatchScope()
+
+    def patch(function: Any) -> Any:
+        values = function.__globals__.values()
+        modules = any(value is interpreter.tl for value in values), any(value is core for value in values)
+        if modules not in _PATCHED:
+            _PATCHED[modules] = slow_patch(function)
+        return nothing
+
+    def patch_attribute(thing: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function = getattr(member, "__wrapped__", member)  # without the check that `_semantic` is given
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return function(*args, **kwargs)
+
+        scope.set_attr(thing, name, call)
+
+    replace(interpreter, "_patch_lang", patch)
+    replace(interpreter, "_patch_attr", patch_attribute)
+
+
+# Operation of the semantics: numpy's function, whether the result is boolean, whether integers may overflow.
+_ARITHMETIC = {
+    "add": (np.add, False, True),
+    "sub": (np.subtract, False, True),
+    "mul": (np.multiply, False, True),
+    "truediv": (np.divide, False, False),
+    "and_": (np.bitwise_and, False, False),
+    "or_": (np.bitwise_or, False, False),
+    "less_than": (np.less, True, False),
+    "less_equal": (np.less_equal, True, False),
+    "greater_than": (np.greater, True, False),
+    "greater_equal": (np.greater_equal, True, False),
+    "equal": (np.equal, True, False),
+    "not_equal": (np.not_equal, True, False),
+}
+_OPERATORS = {
+    "__add__": "add",
+    "__sub__": "sub",
+    "__mul__": "mul",
+    "__truediv__": "truediv",
+    "__and__": "and_",
+    "__or__": "or_",
+    "__lt__": "less_than",
+    "__le__": "less_equal",
+    "__gt__": "greater_than",
+    "__ge__": "greater_equal",
+    "__eq__": "equal",
+    "__ne__": "not_equal",
+}
+_REFLECTED = {"__radd__": "add", "__rsub__": "sub", "__rmul__": "mul", "__rtruediv__": "truediv"}
+
+
+def _number_type(value: Any) -> str | None:
+    """Return the type name of a Python number as an operand; None if its value needs a wider type than usual."""
+    if value.__class__ is int:
+        return "i32" if -(2**31) <= value < 2**31 else None
+    if value.__class__ is float:
+        size = abs(value)
+        return "f32" if 1e-37 < size < 1e38 or size in (0.0, math.inf) else None
+    return "bool" if value.__class__ is bool else None
+
+
+def _save_operations() -> None:
+    """Replace the operators of tensors, `where`, conversions and new axes."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    fast, semantic = _Operations(), interpreter.interpreter_semantic
+    calls = {name: fast.operation(name) for name in _ARITHMETIC}
+    for name, call in calls.items():
+        replace(semantic, name, call)
+
+    def unwrap(value: Any) -> Any:
+        return value.value if value.__class__ is core.constexpr else value
+
+    for operator, name in _OPERATORS.items():
+        more = (True,) if _ARITHMETIC[name][2] else ()
+        replace(core.tensor, operator, lambda x, y, call=calls[name], more=more, **_: call(x, unwrap(y), *more))
+    for operator, name in _REFLECTED.items():
+        more = (True,) if _ARITHMETIC[name][2] else ()
+        replace(core.tensor, operator, lambda x, y, call=calls[name], more=more, **_: call(unwrap(y), x, *more))
+    replace(semantic, "where", fast.where)
+    replace(semantic, "broadcast_impl_value", fast.broadcast)
+    replace(semantic, "cast", fast.cast)
+    replace(semantic, "expand_dims", fast.expand_dims)
+
+
+class _Operations:
+    """Operations on tensors of the usual types. They call the shipped operation for all others and for every error."""
+
+    def __init__(self) -> None:
+        from triton.language import core
+        from triton.language.semantic import TritonSemantic
+        from triton.runtime import interpreter
+
+        self.semantic, self.shipped = interpreter.interpreter_semantic, TritonSemantic
+        self.tensor, self.handle = core.tensor, interpreter.TensorHandle
+        self.block_type, self.pointer_type = core.block_type, core.pointer_type
+        self.int1, self.float16, self.float32 = core.int1, core.float16, core.float32
+        self.usual = {
+            core.int1: np.dtype(bool),
+            core.float16: np.dtype(np.float16),
+            core.float32: np.dtype(np.float32),
+            **{getattr(core, f"int{bits}"): np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+            **{getattr(core, f"uint{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+        }
+        self.numbers = {"i32": core.int32, "f32": core.float32, "bool": core.int1}
+        self.blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self.selected: dict[Any, Any] = {}  # plans of `where`
+
+    def made(self, data: np.ndarray, scalar: Any, is_block: bool) -> Any:
+        """Return a tensor as the interpreter makes it."""
+        handle = self.handle.__new__(self.handle)
+        handle.data, handle.dtype, handle.attr = data, scalar, {}
+        if not is_block:
+            return self.tensor(handle, scalar)
+        key = (scalar.name, data.shape)
+        if key not in self.blocks:
+            self.blocks[key] = self.block_type(scalar, data.shape)
+        return self.tensor(handle, self.blocks[key])
+
+    def is_block(self, value: Any) -> bool:
+        return value.__class__ is self.tensor and value.type.__class__ is self.block_type
+
+    def types(self, left: Any, right: Any, division: bool) -> Any:
+        """Return the types of two operands and of the computation, or None if one of them is not usual."""
+        if any(one is None or one.__class__ is self.pointer_type for one in (left, right)):
+            return None
+        numbers = [one.__class__ is str for one in (left, right)]
+        kinds = [self.numbers[one] if one.__class__ is str else one for one in (left, right)]
+        if kinds[0] not in self.usual or kinds[1] not in self.usual:
+            return None
+        try:
+            common = self.semantic.computation_type_impl(kinds[0], numbers[0], kinds[1], numbers[1], division)
+        except TypeError:
+            return None
+        if common not in self.usual:
+            return None
+        return self.usual[kinds[0]], self.usual[kinds[1]], self.usual[common], common
+
+    def elements(self, value: Any, expected: np.dtype, common: np.dtype) -> np.ndarray | None:
+        """Return an operand in the type of the computation, or None if the shipped operation must convert it."""
+        if value.__class__ is self.tensor:
+            data = value.handle.data
+            if data.dtype != expected:
+                return None
+            return data if expected == common else data.astype(common)
+        if common.kind in "iu" and not (limits := np.iinfo(common)).min <= value <= limits.max:
+            return None
+        return np.array([value], dtype=common)
+
+    def operands(self, left: Any, right: Any, plans: dict[Any, Any], division: bool) -> Any:
+        """Return the elements of both operands in the type of the computation, that type, and whether it is a block;
+        None if the shipped operation must compute."""
+        left_key = left.dtype if left.__class__ is self.tensor else _number_type(left)
+        right_key = right.dtype if right.__class__ is self.tensor else _number_type(right)
+        key = getattr(left_key, "name", left_key), getattr(right_key, "name", right_key)
+        if key not in plans:
+            plans[key] = self.types(left_key, right_key, division)
+        if plans[key] is None:
+            return None
+        left_type, right_type, common_type, common = plans[key]
+        x = self.elements(left, left_type, common_type)
+        y = self.elements(right, right_type, common_type)
+        if x is None or y is None:
+            return None
+        left_block, right_block = self.is_block(left), self.is_block(right)
+        if left_block is not right_block:  # the order of the result's elements follows the expanded operand
+            if left_block and not x.flags.c_contiguous:
+                y = np.full(x.shape, y)
+            elif right_block and not y.flags.c_contiguous:
+                x = np.full(y.shape, x)
+        return x, y, common, left_block or right_block
+
+    def operation(self, name: str) -> Callable[..., Any]:
+        """Return the fast form of an operation of _ARITHMETIC."""
+        function, boolean, overflows = _ARITHMETIC[name]
+        slow, plans = getattr(self.shipped, name), dict[Any, Any]()
+        floats = {self.float16, self.float32}
+        integers = self.usual.keys() - floats
+        allowed = {"truediv": floats, "and_": integers, "or_": integers}.get(name, self.usual)
+
+        def computed(left: Any, right: Any) -> Any:
+            if overflows and left.__class__ is self.tensor and left.dtype.__class__ is self.pointer_type:
+                return self.offset_pointer(left, right) if name == "add" else None
+            found = self.operands(left, right, plans, name == "truediv")
+            if found is None or found[2] not in allowed:
+                return None
+            x, y, common, is_block = found
+            if overflows and x.dtype.kind == "b":  # a number of one bit
+                return None
+            return self.made(function(x, y), self.int1 if boolean else common, is_block)
+
+        def call(left: Any, right: Any, sanitize_overflow: Any = None) -> Any:
+            try:
+                result = computed(left, right)
+            except ValueError:  # shapes that do not match
+                result = None
+            if result is not None:
+                return result
+            more = (sanitize_overflow,) if overflows else ()
+            return slow(self.semantic, left, right, *more)
+
+        return call
+
+    def offset_pointer(self, pointer: Any, offset: Any) -> Any:
+        """Return a pointer plus an offset, or None if the shipped operation must compute."""
+        if offset.__class__ is self.tensor:
+            offsets = offset.handle.data
+            if offsets.dtype.kind not in "iu" or offset.dtype.__class__ is self.pointer_type:
+                return None
+        elif _number_type(offset) == "i32":
+            offsets = np.array([offset], np.int32)
+        else:
+            return None
+        width = max(1, pointer.dtype.element_ty.primitive_bitwidth // 8)
+        data = pointer.handle.data + width * offsets.astype(np.uint64)
+        return self.made(data, pointer.dtype, self.is_block(pointer) or self.is_block(offset))
+
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        data = condition.handle.data
+        if condition.dtype is self.int1 and data.dtype == bool:
+            found = self.operands(x, y, self.selected, False)
+            chosen = self.is_block(condition)
+            if found is not None and (chosen is found[3] or (chosen and data.flags.c_contiguous)):
+                try:
+                    return self.made(np.where(data, found[0], found[1]), found[2], chosen or found[3])
+                except ValueError:  # shapes that do not match
+                    pass
+        return self.shipped.where(self.semantic, condition, x, y)
+
+    def broadcast(self, left: Any, right: Any) -> Any:
+        """Expand two tensors to one shape."""
+        if left.type is right.type or (
+            self.is_block(left) and self.is_block(right) and left.type.shape == right.type.shape
+        ):
+            return left, right
+        return self.shipped.broadcast_impl_value(self.semantic, left, right)
+
+    def cast(self, value: Any, type_: Any, rounding: Any = None) -> Any:
+        source, target = value.dtype, type_.scalar
+        if source == target:
+            return value
+        known = rounding is None and source.__class__ is not self.pointer_type and source in self.usual
+        if known and target.__class__ is not self.pointer_type and target in self.usual:
+            data, expands = value.handle.data, source is not self.float16 or target is self.float32
+            if target is not self.int1 and expands and data.dtype == self.usual[source]:
+                return self.made(data.astype(self.usual[target]), target, self.is_block(value))
+        return self.shipped.cast(self.semantic, value, type_, rounding)
+
+    def expand_dims(self, value: Any, axis: int) -> Any:
+        data = value.handle.data
+        if self.is_block(value) and 0 <= axis <= data.ndim:
+            return self.made(data.reshape(*data.shape[:axis], 1, *data.shape[axis:]), value.dtype, True)
+        return self.shipped.expand_dims(self.semantic, value, axis)
