@@ -826,8 +826,8 @@ class SelectiveScan:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedRecurrence:
-    """y = recurrence of x with the gates of inputs and decays (kernels/recurrent/rg_lru.py). A number for each channel is
-    the last state of the layer."""
+    """y = recurrence of x with the gates of inputs and decays (kernels/recurrent/rg_lru.py). A number for each channel
+    is the last state of the layer."""
 
     x: Value
     gate: Value

@@ -1,8 +1,8 @@
 """MiniMax-Text-01 and MiniMax-M1: lightning attention in most layers, attention in the others, and experts.
 
-Source: transformers modeling_minimax.py; arXiv:2501.08313. The residual stream of each block is normalised, and weighted
-sums replace the additions: x = alpha · norm(x) + beta · body(norm(x)). The first published configurations have other
-keys (`attn_type_list`, `layernorm_…_alpha`), and rotate only `rotary_dim` dimensions.
+Source: transformers modeling_minimax.py; arXiv:2501.08313. The residual stream of each block is normalised, and
+weighted sums replace the additions: x = alpha · norm(x) + beta · body(norm(x)). The first published configurations have
+other keys (`attn_type_list`, `layernorm_…_alpha`), and rotate only `rotary_dim` dimensions.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Division of a declared model among tensor-parallel ranks, and the possible numbers of ranks. Independent of torch.
 
 Divided are heads, the intermediate size of MLPs and experts, and the vocabulary (whose shares may differ by one row).
-There may be fewer KV heads, or groups of a Mamba-2 mixer, than ranks; then several ranks have copies of one. Layers load the same shares
-(engine/distributed/world.py) that plans count (engine/lowering/footprint.py).
+There may be fewer KV heads, or groups of a Mamba-2 mixer, than ranks; then several ranks have copies of one. Layers
+load the same shares (engine/distributed/world.py) that plans count (engine/lowering/footprint.py).
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,11 @@ from engine.models.quantized import Quantization
 from engine.models.sources import join, projections, stacked_paths
 
 MAX_RANKS = 64
-COPIED = ("KV heads", "key heads", "groups of a mixer's heads")  # if they are fewer than ranks, several ranks have the same one
+COPIED = (
+    "KV heads",
+    "key heads",
+    "groups of a mixer's heads",
+)  # if they are fewer than ranks, several ranks have the same one
 
 
 def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:

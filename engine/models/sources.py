@@ -27,7 +27,6 @@ from engine.models.parts import (
     LightningAttention,
     Linear,
     LowRank,
-    LowRankUpdate,
     Mamba,
     Mamba2,
     Model,

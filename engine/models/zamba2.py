@@ -3,10 +3,11 @@
 Source: transformers modeling_zamba2.py; arXiv:2411.15242. The input of a shared block is the residual stream beside the
 embedding of the token. Its output, projected by a matrix of the layer, is added to the input of the layer's mixer.
 `num_mem_blocks` shared blocks take turns; their tensors are those of the first layer that has the block. Each use has
-its own low-rank updates of the MLP, and with `use_shared_attention_adapter` of q, k and v.
+its own low-rank updates of the MLP, and with `use_shared_attention_adapter` of q, k and v. As in transformers, layers
+share blocks only if `tie_word_embeddings` is true, as in all published checkpoints.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,6 @@ from engine.models.mamba2 import RECURRENT
 from engine.models.parts import (
     MLP,
     Attention,
-    Block,
     Embedding,
     Head,
     LowRankUpdate,
@@ -65,25 +65,40 @@ def declare(config: Mapping[str, Any]) -> Model:
     positions = rope(_attention_config(c)) if c.flag("use_mem_rope") else None
     norm, mixer, kinds = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps")), _mixer(c), _layer_kinds(c)
     hybrid = [layer for layer, kind in enumerate(kinds) if kind == HYBRID]
-    count = c.whole("num_mem_blocks")
+    count, tied = c.whole("num_mem_blocks"), c.flag("tie_word_embeddings")
     plain = (ResidualBlock(before=named(norm, "input_layernorm"), body=mixer),)
     joined = ResidualBlock(
         before=named(norm, "mamba_decoder.input_layernorm"),
         body=replace(mixer, name=f"mamba_decoder.{mixer.name}"),
         side="joins",
     )
-    blocks = {layer: plain for layer in range(c.layers)}
+    blocks = dict.fromkeys(range(c.layers), plain)
     for use, layer in enumerate(hybrid):
-        path = f"layers.{hybrid[use % count]}.shared_transformer"
+        path = f"layers.{hybrid[use % count] if tied else layer}.shared_transformer"
         blocks[layer] = (*_shared(c, positions, use, path), joined)
     return Model(
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),
         blocks=tuple(blocks.values()),
         norm=named(norm, "final_layernorm"),
-        head=Head(tied=c.flag("tie_word_embeddings")),
+        head=Head(tied=tied),
         max_context=c.whole("max_position_embeddings"),
-        unread=tuple(f"layers.{layer}.shared_transformer." for layer in hybrid[count:]),
+        unread=tuple(_copies(hybrid, count) if tied else _unused_updates(hybrid, count)),
     )
+
+
+def _copies(hybrid: Sequence[int], count: int) -> Iterator[str]:
+    """Yield the prefixes of further copies of the shared blocks."""
+    return (f"layers.{layer}.shared_transformer." for layer in hybrid[count:])
+
+
+def _unused_updates(hybrid: Sequence[int], count: int) -> Iterator[str]:
+    """Yield the prefixes of updates that a block has for layers that do not share it."""
+    for use, layer in enumerate(hybrid):
+        for other in range(use % count, len(hybrid), count):
+            if other != use:
+                path = f"layers.{layer}.shared_transformer"
+                yield from (f"{path}.self_attn.linear_{one}_adapter_list.{other}." for one in "qkv")
+                yield f"{path}.feed_forward.gate_up_proj_adapter_list.{other}."
 
 
 def _shared(c: Config, positions: Rope | None, use: int, path: str) -> Iterator[ResidualBlock]:

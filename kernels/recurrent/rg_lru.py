@@ -50,21 +50,15 @@ def _reference(
     opened = x.float() * torch.sigmoid(gate.float() + gate_bias)
     power = EXPONENT * functional.softplus(rate) * torch.sigmoid(decay.float() + decay_bias)
     fade, scaled = power.exp(), opened * torch.sqrt(1 - torch.exp(2 * power))
-    for row, (tokens, h, line) in enumerate_rows(state, query_start, slots, first):
+    positions = first[query_start.diff() > 0].tolist()
+    rows = rows_with_tokens(state, query_start, slots, first)
+    for position, (tokens, h, line) in zip(positions, rows, strict=True):
         for t in range(tokens.start, tokens.stop):
-            fresh = t == tokens.start and int(first[row]) == 0
-            h = opened[t] if fresh else fade[t] * h + scaled[t]
+            is_first = position + t == tokens.start
+            h = opened[t] if is_first else fade[t] * h + scaled[t]
             y[t] = h.to(y.dtype)
         line.copy_(h)
     return y, state
-
-
-def enumerate_rows(
-    state: Tensor, query_start: Tensor, slots: Tensor, first: Tensor
-) -> list[tuple[int, tuple[slice, Tensor, Tensor]]]:
-    """Return `rows_with_tokens` with the number of each row."""
-    numbers = query_start.diff().nonzero().flatten().tolist()
-    return list(zip(numbers, rows_with_tokens(state, query_start, slots, first), strict=True))
 
 
 @jit
