@@ -51,8 +51,8 @@ def declare(config: Mapping[str, Any]) -> Model:
     )
     if c.activation() != "silu":
         raise CheckpointError(f"config.json: hidden_act is {c.activation()}; lightning attention has silu")
-    if original and not (c.flag("postnorm") and not c.whole_or_none("shared_intermediate_size")):
-        raise CheckpointError("config.json: supported are postnorm: true and shared_intermediate_size: 0")
+    if original and not c.flag("postnorm"):
+        raise CheckpointError("config.json: postnorm is not true; supported are models with postnorm: true")
     factors = {kind: _factors(c, kind, original=original) for kind in _KINDS}
     norm = RMSNorm(size=c.hidden, eps=c.number("rms_norm_eps"))
 

@@ -33,6 +33,7 @@ from engine.models.rope import rope
 
 ARCHITECTURES = ("Zamba2ForCausalLM",)
 HYBRID = "hybrid"
+USUAL = (6, 12, 18, 24, 30, 36, 42, 47, 51)  # layers of Zamba2 2.7B that have a shared block
 
 _NAMES = {
     "num_heads": "n_mamba_heads",
@@ -72,7 +73,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         body=replace(mixer, name=f"mamba_decoder.{mixer.name}"),
         side="joins",
     )
-    blocks = dict.fromkeys(range(c.layers), plain)
+    blocks: dict[int, Block] = dict.fromkeys(range(c.layers), plain)
     for use, layer in enumerate(hybrid):
         path = f"layers.{hybrid[use % count] if tied else layer}.shared_transformer"
         blocks[layer] = (*_shared(c, positions, use, path), joined)
@@ -157,9 +158,8 @@ def _mixer(c: Config) -> Mamba2:
 
 
 def _layer_kinds(c: Config) -> tuple[str, ...]:
-    """Return the kind of each layer, "linear_attention" or "hybrid", by default those of Zamba2 2.7B."""
-    usual = (RECURRENT, *(*(RECURRENT,) * 5, HYBRID) * 7, *(RECURRENT,) * 4, HYBRID)
-    usual = (*usual, *(RECURRENT,) * 3, HYBRID, RECURRENT, RECURRENT)
+    """Return the kind of each layer, "linear_attention" or "hybrid". By default, layers are those of Zamba2 2.7B, and
+    further ones have no shared block."""
     if c.values.get("layers_block_type") is None and c.values.get("layer_types") is None:
-        return replace(c, values={**c.values, "layer_types": None}).layer_types(usual, (RECURRENT, HYBRID))
+        return tuple(HYBRID if layer in USUAL else RECURRENT for layer in range(c.layers))
     return mamba2.layer_kinds(c, HYBRID)

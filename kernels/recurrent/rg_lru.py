@@ -90,14 +90,14 @@ def rg_lru_kernel(
     opening = tl.load(gate_bias + channel, live, 0.0)
     closing = tl.load(decay_bias + channel, live, 0.0)
     slope = softplus(tl.load(rate + channel, live, 0.0)) * -8.0
-    h = tl.load(state + slot + channel, live & (position > 0), 0.0)
+    h = tl.load(state + slot + channel, live & (channel * 0 + position > 0), 0.0)
     for token in range(count):
         at = start + token
         u = tl.load(x + at * x_row + channel, live, 0.0).to(tl.float32)
         u *= sigmoid(tl.load(gate + at * gate_row + channel, live, 0.0).to(tl.float32) + opening)
         power = slope * sigmoid(tl.load(decay + at * decay_row + channel, live, 0.0).to(tl.float32) + closing)
         root = tl.sqrt(1.0 - tl.exp(2.0 * power))
-        h = tl.where(position + token == 0, u, tl.exp(power) * h + root * u)
+        h = tl.where(channel * 0 + position + token == 0, u, tl.exp(power) * h + root * u)
         tl.store(y + at * CHANNELS + channel, h.to(y.dtype.element_ty), live)
     tl.store(state + slot + channel, h, live)
 
