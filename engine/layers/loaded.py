@@ -136,8 +136,8 @@ class ParameterLayer:
         self.parameter, self.path, self.world = weight.parameter, weight.path, world
 
     def load(self, read: Read, target: Target) -> None:
-        if self.parameter.values:
-            stored = {self.parameter.rows[0].source: torch.tensor(self.parameter.values)}
+        if self.parameter.values is not None:
+            stored = {self.parameter.rows[0].source: -torch.tensor(self.parameter.values.values())}
         else:
             stored = {piece.source: read(join(self.path, piece.source)) for piece in self.parameter.rows}
         if self.parameter.stored:

@@ -12,9 +12,9 @@ from engine.api.errors import CheckpointError
 from engine.models.config import Config, shown
 from engine.models.mamba2 import ATTENTION, RECURRENT
 from engine.models.parts import (
-    Alibi,
     Attention,
     Block,
+    DecaySlopes,
     Embedding,
     Experts,
     Head,
@@ -85,14 +85,8 @@ def _lightning(c: Config, layer: int, *, original: bool) -> LightningAttention:
     formula for a power of two for all numbers of heads."""
     heads, last = c.heads, c.layers - 1
     share = 1 - layer / max(last, 1) if original else 1 - layer / (last + 1e-5)
-    slopes = Alibi().slopes(heads) if original else tuple(2.0 ** (-8 * (head + 1) / heads) for head in range(heads))
-    return LightningAttention(
-        hidden=c.hidden,
-        heads=heads,
-        head_dim=c.head_dim,
-        slopes=tuple(slope * (share + 1e-5) for slope in slopes),
-        eps=1e-6,
-    )
+    slopes = DecaySlopes(heads=heads, factor=share + 1e-5, alibi=original)
+    return LightningAttention(hidden=c.hidden, heads=heads, head_dim=c.head_dim, slopes=slopes, eps=1e-6)
 
 
 def _experts(c: Config) -> Experts:

@@ -413,13 +413,28 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecaySlopes:
+    """Slopes of the decays of lightning attention: `factor` · 2^(-8 h / heads) for head h = 1 … heads, or those of
+    ALiBi, which differ if `heads` is not a power of two."""
+
+    heads: int
+    factor: float
+    alibi: bool
+
+    def values(self) -> tuple[float, ...]:
+        if self.alibi:
+            return Alibi(factor=self.factor).slopes(self.heads)
+        return tuple(self.factor * 2.0 ** (-8.0 * head / self.heads) for head in range(1, self.heads + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Parameter:
     """Rows of small tensors that are kept in float32. They are divided among ranks like the heads whose rows they
     have."""
 
     rows: tuple[Rows, ...]  # `source` is the full name of a tensor
     inner: tuple[int, ...] = ()  # shape of a row in the checkpoint
-    values: tuple[float, ...] = ()  # known numbers, one for each row, which are not in the checkpoint
+    values: "DecaySlopes | None" = None  # numbers that are not in the checkpoint
     divided: bool = True
     repeat: int = 1  # times that each row is kept: D of a head for each of its channels
     taps: bool = False  # of a convolution: compiled kernels keep it as [conv, channels]
@@ -537,7 +552,7 @@ class LightningAttention:
     hidden: int
     heads: int
     head_dim: int
-    slopes: tuple[float, ...]  # of each head
+    slopes: DecaySlopes
     eps: float  # of the norm
     name: str = "self_attn"
 

@@ -418,7 +418,7 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
 
 
 def _lightning_parameters(part: LightningAttention) -> dict[str, Parameter]:
-    slopes = replace(_parameter("slope_rate", (part.heads, 1)), values=tuple(-slope for slope in part.slopes))
+    slopes = replace(_parameter("slope_rate", (part.heads, 1)), values=part.slopes)
     return {"A": slopes, "norm": _parameter("norm.weight", (part.heads, part.head_dim))}
 
 
@@ -760,7 +760,7 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
         if isinstance(body, Experts) and body.expert_scales:
             found[join(path, body.name, body.expert_scales)] = (body.num_experts,)
         if isinstance(body, Recurrent):
-            for parameter in (one for one in parameters(body).values() if not one.values):
+            for parameter in (one for one in parameters(body).values() if one.values is None):
                 height: Counter[str] = Counter()
                 for piece in parameter.rows:
                     height[piece.source] += piece.units * piece.width

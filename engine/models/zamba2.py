@@ -18,6 +18,7 @@ from engine.models.mamba2 import RECURRENT
 from engine.models.parts import (
     MLP,
     Attention,
+    Block,
     Embedding,
     Head,
     LowRankUpdate,
