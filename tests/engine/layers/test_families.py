@@ -19,7 +19,7 @@ from engine.api.errors import CheckpointError
 from engine.kv.layout import layout
 from engine.llm import LLM, Generation, Params
 from engine.models.checkpoint import read_checkpoint
-from engine.models.parts import attentions
+from engine.models.parts import attentions, recurrents
 from kernels.cpu.library import best
 from tests.engine.layers.families import CASES, LOOSE, VOCAB, random_family, save_family
 from tests.engine.layers.test_footprint import compare
@@ -355,6 +355,30 @@ def test_original_keys_of_kimi_linear_declare_the_same_model(family, tmp_path):
     config |= {"linear_attn_config": attention, "first_k_dense_replace": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_checkpoint(tmp_path, weights=False).model == read_checkpoint(found.path, weights=False).model
+
+
+def test_original_keys_of_minimax_declare_the_same_layers(family, tmp_path):
+    """The slopes of 6 heads are those of ALiBi, and differ from those of transformers."""
+    found = family("minimax")
+    config = json.loads((found.path / "config.json").read_text())
+    kinds = {"linear_attn": "linear_attention", "full_attn": "full_attention", "mlp": "mlp"}
+    for new, old in kinds.items():
+        for one in ("alpha", "beta"):
+            config[f"layernorm_{old}_{one}"] = config.pop(f"{new}_{one}_factor")
+    config["attn_type_list"] = [int(kind == "full_attention") for kind in config.pop("layer_types")]
+    config |= {"architectures": ["MiniMaxText01ForCausalLM"], "postnorm": True, "rotary_dim": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    old, new = (read_checkpoint(path, weights=False).model for path in (tmp_path, found.path))
+    assert [part.rope.dim for part in attentions(old)] == [4, 4]
+    for ours, theirs in zip(recurrents(old), recurrents(new), strict=True):
+        assert ours.slopes.values()[:4] == pytest.approx([ours.slopes.factor * 2.0**-at for at in (2, 4, 6, 8)])
+        assert ours.slopes.factor == pytest.approx(theirs.slopes.factor, abs=1e-5)
+    for ours, theirs in zip(old.blocks, new.blocks, strict=True):
+        assert [(one.factor, one.scale) for one in ours] == [(one.factor, one.scale) for one in theirs]
+    config["postnorm"] = False
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="postnorm is not true"):
+        read_checkpoint(tmp_path, weights=False)
 
 
 def test_stack_of_another_number_of_experts_is_refused(family, tmp_path):
