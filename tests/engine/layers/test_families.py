@@ -358,7 +358,7 @@ def test_original_keys_of_kimi_linear_declare_the_same_model(family, tmp_path):
 
 
 def test_original_keys_of_minimax_declare_the_same_layers(family, tmp_path):
-    """The slopes of 6 heads are those of ALiBi, and differ from those of transformers."""
+    """Original models have the slopes of ALiBi, which differ from those of transformers for 6 heads."""
     found = family("minimax")
     config = json.loads((found.path / "config.json").read_text())
     kinds = {"linear_attn": "linear_attention", "full_attn": "full_attention", "mlp": "mlp"}

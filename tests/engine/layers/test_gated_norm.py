@@ -1,4 +1,4 @@
-"""Gated norms whose groups have columns on several ranks equal those of one rank."""
+"""Gated norms over several ranks equal the norm of one rank with all columns."""
 
 import pytest
 import torch
