@@ -34,9 +34,10 @@ the complete engine (`tests/engine/layers`, `tests/engine/test_against_transform
 not part of transformers (InternLM 2, Baichuan, Qwen 1, MiniCPM, EXAONE 3) are compared with an equivalent model of
 transformers under other tensor names; their code is never executed.
 
-Checkpoints whose computation would differ are refused with the key of `config.json`: clipped queries (`clip_qkv`, as in MPT 7B StoryWriter), norms of q and k over
-all heads with a bias (`qk_ln` of MPT), and residuals after the norm (BLOOM). ALiBi (BLOOM, MPT, Falcon RW, Baichuan
-13B) is computed in float32. transformers rounds the bias of Falcon RW to bfloat16 and ignores `alibi_bias_max` of MPT.
+Checkpoints whose computation would differ are refused with the key of `config.json`: clipped queries (`clip_qkv`, as in
+MPT 7B StoryWriter), norms of q and k over all heads with a bias (`qk_ln` of MPT), and residuals after the norm (BLOOM).
+ALiBi (BLOOM, MPT, Falcon RW, Baichuan 13B) is computed in float32. transformers rounds the bias of Falcon RW to
+bfloat16 and ignores `alibi_bias_max` of MPT.
 
 Layers of Llama 4 with rotary positions attend within chunks of `attention_chunk_size` tokens. Their keys and values are
 freed like those of a sliding window, as soon as a sequence enters the next chunk.

@@ -81,8 +81,7 @@ def declare(config: Mapping[str, Any]) -> Model:
 
 
 def _lightning(c: Config, layer: int, *, original: bool) -> LightningAttention:
-    """Return the recurrent part. Its slopes are those of ALiBi, and decrease from layer to layer. transformers uses the
-    formula for a power of two for all numbers of heads."""
+    """Return the recurrent part. The slopes decrease from layer to layer."""
     heads, last = c.heads, c.layers - 1
     share = 1 - layer / max(last, 1) if original else 1 - layer / (last + 1e-5)
     slopes = DecaySlopes(heads=heads, factor=share + 1e-5, alibi=original)

@@ -1,10 +1,10 @@
 """Zamba2: Mamba-2 mixers in all layers; some also read the output of a transformer block that layers share.
 
-Source: transformers modeling_zamba2.py; arXiv:2411.15242. The input of a shared block is the residual stream beside the
-embedding of the token. Its output, projected by a matrix of the layer, is added to the input of the layer's mixer.
-`num_mem_blocks` shared blocks take turns; their tensors are those of the first layer that has the block. Each use has
-its own low-rank updates of the MLP, and with `use_shared_attention_adapter` of q, k and v. As in transformers, layers
-share blocks only if `tie_word_embeddings` is true, as in all published checkpoints.
+Source: transformers modeling_zamba2.py; arXiv:2411.15242. The input of a shared block is the residual stream and the
+embedding of the token, side by side. A matrix of the layer projects the output, which is added to the input of the
+layer's mixer. Layers use `num_mem_blocks` shared blocks in turn; the first layer of each block has its tensors. Each
+use has its own low-rank updates of the MLP, and with `use_shared_attention_adapter` of q, k and v. As in transformers,
+layers share blocks only if `tie_word_embeddings` is true.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -159,8 +159,7 @@ def _mixer(c: Config) -> Mamba2:
 
 
 def _layer_kinds(c: Config) -> tuple[str, ...]:
-    """Return the kind of each layer, "linear_attention" or "hybrid". By default, layers are those of Zamba2 2.7B, and
-    further ones have no shared block."""
+    """Return the kind of each layer, "linear_attention" or "hybrid". The default is the list of Zamba2 2.7B."""
     if c.values.get("layers_block_type") is None and c.values.get("layer_types") is None:
         return tuple(HYBRID if layer in USUAL else RECURRENT for layer in range(c.layers))
     return mamba2.layer_kinds(c, HYBRID)
