@@ -28,6 +28,7 @@ from kernels.quantize_rows import QUANTIZE_ROWS
 from kernels.recurrent.causal_conv import CAUSAL_CONV
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
+from kernels.recurrent.rg_lru import RG_LRU
 from kernels.recurrent.selective_scan import SELECTIVE_SCAN
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
@@ -70,6 +71,7 @@ OPS: tuple[Op, ...] = (
     CAUSAL_CONV,
     DELTA_RULE,
     SELECTIVE_SCAN,
+    RG_LRU,
     GATED_NORM,
     EXPERT_ROUTES,
     EXPERT_SCHEDULE,

@@ -34,10 +34,10 @@ the complete engine (`tests/engine/layers`, `tests/engine/test_against_transform
 not part of transformers (InternLM 2, Baichuan, Qwen 1, MiniCPM, EXAONE 3) are compared with an equivalent model of
 transformers under other tensor names; their code is never executed.
 
-Checkpoints whose computation would differ are refused with the key of `config.json`: embeddings of another width than
-the layers (OPT 350M), clipped queries (`clip_qkv`, as in MPT 7B StoryWriter), norms of q and k over
-all heads with a bias (`qk_ln` of MPT), and residuals after the norm (BLOOM). ALiBi (BLOOM, MPT, Falcon RW, Baichuan
-13B) is computed in float32. transformers rounds the bias of Falcon RW to bfloat16 and ignores `alibi_bias_max` of MPT.
+Checkpoints whose computation would differ are refused with the key of `config.json`: clipped queries (`clip_qkv`, as in
+MPT 7B StoryWriter), norms of q and k over all heads with a bias (`qk_ln` of MPT), and residuals after the norm (BLOOM).
+ALiBi (BLOOM, MPT, Falcon RW, Baichuan 13B) is computed in float32. transformers rounds the bias of Falcon RW to
+bfloat16 and ignores `alibi_bias_max` of MPT.
 
 Layers of Llama 4 with rotary positions attend within chunks of `attention_chunk_size` tokens. Their keys and values are
 freed like those of a sliding window, as soon as a sequence enters the next chunk.
@@ -48,14 +48,21 @@ weights of SparseMixer (Phi-3.5-MoE) and output gates of attention (AFMoE). `sli
 ## Recurrent and hybrid models
 
 Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention (Kimi Linear), Mamba (Mamba, Falcon Mamba,
-Jamba), Mamba-2 (Mamba-2, Granite 4, Bamba, Falcon-H1, Nemotron-H) and short convolutions (LFM2) keep a state of fixed
-size per request, in float32. Prefix caching works: snapshots of the state are kept at block boundaries
+Jamba), Mamba-2 (Mamba-2, Granite 4, Bamba, Falcon-H1, Nemotron-H, Zamba2), lightning attention (MiniMax-Text-01 and
+M1), RG-LRU (RecurrentGemma) and short convolutions (LFM2) keep a state of fixed size per request, in float32. Prefix
+caching works: snapshots of the state are kept at block boundaries
 ([architecture.md](architecture.md#recurrent-state)), and [memory.md](memory.md#recurrent-state) describes their size.
 
 - They run with torch, with the compiled kernels of a CPU and with Triton. The compiled kernels leave output gates of
-  attention and gates of short convolutions to torch.
-- With `parallelism.tensor`, heads are divided, or the channels of a Mamba mixer. The groups of a Mamba-2 mixer must be
-  divisible, because its norm spans a group: a model with one group, such as Granite 4, runs on one rank.
+  attention and gates of short convolutions to torch, and copies of hidden states (Zamba2).
+- With `parallelism.tensor`, heads are divided, or the channels of a Mamba mixer. If a Mamba-2 mixer has fewer groups
+  than ranks, several ranks have the same group, with its B and C. The norm of a group, and that of all heads in
+  lightning attention, is then computed by torch, with a sum over the ranks.
+- The original configurations of MiniMax (`attn_type_list`, `layernorm_…_alpha`) and those of transformers (`-hf`) are
+  supported. transformers rotates complete heads, the original configurations `rotary_dim` dimensions.
+- Layers of Zamba2 share one or two transformer blocks; each use has its own low-rank updates, part of the checkpoint.
+  `use_long_context` is refused.
+- The matrices of the gates of RG-LRU are never quantized.
 - The projections to dt, B and C and to the time steps of Mamba (`x_proj`, `dt_proj`) are never quantized at load.
 - The tensors of multi-token prediction (`mtp.`) are not used. Experts of Nemotron-H in a latent space
   (`moe_latent_size`) are refused.
@@ -145,7 +152,8 @@ target language ([http.md](http.md#completions)). Sampling is greedy, as in tran
 - Encoder and decoder share one token embedding. Checkpoints with two (`share_encoder_decoder_embeddings: false`) are
   refused.
 - The tokenizer is read from `tokenizer.json`. The original files of Marian and M2M100 (`source.spm`,
-  `sentencepiece.bpe.model` with `vocab.json`) and of mT5 (`spiece.model`) must be converted to it first.
+  `sentencepiece.bpe.model` with `vocab.json`) must be converted to it first. T5, mT5 and UMT5 also have `spiece.model`,
+  which is followed by the `extra_ids` of tokenizer_config.json (`<extra_id_0>` last).
 - T5, mT5 and UMT5 have no table of positions, but inputs and replies are limited to `n_positions` tokens (512 if
   config.json has no such key), the length of their training. Raise it in config.json for longer inputs.
 - The head of a T5 model is the token embedding unless the checkpoint has `lm_head.weight`. Logits are multiplied by

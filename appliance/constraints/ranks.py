@@ -70,8 +70,8 @@ RULES = (
         keys=("tensor",),
         facts=("model.recurrent",),
         holds=_divides_recurrent,
-        text="the number of ranks divides the heads or channels of recurrent layers and the groups of Mamba-2, and "
-        "divides the key heads of a DeltaNet or is a multiple of them",
+        text="the number of ranks divides the heads or channels of recurrent layers, and divides the groups of a "
+        "Mamba-2 mixer and the key heads of a DeltaNet or is a multiple of them",
         because=lambda facts: (
             "ranks divide the recurrent layers, which have "
             f"{', '.join(f'{units} {what}' for units, what in facts.model.recurrent)}"

@@ -50,7 +50,7 @@ DESCRIBED: dict[str, type[_TokenizerFile | _TekkenFile]] = {
     "tokenizer.json": _TokenizerFile,
     "tekken.json": _TekkenFile,
 }
-PLAIN = ("tokenizer.model", "tiktoken.model", "qwen.tiktoken")
+PLAIN = ("tokenizer.model", "spiece.model", "tiktoken.model", "qwen.tiktoken")
 """SentencePiece and tiktoken files, in the order of engine/text. Read only if no file in `DESCRIBED` exists."""
 _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)")
 _RANKS = re.compile(rb" (\d{7,})\r?$", re.MULTILINE)

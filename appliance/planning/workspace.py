@@ -25,10 +25,13 @@ from engine.models.parts import (
     KimiDelta,
     LatentAttention,
     LayerInput,
+    LightningAttention,
     LowRank,
     Mamba,
     Mamba2,
     Model,
+    Projection,
+    RgLru,
     ShortConv,
     bodies,
 )
@@ -364,6 +367,12 @@ def _width(body: Body, ranks: int) -> int:
         case Mamba():
             # Projections, the output of the convolution, and float32 time steps with two intermediate results.
             return 14 * _own(body.channels, ranks) + 2 * (body.dt_rank + 2 * body.state)
+        case LightningAttention():
+            # Projections, activations, and float32 copies of queries, keys, values and outputs.
+            return 16 * _own(body.heads, ranks) * body.head_dim
+        case RgLru():
+            # Projections, the output of the convolution, and float32 gates, decays and inputs.
+            return 18 * _own(body.heads, ranks) * body.head_dim
         case Attention():
             return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
         case LatentAttention():
@@ -375,6 +384,8 @@ def _width(body: Body, ranks: int) -> int:
             return 2 * body.width
         case LowRank():
             return body.rank + body.hidden
+        case Projection():
+            return 2 * body.hidden
     # Triton stores one row per token and selected expert. torch computes the experts one by one, in float32.
     shared = 0 if body.shared is None else 3 * _own(body.shared.intermediate_size, ranks) + body.hidden
     return body.top_k * (3 * _own(body.intermediate_size, ranks) + body.hidden) + 6 * body.hidden + shared

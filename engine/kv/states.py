@@ -9,7 +9,18 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from engine.models.parts import DeltaNet, KimiDelta, Mamba, Mamba2, Model, Recurrent, ShortConv, recurrents
+from engine.models.parts import (
+    DeltaNet,
+    KimiDelta,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    Model,
+    Recurrent,
+    RgLru,
+    ShortConv,
+    recurrents,
+)
 from engine.models.ranks import shared_units
 
 Shape = tuple[int, ...]
@@ -46,7 +57,7 @@ def num_snapshots(layout: StateLayout, slots: int, *, prefix_cache: bool) -> int
 
 
 def _shapes(part: Recurrent, ranks: int) -> tuple[Shape, ...]:
-    """Return the shapes of the states, beginning with the inputs of the convolution."""
+    """Return the shapes of the states: the inputs of the convolution, then the state of the recurrence."""
 
     def own(units: int, what: str) -> int:
         return shared_units(units, 0, ranks, what)[1]
@@ -59,6 +70,11 @@ def _shapes(part: Recurrent, ranks: int) -> tuple[Shape, ...]:
         case KimiDelta():
             heads = own(part.heads, "heads")
             return (3 * heads * part.head_dim, part.conv - 1), (heads, part.head_dim, part.head_dim)
+        case LightningAttention():
+            return ((own(part.heads, "heads"), part.head_dim, part.head_dim),)
+        case RgLru():
+            channels = own(part.heads, "heads") * part.head_dim
+            return (channels, part.conv - 1), (channels,)
         case Mamba():
             channels = own(part.channels, "channels")
             return (channels, part.conv - 1), (channels, 1, part.state)

@@ -16,7 +16,7 @@ from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.linear import LinearLayer
 from engine.layers.loaded import LoadedWeights
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
-from engine.layers.norm import HeadNorm, ProjectionNorm
+from engine.layers.norm import HeadNorm, ProjectionNorm, gated_norm_of_ranks
 from engine.layers.rope import Rotation
 from engine.layers.states import LayerStates
 from engine.layers.step import rope_positions
@@ -32,6 +32,7 @@ from engine.lowering.program import (
     AllReduce,
     Attend,
     AttendLatent,
+    BlockLinear,
     CausalConv,
     Collect,
     Columns,
@@ -45,6 +46,7 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    GatedRecurrence,
     Input,
     InsertMedia,
     Keep,
@@ -246,6 +248,9 @@ class CompiledOps:
             case ExpandValues():
                 x, y = _heads(values[op.x], op.heads), _heads(values[op.y], op.heads)
                 yield cpu.heads(weights.heads(op.weight).expanding, x, y)
+            case BlockLinear():
+                x, y = _heads(values[op.x], op.heads), _heads(values[op.y], op.heads)
+                yield cpu.heads(weights.blocks(op.weight).packed, x, y)
             case Route():
                 yield self._route(op, values)
                 if op.part.scores == "sparsemixer":
@@ -266,6 +271,10 @@ class CompiledOps:
                 yield self._delta_rule(op)
             case SelectiveScan():
                 yield self._selective_scan(op)
+            case GatedRecurrence():
+                yield self._gated_recurrence(op)
+            case GatedNorm(all_groups=int()):
+                yield self._gated_norm_of_ranks(op)
             case GatedNorm():
                 yield self._gated_norm(op)
             case Gate():
@@ -330,7 +339,7 @@ class CompiledOps:
         )
 
     def _delta_rule(self, op: DeltaRule) -> cpu.DeltaRule:
-        qkv, y, state = self.buffers[op.qkv], self.buffers[op.y], self.states[op.layer][1]
+        qkv, y, state = self.buffers[op.qkv], self.buffers[op.y], self.states[op.layer][-1]
         a, b = self._columns(op.a), self._columns(op.b)
         keys = op.key_heads * op.key_dim
         return cpu.DeltaRule(
@@ -361,15 +370,15 @@ class CompiledOps:
     def _selective_scan(self, op: SelectiveScan) -> cpu.SelectiveScan:
         x, b, c, dt = (self._columns(one) for one in (op.x, op.b, op.c, op.dt))
         gate = None if op.gate is None else self._columns(op.gate)
-        a, y, state = self.weights.parameter(op.a), self.buffers[op.y], self.states[op.layer][1]
+        a, y, state = self.weights.parameter(op.a), self.buffers[op.y], self.states[op.layer][-1]
         return cpu.SelectiveScan(
             x=x.data_ptr(),
             dt=dt.data_ptr(),
             A=a.data_ptr(),
             B=b.data_ptr(),
             C=c.data_ptr(),
-            D=self.weights.parameter(op.d).data_ptr(),
-            dt_bias=self.weights.parameter(op.dt_bias).data_ptr(),
+            D=None if op.d is None else self.weights.parameter(op.d).data_ptr(),
+            dt_bias=None if op.dt_bias is None else self.weights.parameter(op.dt_bias).data_ptr(),
             gate=None if gate is None else gate.data_ptr(),
             y=y.data_ptr(),
             state=state.data_ptr(),
@@ -388,6 +397,36 @@ class CompiledOps:
             dt_max=op.dt_limits[1],
             vector_A=a.ndim == 2,
         )
+
+    def _gated_recurrence(self, op: GatedRecurrence) -> cpu.RgLru:
+        x, gate, decay, y = (self.buffers[one] for one in (op.x, op.gate, op.decay, op.y))
+        state = self.states[op.layer][-1]
+        return cpu.RgLru(
+            x=x.data_ptr(),
+            gate=gate.data_ptr(),
+            decay=decay.data_ptr(),
+            gate_bias=self.weights.parameter(op.gate_bias).data_ptr(),
+            decay_bias=self.weights.parameter(op.decay_bias).data_ptr(),
+            rate=self.weights.parameter(op.rate).data_ptr(),
+            y=y.data_ptr(),
+            state=state.data_ptr(),
+            x_stride=x.stride(0),
+            gate_stride=gate.stride(0),
+            decay_stride=decay.stride(0),
+            y_stride=y.stride(0),
+            slot_stride=state.stride(0),
+            channels=x.shape[1],
+        )
+
+    def _gated_norm_of_ranks(self, op: GatedNorm) -> TorchOp:
+        assert self.vocabulary is not None, "a tower has no recurrent layers"
+        x, gate, y = self.buffers[op.x], self._columns(op.gate), self.buffers[op.y]
+        weight, world = self.weights.parameter(op.weight), self.vocabulary.world
+
+        def compute(tokens: int) -> None:
+            y[:tokens] = gated_norm_of_ranks(op, x[:tokens], gate[:tokens], weight, world)
+
+        return TorchOp(compute)
 
     def _gated_norm(self, op: GatedNorm) -> cpu.GatedNorm:
         x, gate, y, weight = (

@@ -18,7 +18,7 @@ from engine.layers.batch import MediaRows
 from engine.layers.kv import KVLayer, group_pages, kv_layers
 from engine.layers.loaded import routing
 from engine.layers.model import TextModel
-from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
+from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm, gated_norm_of_ranks
 from engine.layers.query_scale import query_factors
 from engine.layers.rope import Rotation
 from engine.layers.rounded import rounding_of
@@ -33,6 +33,7 @@ from engine.lowering.program import (
     AddNormalize,
     Attend,
     AttendLatent,
+    BlockLinear,
     CausalConv,
     Collect,
     Columns,
@@ -45,7 +46,9 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    GatedRecurrence,
     InsertMedia,
+    Keep,
     Linear,
     LookUp,
     LookUpPositions,
@@ -97,6 +100,7 @@ from kernels.qk_norm_rope_kv import QK_NORM_ROPE_KV, NormKind
 from kernels.recurrent.causal_conv import CAUSAL_CONV
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
+from kernels.recurrent.rg_lru import RG_LRU
 from kernels.recurrent.selective_scan import SELECTIVE_SCAN
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
@@ -250,6 +254,13 @@ class _Run:
             for name in unused:
                 self.values.pop(name, None)
         return self
+
+
+def _keep(op: Keep, run: _Run) -> None:
+    x = run[op.x]
+    if op.y.value.name not in run.values:
+        run[op.y.value] = x.new_empty(len(x), op.y.value.width)
+    run.columns(op.y).copy_(x)
 
 
 def _embed(op: Embed, run: _Run) -> None:
@@ -478,6 +489,11 @@ def _expand_values(op: ExpandValues, run: _Run) -> None:
     run[op.y] = HEAD_MATMUL(x, run.weights.heads(op.weight).values, y).flatten(1)
 
 
+def _block_linear(op: BlockLinear, run: _Run) -> None:
+    x = run[op.x].unflatten(-1, (op.heads, -1))
+    run[op.y] = HEAD_MATMUL(x, run.weights.blocks(op.weight).blocks, torch.empty_like(x)).flatten(1)
+
+
 def _cross_attention(op: Attend, place: KVLayer, run: _Run, q: Tensor, out: Tensor) -> None:
     """Attend from each token to the entire encoder input of its sequence."""
     step = run.step
@@ -562,7 +578,7 @@ def _causal_conv(op: CausalConv, run: _Run) -> None:
 
 
 def _delta_rule(op: DeltaRule, run: _Run) -> None:
-    keys, weights, state = op.key_heads * op.key_dim, run.weights, run.step.states[op.layer][1]
+    keys, weights, state = op.key_heads * op.key_dim, run.weights, run.step.states[op.layer][-1]
     q, k, v = run[op.qkv].split((keys, keys, op.value_heads * op.value_dim), 1)
     a, b, dt_bias = run.columns(op.a), run.columns(op.b), weights.parameter(op.dt_bias)
     if op.vector_decay:
@@ -574,21 +590,32 @@ def _delta_rule(op: DeltaRule, run: _Run) -> None:
 
 
 def _selective_scan(op: SelectiveScan, run: _Run) -> None:
-    weights, state = run.weights, run.step.states[op.layer][1]
+    weights, state = run.weights, run.step.states[op.layer][-1]
     b, c = (run.columns(one).unflatten(1, (-1, op.state)) for one in (op.b, op.c))
     x = run.columns(op.x).unflatten(1, (-1, op.head_dim))
     gate = None if op.gate is None else run.columns(op.gate).unflatten(1, (-1, op.head_dim))
-    a, d, bias = (weights.parameter(one) for one in (op.a, op.d, op.dt_bias))
+    a = weights.parameter(op.a)
+    d, bias = (None if one is None else weights.parameter(one) for one in (op.d, op.dt_bias))
     y, _ = SELECTIVE_SCAN(x, run.columns(op.dt), a, b, c, d, bias, gate, state, *run.state_rows, op.dt_limits)
     run[op.y] = y.flatten(1)
 
 
 def _gated_norm(op: GatedNorm, run: _Run) -> None:
-    weight = run.weights.parameter(op.weight)
-    run[op.y] = GATED_NORM(run[op.x], run.columns(op.gate), weight, op.eps, op.gate_first, op.act, op.groups)
+    weight, x, gate = run.weights.parameter(op.weight), run[op.x], run.columns(op.gate)
+    if op.all_groups is not None:
+        run[op.y] = gated_norm_of_ranks(op, x, gate, weight, run.model.vocabulary.world)
+        return
+    run[op.y] = GATED_NORM(x, gate, weight, op.eps, op.gate_first, op.act, op.groups)
+
+
+def _gated_recurrence(op: GatedRecurrence, run: _Run) -> None:
+    given = run[op.x], run[op.gate], run[op.decay]
+    vectors = (run.weights.parameter(one) for one in (op.gate_bias, op.decay_bias, op.rate))
+    run[op.y], _ = RG_LRU(*given, *vectors, run.step.states[op.layer][-1], *run.state_rows)
 
 
 FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
+    Keep: _keep,
     Embed: _embed,
     InsertMedia: _insert_media,
     AddMedia: _add_media,
@@ -614,6 +641,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     AbsorbQueries: _absorb_queries,
     AttendLatent: _attend_latent,
     ExpandValues: _expand_values,
+    BlockLinear: _block_linear,
     Route: _route,
     ScaleRoutes: _scale_routes,
     ExpertLinear: _expert_linear,
@@ -626,6 +654,7 @@ FUNCTIONS: dict[type, Callable[[Any, _Run], None]] = {
     DeltaRule: _delta_rule,
     SelectiveScan: _selective_scan,
     GatedNorm: _gated_norm,
+    GatedRecurrence: _gated_recurrence,
 }
 
 

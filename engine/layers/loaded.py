@@ -18,6 +18,7 @@ from engine.lowering.program import (
     AlibiSlopes,
     Attend,
     AudioWeights,
+    BlockMatrices,
     Correction,
     DistanceBias,
     ExpertLinear,
@@ -135,7 +136,10 @@ class ParameterLayer:
         self.parameter, self.path, self.world = weight.parameter, weight.path, world
 
     def load(self, read: Read, target: Target) -> None:
-        stored = {piece.source: read(join(self.path, piece.source)) for piece in self.parameter.rows}
+        if self.parameter.values is not None:
+            stored = {self.parameter.rows[0].source: -torch.tensor(self.parameter.values.values())}
+        else:
+            stored = {piece.source: read(join(self.path, piece.source)) for piece in self.parameter.rows}
         if self.parameter.stored:
             stored = {name: tensor.flatten() for name, tensor in stored.items()}
         pieces = []
@@ -201,6 +205,34 @@ class HeadWeights:
         return self.whole[:, self.part.qk_nope_head_dim :]
 
 
+class BlockWeights:
+    """Square matrices of this rank's heads of an RG-LRU.
+
+    whole: [heads, outputs, inputs] of the activations' type. Compiled kernels have a packed matrix of each head."""
+
+    whole: Tensor | None = None
+    packed: tuple[Packed, ...] = ()
+
+    def __init__(self, weight: BlockMatrices, world: World) -> None:
+        self.path = weight.name
+        self.first, self.heads = share(weight.heads, world, "heads")
+
+    def load(self, read: Read, target: Target) -> None:
+        stored = read(self.path)[self.first : self.first + self.heads].transpose(1, 2)
+        # Compiled kernels widen bf16 as they read it.
+        dtype = torch.bfloat16 if target.team is not None and stored.dtype == torch.bfloat16 else target.dtype
+        blocks = torch.empty(stored.shape, dtype=dtype, device=target.device).copy_(stored)
+        if target.team is None:
+            self.whole = blocks
+            return
+        self.packed = tuple(map(target.pack_exact, blocks))
+
+    @property
+    def blocks(self) -> Tensor:
+        assert self.whole is not None, "a compiled model multiplies by packed weights itself"
+        return self.whole
+
+
 Loadable = (
     LinearLayer
     | NormLayer
@@ -210,6 +242,7 @@ Loadable = (
     | Slopes
     | BiasLayer
     | HeadWeights
+    | BlockWeights
     | ExpertCorrection
     | ActivationLayer
     | ParameterLayer
@@ -254,6 +287,11 @@ class LoadedWeights:
     def heads(self, weight: HeadMatrices) -> HeadWeights:
         found = self.by_name[weight.name]
         assert isinstance(found, HeadWeights), f"{weight.name} are matrices of heads"
+        return found
+
+    def blocks(self, weight: BlockMatrices) -> BlockWeights:
+        found = self.by_name[weight.name]
+        assert isinstance(found, BlockWeights), f"{weight.name} are matrices of heads"
         return found
 
     def correction(self, weight: Correction | ExpertScales | None) -> Tensor | None:
@@ -363,6 +401,8 @@ def unloaded(program: Program, vocabulary: Vocabulary | None, world: World) -> L
                 return Sinks(part, path, world)
             case HeadMatrices():
                 return HeadWeights(weight, world)
+            case BlockMatrices():
+                return BlockWeights(weight, world)
             case Correction() | ExpertScales():
                 return ExpertCorrection(weight)
             case ActivationNumbers():

@@ -17,6 +17,7 @@ from engine.layers.linear import LinearLayer
 from engine.layers.loaded import (
     ActivationLayer,
     BiasLayer,
+    BlockWeights,
     ExpertCorrection,
     HeadWeights,
     Loadable,
@@ -121,6 +122,10 @@ def _loaded(part: str, layer: Loadable) -> Iterator[tuple[str, Tensor]]:
             yield "attention", whole
         case HeadWeights():
             yield from (("attention", one.data) for one in (*layer.absorbing, *layer.expanding))
+        case BlockWeights(whole=Tensor() as whole):
+            yield "recurrent", whole
+        case BlockWeights():
+            yield from (("recurrent", one.data) for one in layer.packed)
         case NormLayer() | HeadNorm():
             yield from (("norms", tensor) for tensor in (layer.weight, layer.bias) if tensor is not None)
         case ProjectionNorm():

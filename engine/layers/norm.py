@@ -5,9 +5,11 @@ from torch import Tensor
 
 from engine.distributed.world import World, share
 from engine.layers.linear import Read, Target
+from engine.lowering.program import GatedNorm
 from engine.models.parts import Attention, LayerNorm, Norm, RMSNorm
 from engine.models.sources import join, qk_norm_paths, qk_norms
 from kernels.layer_norm import layer_norm
+from kernels.recurrent.gated_norm import ACTS
 from kernels.rms_norm import rms_norm, rms_norm_shared
 
 
@@ -110,6 +112,21 @@ class ProjectionNorm:
         # KV heads that several ranks have are counted several times, both in the sum and in the size.
         size = flat.shape[1] * self.world.size
         return rms_norm_shared(flat, weight, self.eps, square_sum, size).view_as(x)
+
+
+def gated_norm_of_ranks(op: GatedNorm, x: Tensor, gate: Tensor, weight: Tensor, world: World) -> Tensor:
+    """Compute a gated norm (kernels/recurrent/gated_norm.py) whose groups have columns on several ranks. x: [tokens,
+    columns of this rank], all of one group."""
+    assert op.all_groups is not None and op.groups == 1, "a rank has a share of one group"
+    wide, factor = x.float(), ACTS[op.act](gate.float())
+    if op.gate_first:
+        wide = wide * factor
+    sums = wide.new_zeros(len(x), op.all_groups)
+    own = world.rank * op.all_groups // world.size
+    sums[:, own] = wide.square().sum(-1)
+    total = world.all_reduce(sums)[:, own : own + 1]
+    normed = wide * torch.rsqrt(total / (x.shape[1] * world.size // op.all_groups) + op.eps) * weight
+    return (normed if op.gate_first else normed * factor).to(x.dtype)
 
 
 def _weight(norm: Norm, stored: Tensor, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from engine.layers.batch import Batch, MediaRows
 from engine.layers.kv import KVLayer, kv_layers
 from engine.layers.loaded import LoadedWeights, routing
 from engine.layers.lora import NO_ADAPTERS, LoadedAdapters
-from engine.layers.norm import normed
+from engine.layers.norm import gated_norm_of_ranks, normed
 from engine.layers.query_scale import query_factors
 from engine.layers.states import LayerStates
 from engine.layers.step import Step, plan_step
@@ -30,6 +30,7 @@ from engine.lowering.program import (
     AllReduce,
     Attend,
     AttendLatent,
+    BlockLinear,
     CausalConv,
     Collect,
     Columns,
@@ -43,6 +44,7 @@ from engine.lowering.program import (
     ExpertLinear,
     Gate,
     GatedNorm,
+    GatedRecurrence,
     Input,
     InsertMedia,
     Keep,
@@ -83,6 +85,7 @@ from kernels.paged_latents import paged_latent_attention
 from kernels.recurrent.causal_conv import CAUSAL_CONV
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
+from kernels.recurrent.rg_lru import RG_LRU
 from kernels.recurrent.selective_scan import SELECTIVE_SCAN
 from kernels.rope import rotate_
 
@@ -333,6 +336,12 @@ def _expand_values(op: ExpandValues, run: Run) -> None:
     run[op.y] = torch.bmm(x.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1).flatten(1)
 
 
+def _block_linear(op: BlockLinear, run: Run) -> None:
+    blocks = run.weights.blocks(op.weight).blocks
+    x = _heads(run[op.x], op.weight.size)
+    run[op.y] = torch.bmm(x.transpose(0, 1), blocks.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+
 def _route(op: Route, run: Run) -> None:
     logits = run[op.logits][:, : op.part.num_experts]
     run[op.chosen], run[op.weights] = route(logits, routing(op.part), run.weights.correction(op.correction))
@@ -425,7 +434,7 @@ def _delta_rule(op: DeltaRule, run: Run) -> None:
         b,
         run.weights.parameter(op.slope),
         dt_bias,
-        run.step.states[op.layer][1],
+        run.step.states[op.layer][-1],
         *run.step.state_rows,
         scale=op.key_dim**-0.5,
         beta_scale=op.beta_scale,
@@ -440,10 +449,10 @@ def _selective_scan(op: SelectiveScan, run: Run) -> None:
         run.weights.parameter(op.a),
         _heads(_columns(op.b, run), op.state),
         _heads(_columns(op.c, run), op.state),
-        run.weights.parameter(op.d),
-        run.weights.parameter(op.dt_bias),
+        None if op.d is None else run.weights.parameter(op.d),
+        None if op.dt_bias is None else run.weights.parameter(op.dt_bias),
         None if op.gate is None else _heads(_columns(op.gate, run), op.head_dim),
-        run.step.states[op.layer][1],
+        run.step.states[op.layer][-1],
         *run.step.state_rows,
         dt_limits=op.dt_limits,
     )
@@ -451,10 +460,17 @@ def _selective_scan(op: SelectiveScan, run: Run) -> None:
 
 
 def _gated_norm(op: GatedNorm, run: Run) -> None:
-    weight = run.weights.parameter(op.weight)
-    run[op.y] = GATED_NORM.reference(
-        run[op.x], _columns(op.gate, run), weight, op.eps, op.gate_first, op.act, op.groups
-    )
+    weight, x, gate = run.weights.parameter(op.weight), run[op.x], _columns(op.gate, run)
+    if op.all_groups is not None:
+        run[op.y] = gated_norm_of_ranks(op, x, gate, weight, run.world)
+        return
+    run[op.y] = GATED_NORM.reference(x, gate, weight, op.eps, op.gate_first, op.act, op.groups)
+
+
+def _gated_recurrence(op: GatedRecurrence, run: Run) -> None:
+    given = run[op.x], run[op.gate], run[op.decay]
+    vectors = (run.weights.parameter(one) for one in (op.gate_bias, op.decay_bias, op.rate))
+    run[op.y], _ = RG_LRU.reference(*given, *vectors, run.step.states[op.layer][-1], *run.step.state_rows)
 
 
 FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
@@ -485,6 +501,7 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     AbsorbQueries: _absorb_queries,
     AttendLatent: _attend_latent,
     ExpandValues: _expand_values,
+    BlockLinear: _block_linear,
     Route: _route,
     ScaleRoutes: _scale_routes,
     ExpertLinear: _expert_linear,
@@ -497,5 +514,6 @@ FUNCTIONS: dict[type, Callable[[Any, Run], None]] = {
     DeltaRule: _delta_rule,
     SelectiveScan: _selective_scan,
     GatedNorm: _gated_norm,
+    GatedRecurrence: _gated_recurrence,
     AddNormalize: _add_normalize,
 }

@@ -21,6 +21,7 @@ from engine.lowering.program import (
     ActivationNumbers,
     AlibiSlopes,
     AudioWeights,
+    BlockMatrices,
     Correction,
     DistanceBias,
     ExpertScales,
@@ -214,6 +215,8 @@ class _Footprint:
                     found = (self._parameter(parameter, weight.name),)
                 case HeadMatrices():
                     found = self._head_matrices(weight)
+                case BlockMatrices():
+                    found = (self._block_matrices(weight),)
                 case TokenTable(part=inputs):
                     found = (self._lookup(weight.name, inputs.vocab, inputs.layers * inputs.width),)
                 case Multiplier(size=size):
@@ -419,6 +422,15 @@ class _Footprint:
             factors, what = self._packed_factors(outputs, inputs, stored, exact=True)
             temporary = whole + 3 * math.prod(factors)
             yield Holding("attention", f"{source} ({name})", what, (heads, *factors), temporary=temporary, read=read)
+
+    def _block_matrices(self, weight: BlockMatrices) -> Holding:
+        to, heads, size = self.to, self._share(weight.heads), weight.size
+        if to.tiling is None:
+            return Holding("recurrent", weight.name, to.dtype, (heads, size, size, to.element_bytes))
+        stored = self._stored(weight.name)
+        factors, what = self._packed_factors(size, size, stored, exact=True)
+        temporary = heads * size**2 * ELEMENT_BYTES[stored] + 3 * math.prod(factors)
+        return Holding("recurrent", weight.name, what, (heads, *factors), temporary=temporary)
 
     def _file_bytes(self, path: str) -> int:
         """Return the size of a projection's matrix in the checkpoint's files, without scales and zero points."""

@@ -16,6 +16,8 @@ from engine.lowering.program import (
     Attend,
     AttendLatent,
     AudioWeights,
+    BlockLinear,
+    BlockMatrices,
     CausalConv,
     Collect,
     Columns,
@@ -34,8 +36,10 @@ from engine.lowering.program import (
     ForeignWeights,
     Gate,
     GatedNorm,
+    GatedRecurrence,
     HeadMatrices,
     InsertMedia,
+    Keep,
     Linear,
     LookUp,
     LookUpPositions,
@@ -82,12 +86,15 @@ from engine.models.parts import (
     LatentAttention,
     LayerInput,
     LayerInputs,
+    LightningAttention,
     LowRank,
     Mamba,
     Mamba2,
     Model,
+    Projection,
     Recurrent,
     ResidualBlock,
+    RgLru,
     ShortConv,
     Streams,
     all_bodies,
@@ -96,11 +103,13 @@ from engine.models.parts import (
     body_scales,
     output_norms,
 )
-from engine.models.ranks import divided_units, shared_units
+from engine.models.ranks import shared_units
 from engine.models.sources import (
     attention_linears,
+    branch_path,
     coefficient_linears,
     exact_linears,
+    gate_blocks,
     join,
     latent_linears,
     layer_input_linears,
@@ -108,11 +117,13 @@ from engine.models.sources import (
     low_rank_linears,
     mlp_linears,
     parameters,
+    projection_linear,
     query_linears,
     recurrent_linears,
     routed_mlps,
     router_linear,
     stream_linears,
+    update_linears,
     width_linears,
 )
 
@@ -140,36 +151,32 @@ class PartLowering:
         self.windowed = False  # bidirectional attention is among the patches of a window
         self.root = ""  # of the model's tensors
         self.layer_inputs: Value | None = None  # inputs of all layers
+        self.side = self.x  # hidden states beside the residual stream, if there are some
+        self.pair = Value(name="pair", width=2 * hidden)  # x and the embedding, side by side
 
     def residual_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
+        if part.side in ("opens", "continues"):
+            yield from self._side_block(part, path)
+            return
         read, scales = self.x, body_scales(part)
         afters = output_norms(part)
+        if part.first is not None:
+            yield self.norm(part.first, path, self.x, self.x)
         assert (part.after is None and not afters) or scales[0] == 1.0, "a norm would remove the scale"
         # The ranks' shares of a sum are added before a norm. A body that every rank computes must not be part of it.
         assert part.body is bodies(part)[0] or not any(isinstance(one, LowRank) for one in bodies(part)) or afters[0]
+        if part.side == "joins":
+            read = self.side
+            yield Add(x=read, y=self.x)
         if part.before is not None:
+            yield self.norm(part.before, path, read, self.normed)
             read = self.normed
-            yield self.norm(part.before, path, self.x, read)
         for number, body in enumerate(bodies(part)):
             y = self.out if number == 0 else Value(name="other", width=self.out.width)
             if norms := body_norms(part):
                 read = self.normed
                 yield self.norm(norms[number], path, self.x, read)
-            match body:
-                case Attention():
-                    yield from self._attention(body, join(path, body.name), read, y)
-                case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
-                    yield from self._recurrent(body, join(path, body.name), read, y)
-                case LatentAttention():
-                    yield from self._latent_attention(body, join(path, body.name), read, y)
-                case MLP():
-                    yield from self.mlp(body, join(path, body.name), read, y, "mlp")
-                case Experts():
-                    yield from self._experts(body, join(path, body.name), read, y)
-                case LayerInput():
-                    yield from self._layer_input(body, join(path, body.name), read, y)
-                case LowRank():
-                    yield from self._low_rank(body, join(path, body.name), read, y)
+            yield from self._body(body, path, read, y)
             after = afters[number] if afters else None
             if after is not None:
                 yield self.norm(after, path, y, y)
@@ -183,6 +190,39 @@ class PartLowering:
             yield self.norm(part.last, path, self.x, self.x)
         if part.multiplier:
             yield Multiply(x=self.x, y=self.x, weight=Multiplier(name=join(path, part.multiplier)))
+
+    def _body(self, body: parts.Body, path: str, read: Value, y: Value) -> Iterator[Op]:
+        match body:
+            case Attention():
+                yield from self._attention(body, join(path, body.name), read, y)
+            case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
+                yield from self._recurrent(body, join(path, body.name), read, y)
+            case LatentAttention():
+                yield from self._latent_attention(body, join(path, body.name), read, y)
+            case MLP():
+                yield from self.mlp(body, join(path, body.name), read, y, "mlp")
+            case Experts():
+                yield from self._experts(body, join(path, body.name), read, y)
+            case LayerInput():
+                yield from self._layer_input(body, join(path, body.name), read, y)
+            case LowRank():
+                yield from self._low_rank(body, join(path, body.name), read, y)
+            case Projection():
+                yield Linear(x=read, y=y, weight=Matrix(linear=projection_linear(body), path=path, part="mlp"))
+
+    def _side_block(self, part: ResidualBlock, path: str) -> Iterator[Op]:
+        """Compute a part of the side stream, which has another buffer than its input."""
+        assert len(bodies(part)) == 1 and part.after is part.last is None, "a side stream has one body at a time"
+        read = self.side
+        if part.side == "opens":
+            read = self.pair
+            yield Keep(x=self.x, y=Columns(value=read, first=0, width=self.x.width))
+        if part.before is not None:
+            normed = self.normed if part.side == "continues" else replace(self.pair, name="normed_pair")
+            yield self.norm(part.before, path, read, normed)
+            read = normed
+        self.side = Value(name="other_side" if read.name == "side" else "side", width=self.out.width)
+        yield from self._body(bodies(part)[0], path, read, self.side)
 
     def _low_rank(self, part: LowRank, path: str, x: Value, y: Value) -> Iterator[Op]:
         down, up = (Matrix(linear=linear, path=path, part="attention") for linear in low_rank_linears(part))
@@ -266,12 +306,29 @@ class PartLowering:
         first = heads * dim
         if part.value_dim is None:
             yield Linear(x=x, y=qkv, weight=matrix)
+            yield from self._update(part, matrix.path, x, qkv)
             yield from _scaled(Columns(value=qkv, first=first, width=keys * width), part.value_scale)
             return
         narrow = Value(name="narrow_qkv", width=first + keys * width)
         yield Linear(x=x, y=narrow, weight=matrix)
         yield from _scaled(Columns(value=narrow, first=first, width=keys * width), part.value_scale)
         yield PadValues(x=narrow, y=qkv, heads=heads, kv_heads=keys, head_dim=dim, value_dim=width)
+
+    def _update(self, part: Attention | MLP, path: str, x: Value, y: Value) -> Iterator[Op]:
+        """Add the low-rank update of a projection to its output."""
+        if part.update is None:
+            return
+        kind: Part = "attention" if isinstance(part, Attention) else "mlp"
+        down, *ups = (Matrix(linear=linear, path=path, part=kind) for linear in update_linears(part))
+        rank, at = part.update.rank, 0
+        low_rank = Value(name="low_rank", width=rank * len(ups))
+        yield Linear(x=x, y=low_rank, weight=down)
+        for number, up in enumerate(ups):
+            change = Value(name="update", width=self._rows(up))
+            yield Linear(x=Columns(value=low_rank, first=number * rank, width=rank), y=change, weight=up)
+            yield Add(x=Columns(value=y, first=at, width=change.width), y=change)
+            at += change.width
+        assert at == y.width, "an update changes all columns"
 
     def _recurrent(self, part: Recurrent, path: str, x: Value, y: Value) -> Iterator[Op]:
         layer, self.recurrent = self.recurrent, self.recurrent + 1
@@ -297,6 +354,13 @@ class PartLowering:
             case Mamba2():
                 mixed = Value(name="mixed", width=self._share(part.heads, "heads") * part.head_dim)
                 yield from self._mamba2(part, of, projected, mixed, layer)
+            case LightningAttention():
+                mixed = Value(name="mixed", width=projected.width // 3)
+                yield from self._lightning(part, of, (x, projected, mixed), into[1], layer)
+            case RgLru():
+                mixed, opening = (Value(name=name, width=projected.width) for name in ("mixed", "opening"))
+                yield Linear(x=x, y=opening, weight=into[1])
+                yield from self._rg_lru(part, path, of, (projected, opening, mixed), layer)
             case ShortConv():
                 mixed = Value(name="mixed", width=projected.width // 3)
                 yield from self._short_conv(of, projected, mixed, layer)
@@ -401,7 +465,7 @@ class PartLowering:
         )
 
     def _mamba2(self, part: Mamba2, of: Parameters, projected: Value, mixed: Value, layer: int) -> Iterator[Op]:
-        heads, groups = self._share(part.heads, "heads"), divided_units(part.groups, self.ranks, "groups of heads")
+        heads, groups = self._share(part.heads, "heads"), self._share(part.groups, "groups of heads")
         conved = Value(name="conved", width=projected.width - mixed.width - heads)
         z, xbc, dt = _split(projected, mixed.width, conved.width, heads)
         sizes = mixed.width, groups * part.state, groups * part.state
@@ -427,8 +491,71 @@ class PartLowering:
             layer=layer,
         )
         if part.norm != "none":
-            first = part.norm == "gated"
-            yield GatedNorm(x=mixed, gate=z, y=mixed, weight=of["norm"], eps=part.eps, groups=groups, gate_first=first)
+            yield GatedNorm(
+                x=mixed,
+                gate=z,
+                y=mixed,
+                weight=of["norm"],
+                eps=part.eps,
+                groups=groups,
+                gate_first=part.norm == "gated",
+                all_groups=part.groups if part.groups < self.ranks else None,
+            )
+
+    def _lightning(
+        self, part: LightningAttention, of: Parameters, values: tuple[Value, Value, Value], gate: Matrix, layer: int
+    ) -> Iterator[Op]:
+        """values: input, output of the projection to q, k and v, and input of out. The recurrence is a selective scan
+        whose steps are all 1, because their limits are."""
+        (x, projected, mixed), heads = values, self._share(part.heads, "heads")
+        activated, z = Value(name="activated_qkv", width=projected.width), Value(name="gate", width=mixed.width)
+        yield Activation(x=projected, y=activated, act="silu", gated=False)
+        q, k, v = _split(activated, *(mixed.width,) * 3)
+        yield SelectiveScan(
+            x=v,
+            b=k,
+            c=q,
+            dt=replace(q, width=heads),  # any numbers
+            gate=None,
+            y=mixed,
+            a=of["A"],
+            d=None,
+            dt_bias=None,
+            heads=heads,
+            head_dim=part.head_dim,
+            groups=heads,
+            state=part.head_dim,
+            dt_limits=(1.0, 1.0),
+            layer=layer,
+        )
+        yield Linear(x=x, y=z, weight=gate)
+        yield GatedNorm(
+            x=mixed,
+            gate=_whole(z),
+            y=mixed,
+            weight=of["norm"],
+            eps=part.eps,
+            groups=1,
+            gate_first=False,
+            act="sigmoid",
+            all_groups=1 if self.ranks > 1 else None,
+        )
+
+    def _rg_lru(
+        self, part: RgLru, path: str, of: Parameters, values: tuple[Value, Value, Value], layer: int
+    ) -> Iterator[Op]:
+        """values: outputs of linear_x and linear_y, and input of out."""
+        (x, y, mixed), heads, width = values, self._share(part.heads, "heads"), values[0].width
+        opened, conved = Value(name="activated", width=width), Value(name="conved", width=width)
+        gate, decay = Value(name="gate", width=width), Value(name="decays", width=width)
+        yield CausalConv(x=_whole(x), y=conved, weight=of["conv"], bias=of["conv_bias"], act="none", layer=layer)
+        for source, value in zip(gate_blocks(part), (gate, decay), strict=True):
+            matrices = BlockMatrices(source=source, heads=part.heads, size=part.head_dim, path=path)
+            yield BlockLinear(x=conved, y=value, weight=matrices, heads=heads)
+        given = {role: of[role] for role in ("gate_bias", "decay_bias", "rate")}
+        yield GatedRecurrence(x=conved, gate=gate, decay=decay, y=mixed, layer=layer, **given)
+        yield Activation(x=y, y=opened, act=part.act, gated=False)
+        yield Gate(x=_whole(mixed), gate=_whole(opened), y=mixed, act="none")
 
     def _short_conv(self, of: Parameters, projected: Value, mixed: Value, layer: int) -> Iterator[Op]:
         b, c, x = _split(projected, *(mixed.width,) * 3)
@@ -473,6 +600,7 @@ class PartLowering:
         wide, activated = Value(name="up", width=self._rows(up)), Value(name="activated", width=inner)
         numbers = ActivationNumbers(path=path) if part.act == parts.XIELU else None
         yield Linear(x=x, y=wide, weight=up)
+        yield from self._update(part, path, x, wide)
         gate = Columns(value=wide, first=0, width=inner)
         yield from _scaled(gate, part.gate_scale)
         if part.sparsity:
@@ -562,6 +690,8 @@ class _Lowering(PartLowering):
             ops += self._layer_inputs(model.layer_inputs)
         if model.streams is not None:
             ops += self._spread(model.streams)
+        if any(part.side == "opens" for block in model.blocks for part in block):
+            ops.append(Keep(x=self.x, y=Columns(value=self.pair, first=self.x.width, width=self.x.width)))
         cross: list[Op] = []
         for index, block in enumerate(model.blocks):
             path = join(model.root, model.layers, str(index))
@@ -569,7 +699,7 @@ class _Lowering(PartLowering):
                 ops += self._stream_block(model.streams, block, path)
                 continue
             for part in block:
-                ops += self.residual_block(part, path)
+                ops += self.residual_block(part, branch_path(part, path, model.root))
                 cross += self._cross_kv(part, path)
             ops += self._deepstack(index)
         if model.streams is not None:

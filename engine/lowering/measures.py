@@ -8,11 +8,14 @@ from engine.lowering.program import (
     Activation,
     Attend,
     AttendLatent,
+    BlockLinear,
     Combine,
     ExpandValues,
     ExpertLinear,
     ForeignDecoder,
     Gate,
+    GatedNorm,
+    Keep,
     Linear,
     Matrix,
     Op,
@@ -51,6 +54,8 @@ def torch_parts(program: Program, activations: Collection[str]) -> tuple[str, ..
         "weightings of experts by SparseMixer": routes,
         "weightings of experts by their own numbers": scaled,
         "attention layers with small values": sum(isinstance(op, PadValues) for op in ops),
+        "copies of hidden states": sum(isinstance(op, Keep) for op in ops),
+        "gated norms over ranks": sum(isinstance(op, GatedNorm) and op.all_groups is not None for op in ops),
         "sparse activations": sum(isinstance(op, Sparsify) for op in ops),
         "operations on streams of hidden states": sum(
             isinstance(op, StreamOp) and not isinstance(op, Sparsify) for op in ops
@@ -77,6 +82,8 @@ def multiplied(ops: Iterable[Op]) -> int:
                 total += weight.attention.heads * weight.attention.qk_nope_head_dim * weight.attention.kv_lora_rank
             case ExpandValues(weight=weight):
                 total += weight.attention.heads * weight.attention.v_head_dim * weight.attention.kv_lora_rank
+            case BlockLinear(weight=weight):
+                total += weight.heads * weight.size**2
             case ForeignDecoder(weight=weight):
                 total += weight.foreign.parameters
     return total
@@ -108,7 +115,7 @@ def encoder_weights(program: Program) -> frozenset[str]:
 def widest_input(ops: Iterable[Op]) -> tuple[int, int]:
     """Return the largest number of inputs of a matrix, or of the matrices of all heads, and the largest number of rows
     per token that are multiplied."""
-    products = [op for op in ops if isinstance(op, Linear | ExpertLinear | ExpandValues)]
+    products = [op for op in ops if isinstance(op, Linear | ExpertLinear | ExpandValues | BlockLinear)]
     rows = max((op.top_k for op in products if isinstance(op, ExpertLinear)), default=1)
     return max((op.x.width for op in products), default=0), rows
 

@@ -121,6 +121,20 @@ class HeadMatrices:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockMatrices:
+    """A square matrix [inputs, outputs] for each head of an RG-LRU, which are never quantized."""
+
+    source: str
+    heads: int  # of all ranks
+    size: int
+    path: str
+
+    @cached_property
+    def name(self) -> str:
+        return join(self.path, self.source)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Correction:
     """A number for each expert, which is added to the scores that select experts."""
 
@@ -214,7 +228,7 @@ class AudioWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentParameter:
-    """A small parameter of a recurrent part: rows of a convolution, A, dt_bias, D, or the weight of a norm."""
+    """A small parameter of a recurrent part: rows of a convolution, A, biases, D, or the weight of a norm."""
 
     parameter: Parameter
     path: str
@@ -263,6 +277,7 @@ Weight = (
     | AlibiSlopes
     | DistanceBias
     | HeadMatrices
+    | BlockMatrices
     | Correction
     | ExpertScales
     | ActivationNumbers
@@ -600,6 +615,16 @@ class ExpandValues:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockLinear:
+    """y[h] = W[h]ᵀ x[h]."""
+
+    x: Value
+    y: Value
+    weight: BlockMatrices
+    heads: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Route:
     """Select the experts of each token from router logits: numbers and weights, [tokens, top_k]."""
 
@@ -760,7 +785,7 @@ class CausalConv:
 @dataclass(frozen=True, kw_only=True)
 class DeltaRule:
     """y = gated delta rule of [q, k, v], with the decay from a and the gate from b (kernels/recurrent/delta_rule.py).
-    The matrix of each value head is the second state of the layer."""
+    The matrix of each value head is the last state of the layer."""
 
     qkv: Value
     a: Columns  # one for each value head, or with `vector_decay` for each dim of its key
@@ -780,7 +805,7 @@ class DeltaRule:
 @dataclass(frozen=True, kw_only=True)
 class SelectiveScan:
     """y = scan of x, B and C with the steps `dt` (kernels/recurrent/selective_scan.py). The matrix of each head is the
-    second state of the layer. gate: y is multiplied by silu(gate)."""
+    last state of the layer. gate: y is multiplied by silu(gate)."""
 
     x: Columns
     b: Columns
@@ -789,8 +814,8 @@ class SelectiveScan:
     gate: Columns | None
     y: Value
     a: RecurrentParameter
-    d: RecurrentParameter
-    dt_bias: RecurrentParameter
+    d: RecurrentParameter | None
+    dt_bias: RecurrentParameter | None
     heads: int
     head_dim: int
     groups: int
@@ -800,9 +825,25 @@ class SelectiveScan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatedRecurrence:
+    """y = recurrence of x with the gates of inputs and decays (kernels/recurrent/rg_lru.py). A number for each channel
+    is the last state of the layer."""
+
+    x: Value
+    gate: Value
+    decay: Value
+    y: Value
+    gate_bias: RecurrentParameter
+    decay_bias: RecurrentParameter
+    rate: RecurrentParameter
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatedNorm:
     """y = norm(x) · act(gate), or norm(x · act(gate)) with `gate_first`. The mean is over each of `groups` equal
-    groups of columns."""
+    groups of columns. all_groups: number of groups of all ranks, if they are fewer than ranks; the mean is then over
+    the columns of all ranks that have a share of the group."""
 
     x: Value
     gate: Columns
@@ -812,6 +853,7 @@ class GatedNorm:
     groups: int
     gate_first: bool
     act: Literal["silu", "sigmoid"] = "silu"
+    all_groups: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -874,6 +916,7 @@ Op = (
     | AbsorbQueries
     | AttendLatent
     | ExpandValues
+    | BlockLinear
     | Route
     | ScaleRoutes
     | ExpertLinear
@@ -889,13 +932,14 @@ Op = (
     | CausalConv
     | DeltaRule
     | SelectiveScan
+    | GatedRecurrence
     | GatedNorm
     | ForeignDecoder
     | AddNormalize
     | Quantized
 )
 StreamOp = Spread | Predict | Correct | Collect | Tanh | Sparsify
-Recurrence = CausalConv | DeltaRule | SelectiveScan
+Recurrence = CausalConv | DeltaRule | GatedRecurrence | SelectiveScan
 
 
 @dataclass(frozen=True)
@@ -964,7 +1008,9 @@ def weights_of(op: Op) -> Iterator[Weight]:
         case DeltaRule():
             yield from (op.slope, op.dt_bias)
         case SelectiveScan():
-            yield from (op.a, op.d, op.dt_bias)
+            yield from (weight for weight in (op.a, op.d, op.dt_bias) if weight is not None)
+        case GatedRecurrence():
+            yield from (op.gate_bias, op.decay_bias, op.rate)
         case GatedNorm():
             yield op.weight
         case Quantized(op=inner):
@@ -982,6 +1028,7 @@ def weights_of(op: Op) -> Iterator[Weight]:
             | AddNormalize()
             | AbsorbQueries()
             | ExpandValues()
+            | BlockLinear()
             | ForeignDecoder()
         ):
             yield op.weight
@@ -1002,7 +1049,7 @@ def values_read(op: Op) -> tuple[Value, ...]:
             return op.predictions, op.x, op.coefficients
         case Collect():
             return op.x, *op.others
-        case Normalize() | NormalizeParts() | Activation() | ExpandValues():
+        case Normalize() | NormalizeParts() | Activation() | ExpandValues() | BlockLinear():
             return (op.x,)
         case Linear():
             return (_buffer(op.x),)
@@ -1039,6 +1086,8 @@ def values_read(op: Op) -> tuple[Value, ...]:
         case SelectiveScan():
             columns = (op.x, op.b, op.c, op.dt, *(() if op.gate is None else (op.gate,)))
             return tuple(one.value for one in columns)
+        case GatedRecurrence():
+            return op.x, op.gate, op.decay
         case GatedNorm():
             return op.x, op.gate.value
         case AddNormalize():
@@ -1066,7 +1115,7 @@ def values_written(op: Op) -> tuple[Value, ...]:
             return (op.y,)
         case Keep():
             return (op.y.value,)
-        case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedNorm():
+        case Gate() | CausalConv() | DeltaRule() | SelectiveScan() | GatedRecurrence() | GatedNorm() | BlockLinear():
             return (op.y,)
         case AbsorbQueries() | AttendLatent() | ExpandValues():
             return (op.y,)

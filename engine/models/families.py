@@ -45,6 +45,7 @@ from engine.models import (
     mimo_v2,
     minicpm,
     minicpm3,
+    minimax,
     minimax_m2,
     ministral,
     mixtral,
@@ -69,12 +70,14 @@ from engine.models import (
     qwen3_5,
     qwen3_moe,
     qwen3_next,
+    recurrent_gemma,
     seed_oss,
     smollm3,
     stablelm,
     starcoder2,
     t5,
     whisper,
+    zamba2,
 )
 from engine.models.multimodal import ARCHITECTURES as MULTIMODAL
 from engine.models.parts import Model
@@ -89,8 +92,8 @@ DECODERS = (
     *(gpt_oss, llama4, hunyuan, afmoe, persimmon, apertus, phimoe, gemma4, gemma3n, mimo_v2),
 )
 RECURRENT = (
-    *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, nemotron_h, olmo_hybrid, qwen3_5),
-    qwen3_next,
+    *(bamba, falcon_h1, granite_hybrid, jamba, kimi_linear, lfm2, mamba, mamba2, minimax, nemotron_h, olmo_hybrid),
+    *(qwen3_5, qwen3_next, recurrent_gemma, zamba2),
 )
 TRANSLATORS = (bart, t5)
 SPEECH = (whisper,)

@@ -249,6 +249,8 @@ class Attention:
     """The output of each head is multiplied by sigmoid(its gate). The projection to q has the query of each head,
     followed by its gate (Qwen3-Next), unless `gate_source` names a projection to the gates."""
     gate_source: str = ""  # without a bias
+    outputs: int | None = None  # size of the output, if it is not `hidden`
+    update: "LowRankUpdate | None" = None  # of the projections to q, k and v
     name: str = "self_attn"
 
     @property
@@ -302,6 +304,15 @@ class LatentAttention:
         return self.kv_lora_rank + self.rope.dim
 
 
+@dataclass(frozen=True, kw_only=True)
+class LowRankUpdate:
+    """Matrices of low rank, whose product with x is added to projections of x that other layers share (Zamba2):
+    W x + B A x. A and B are stored as `name`.0 and `name`.1."""
+
+    rank: int
+    names: tuple[str, ...]  # for each projection
+
+
 XIELU = "xielu"  # activation with learned numbers, which a checkpoint has under `act_fn` of an MLP (Apertus)
 
 
@@ -321,6 +332,7 @@ class MLP:
     sparsity: float = 0.0
     """If not 0, gate x is replaced by max(gate x - t, 0) first. For normally distributed values, the threshold t of a
     token makes this share of them 0: it is their mean plus a multiple of their standard deviation (Gemma 3n)."""
+    update: LowRankUpdate | None = None  # of the projection to gate and up, whose rows are one tensor
     name: str = "mlp"
 
 
@@ -401,12 +413,28 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecaySlopes:
+    """Slopes of the decays of lightning attention: `factor` · 2^(-8 h / heads) for head h = 1 … heads, or those of
+    ALiBi, which differ if `heads` is not a power of two."""
+
+    heads: int
+    factor: float
+    alibi: bool
+
+    def values(self) -> tuple[float, ...]:
+        if self.alibi:
+            return Alibi(factor=self.factor).slopes(self.heads)
+        return tuple(self.factor * 2.0 ** (-8.0 * head / self.heads) for head in range(1, self.heads + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Parameter:
     """Rows of small tensors that are kept in float32. They are divided among ranks like the heads whose rows they
     have."""
 
     rows: tuple[Rows, ...]  # `source` is the full name of a tensor
     inner: tuple[int, ...] = ()  # shape of a row in the checkpoint
+    values: "DecaySlopes | None" = None  # numbers that are not in the checkpoint
     divided: bool = True
     repeat: int = 1  # times that each row is kept: D of a head for each of its channels
     taps: bool = False  # of a convolution: compiled kernels keep it as [conv, channels]
@@ -514,6 +542,45 @@ class ShortConv:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LightningAttention:
+    """Lightning attention (arXiv:2405.17935) of MiniMax-01: out(norm(y) · sigmoid(output_gate x)), where y = S q for
+    each head, with the state S ← e^-slope S + v kᵀ. q, k and v are silu(qkv_proj x), with the rows of one head after
+    another. The norm is over all heads.
+
+    State of a sequence: a matrix [head_dim, head_dim] for each head."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    slopes: DecaySlopes
+    eps: float  # of the norm
+    name: str = "self_attn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RgLru:
+    """Recurrent block of Griffin (arXiv:2402.19427): out(rg_lru(u) · act(linear_y x)) with u = conv(linear_x x). The
+    gates of the recurrence (kernels/recurrent/rg_lru.py) are products of u with a square matrix for each head.
+
+    State of a sequence: the last conv - 1 inputs of the convolution, and a number for each channel."""
+
+    hidden: int
+    heads: int
+    head_dim: int  # channels of a head
+    conv: int
+    act: str
+    name: str = "temporal_block"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """y = W x. Every rank has the matrix."""
+
+    hidden: int  # size of inputs and outputs
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerInput:
     """up(act(gate x) · input of the layer), where the input is the layer's part of `LayerInputs`. Every rank has both
     matrices."""
@@ -539,9 +606,9 @@ class LowRank:
     name: str = ""
 
 
-Recurrent = DeltaNet | KimiDelta | Mamba | Mamba2 | ShortConv
+Recurrent = DeltaNet | KimiDelta | LightningAttention | Mamba | Mamba2 | RgLru | ShortConv
 SelfAttention = Attention | LatentAttention
-Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank
+Body = SelfAttention | MLP | Experts | Recurrent | LayerInput | LowRank | Projection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -556,15 +623,25 @@ class Parallel:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualBlock:
-    """x = last(factor · (x + scale · after(body(before(x))))), or with `multiplier` its product with that number."""
+    """x = last(factor · (x + scale · after(body(before(x))))), or with `multiplier` its product with that number.
+
+    A block with `side` computes a side stream s of hidden states, which are not added to x, or reads it (Zamba2):
+
+    opens       s = body(before([x, e])), where e is the embedding of the token
+    continues   s = body(before(s))
+    joins       x = x + body(before(x + s))
+    """
 
     body: Body | Parallel
+    first: Norm | None = None  # replaces x by its norm before anything else (MiniMax-01)
     before: Norm | None = None
     after: Norm | None = None
     scale: float = 1.0
     last: Norm | None = None
     factor: float = 1.0
     multiplier: str = ""  # name of a tensor with a single number
+    side: Literal["", "opens", "continues", "joins"] = ""
+    path: str = ""  # of its tensors below the root, if they belong to another layer, which shares them
 
 
 Block = tuple[ResidualBlock, ...]
@@ -1027,7 +1104,7 @@ def output_norms(branch: ResidualBlock) -> tuple[Norm | None, ...]:
 def block_norms(branch: ResidualBlock) -> tuple[Norm, ...]:
     """Return all norms of the hidden states in a residual block."""
     routers = (body.router_norm for body in bodies(branch) if isinstance(body, Experts))
-    around = branch.before, *body_norms(branch), *output_norms(branch), branch.after, branch.last
+    around = branch.first, branch.before, *body_norms(branch), *output_norms(branch), branch.after, branch.last
     return tuple(norm for norm in (*around, *routers) if norm is not None)
 
 

@@ -1,8 +1,8 @@
 """Division of a declared model among tensor-parallel ranks, and the possible numbers of ranks. Independent of torch.
 
 Divided are heads, the intermediate size of MLPs and experts, and the vocabulary (whose shares may differ by one row).
-There may be fewer KV heads than ranks; then several ranks have copies of a head. Layers load the same shares
-(engine/distributed/world.py) that plans count (engine/lowering/footprint.py).
+There may be fewer KV heads, or groups of a Mamba-2 mixer, than ranks; then several ranks have copies of one. Layers
+load the same shares (engine/distributed/world.py) that plans count (engine/lowering/footprint.py).
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,12 @@ from engine.models.parts import (
     Experts,
     KimiDelta,
     LatentAttention,
+    LightningAttention,
     Mamba,
     Mamba2,
     Model,
     Recurrent,
+    RgLru,
     Rows,
     ShortConv,
     all_bodies,
@@ -29,7 +31,11 @@ from engine.models.quantized import Quantization
 from engine.models.sources import join, projections, stacked_paths
 
 MAX_RANKS = 64
-COPIED = ("KV heads", "key heads")  # if they are fewer than ranks, several ranks have the same one
+COPIED = (
+    "KV heads",
+    "key heads",
+    "groups of a mixer's heads",
+)  # if they are fewer than ranks, several ranks have the same one
 
 
 def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:
@@ -49,14 +55,6 @@ def shared_units(units: int, rank: int, ranks: int, what: str) -> tuple[int, int
         possible = ", ".join(str(size) for size in range(1, units + 1) if units % size == 0)
         raise ConfigError(f"{ranks} ranks cannot share {units} {what}; use one of {possible} ranks")
     return found
-
-
-def divided_units(units: int, ranks: int, what: str) -> int:
-    """Return the number of units of each rank, all of them different. Raises ConfigError if they cannot be divided."""
-    if units % ranks:
-        possible = ", ".join(str(size) for size in range(1, units + 1) if units % size == 0)
-        raise ConfigError(f"{ranks} ranks cannot divide {units} {what}; use one of {possible} ranks")
-    return units // ranks
 
 
 def row_runs(piece: Rows, first: int, units: int) -> Iterator[tuple[int, int]]:
@@ -103,7 +101,7 @@ def _units(model: Model) -> Iterator[tuple[int, str]]:
             case Attention():
                 yield body.heads, "heads"
                 yield body.kv_heads, "KV heads"
-            case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
+            case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
                 yield from recurrent_units(body)
             case LatentAttention():
                 yield body.heads, "heads"
@@ -121,7 +119,7 @@ def recurrent_units(part: Recurrent) -> Iterator[tuple[int, str]]:
         case DeltaNet():
             yield part.value_heads, "value heads"
             yield part.key_heads, "key heads"
-        case KimiDelta():
+        case KimiDelta() | LightningAttention() | RgLru():
             yield part.heads, "heads of a mixer"
         case Mamba():
             yield part.channels, "channels of a mixer"

@@ -24,6 +24,7 @@ from engine.models.parts import (
     LayerInput,
     LayerInputs,
     LayerNorm,
+    LightningAttention,
     Linear,
     LowRank,
     Mamba,
@@ -32,8 +33,10 @@ from engine.models.parts import (
     Norm,
     Parameter,
     PooledNorm,
+    Projection,
     Recurrent,
     ResidualBlock,
+    RgLru,
     RMSNorm,
     Rows,
     ShortConv,
@@ -68,7 +71,7 @@ def attention_linears(part: Attention) -> tuple[Linear, ...]:
     the fused one to k and v, and the output projection. With an output gate, its projection comes first."""
     rows = _qkv_rows(part)
     out = Linear(
-        rows=(Rows(source=part.sources[3], units=part.hidden),),
+        rows=(Rows(source=part.sources[3], units=part.outputs or part.hidden),),
         inputs=part.heads * part.value_width,
         split="inputs",
         bias=part.bias[1],
@@ -156,6 +159,28 @@ def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
     up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
     return up, Linear(rows=(down,), inputs=part.intermediate_size, split="inputs", bias=part.bias)
+
+
+def update_linears(part: Attention | MLP) -> tuple[Linear, ...]:
+    """Return the matrices of a low-rank update: A of all projections together, and B of each. Empty without one."""
+    if part.update is None:
+        return ()
+    into = attention_linears(part)[-2] if isinstance(part, Attention) else mlp_linears(part)[0]
+    pieces = [(piece,) for piece in into.rows] if isinstance(part, Attention) else [into.rows]
+    rank = part.update.rank
+    down = tuple(Rows(source=f"{name}.0", units=rank) for name in part.update.names)
+    ups = (
+        packed(*(Rows(source=f"{name}.1", units=piece.units, width=piece.width) for piece in own))
+        for name, own in zip(part.update.names, pieces, strict=True)
+    )
+    return (
+        Linear(rows=down, inputs=part.hidden, split=None),
+        *(Linear(rows=rows, inputs=rank, split="rows") for rows in ups),
+    )
+
+
+def projection_linear(part: Projection) -> Linear:
+    return Linear(rows=(Rows(source=part.name, units=part.hidden),), inputs=part.hidden, split=None)
 
 
 def layer_input_linears(part: LayerInput) -> tuple[Linear, Linear]:
@@ -276,6 +301,27 @@ def recurrent_linears(part: Recurrent) -> tuple[Linear, ...]:
                 Linear(rows=(Rows(source="dt_proj", units=part.channels),), inputs=part.dt_rank, split="rows"),
                 Linear(rows=(out,), inputs=part.channels, split="inputs", bias=part.bias),
             )
+        case LightningAttention():
+            heads, dim = part.heads, part.head_dim
+            qkv = tuple(
+                Rows(source="qkv_proj", units=heads, width=dim, at=at * dim, groups=heads, stride=3 * dim)
+                for at in range(3)
+            )
+            gate = (Rows(source="output_gate", units=heads, width=dim),)
+            out = Rows(source="out_proj", units=part.hidden)
+            return (
+                Linear(rows=qkv, inputs=part.hidden, split="rows"),
+                Linear(rows=gate, inputs=part.hidden, split="rows"),
+                Linear(rows=(out,), inputs=heads * dim, split="inputs"),
+            )
+        case RgLru():
+            heads, dim = part.heads, part.head_dim
+            both = (Rows(source=f"linear_{name}", units=heads, width=dim) for name in "xy")
+            out = Rows(source="linear_out", units=part.hidden)
+            return (
+                *(Linear(rows=(rows,), inputs=part.hidden, split="rows", bias=True) for rows in both),
+                Linear(rows=(out,), inputs=heads * dim, split="inputs", bias=True),
+            )
         case ShortConv():
             rows = packed(*(Rows(source="in_proj", units=part.hidden) for _ in range(3)))
             out = Rows(source="out_proj", units=part.hidden)
@@ -294,7 +340,7 @@ def exact_linears(part: Recurrent) -> tuple[Linear, ...]:
             return recurrent_linears(part)[1:5]
         case Mamba():
             return recurrent_linears(part)[1:3]
-        case Mamba2() | ShortConv():
+        case LightningAttention() | Mamba2() | RgLru() | ShortConv():
             return ()
 
 
@@ -327,6 +373,10 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
     """Return the small tensors of a recurrent part by role: conv, conv_bias, A, dt_bias, D and norm."""
     found: dict[str, Parameter] = {}
     match part:
+        case LightningAttention():
+            return _lightning_parameters(part)
+        case RgLru():
+            return _rg_lru_parameters(part)
         case DeltaNet():
             heads, channels = (part.value_heads, 1), recurrent_linears(part)[0].rows[:3]
         case KimiDelta():
@@ -365,6 +415,31 @@ def parameters(part: Recurrent) -> dict[str, Parameter]:
         norm = "o_norm.weight" if separate else "norm.weight"
         found["norm"] = replace(_parameter(norm, (part.value_dim, 1)), divided=False)
     return found
+
+
+def _lightning_parameters(part: LightningAttention) -> dict[str, Parameter]:
+    slopes = replace(_parameter("slope_rate", (part.heads, 1)), values=part.slopes)
+    return {"A": slopes, "norm": _parameter("norm.weight", (part.heads, part.head_dim))}
+
+
+def _rg_lru_parameters(part: RgLru) -> dict[str, Parameter]:
+    size = part.heads, part.head_dim
+    biases = {
+        role: replace(_parameter(f"rg_lru.{name}_gate_bias", size), stored=size)
+        for role, name in (("gate_bias", "input"), ("decay_bias", "recurrent"))
+    }
+    return {
+        "conv": replace(_parameter("conv_1d.weight", size, inner=(1, part.conv)), taps=True),
+        "conv_bias": _parameter("conv_1d.bias", size),
+        **biases,
+        "rate": _parameter("rg_lru.recurrent_param", size),
+    }
+
+
+def gate_blocks(part: RgLru) -> tuple[str, str]:
+    """Return the names of the matrices of the gates, [heads, inputs, outputs]: of the input, and of the decay. They are
+    never quantized."""
+    return "rg_lru.input_gate_weight", "rg_lru.recurrent_gate_weight"
 
 
 def _parameter(source: str, *sizes: tuple[int, int], inner: tuple[int, ...] = ()) -> Parameter:
@@ -432,7 +507,7 @@ def sources(model: Model) -> Shapes:
             found |= norm_sources(model.encoder.norm, model.root, (model.encoder.norm.size,))
     for path, block in placed_blocks(model):
         for branch in block:
-            found |= branch_sources(branch, path)
+            found |= branch_sources(branch, branch_path(branch, path, model.root))
             found |= _bias_sources(branch, model.root)
     if model.norm is not None:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
@@ -480,6 +555,11 @@ def placed_blocks(model: Model) -> Iterator[tuple[str, Block]]:
             yield join(model.root, model.encoder.layers, str(index)), block
     for index, block in enumerate(model.blocks):
         yield join(model.root, model.layers, str(index)), block
+
+
+def branch_path(branch: ResidualBlock, path: str, root: str) -> str:
+    """Return the path of the tensors of a residual block of the layer at `path`."""
+    return join(root, branch.path) if branch.path else path
 
 
 def _embedding_sources(embed: Embedding, root: str) -> Shapes:
@@ -532,7 +612,7 @@ def unquantized(model: Model) -> frozenset[str]:
         match body:
             case Experts():
                 found.update(linear_sources(router_linear(body), inside))
-            case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
+            case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
                 for linear in exact_linears(body):
                     found.update(linear_sources(linear, inside))
     if model.streams is not None:
@@ -622,7 +702,7 @@ def _placed_bodies(model: Model) -> Iterator[tuple[str, Body]]:
     for path, block in placed_blocks(model):
         for branch in block:
             for body in bodies(branch):
-                yield path, body
+                yield branch_path(branch, path, model.root), body
 
 
 def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
@@ -630,16 +710,18 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
     inside = join(path, body.name)
     match body:
         case Attention():
-            yield from ((inside, linear) for linear in attention_linears(body))
+            yield from ((inside, linear) for linear in (*attention_linears(body), *update_linears(body)))
         case LatentAttention():
             yield from ((inside, linear) for linear in (*query_linears(body), *latent_linears(body)))
         case MLP():
-            yield from ((inside, linear) for linear in mlp_linears(body))
+            yield from ((inside, linear) for linear in (*mlp_linears(body), *update_linears(body)))
+        case Projection():
+            yield path, projection_linear(body)
         case LayerInput():
             yield from ((inside, linear) for linear in layer_input_linears(body))
         case LowRank():
             yield from ((inside, linear) for linear in low_rank_linears(body))
-        case DeltaNet() | KimiDelta() | Mamba() | Mamba2() | ShortConv():
+        case DeltaNet() | KimiDelta() | LightningAttention() | Mamba() | Mamba2() | RgLru() | ShortConv():
             yield from ((inside, linear) for linear in recurrent_linears(body))
         case Experts():
             yield inside, router_linear(body)
@@ -678,12 +760,15 @@ def branch_sources(branch: ResidualBlock, path: str) -> Shapes:
         if isinstance(body, Experts) and body.expert_scales:
             found[join(path, body.name, body.expert_scales)] = (body.num_experts,)
         if isinstance(body, Recurrent):
-            for parameter in parameters(body).values():
+            for parameter in (one for one in parameters(body).values() if one.values is None):
                 height: Counter[str] = Counter()
                 for piece in parameter.rows:
                     height[piece.source] += piece.units * piece.width
                 for name, rows in height.items():
                     found[join(path, body.name, name)] = parameter.stored or (rows, *parameter.inner)
+        if isinstance(body, RgLru):
+            shape = body.heads, body.head_dim, body.head_dim
+            found |= {join(path, body.name, name): shape for name in gate_blocks(body)}
         for inside, linear in _linears(body, path):
             for name, shape in linear_sources(linear, inside).items():
                 found[name] = max(shape, found.get(name, shape))

@@ -11,9 +11,11 @@ from engine.text.fast import FastTokenizer
 from engine.text.gguf import gguf_backend, gguf_config, gguf_tokenizer_file
 from engine.text.tekken import TEKKEN, tekken_text
 
-FILES = ("tokenizer.json", TEKKEN, "tokenizer.model", "tiktoken.model", "qwen.tiktoken")
+T5_PIECES = "spiece.model"
+FILES = ("tokenizer.json", TEKKEN, "tokenizer.model", T5_PIECES, "tiktoken.model", "qwen.tiktoken")
 """Tokenizer files in order of precedence. A tokenizer in a GGUF file comes last."""
 CONFIG = "tokenizer_config.json"
+MAX_SENTINELS = 100_000
 # Qwen's first models define in code the added tokens that follow the ranks.
 _QWEN_ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 
@@ -93,6 +95,8 @@ def _plain(path: Path, config: dict[str, Any], named: dict[str, str], extra: lis
 
     model = read_model(path)
     size = model.get_piece_size()
+    if path.name == T5_PIECES:
+        added, config = _t5(path, config, added, size)
     in_file = {model.id_to_piece(token): token for token in range(size)}
     added = _with_named(added, [*named.values(), *extra], in_file, size)
     ids = in_file | {token.text: token.id for token in added}
@@ -109,6 +113,22 @@ def _plain(path: Path, config: dict[str, Any], named: dict[str, str], extra: lis
         end if config.get("add_eos_token", False) else None,
         legacy=bool(config.get("legacy", False)),
     )
+
+
+def _t5(path: Path, config: dict[str, Any], added: list[Added], size: int) -> tuple[list[Added], dict[str, Any]]:
+    """Return T5's added tokens, with the sentinels that follow the pieces in reverse order, and its settings. Raises
+    CheckpointError for other models, whose files have the same name."""
+    kind, count = str(config.get("tokenizer_class", "T5Tokenizer")), config.get("extra_ids", 100)
+    if not kind.removesuffix("Fast").endswith("T5Tokenizer"):
+        raise CheckpointError(f"{path}: belongs to a {kind}; supported are those of T5, save it as tokenizer.json")
+    if not isinstance(count, int) or not 0 <= count < MAX_SENTINELS:
+        raise CheckpointError(
+            f"{path.parent / CONFIG}: extra_ids is {count!r}; it must be a whole number below {MAX_SENTINELS:,}"
+        )
+    known = {token.text for token in added}
+    sentinels = (Added(size + count - 1 - number, f"<extra_id_{number}>") for number in range(count))
+    added = [*added, *(token for token in sentinels if token.text not in known)]
+    return added, {"legacy": True, **config, "add_bos_token": False, "add_eos_token": True}
 
 
 def _ranks(path: Path, config: dict[str, Any], named: dict[str, str], extra: list[str], added: list[Added]) -> Backend:

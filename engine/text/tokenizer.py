@@ -1,10 +1,10 @@
 """A checkpoint's tokenizer: text to ids as in transformers, ids to text, and the bytes of each id.
 
-Reads tokenizer.json, Mistral's tekken.json, SentencePiece's tokenizer.model, a tiktoken file or the tokenizer in a GGUF
-file, each with its own library, and tokenizer_config.json, special_tokens_map.json, added_tokens.json and chat template
-files. With a tokenizer.json, begin and end tokens come only from its post-processor: transformers, too, ignores
-add_bos_token and add_eos_token of tokenizer_config.json then. Formats without a post-processor use these settings;
-SentencePiece has a begin token by default.
+Reads tokenizer.json, Mistral's tekken.json, SentencePiece's tokenizer.model, T5's spiece.model, a tiktoken file or the
+tokenizer in a GGUF file, each with its own library, and tokenizer_config.json, special_tokens_map.json,
+added_tokens.json and chat template files. With a tokenizer.json, begin and end tokens come only from its
+post-processor: transformers, too, ignores add_bos_token and add_eos_token of tokenizer_config.json then. Formats
+without a post-processor use these settings; SentencePiece has a begin token by default.
 """
 
 from functools import cached_property

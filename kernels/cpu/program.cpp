@@ -29,7 +29,10 @@ struct Runner {
     bool aborted = false;  // another rank is lost: all later results are invalid
 };
 
-bool recurs(const Op& op) { return op.kind == CAUSAL_CONV || op.kind == DELTA_RULE || op.kind == SELECTIVE_SCAN; }
+bool recurs(const Op& op) {
+    return op.kind == CAUSAL_CONV || op.kind == DELTA_RULE || op.kind == SELECTIVE_SCAN ||
+           op.kind == RG_LRU;
+}
 
 const attention::Schedule& schedule_of(const Attend& op, const std::vector<attention::Schedule>& schedules) {
     size_t i = 0;
@@ -260,6 +263,8 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
             run_recurrent(*static_cast<const DeltaRule*>(ops[first].params), runner, scratch);
         if (ops[first].kind == SELECTIVE_SCAN)
             run_recurrent(*static_cast<const SelectiveScan*>(ops[first].params), runner, scratch);
+        if (ops[first].kind == RG_LRU)
+            run_recurrent(*static_cast<const RgLru*>(ops[first].params), runner, scratch);
         if (recurs(ops[first]) && last == first + 1 && !packs) {  // another such operation follows
             first = last;
             continue;
@@ -296,7 +301,7 @@ int64_t slipway_sizes(int64_t* sizes, int64_t room) {
                              sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(AllReduce),
                              sizeof(CausalConv), sizeof(DeltaRule), sizeof(SelectiveScan), sizeof(GatedNorm),
                              sizeof(LatentKV), sizeof(Heads), sizeof(ScaleQueries),
-                             sizeof(LoraShrink), sizeof(LoraExpand), sizeof(LoraPiece), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
+                             sizeof(LoraShrink), sizeof(LoraExpand), sizeof(RgLru), sizeof(LoraPiece), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];
     return count;

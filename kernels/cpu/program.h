@@ -8,7 +8,8 @@
 
 enum Kind : int32_t {
     EMBED, NORM, ADD, ACTIVATE, ROPE_KV, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, ALL_REDUCE, CAUSAL_CONV,
-    DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, SCALE_QUERIES, LORA_SHRINK, LORA_EXPAND, KINDS
+    DELTA_RULE, SELECTIVE_SCAN, GATED_NORM, LATENT_KV, HEADS, SCALE_QUERIES, LORA_SHRINK, LORA_EXPAND, RG_LRU,
+    KINDS
 };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
@@ -209,6 +210,14 @@ struct LoraExpand {
     const LoraPiece* pieces;
     float* y;
     int64_t u_stride, y_stride, rank, outputs, sources, count;  // count: of pieces
+};
+
+// y = h of each token: h = a · h + √(1 - a²) · u, where a = e^(-8 · softplus(rate) · σ(decay + decay_bias)) and
+// u = σ(gate + gate_bias) · x; the first token of a sequence has h = u.
+struct RgLru {
+    const float *x, *gate, *decay, *gate_bias, *decay_bias, *rate;  // the last three: [channels]
+    float *y, *state;                                               // state: [channels]
+    int64_t x_stride, gate_stride, decay_stride, y_stride, slot_stride, channels;
 };
 
 struct Op {

@@ -269,6 +269,14 @@ class LoraExpand(Structure):
     keep_alive: Any  # what `pieces` points to
 
 
+class RgLru(Structure):
+    kind: ClassVar[int] = 21
+    _fields_ = [
+        *_fields(c_void_p, "x gate decay gate_bias decay_bias rate y state"),
+        *_fields(c_int64, "x_stride gate_stride decay_stride y_stride slot_stride channels"),
+    ]
+
+
 class _LoraPiece(Structure):
     _fields_ = [*_fields(c_int64, "at rows source")]
 
@@ -350,6 +358,7 @@ Op = (
     | ScaleQueries
     | LoraShrink
     | LoraExpand
+    | RgLru
 )
 MIRRORED = (
     Embed,
@@ -373,6 +382,7 @@ MIRRORED = (
     ScaleQueries,
     LoraShrink,
     LoraExpand,
+    RgLru,
     _LoraPiece,
     _Op,
     _Angles,

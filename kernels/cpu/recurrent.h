@@ -1,5 +1,5 @@
-// Operations of recurrent layers: convolution, delta rule and selective scan over the tokens of each row, from the
-// row's state on; formulas in kernels/recurrent/.
+// Operations of recurrent layers: convolution, delta rule, selective scan and RG-LRU over the tokens of each row, from
+// the row's state on; formulas in kernels/recurrent/.
 //
 // A row is computed token by token, so its result is the same bit for bit alone, in a batch, and however a prompt is
 // divided into steps. Pieces are pairs of a row and some channels, heads or columns of a head, which do not depend on
@@ -314,6 +314,35 @@ static void run(const SelectiveScan& op, const Row& row, int64_t piece, int64_t,
     const int64_t begin = piece * channels_of(op), end = std::min(begin + channels_of(op), op.heads * op.head_dim);
     if (op.vector_A) run_scan<true>(op, row, begin, end, scratch);
     else run_scan<false>(op, row, begin, end, scratch);
+}
+
+static int64_t pieces(const RgLru& op, int64_t, int) { return (op.channels + CHANNELS - 1) / CHANNELS; }
+
+static void run(const RgLru& op, const Row& row, int64_t piece, int64_t, Scratch&) {
+    const int64_t begin = piece * CHANNELS, size = std::min(CHANNELS, op.channels - begin);
+    float* state = op.state + row.slot * op.slot_stride + begin;
+    float slopes[CHANNELS];
+    for (int64_t c = 0; c < size; c += W)
+        store_some(slopes + c, softplus(load_some(op.rate + begin + c, size - c)) * -8.f, size - c);
+    for (int64_t t = row.begin; t < row.end; t++) {
+        const float *x = op.x + t * op.x_stride + begin, *gate = op.gate + t * op.gate_stride + begin;
+        const float* decay = op.decay + t * op.decay_stride + begin;
+        float* y = op.y + t * op.y_stride + begin;
+        for (int64_t c = 0; c < size; c += W) {
+            const int64_t count = size - c;
+            const vf opening = sigmoid(load_some(gate + c, count) + load_some(op.gate_bias + begin + c, count));
+            vf h = load_some(x + c, count) * opening;
+            if (!row.fresh || t > row.begin) {
+                const vf open = sigmoid(load_some(decay + c, count) + load_some(op.decay_bias + begin + c, count));
+                const vf power = load_some(slopes + c, count) * open;
+                vf root = 1.f - exp(power * 2.f);
+                for (int i = 0; i < W; i++) root[i] = std::sqrt(root[i] > 0.f ? root[i] : 0.f);
+                h = multiply_add(exp(power), load_some(state + c, count), h * root);
+            }
+            store_some(state + c, h, count);
+            store_some(y + c, h, count);
+        }
+    }
 }
 
 template <int ACT> static inline vf gate_of(vf x) { return ACT == SILU ? act<SILU>(x) : sigmoid(x); }

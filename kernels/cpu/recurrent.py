@@ -1,7 +1,7 @@
 """Compiled bodies of the operations in kernels/recurrent, with a Team as an additional first argument (see bodies.py).
 
-The compiled program of a model has the same operations; see `CausalConv`, `DeltaRule`, `SelectiveScan` and `GatedNorm`
-in program.py.
+The compiled program of a model has the same operations; see `CausalConv`, `DeltaRule`, `SelectiveScan`, `RgLru` and
+`GatedNorm` in program.py.
 """
 
 import math
@@ -142,6 +142,41 @@ def selective_scan(
     )
     kept = [one for one in (x, dt, A, B, C, wide_d, dt_bias, gate, y, state) if one is not None]
     _run(team, op, kept, query_start, slots, first)
+    return y, state
+
+
+def rg_lru(
+    team: Team,
+    x: Tensor,
+    gate: Tensor,
+    decay: Tensor,
+    gate_bias: Tensor,
+    decay_bias: Tensor,
+    rate: Tensor,
+    state: Tensor,
+    query_start: Tensor,
+    slots: Tensor,
+    first: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """See kernels/recurrent/rg_lru.py."""
+    y = torch.empty(x.shape)
+    op = cpu.RgLru(
+        x=x.data_ptr(),
+        gate=gate.data_ptr(),
+        decay=decay.data_ptr(),
+        gate_bias=gate_bias.data_ptr(),
+        decay_bias=decay_bias.data_ptr(),
+        rate=rate.data_ptr(),
+        y=y.data_ptr(),
+        state=state.data_ptr(),
+        x_stride=x.stride(0),
+        gate_stride=gate.stride(0),
+        decay_stride=decay.stride(0),
+        y_stride=y.stride(0),
+        slot_stride=state.stride(0),
+        channels=x.shape[1],
+    )
+    _run(team, op, (x, gate, decay, gate_bias, decay_bias, rate, y, state), query_start, slots, first)
     return y, state
 
 

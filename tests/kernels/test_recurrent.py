@@ -22,6 +22,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_chunk_gated_delta_rule,
     torch_recurrent_gated_delta_rule,
 )
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
 from kernels.cpu.library import usable
 from kernels.cpu.program import Team
@@ -29,12 +30,13 @@ from kernels.op import Make, Op
 from kernels.recurrent.causal_conv import CAUSAL_CONV
 from kernels.recurrent.delta_rule import DELTA_RULE
 from kernels.recurrent.gated_norm import GATED_NORM
+from kernels.recurrent.rg_lru import RG_LRU
 from kernels.recurrent.selective_scan import SELECTIVE_SCAN
 
 LENGTHS = (1, 2, 63, 64, 65, 130)
 CPU = torch.device("cpu")
-TOKENS = {"causal_conv": (0,), "delta_rule": (0, 1, 2, 3, 4), "selective_scan": (0, 1, 3, 4, 7)}
-STATE = {"causal_conv": 4, "delta_rule": 7, "selective_scan": 8}
+TOKENS = {"causal_conv": (0,), "delta_rule": (0, 1, 2, 3, 4), "selective_scan": (0, 1, 3, 4, 7), "rg_lru": (0, 1, 2)}
+STATE = {"causal_conv": 4, "delta_rule": 7, "selective_scan": 8, "rg_lru": 6}
 
 
 @pytest.fixture(scope="module", params=usable())
@@ -128,7 +130,19 @@ def conv_loop(args, state):
     return y * sigmoid(y) if act == "silu" else y, inputs[len(inputs) - width + 1 :].T
 
 
-LOOPS = {"causal_conv": conv_loop, "delta_rule": delta_loop, "selective_scan": scan_loop}
+def rg_lru_loop(args, state):
+    """Zeros are the state before a sequence."""
+    x, gate, decay, gate_bias, decay_bias, rate, *_ = args
+    y, is_first = np.zeros(x.shape), not state.any()
+    for t in range(len(x)):
+        u = sigmoid(gate[t] + gate_bias) * x[t]
+        power = -8 * softplus(rate) * sigmoid(decay[t] + decay_bias)
+        state = u if is_first else np.exp(power) * state + np.sqrt(1 - np.exp(2 * power)) * u
+        y[t], is_first = state, False
+    return y, state
+
+
+LOOPS = {"causal_conv": conv_loop, "delta_rule": delta_loop, "selective_scan": scan_loop, "rg_lru": rg_lru_loop}
 SIZES = [
     (CAUSAL_CONV, {"channels": 300, "width": 4}),
     (CAUSAL_CONV, {"channels": 256, "width": 3, "act": "none", "bias": False}),
@@ -141,6 +155,9 @@ SIZES = [
     (SELECTIVE_SCAN, {"heads": 6, "size": 5, "width": 21, "groups": 3, "skip": 5, "dt_limits": (0.01, 1.0)}),
     (SELECTIVE_SCAN, {"heads": 37, "size": 1, "width": 16, "vector_a": True, "gated": True}),
     (SELECTIVE_SCAN, {"heads": 3, "size": 7, "width": 64, "skip": 0, "bias": False}),
+    (SELECTIVE_SCAN, {"heads": 5, "size": 12, "width": 12, "groups": 5, "skip": 0, "bias": False, "dt_limits": (1, 1)}),
+    (RG_LRU, {"channels": 300}),
+    (RG_LRU, {"channels": 7}),
 ]
 EACH = pytest.mark.parametrize(
     ("op", "sizes"), [pytest.param(*one, id=f"{one[0].name}-{at}") for at, one in enumerate(SIZES)]
@@ -276,6 +293,24 @@ def test_selective_scan_equals_mamba():
     got, found = SELECTIVE_SCAN.reference(*args)
     near(got.flatten(1), y[0].T, 1e-4)
     near(found[args[10].long()].squeeze(2), after, 1e-4)
+
+
+@torch.no_grad()
+def test_rg_lru_equals_recurrent_gemma():
+    """A sequence in two steps; the module multiplies by the matrices of the gates itself."""
+    module = RecurrentGemmaRglru(SimpleNamespace(num_attention_heads=3, lru_width=24))
+    for parameter in module.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    x = torch.randn(20, 24, generator=torch.Generator().manual_seed(1))
+    steps = zip(x.split((13, 7)), torch.arange(20).split((13, 7)), strict=True)
+    want = torch.cat([module(part[None], place[None])[0] for part, place in steps])
+    weights = module.input_gate_weight, module.recurrent_gate_weight
+    gates = [torch.einsum("thi,hio->tho", x.unflatten(1, (3, 8)), weight).flatten(1) for weight in weights]
+    biases = module.input_gate_bias.flatten(), module.recurrent_gate_bias.flatten(), module.recurrent_param
+    place = torch.tensor([0, 20]), torch.tensor([0]), torch.tensor([0])
+    y, state = RG_LRU.reference(x, *gates, *biases, torch.full((1, 24), float("nan")), *place)
+    near(y, want)
+    near(state[0], want[-1])
 
 
 def test_causal_conv_equals_qwen3_next():

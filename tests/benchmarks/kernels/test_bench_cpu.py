@@ -87,7 +87,10 @@ def test_bytes_and_flops_of_attention_count_visible_keys(team):
 
 
 # These operate in place, so that each call changes the next call's input: a comparison needs fresh arguments.
-CHANGING = ("qk_norm_rope_kv", "cap_logits", "logit_bias", "penalties", "causal_conv", "delta_rule", "selective_scan")
+CHANGING = (
+    *("qk_norm_rope_kv", "cap_logits", "logit_bias", "penalties", "causal_conv", "delta_rule", "selective_scan"),
+    "rg_lru",
+)
 
 
 def test_every_compiled_body_is_timed_with_its_torch_equivalent(team, monkeypatch):

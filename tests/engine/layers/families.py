@@ -57,6 +57,11 @@ LLAMA4 = {"intermediate_size": 22, "intermediate_size_mlp": 66, "num_local_exper
 AFMOE = {"moe_intermediate_size": 22, "num_experts": 6, "num_experts_per_tok": 3, "num_dense_layers": 1,
          "sliding_window": 5, "route_scale": 1.7}  # fmt: skip
 ERNIE = {"moe_intermediate_size": 22, "moe_num_experts": 6, "moe_k": 3}
+MINIMAX = {"intermediate_size": 22, "block_size": 8, "linear_attn_alpha_factor": 1.3, "linear_attn_beta_factor": 0.8,
+           "full_attn_alpha_factor": 0.7, "full_attn_beta_factor": 1.5, "mlp_alpha_factor": 1.4,
+           "mlp_beta_factor": 0.6}  # fmt: skip
+ZAMBA = {"n_mamba_heads": 12, "mamba_ngroups": 2, "mamba_d_state": 10, "chunk_size": 8, "adapter_rank": 7,
+         "time_step_min": 0.3}  # fmt: skip
 MLA = {**SIZES, "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 8,
        "qk_rope_head_dim": 6, "v_head_dim": 10}  # fmt: skip
 MLA_ODD = {**SIZES, **ONE_KV, "num_key_value_heads": 5, "q_lora_rank": None, "kv_lora_rank": 19, "qk_nope_head_dim": 9,
@@ -210,6 +215,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo-v2-odd": ("MiMoV2Flash", {**SIZES, **MIMO, "v_head_dim": 24, "attention_value_scale": None, "layer_types":
         HYBRID, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_key_value_heads": 1, "n_group": 2,
         "topk_group": 1, "tie_word_embeddings": True}),
+    "minimax": ("MiniMax", {**SIZES, **MINIMAX, "num_local_experts": 6, "num_experts_per_tok": 3,
+                            "layer_types": [*RECURRENT, "full_attention"], "num_hidden_layers": 4}),
+    "minimax-odd": ("MiniMax", {**SIZES, **ONE_KV, **MINIMAX, "head_dim": 8, "num_local_experts": 5,
+                                "num_experts_per_tok": 1, "intermediate_size": 35, "sliding_window": 7,
+                                "mlp_alpha_factor": 1.0, "tie_word_embeddings": True}),
     "minimax-m2": ("MiniMaxM2", {**SIZES, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3,
                                  "intermediate_size": 22, "rotary_dim": 8}),
     "minimax-m2-odd": ("MiniMaxM2", {**SIZES, **ONE_KV, "head_dim": 8, "num_local_experts": 5,
@@ -298,6 +308,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                      "moe_intermediate_size": 22, "moe_shared_expert_intermediate_size": 30,
                                      "routed_scaling_factor": 1.5, "n_group": 2, "topk_group": 1,
                                      "layers_block_type": ["linear_attention", "moe", "full_attention"]}),
+    "recurrent-gemma": ("RecurrentGemma", {**SIZES, "intermediate_size": 68, "attention_window_size": 5,
+                                           "num_hidden_layers": 4}),
+    "recurrent-gemma-odd": ("RecurrentGemma", {**SIZES, **ONE_KV, "lru_width": 60, "conv1d_width": 3,
+                                               "attention_window_size": 8, "block_types": ["attention", "recurrent"],
+                                               "attention_bias": True, "logits_soft_cap": 3.0,
+                                               "hidden_activation": "gelu", "tie_word_embeddings": False}),
+    "zamba2": ("Zamba2", {**SIZES, **ZAMBA, "num_hidden_layers": 5, "num_mem_blocks": 2, "use_mem_rope": True,
+                          "use_shared_attention_adapter": True, "num_key_value_heads": 6, "layers_block_type": [
+        "linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"]}),
+    "zamba2-odd": ("Zamba2", {**SIZES, **ONE_KV, **ZAMBA, "n_mamba_heads": 5, "mamba_ngroups": 1, "mamba_d_conv": 3,
+                              "add_bias_linear": True, "tie_word_embeddings": False, "layers_block_type": [
+        "hybrid", "hybrid", "linear_attention"]}),
     "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 10}),
     "lfm2-bias": ("Lfm2", {**SIZES, **ONE_KV, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
                            "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),

@@ -19,7 +19,7 @@ from tests.tiers import thinned
 # Names that first exporters gave to architectures which have a case under their present name.
 ALIASES = {
     *("BaiChuanForCausalLM", "Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "MPTForCausalLM", "RWForCausalLM"),
-    *("PhiMoEForCausalLM", "StableLMEpochForCausalLM"),
+    *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "StableLMEpochForCausalLM"),
 }
 PROMPT = 37  # more than every window and every original length of the cases
 

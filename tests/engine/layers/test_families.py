@@ -16,9 +16,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError
+from engine.kv.layout import layout
 from engine.llm import LLM, Generation, Params
 from engine.models.checkpoint import read_checkpoint
-from engine.models.parts import attentions
+from engine.models.parts import attentions, recurrents
 from kernels.cpu.library import best
 from tests.engine.layers.families import CASES, LOOSE, VOCAB, random_family, save_family
 from tests.engine.layers.test_footprint import compare
@@ -29,10 +30,13 @@ TIE = 1e-5  # two logprobs that differ by less may be exchanged by rounding
 KERNELS = ("torch", best())
 DENSE = ("neox", "opt-no-affine", "bloom", "mpt-odd", "falcon-alibi-odd", "gemma4")
 # Their kernels are in kernels/test_ops.py.
-LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear", "gemma3n", "mimo-v2", "opt-350m")
+LATER = ("hunyuan", "persimmon", "apertus", "afmoe", "phimoe", "jamba", "kimi_linear", "gemma3n", "mimo-v2", "opt-350m",
+         "minimax", "recurrent-gemma", "zamba2")  # fmt: skip
 EXPERTS = ("glm4-moe-groups", "ernie4_5-moe", "granite-moe-shared", "gpt-oss", "llama4-odd", "gemma4-moe")
 
 
+STEPPED = ("llama4", "llama4-odd", "minimax", "recurrent-gemma", "zamba2")
+RESUMED = ("gemma3n", "gemma4", "mimo-v2", "opt-350m", "minimax", "recurrent-gemma", "zamba2")
 IN_STEPS = ((29,), (9, 9, 9, 1, 1), (1,) * 16 + (13,))  # tokens of a prompt of 29 in each step
 
 
@@ -105,6 +109,27 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
 
 
 @pytest.mark.parametrize("by", KERNELS)
+@pytest.mark.parametrize("name", RESUMED)
+def test_cached_prefixes_and_preemption_change_nothing(name, by, family):
+    """The second engine has room for one request of full length. A request whose layers all have windows needs no more
+    blocks than it was admitted with, and is not preempted."""
+    one = family(name)
+    params = Params(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=3)
+    with engine(one.path, by) as llm:
+        llm.generate(prompts(), params)
+        again = llm.generate(prompts(), params)
+    model = read_checkpoint(one.path).model
+    pages = layout(model, block_tokens=4, element_bytes=4)
+    tight = (pages.blocks_for(48, 7) + 1) * pages.block_bytes
+    with engine(one.path, by, kv_bytes=tight, overlap=False, prefix_cache=False) as llm:
+        alone = llm.generate([*prompts(), *prompts()], params)
+    assert max(made.timing.cached_tokens for made in again) >= 8
+    assert sum(made.timing.preemptions for made in alone) > 0 or all(part.window for part in attentions(model))
+    for made in (*again, *alone):
+        assert_same(one, made)
+
+
+@pytest.mark.parametrize("by", KERNELS)
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -114,11 +139,13 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name, by, family):
         *(("hunyuan", 2), ("afmoe", 2), ("persimmon", 3), ("phimoe", 2), ("gemma4", 2), ("gemma4-moe", 2)),
         *(("gemma3n", 2), ("mimo-v2", 2), ("opt-350m", 2)),
         *(("deepseek-v2", 2), ("youtu-odd", 5), ("jamba", 2), ("falcon-h1", 2), ("kimi_linear", 2)),
+        *(("mamba2-odd", 5), ("nemotron-h-moe", 2), ("minimax", 2), ("recurrent-gemma", 2), ("zamba2", 2)),
         *(("stablelm-qk-norm", 2), ("stablelm-parallel", 5), ("opt-no-affine", 2), ("internlm2", 2), ("baichuan2", 3)),
     ],
 )
 def test_several_ranks_equal_transformers(name, size, by, family, driver, on_ranks):
-    """One case for each way to store or to share tensors. Falcon's two KV heads are on six ranks."""
+    """One case for each way to store or to share tensors. Falcon's two KV heads are on six ranks, and the group of
+    Mamba-2's heads on five."""
     one, prompt = family(name), [*prompts()[4]]
     for got in on_ranks(size, lambda world: driver(one.path, world=world, kernels=by, threads=1).run(prompt, 7), by):
         torch.testing.assert_close(got, one.logits(prompt), atol=1e-4, rtol=0)
@@ -240,6 +267,14 @@ def test_windows_follow_the_pattern_of_older_configurations(name, pattern, windo
         ("mimo-v2", "v_head_dim", 25, "v_head_dim is 25 and head_dim 24"),
         ("mimo-v2", "num_key_value_heads", 8, "the first must be a multiple of twice the second"),
         ("mamba", "hidden_act", "gelu", "hidden_act is gelu; Mamba mixers have silu"),
+        ("minimax", "attn_type_list", [1, 2, 0, 1], "attn_type_list is .* 0 or 1 for each of the 4 layers"),
+        ("minimax", "hidden_act", "gelu", "hidden_act is gelu; lightning attention has silu"),
+        ("minimax", "mlp_alpha_factor", 0.0, "mlp_alpha_factor is 0; it must be a number greater than 0"),
+        ("recurrent-gemma", "block_types", ["mamba"], "block_types is .* a list of recurrent and attention"),
+        ("recurrent-gemma", "lru_width", 50, "lru_width is 50 and num_attention_heads 6"),
+        ("zamba2", "use_long_context", True, "use_long_context is true"),
+        ("zamba2", "num_key_value_heads", 2, "num_key_value_heads is 2; .* it must be num_attention_heads, 6"),
+        ("zamba2", "num_attention_heads", 5, "num_attention_heads is 5; it must divide twice hidden_size, 96"),
     ],
 )
 def test_settings_that_would_be_computed_wrongly_are_refused(name, key, value, message, family, tmp_path):
@@ -262,6 +297,9 @@ DEFAULTS = {
     "OlmoHybrid": transformers.OlmoHybridConfig(num_hidden_layers=4, vocab_size=VOCAB),
     "MiMoV2Flash": transformers.MiMoV2FlashConfig(num_hidden_layers=8, vocab_size=VOCAB),
     "Mamba": transformers.MambaConfig(num_hidden_layers=2, vocab_size=VOCAB),
+    "MiniMax": transformers.MiniMaxConfig(num_hidden_layers=4, vocab_size=VOCAB),
+    "RecurrentGemma": transformers.RecurrentGemmaConfig(num_hidden_layers=4, vocab_size=VOCAB),
+    "Zamba2": transformers.Zamba2Config(vocab_size=VOCAB),
 }
 
 
@@ -294,16 +332,17 @@ def test_llama4_declares_chunks_of_rotated_layers_and_scaled_queries_of_others(m
 @pytest.mark.parametrize(
     ("name", "steps", "by"),
     [
-        *((name, steps, by) for name in ("llama4", "llama4-odd") for steps in IN_STEPS for by in KERNELS),
+        *((name, steps, by) for name in STEPPED for steps in IN_STEPS for by in KERNELS),
         *(
             pytest.param(*one, "triton", marks=NIGHTLY)
-            for one in (("llama4", IN_STEPS[0]), ("llama4-odd", IN_STEPS[1]))
+            for one in (("llama4", IN_STEPS[0]), *((name, IN_STEPS[1]) for name in STEPPED[1:]))
         ),
     ],
     ids=lambda value: str(len(value)) if isinstance(value, tuple) else value,
 )
-def test_chunked_attention_and_scaled_queries_equal_transformers_in_any_steps(name, steps, by, family, driver):
-    """Chunks of 8 and of 3 tokens with blocks of 4; blocks of earlier chunks are released."""
+def test_chunked_attention_and_recurrent_state_equal_transformers_in_any_steps(name, steps, by, family, driver):
+    """Chunks of 8 and of 3 tokens with blocks of 4; blocks of earlier chunks are released. Steps of one token take
+    their state from the step before."""
     one, prompt = family(name), [*prompts()[4]]
     runner = driver(one.path, kernels=by)
     request = runner.add(prompt)
@@ -322,6 +361,30 @@ def test_original_keys_of_kimi_linear_declare_the_same_model(family, tmp_path):
     config |= {"linear_attn_config": attention, "first_k_dense_replace": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_checkpoint(tmp_path, weights=False).model == read_checkpoint(found.path, weights=False).model
+
+
+def test_original_keys_of_minimax_declare_the_same_layers(family, tmp_path):
+    """Original models have the slopes of ALiBi, which differ from those of transformers for 6 heads."""
+    found = family("minimax")
+    config = json.loads((found.path / "config.json").read_text())
+    kinds = {"linear_attn": "linear_attention", "full_attn": "full_attention", "mlp": "mlp"}
+    for new, old in kinds.items():
+        for one in ("alpha", "beta"):
+            config[f"layernorm_{old}_{one}"] = config.pop(f"{new}_{one}_factor")
+    config["attn_type_list"] = [int(kind == "full_attention") for kind in config.pop("layer_types")]
+    config |= {"architectures": ["MiniMaxText01ForCausalLM"], "postnorm": True, "rotary_dim": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    old, new = (read_checkpoint(path, weights=False).model for path in (tmp_path, found.path))
+    assert [part.rope.dim for part in attentions(old)] == [4, 4]
+    for ours, theirs in zip(recurrents(old), recurrents(new), strict=True):
+        assert ours.slopes.values()[:4] == pytest.approx([ours.slopes.factor * 2.0**-at for at in (2, 4, 6, 8)])
+        assert ours.slopes.factor == pytest.approx(theirs.slopes.factor, abs=1e-5)
+    for ours, theirs in zip(old.blocks, new.blocks, strict=True):
+        assert [(one.factor, one.scale) for one in ours] == [(one.factor, one.scale) for one in theirs]
+    config["postnorm"] = False
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="postnorm is not true"):
+        read_checkpoint(tmp_path, weights=False)
 
 
 def test_stack_of_another_number_of_experts_is_refused(family, tmp_path):

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     **{"shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": None},
     **{"sliding_window": 64, "max_window_layers": 2, "use_sliding_window": True, "sliding_window_pattern": 2},
     **{"embedding_multiplier": 1.0, "attention_multiplier": 1.0, "residual_multiplier": 1.0},
-    "rotary_dim": 8,
+    **{"rotary_dim": 8, "postnorm": True},
     **{"num_heads": 8, "n_groups": 2, "state_size": 16, "conv_kernel": 4, "expand": 2, "time_step_limit": [0.0, 1.0]},
     **{"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_head": "auto", "mamba_d_conv": 4},
     **{"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "hybrid_override_pattern": "M*-E"},

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 import tiktoken
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
@@ -14,7 +15,7 @@ from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 from engine.api.errors import CheckpointError, RequestError
 from engine.text import IncrementalDecoder, Tokenizer, decode_all
 from engine.text.ranks import _KIMI, PATTERN, PATTERNS, read_ranks
-from tests.engine.text.conftest import CORPUS
+from tests.engine.text.conftest import CORPUS, sentence_pieces
 
 # Letters that the vocabularies have and lack, all kinds of space, joined emoji, and whatever Unicode has.
 LETTERS = st.sampled_from(
@@ -244,3 +245,49 @@ def test_any_bytes_have_ids_where_every_byte_has_one(loaded: dict[str, Tokenizer
 def test_bytes_that_no_token_has_are_an_error(loaded: dict[str, Tokenizer]) -> None:
     with pytest.raises(ValueError, match="no token has the byte 0xf0"):
         loaded["pieces_unigram"].encode_bytes("🎉".encode())
+
+
+@pytest.fixture(scope="module")
+def t5_dir(tmp_path_factory):
+    """A checkpoint of T5 without tokenizer.json."""
+    path = tmp_path_factory.mktemp("t5")
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    pieces = sentence_pieces(model_type="unigram", vocab_size=85, character_coverage=0.98, **ids)
+    (path / "spiece.model").write_bytes(pieces)
+    named = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({**named, "tokenizer_class": "T5Tokenizer", "extra_ids": 10})
+    )
+    (path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    return path
+
+
+def test_pieces_of_t5_equal_transformers(t5_dir):
+    """Sentinels follow the pieces in reverse order; every text ends with an end token."""
+    ours, theirs = Tokenizer(t5_dir), transformers.T5Tokenizer.from_pretrained(t5_dir)
+    for text in (
+        *CORPUS,
+        "The quick  brown fox",
+        " over <extra_id_0> the dog<extra_id_9>.",
+        "",
+        "a</s> b",
+        "dog <pad>x",
+    ):
+        assert ours.encode(text) == theirs.encode(text), text
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+    assert ours.vocab_size == len(theirs) == 95
+    assert ours.convert_tokens_to_ids("<extra_id_0>") == 94
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"tokenizer_class": "AlbertTokenizer"}, "belongs to a AlbertTokenizer; supported are those of T5"),
+        ({"extra_ids": -1}, "extra_ids is -1; it must be a whole number below 100,000"),
+    ],
+)
+def test_pieces_of_other_models_are_refused(config, message, t5_dir, tmp_path):
+    shutil.copy(t5_dir / "spiece.model", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer(tmp_path)
