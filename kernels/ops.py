@@ -17,6 +17,7 @@ from kernels.experts.sum import EXPERT_SUM
 from kernels.finite import FINITE_ROWS
 from kernels.fp8_matmul import FP8_MATMUL
 from kernels.head_matmul import HEAD_MATMUL
+from kernels.integer_matmul import INTEGER_MATMUL
 from kernels.latent_kv import LATENT_KV
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
@@ -64,6 +65,7 @@ OPS: tuple[Op, ...] = (
     HEAD_MATMUL,
     MATMUL,
     FP8_MATMUL,
+    INTEGER_MATMUL,
     QUANTIZE_ROWS,
     ACTIVATION,
     ACTIVATION_QUANTIZED,

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.api.errors import CheckpointError
 from engine.formats.format import Format
 from engine.formats.fp8 import NUMBERS
-from engine.formats.native import Executor
+from engine.formats.native import Executor, Role
 from engine.models.parts import Model
 from engine.models.quantized import Quantization
 from engine.models.sources import join, sources
@@ -81,13 +81,13 @@ class QuantizedWeights:
         return found
 
     def native(
-        self, path: str, matrix: Slots, executor: Executor, device: torch.device, *, everywhere: bool = False
+        self, path: str, matrix: Slots, executor: Executor, device: torch.device, role: Role = "projection"
     ) -> NativeWeight | None:
-        """Return a rank's share of a fused matrix, or None if the executor needs it dequantized. everywhere: only for
-        products that are supported everywhere. Raises CheckpointError if the share would divide groups or blocks."""
+        """Return a rank's share of a fused matrix, or None if the executor needs it dequantized. Raises CheckpointError
+        if the share would divide groups or blocks."""
         names = tuple(join(path, piece.source) for piece in matrix.pieces)
         native = self.quantization.native(names, executor)
-        if native is None or (everywhere and not native.everywhere):
+        if native is None or role not in native.roles[executor]:
             return None
         parts = {name: self.unpacked(name) for name in dict.fromkeys(names)}
         return fused_native(native, names, parts, matrix, device)

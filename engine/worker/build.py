@@ -360,10 +360,9 @@ def _check_weights(config: EngineConfig) -> None:
     executor = config.hardware.kernels if config.hardware.kernels in ("torch", "triton") else "compiled"
     for key, value in (("weights", config.quantization.weights), ("head", config.quantization.head)):
         format = LOAD_FORMATS.get(value)
-        if format is not None and format.executor != executor:
-            raise ConfigError(
-                f"{key}={value}: supported only by {format.executor} kernels, not by {config.hardware.kernels}"
-            )
+        if format is not None and not format.roles(executor):
+            those = " and ".join(format.native(0).roles)
+            raise ConfigError(f"{key}={value}: supported only by {those} kernels, not by {config.hardware.kernels}")
 
 
 def _is_bf16(config: EngineConfig) -> bool:
