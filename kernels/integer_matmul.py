@@ -53,19 +53,19 @@ def unpacked(weight: Tensor, bits: int, group: int) -> Tensor:
 
 
 @jit
-def exact_difference(q, zero, TYPE: tl.constexpr, BITS: tl.constexpr):
-    """q: [outputs, inputs] integers; zero: [outputs, 1] or [1, 1] integers → q - zero in TYPE, without rounding.
+def exact_difference(q, zero, dtype: tl.constexpr, BITS: tl.constexpr):
+    """q: [outputs, inputs] integers; zero: [outputs, 1] or [1, 1] integers → q - zero of this type, without rounding.
 
     An integer becomes the low bits of the mantissa of a float whose last place is 1, which takes fewer instructions
     than a conversion. A bfloat16 has room for 4 bits; 8 bits take a float32."""
-    if TYPE == tl.float16:
+    if dtype == tl.float16:
         found = (q.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - (zero.to(tl.float16) + 1024.0)
-    elif TYPE == tl.bfloat16 and BITS == 4:
+    elif dtype == tl.bfloat16 and BITS == 4:
         wide = (q.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True)
         found = wide - (zero.to(tl.float32) + 128.0).to(tl.bfloat16)
     else:
         wide = (q.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True)
-        found = (wide - (zero.to(tl.float32) + 8388608.0)).to(TYPE)
+        found = (wide - (zero.to(tl.float32) + 8388608.0)).to(dtype)
     return found
 
 
@@ -85,41 +85,37 @@ def scaled_sum(part, scales, keep, total):
     return tl.fma(part, tl.load(scales, keep, 0.0).to(tl.float32)[:, None] + tl.zeros_like(part), total)
 
 
-@jit(varying=("rows",))
-def integer_matmul_kernel(
-    x,
-    weight,
+@jit
+def packed_sum(
+    left,
+    right,
     scales,
     zeros,
-    bias,
-    y,
-    rows,
-    x_row,
+    output,
+    keep,
+    keep_columns,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     ZEROS: tl.constexpr,
-    BIAS: tl.constexpr,
     HALF: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program for TILE outputs of COLUMNS rows of x."""
+    """Return the products of TILE outputs with COLUMNS rows of x, [TILE, COLUMNS] float32. left: pointers to the first
+    bytes of the outputs, [TILE, 1]; right: to the first inputs of the rows, [1, COLUMNS]; scales, zeros: to those of
+    the matrix."""
     STEP: tl.constexpr = HALF * 8 // BITS
     BLOCKS: tl.constexpr = (INPUTS + STEP - 1) // STEP
     GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
-    output = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    row = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     at = tl.arange(0, HALF)
-    keep, keep_rows = output < OUTPUTS, (row < rows)[None, :]
-    right = x + row.to(tl.int64)[None, :] * x_row + at[:, None]
-    left = weight + output.to(tl.int64)[:, None] * (BLOCKS * HALF) + at[None, :]
+    inputs, numbers = right + at[:, None], left + at[None, :]
     total = tl.zeros((TILE, COLUMNS), tl.float32)
     for block in range(0, BLOCKS):
         k = block * STEP
-        q = tl.load(left + block * HALF, keep[:, None], 0)
-        inner = tl.load(right + k, keep_rows & (at < INPUTS - k)[:, None], 0.0)
+        q = tl.load(numbers + block * HALF, keep[:, None], 0)
+        inner = tl.load(inputs + k, keep_columns & (at < INPUTS - k)[:, None], 0.0)
         group = (k // GROUP) * OUTPUTS + output
         part = tl.zeros((TILE, COLUMNS), tl.float32)
         if BITS == 8:
@@ -134,9 +130,42 @@ def integer_matmul_kernel(
                 # The second half may be of the next group, or behind the last one.
                 group = ((k + HALF) // GROUP) * OUTPUTS + output
                 keep_group = keep & (group < GROUPS * OUTPUTS)
-            inner = tl.load(right + k + HALF, keep_rows & (at < INPUTS - k - HALF)[:, None], 0.0)
+            inner = tl.load(inputs + k + HALF, keep_columns & (at < INPUTS - k - HALF)[:, None], 0.0)
             part = half_product(q >> 4, inner, zeros + group, keep_group, part, BITS, ZEROS)
             total = scaled_sum(part, scales + group, keep_group, total)
+    return total
+
+
+@jit(varying=("rows",))
+def integer_matmul_kernel(
+    x,
+    weight,
+    scales,
+    zeros,
+    bias,
+    y,
+    rows,
+    x_row,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BIAS: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One program for TILE outputs of COLUMNS rows of x."""
+    output = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    row = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    keep, keep_rows = output < OUTPUTS, (row < rows)[None, :]
+    left = weight + output.to(tl.int64)[:, None] * WIDTH
+    right = x + row.to(tl.int64)[None, :] * x_row
+    total = packed_sum(
+        left, right, scales, zeros, output, keep, keep_rows, OUTPUTS, INPUTS, GROUP, BITS, ZEROS, HALF, TILE, COLUMNS
+    )
     if BIAS:
         total += tl.load(bias + output, keep, 0.0).to(tl.float32)[:, None]
     place = y + row.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
@@ -179,6 +208,7 @@ def _triton(
         row_stride(x, "x"),
         OUTPUTS=outputs,
         INPUTS=inputs,
+        WIDTH=weight.shape[1],
         GROUP=group,
         BITS=bits,
         ZEROS=zeros is not None,

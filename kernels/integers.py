@@ -50,10 +50,10 @@ def pack_integers(weight: Int4Weight | Int8Weight, device: torch.device) -> Inte
     bits = 4 if four else 8
     return IntegerWeight(
         packed(weight.values.to(device), bits, weight.group),
-        weight.scales.t().to(device).contiguous(),
-        None if zeros is None else zeros.t().to(device).contiguous(),
+        weight.scales.t().to(device, copy=True).contiguous(),
+        None if zeros is None else zeros.t().to(device, copy=True).contiguous(),
         bits,
         weight.group,
         weight.values.shape[1],
-        None if weight.order is None else weight.order.to(device),
+        None if weight.order is None else weight.order.to(device, copy=True),
     )

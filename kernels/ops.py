@@ -10,6 +10,7 @@ from kernels.attention.schedule import DECODE_SCHEDULE
 from kernels.block_copy import BLOCK_COPY
 from kernels.cross_attention_inputs import CROSS_ATTENTION_INPUTS
 from kernels.embedding import EMBEDDING
+from kernels.experts.integer_matmul import INTEGER_EXPERT_MATMUL
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.schedule import EXPERT_SCHEDULE
@@ -76,6 +77,7 @@ OPS: tuple[Op, ...] = (
     EXPERT_ROUTES,
     EXPERT_SCHEDULE,
     EXPERT_MATMUL,
+    INTEGER_EXPERT_MATMUL,
     EXPERT_SUM,
     FINITE_ROWS,
     POOL_ROWS,

@@ -31,7 +31,7 @@ class LoadFormat:
 
     def roles(self, executor: Executor) -> tuple[Role, ...]:
         """Return the matrices that an executor multiplies by in this format."""
-        return self.native(0).roles.get(executor, ())
+        return self.native(0).roles(executor)
 
 
 def _to_int8(weight: "Tensor", group: int) -> Any:

@@ -7,14 +7,14 @@ E4M3      float8_e4m3fn with a scale for each matrix, output or block: Triton ke
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kernels.integer_layout import packed_bytes
 
 Executor = Literal["torch", "compiled", "triton"]
+EXECUTORS: tuple[Executor, ...] = ("torch", "compiled", "triton")
 Role = Literal["projection", "head", "expert", "exact"]
 """What a matrix is: an expert is a routed one, and exact matrices, such as routers, are not quantized at load."""
 ROLES: tuple[Role, ...] = ("projection", "head", "expert", "exact")
@@ -42,13 +42,16 @@ class Groups:
     zeros: bool = False  # has zero points; else the zero point is the midpoint
     ordered: bool = False  # an index assigns inputs to groups (act order); else groups are contiguous
 
-    roles: ClassVar[Mapping[Executor, tuple[Role, ...]]] = MappingProxyType(
-        {"compiled": ROLES, "triton": ("projection", "head")}
-    )
-    """Matrices that an executor multiplies by in this form."""
-
     def __str__(self) -> str:
         return f"{self.bits} bits, {'one scale per output' if self.group is None else f'groups of {self.group}'}"
+
+    def roles(self, executor: Executor) -> tuple[Role, ...]:
+        """Return the matrices that an executor multiplies by in this form."""
+        if executor == "compiled":
+            return ROLES
+        # The experts of a layer are multiplied at once, so their inputs have one order.
+        on_gpu: tuple[Role, ...] = ("projection", "head") if self.ordered else ("projection", "head", "expert")
+        return on_gpu if executor == "triton" else ()
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -117,10 +120,11 @@ class E4M3:
     inputs: Literal["static", "dynamic"] | None = None
     """How activations are quantized: by a scale of the checkpoint, by a scale for each token, or not."""
 
-    roles: ClassVar[Mapping[Executor, tuple[Role, ...]]] = MappingProxyType({"triton": ("projection",)})
-
     def __str__(self) -> str:
         return f"fp8, {_SCALES[self.scales]}"
+
+    def roles(self, executor: Executor) -> tuple[Role, ...]:
+        return ("projection",) if executor == "triton" else ()
 
     @property
     def kind(self) -> tuple[Any, ...]:

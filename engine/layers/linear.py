@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import WeightBits
+from engine.api.errors import CheckpointError
 from engine.distributed.world import World
 from engine.formats.load_time import LOAD_FORMATS
 from engine.formats.native import Executor, Role
@@ -22,6 +23,7 @@ from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
 from kernels.e4m3 import Rounded, Rounding
 from kernels.fp8 import Fp8Products, Fp8Weight
+from kernels.integer_matmul import MIDDLE
 from kernels.integers import IntegerWeight, pack_integers
 from kernels.linear import linear, linear_fp32, matmul, pack
 from kernels.quantisation import Int4Weight, Int8Weight
@@ -76,7 +78,7 @@ class Target:
 
     def native(self, path: str, matrix: Slots, role: Role) -> Packed | Fp8Weight | IntegerWeight | None:
         """Return the matrix of these sources if kernels multiply by the checkpoint's numbers, else None."""
-        found = None
+        found: Fp8Weight | Int4Weight | Int8Weight | None = None
         if self.quantized is not None:
             found = self.quantized.native(path, matrix, self.executor, self.device, role)
         if found is None or isinstance(found, Fp8Weight):
@@ -125,10 +127,12 @@ class Target:
 
 
 class ExpertStack:
-    """Memory of `count` matrices of the same shape, [count, rows, inputs], and their biases, [count, rows]. Allocated
-    on first use."""
+    """Memory of `count` matrices of the same shape, [count, rows, inputs], or of their packed numbers, and their
+    biases, [count, rows]. Allocated on first use."""
 
     whole: Tensor | None = None
+    integers: IntegerWeight | None = None
+    """The packed matrices instead: each tensor has the experts along its first axis."""
     biases: Tensor | None = None
 
     def __init__(self, count: int) -> None:
@@ -140,6 +144,27 @@ class ExpertStack:
             shape = self._count, matrix.rows, matrix.inputs
             self.whole = torch.empty(shape, dtype=target.dtype, device=target.device)
         return self.whole[number]
+
+    def put(self, number: int, matrix: IntegerWeight) -> IntegerWeight:
+        """Copy a packed matrix to its place, and return it there. Raises CheckpointError if the experts of a layer have
+        several formats."""
+        if self.integers is None:
+            values, scales = (one.new_empty((self._count, *one.shape)) for one in (matrix.values, matrix.scales))
+            self.integers = replace(matrix, values=values, scales=scales, zeros=None)
+        stack = self.integers
+        if matrix.order is not None or any(
+            getattr(stack, name) != getattr(matrix, name) for name in ("bits", "group", "inputs")
+        ):
+            raise CheckpointError("the experts of a layer are quantized differently; set hardware.kernels to torch")
+        if matrix.zeros is not None and stack.zeros is None:
+            shape = self._count, *matrix.zeros.shape
+            stack = self.integers = replace(stack, zeros=matrix.zeros.new_full(shape, MIDDLE[stack.bits]))
+        stack.values[number] = matrix.values
+        stack.scales[number] = matrix.scales
+        if stack.zeros is not None and matrix.zeros is not None:
+            stack.zeros[number] = matrix.zeros
+        zeros = None if stack.zeros is None else stack.zeros[number]
+        return replace(stack, values=stack.values[number], scales=stack.scales[number], zeros=zeros)
 
     def place_bias(self, number: int, matrix: Slots, target: Target) -> Tensor:
         """Return the memory of one bias, [rows], to be filled."""
@@ -190,7 +215,18 @@ class LinearLayer:
         )
 
     def _load_stacked(self, place: StackSlice, read: Read, target: Target) -> None:
-        self.weight = fill(place.stack.place(place.number, self.slots, target), read, self.path, "weight", self.slots)
+        packed = target.native(self.path, self.slots, "expert")
+        if packed is None and target.bits in LOAD_FORMATS:
+            stored = target.stored_dtype(read, self.path, self.slots)
+            packed = target.pack(
+                self.name, stored, lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device)
+            )
+        if packed is None:
+            memory = place.stack.place(place.number, self.slots, target)
+            self.weight = fill(memory, read, self.path, "weight", self.slots)
+        else:
+            assert isinstance(packed, IntegerWeight), "experts are stacked plain or in integers"
+            self.weight = place.stack.put(place.number, packed)
         if self.part.bias:
             memory = place.stack.place_bias(place.number, self.slots, target)
             self.bias = fill(memory, read, self.path, "bias", self.slots)

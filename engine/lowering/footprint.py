@@ -519,7 +519,7 @@ class _Footprint:
     def _native_of(self, sources: list[str], role: Role) -> Native | None:
         """Return the executor's product for a matrix of these sources, or None if they are dequantized."""
         native = None if self.quantization is None else self.quantization.native(tuple(sources), self.to.executor)
-        return None if native is None or role not in native.roles[self.to.executor] else native
+        return None if native is None or role not in native.roles(self.to.executor) else native
 
     def _scale_bytes(self, sources: list[str]) -> int:
         """Return the size of a group's scale in the type that all sources share, else in float32."""

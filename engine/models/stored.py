@@ -30,7 +30,7 @@ def native_paths(model: Model, quantization: Quantization | None, executor: Exec
     has."""
     if quantization is None or not any(one.on(executor) for one in quantization.formats.values()):
         return ()
-    roles: dict[str, Role] = {path: "expert" for path in stacked_paths(model)}
+    roles: dict[str, Role] = dict.fromkeys(stacked_paths(model), "expert")
     roles |= {name.removesuffix(".weight"): "exact" for name in unquantized(model)}
     roles |= {} if model.head is None else {model.head.name: "head"}
     found: list[str] = []
@@ -39,6 +39,6 @@ def native_paths(model: Model, quantization: Quantization | None, executor: Exec
         native = quantization.native(paths, executor)
         if native is None or not dequantized.isdisjoint(paths):
             continue
-        if all(roles.get(path, "projection") in native.roles[executor] for path in paths):
+        if all(roles.get(path, "projection") in native.roles(executor) for path in paths):
             found += paths
     return tuple(found)

@@ -87,7 +87,7 @@ class QuantizedWeights:
         if the share would divide groups or blocks."""
         names = tuple(join(path, piece.source) for piece in matrix.pieces)
         native = self.quantization.native(names, executor)
-        if native is None or role not in native.roles[executor]:
+        if native is None or role not in native.roles(executor):
             return None
         parts = {name: self.unpacked(name) for name in dict.fromkeys(names)}
         return fused_native(native, names, parts, matrix, device)
