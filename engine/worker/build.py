@@ -267,7 +267,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, on_m
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
         compiling = config.hardware.kernels == "triton" and not interpreted()
-        for plan in warm(checkpoint.model, form, config, compiling=compiling):
+        for plan in warm(checkpoint, form, config, compiling=compiling):
             worker.start(plan, {}).result()
     if isinstance(runner, DeviceRunner) and config.hardware.graph_sizes:
         with measured("capturing"), _memory_errors("the graphs of decode steps"):

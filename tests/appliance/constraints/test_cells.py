@@ -493,7 +493,8 @@ COMPUTED = (
     *("models: gptq, awq or compressed-tensors, Triton, GPU", "switches: `engine.cache.block_tokens: 7`, Triton, GPU"),
     *(
         "models: GGUF in types that are dequantized, Triton, GPU",
-        "ranks: 2 ranks of gptq, cut within one, Triton, GPU",
+        "models: as above, rounded to int4, Triton, GPU",
+        "weights: Triton, GPU, weights int8, bfloat16",
     ),
 )
 

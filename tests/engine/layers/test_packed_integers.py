@@ -47,20 +47,29 @@ def test_triton_runs_a_quantized_checkpoint_as_transformers_does(kind, tmp_path,
 )
 def test_biases_sources_of_several_rows_and_experts(architecture, more, tmp_path, driver, ids):
     made, prompt = write(tmp_path, KINDS["awq-64"], architecture, **more), ids(11, 2)
-    got = driver(made.path, kernels="triton").run(prompt, 4)
-    torch.testing.assert_close(got, made.logits(prompt), atol=1e-4, rtol=0)
+    engine = driver(made.path, kernels="triton")
+    torch.testing.assert_close(engine.run(prompt, 4), made.logits(prompt), atol=1e-4, rtol=0)
+    stacks = engine.model.weights.stacks.values()
+    assert bool(stacks) == (architecture == "Qwen3Moe") and all(
+        isinstance(one.integers, IntegerWeight) for one in stacks
+    )
 
 
-@pytest.mark.parametrize("bits", QUANTIZE)
-def test_weights_and_head_are_quantized_at_load(bits, checkpoint, driver, ids):
-    saved, prompt = checkpoint("qwen2"), ids(9, 1)
+@pytest.mark.parametrize(("name", "bits"), [("qwen2", "int8"), ("qwen2", "int4"), ("qwen2-moe", "int4")])
+def test_weights_and_head_are_quantized_at_load(name, bits, checkpoint, driver, ids):
+    saved, prompt = checkpoint(name), ids(9, 1)
     engine, plain = driver(saved.path, kernels="triton", bits=bits), driver(saved.path, kernels="triton")
     stored = linears(plain.model)
     for name, layer in linears(engine.model).items():
+        if layer.target.exact:
+            continue  # a router
         assert isinstance(layer.weight, IntegerWeight), name
         wanted = QUANTIZE[bits](stored[name].weight, layer.target.group).restored()
         torch.testing.assert_close(layer.weight.restored(), wanted, atol=0, rtol=0)
-        stored[name].weight = wanted
+        if stored[name]._stack_slice is None:
+            stored[name].weight = wanted
+        else:
+            stored[name].weight.copy_(wanted)
     head = engine.model.vocabulary.head
     assert isinstance(head, IntegerWeight) and head.bits == 8
     plain.model.vocabulary.head = head.restored()
